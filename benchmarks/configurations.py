@@ -1,0 +1,90 @@
+"""The server configurations that are compared. The one place to change how a server is started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from interpreters import Interpreter
+
+BENCHMARKS = Path(__file__).resolve().parent
+APPS = BENCHMARKS / "apps"
+
+# {python} and {port} are filled in; the working directory is benchmarks/apps
+UVICORN = "{python} -m uvicorn echo_app:app --host 127.0.0.1 --port {port} --log-level warning"
+SERVE = "{python} -m openenv.cli serve echo_app:app --host 127.0.0.1 --port {port} --log-level warning"
+STUB = "{python} stub_server.py --port {port}"
+
+PUBLISHED, OURS = "published", "ours"
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A way to serve the echo app."""
+
+    key: str
+    label: str
+    side: str
+    command: str
+
+
+CONFIGURATIONS = (
+    Configuration(
+        key="published-default",
+        label="openenv 0.10.0, uvicorn as scaffolded",
+        side=PUBLISHED,
+        command=f"{UVICORN} --loop asyncio --http h11",
+    ),
+    Configuration(
+        key="published-uvloop",
+        label="openenv 0.10.0, uvloop + httptools",
+        side=PUBLISHED,
+        command=f"{UVICORN} --loop uvloop --http httptools",
+    ),
+    Configuration(
+        key="ours-thread", label="ours, serve --runner thread", side=OURS, command=f"{SERVE} --runner thread"
+    ),
+    Configuration(
+        key="ours-inline", label="ours, serve --runner inline", side=OURS, command=f"{SERVE} --runner inline"
+    ),
+    Configuration(
+        key="ours-uvicorn",
+        label="ours, plain uvicorn, uvloop + httptools",
+        side=OURS,
+        command=f"{UVICORN} --loop uvloop --http httptools",
+    ),
+)
+STUB_SERVER = Configuration(key="stub", label="stub server", side="", command=STUB)
+
+LABELS = {configuration.key: configuration.label for configuration in CONFIGURATIONS} | {
+    PUBLISHED: "openenv 0.10.0",
+    OURS: "ours",
+    "ours-thread stateless": "ours, serve --runner thread, stateless",
+    "ours-inline stateless": "ours, serve --runner inline, stateless",
+    "ours-uvicorn stateless": "ours, plain uvicorn, uvloop + httptools, stateless",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Runnable:
+    """A configuration together with the interpreter that runs it; None when there is none."""
+
+    configuration: Configuration
+    interpreter: Interpreter | None
+    missing: str = ""
+
+    @property
+    def key(self) -> str:
+        """Return the configuration's key."""
+        return self.configuration.key
+
+    def command(self, port: int) -> list[str]:
+        """Return the command line that serves on a port."""
+        assert self.interpreter
+        return [part.format(python=self.interpreter.python, port=port) for part in self.configuration.command.split()]
+
+    def environment(self) -> Mapping[str, str]:
+        """Return the environment of the server process."""
+        assert self.interpreter
+        return self.interpreter.environment

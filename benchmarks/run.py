@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""Measure ours beside the published openenv 0.10.0 in one interleaved run and write the report.
+
+Every configuration serves the same file, apps/echo_app.py. In each round all servers are started afresh and take
+turns; figures are medians over rounds, ratios are against the better published configuration of the same run.
+
+sections:
+  ws        WebSocket sessions at rising levels: steps/s, p50, p99, CPU, connect + reset/s, memory, threads, errors
+  http      POST /step over 64 connections, with a session header (ours) and stateless (both)
+  messages  10 KB and 1 MB messages, 8 sessions
+  clients   async and sync client round trips against a stub, the published server and their own server
+  import    what importing the client costs
+  start     from start to the first healthy /health
+
+examples:
+  python benchmarks/run.py                          all of it, about 20 minutes; writes RESULTS.md beside this file
+  python benchmarks/run.py --quick                  a few minutes, rough figures
+  python benchmarks/run.py --only ws --levels 64,1000 --out ws.md --json ws.json --plot ws.png
+  python benchmarks/run.py --published PYTHON       an interpreter that already has openenv==0.10.0 uvloop httptools
+
+Without --published, one is made in .bench/published (pip install; the only step that needs a network). Run with nothing
+else on the machine: "other load" in the report says how far that was true.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from configurations import BENCHMARKS, CONFIGURATIONS, PUBLISHED, STUB_SERVER, Runnable
+from interpreters import (
+    SOURCE,
+    Interpreter,
+    InterpreterError,
+    child_environment,
+    create_published_venv,
+    find_interpreter,
+)
+from measure_clients import measure_clients
+from measure_load import measure_http, measure_messages, measure_ws
+from measure_start import measure_import, measure_start
+from plan import Plan
+from procfs import raise_file_limit
+from report import render_report, write_json
+from samples import without_directories
+
+# the cheap sections first: what is missing shows early
+SECTIONS = {
+    "import": measure_import,
+    "start": measure_start,
+    "clients": measure_clients,
+    "messages": measure_messages,
+    "http": measure_http,
+    "ws": measure_ws,
+}
+CLIENT_STEPS, QUICK_CLIENT_STEPS = 2000, 300
+QUICK = {"rounds": 1, "seconds": 1.0, "levels": [1, 64, 256]}
+FULL = {"rounds": 3, "seconds": 3.0, "levels": [1, 64, 256, 1000, 4000]}
+
+
+def levels(text: str) -> list[int]:
+    """Parse a comma-separated list of session counts into rising order."""
+    return sorted({int(part) for part in text.split(",")})
+
+
+def sections(text: str) -> list[str]:
+    """Parse a comma-separated list of sections."""
+    names = text.split(",")
+    unknown = [name for name in names if name not in SECTIONS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"unknown section {unknown[0]!r}; choose from {', '.join(SECTIONS)}")
+    return names
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--published", metavar="PYTHON", help="interpreter with the published package (default: make one)")
+    p.add_argument("--ours", metavar="PYTHON", help="interpreter that runs the source tree (default: this one)")
+    p.add_argument("--rounds", type=int, help="interleaved rounds (default 3)")
+    p.add_argument("--seconds", type=float, help="load per measurement (default 3)")
+    p.add_argument("--levels", type=levels, help="session counts of ws (default 1,64,256,1000,4000)")
+    p.add_argument("--quick", action="store_true", help="1 round, 1 second, levels 1,64,256 where not given otherwise")
+    p.add_argument("--only", type=sections, metavar="SECTION", help="only these sections, comma-separated")
+    p.add_argument("--out", type=Path, default=BENCHMARKS / "RESULTS.md", help="report (default benchmarks/RESULTS.md)")
+    p.add_argument("--plot", type=Path, default=BENCHMARKS / "results.png", help="default benchmarks/results.png")
+    p.add_argument("--json", type=Path, default=BENCHMARKS / "results.json", help="default benchmarks/results.json")
+    options = p.parse_args(arguments)
+    for name, value in (QUICK if options.quick else FULL).items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    return options
+
+
+def make_plan(options: argparse.Namespace, environment: Mapping[str, str]) -> Plan:
+    """Find both interpreters and lay out the run; ours may be missing, the published one may not."""
+    try:
+        published = find_interpreter(options.published or create_published_venv(environment), environment)
+    except InterpreterError as error:
+        raise SystemExit(f"the published package cannot be used: {error}") from error
+    ours, missing = None, ""
+    try:
+        ours = find_interpreter(options.ours or sys.executable, environment, source=SOURCE)
+    except InterpreterError as error:
+        missing = without_directories(str(error))
+        print(f"ours is not available: {missing}", file=sys.stderr)
+    driver = Interpreter(python=sys.executable, environment=child_environment(environment), versions={})
+    return Plan(
+        runnables=[
+            Runnable(c, published) if c.side == PUBLISHED else Runnable(c, ours, missing) for c in CONFIGURATIONS
+        ],
+        stub=Runnable(STUB_SERVER, driver),
+        published=published,
+        ours=ours,
+        rounds=options.rounds,
+        seconds=options.seconds,
+        levels=options.levels,
+        client_steps=QUICK_CLIENT_STEPS if options.quick else CLIENT_STEPS,
+        missing=missing,
+    )
+
+
+def command_line(arguments: list[str]) -> str:
+    """Return the command without the places of interpreters and files on this machine."""
+    shown = []
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        shown.append("PYTHON" if before in ("--published", "--ours") else without_directories(argument))
+    return " ".join(["python benchmarks/run.py", *shown])
+
+
+def versions(interpreter: Interpreter | None, missing: str) -> str:
+    """Describe an interpreter in a line."""
+    if interpreter is None:
+        return f"not available: {missing}"
+    return ", ".join(f"{name} {version}" for name, version in interpreter.versions.items() if version)
+
+
+def facts(plan: Plan, arguments: list[str]) -> dict[str, str]:
+    """Say what the run was."""
+    return {
+        "command": f"`{command_line(arguments)}`",
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "CPUs": str(os.cpu_count()),
+        "rounds, seconds each": f"{plan.rounds}, {plan.seconds:g}",
+        "published": versions(plan.published, ""),
+        "ours": versions(plan.ours, plan.missing),
+    }
+
+
+def step_rates(plan: Plan) -> dict[str, list[tuple[int, float]]]:
+    """Return the steps per second by sessions of each configuration, by its label."""
+    rates = {}
+    for configuration in CONFIGURATIONS:
+        medians = {
+            int(case): plan.samples.median("ws", configuration.key, case=case, metric="steps_per_s")
+            for case in plan.samples.cases("ws")
+        }
+        rates[configuration.label] = [(sessions, rate) for sessions, rate in medians.items() if rate]
+    return rates
+
+
+def write_results(plan: Plan, options: argparse.Namespace, facts_: dict[str, str]) -> None:
+    """Write report, plot and raw samples."""
+    plot = None
+    if "ws" in plan.samples.sections() and find_spec("matplotlib"):
+        from plot import draw
+
+        if draw(step_rates(plan), options.plot):
+            plot = os.path.relpath(options.plot.resolve(), options.out.resolve().parent)
+    elif not find_spec("matplotlib"):
+        print("no plot: matplotlib is not installed", file=sys.stderr)
+    options.out.write_text(render_report(plan.samples, facts_, plot=plot), encoding="utf-8")
+    write_json(options.json, plan.samples, facts_)
+    print(json.dumps({"report": str(options.out), "json": str(options.json), "plot": plot}))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the chosen sections and write the results, those of an interrupted run included."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = parse(arguments)
+    raise_file_limit()
+    plan = make_plan(options, os.environ)
+    described = facts(plan, arguments)
+    try:
+        for name, measure in SECTIONS.items():
+            if not options.only or name in options.only:
+                measure(plan)
+    except KeyboardInterrupt:
+        print("interrupted: writing what there is", file=sys.stderr)
+    write_results(plan, options, described)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Lazy module exports: a table of names resolved on first use.
+
+Knows import machinery only. Keeps `import openenv` as cheap as its lightest part.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def lazy_exports(
+    module_name: str, table: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Build `__getattr__`, `__dir__` and `__all__` for a module.
+
+    Args:
+        module_name: The exporting module's `__name__`.
+        table: Exported name to the module that defines it. A value that ends in `:` exports the module itself.
+    """
+
+    def __getattr__(name: str) -> Any:
+        try:
+            source = table[name]
+        except KeyError:
+            raise AttributeError(f"module {module_name!r} has no attribute {name!r}") from None
+        if source.endswith(":"):
+            value: Any = importlib.import_module(source[:-1])
+        else:
+            value = getattr(importlib.import_module(source), name)
+        setattr(sys.modules[module_name], name, value)
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*vars(sys.modules[module_name]), *table})
+
+    return __getattr__, __dir__, list(table)

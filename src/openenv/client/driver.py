@@ -1,0 +1,205 @@
+"""Runs a client's flows, blocking or on an event loop, one at a time.
+
+The first use decides which; a client that was used one way says so when it is used the other way. Knows connections
+and flows; must not know payloads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Generator
+from typing import Any, Generic, TypeVar
+
+from ..errors import ClientModeError
+from ..protocol.client import ClientSession
+from .connections import BlockingConnection, ConnectionOptions, LoopConnection
+from .flows import Flow, run_blocking, run_on_loop
+from .keepalive import TENDER
+from .url import parse_ws_url
+
+T = TypeVar("T")
+
+
+class Ready(Generic[T]):
+    """A value that may be awaited, for asynchronous helper methods that run on a blocking client."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: T) -> None:
+        self._value = value
+
+    def __await__(self) -> Generator[Any, None, T]:
+        """Return the value without waiting."""
+        return self._value
+        yield
+
+
+class Driver:
+    """The connection of one client and the way its flows are run.
+
+    Args:
+        options: How to connect.
+        url: Tells the WebSocket URL when it is needed.
+    """
+
+    def __init__(self, options: ConnectionOptions, url: Callable[[], str]) -> None:
+        self.session = ClientSession()
+        self.has_connected = False
+        self._options = options
+        self._url = url
+        self._connection: BlockingConnection | LoopConnection | None = None
+        self._blocking = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread_lock = threading.Lock()
+        self._loop_lock: asyncio.Lock | None = None
+        self._private_loop: asyncio.AbstractEventLoop | None = None
+
+    # -- what flows ask -------------------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a connection is there."""
+        return self._connection is not None and self._connection.is_open
+
+    @property
+    def lost_reason(self) -> str:
+        """Why it is not."""
+        return "connection closed" if self._connection is None else self._connection.lost_reason
+
+    # -- which way ------------------------------------------------------------------------------------------------
+
+    @property
+    def is_blocking(self) -> bool:
+        """Whether this client blocks: it was claimed so, or nothing has been decided and no loop runs here."""
+        return self._blocking or (self._loop is None and _running_loop() is None)
+
+    def claim_blocking(self) -> None:
+        """Decide for blocking use.
+
+        Raises:
+            ClientModeError: The client is used asynchronously.
+        """
+        if self._loop is not None:
+            raise ClientModeError("This client is in asynchronous use; make another one, or new_session(), to block")
+        self._blocking = True
+
+    def run(self, flow: Flow[T]) -> Any:
+        """Run a flow: return a coroutine on a running loop, the result otherwise."""
+        running = _running_loop()
+        if self._blocking or running is None:
+            self.claim_blocking()
+            if running is not None and running is not self._private_loop:
+                flow.close()
+                raise ClientModeError("This client is in blocking use; make another one, or new_session(), to await")
+            return self.settled(self.run_blocking(flow))
+        return self.run_on_loop(flow)
+
+    def settled(self, value: T) -> Any:
+        """Return a value so that the asynchronous helpers of a blocking client can await it."""
+        return value if _running_loop() is None else Ready(value)
+
+    def run_blocking(self, flow: Flow[T]) -> T:
+        """Run a flow in this thread; calls from several threads take turns."""
+        with self._thread_lock:
+            return run_blocking(flow, self)  # type: ignore[arg-type]
+
+    async def run_on_loop(self, flow: Flow[T]) -> T:
+        """Run a flow on the running loop; concurrent calls take turns."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._move_to(loop)
+        assert self._loop_lock is not None
+        async with self._loop_lock:
+            return await run_on_loop(flow, _LoopSide(self))
+
+    def _move_to(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Take up use on a loop. A connection of an earlier loop that has ended is gone with it."""
+        if self._blocking:
+            raise ClientModeError("This client is in blocking use; make another one, or new_session(), to await")
+        if self._loop is not None and not self._loop.is_closed():
+            raise ClientModeError("This client is in use on another event loop that is still open")
+        self._loop = loop
+        self._loop_lock = asyncio.Lock()
+        if self._connection is not None:
+            self.session.lose("its event loop was closed")
+            self._connection = None
+
+    def run_coroutine(self, coroutine: Any) -> Any:
+        """Run a helper coroutine of a blocking client in this thread, on a private loop."""
+        loop = self._private_loop
+        if loop is None or loop.is_closed():
+            loop = self._private_loop = asyncio.new_event_loop()
+        current = _running_loop()
+        if current is None:
+            return loop.run_until_complete(coroutine)
+        # Inside somebody's running loop (a notebook): that one is set aside while ours runs.
+        asyncio._set_running_loop(None)
+        try:
+            return loop.run_until_complete(coroutine)
+        finally:
+            asyncio._set_running_loop(current)
+
+    # -- BlockingTransport ----------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Connect, blocking."""
+        connection = BlockingConnection(parse_ws_url(self._url()), self._options)
+        connection.open()
+        self._connection = connection
+        if self._options.ping_interval_s is not None:
+            TENDER.add(self)
+
+    def exchange(self, payload: bytes, timeout_s: float | None) -> bytes:
+        """Send and wait, blocking."""
+        assert isinstance(self._connection, BlockingConnection)
+        return self._connection.exchange(payload, timeout_s)
+
+    def close(self, farewell: bytes | None) -> None:
+        """Hang up, blocking."""
+        TENDER.discard(self)
+        assert isinstance(self._connection, BlockingConnection)
+        self._connection.close(farewell)
+        loop, self._private_loop = self._private_loop, None
+        if loop is not None and not loop.is_running():
+            loop.close()
+
+    def tend(self) -> None:
+        """Answer pings while nobody uses the connection."""
+        if self._thread_lock.acquire(blocking=False):
+            try:
+                if isinstance(self._connection, BlockingConnection):
+                    self._connection.keep_alive()
+                    if not self._connection.is_open:
+                        TENDER.discard(self)
+            finally:
+                self._thread_lock.release()
+
+
+class _LoopSide:
+    """The same commands, awaited."""
+
+    __slots__ = ("_driver",)
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    async def open(self) -> None:
+        driver = self._driver
+        connection = LoopConnection(parse_ws_url(driver._url()), driver._options)
+        await connection.open()
+        driver._connection = connection
+
+    async def exchange(self, payload: bytes, timeout_s: float | None) -> bytes:
+        connection = self._driver._connection
+        assert isinstance(connection, LoopConnection)
+        return await connection.exchange(payload, timeout_s)
+
+    async def close(self, farewell: bytes | None) -> None:
+        connection = self._driver._connection
+        assert isinstance(connection, LoopConnection)
+        await connection.close(farewell)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    return asyncio._get_running_loop()

@@ -1,0 +1,278 @@
+"""`EnvClient`: a typed client for one session, with or without `await`.
+
+Inside a running event loop each method returns a coroutine; outside it blocks and returns the value. The first use
+decides, and one object keeps to it. `sync()` gives the blocking twin in any surroundings. Knows flows; a subclass
+knows its models.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from typing_extensions import Self
+
+from ..settings import client_mode
+from ..types import StepResult
+from .connections import ConnectionOptions
+from .driver import Driver
+from .flows import Block, Flow, connect, hang_up, request
+from .provision import Bootstrap, provide_container, provide_space, stop_provider
+from .url import convert_to_ws_url
+
+if TYPE_CHECKING:
+    from .sync_client import SyncEnvClient
+
+ActT = TypeVar("ActT")
+ObsT = TypeVar("ObsT")
+StateT = TypeVar("StateT")
+
+_MODES = ("simulation", "production")
+
+
+class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
+    """A client for one session of a served environment.
+
+    Subclasses write three pure hooks: `_step_payload`, `_parse_result` and `_parse_state`.
+
+    Args:
+        base_url: Where the server is: `http(s)://`, `ws(s)://` or a bare host.
+        connect_timeout_s: How long connecting may take.
+        message_timeout_s: How long a reply may take; afterwards the episode is lost.
+        max_message_size_mb: The largest reply that is read.
+        websocket_ping_interval_s: How often an idle connection is checked; None for never.
+        websocket_ping_timeout_s: How long the answer to a check may take.
+        provider: Starts and stops a server for this client.
+        mode: `simulation` or `production`; by default `OPENENV_CLIENT_MODE`.
+        headers: HTTP headers for the handshake.
+
+    Raises:
+        ValueError: Neither `base_url` nor `provider` is given, or the mode is unknown.
+    """
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        connect_timeout_s: float = 10.0,
+        message_timeout_s: float = 60.0,
+        max_message_size_mb: float = 100.0,
+        websocket_ping_interval_s: float | None = 20.0,
+        websocket_ping_timeout_s: float | None = 20.0,
+        provider: Any = None,
+        mode: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        if base_url is None and provider is None:
+            raise ValueError("Give base_url (where the server is) or provider (what starts one)")
+        self._provider = provider
+        self._base_url = base_url
+        self._options = ConnectionOptions(
+            connect_timeout_s=connect_timeout_s,
+            message_timeout_s=message_timeout_s,
+            max_message_bytes=int(max_message_size_mb * 1024 * 1024),
+            ping_interval_s=websocket_ping_interval_s,
+            ping_timeout_s=websocket_ping_timeout_s,
+            headers=dict(headers or {}),
+        )
+        self._driver = Driver(self._options, self._ws_url)
+        self._children: list[EnvClient[ActT, ObsT, StateT]] = []
+        self._mode = _normalized_mode(mode)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "_mode" and "_mode" in self.__dict__:
+            raise AttributeError("the mode of a client cannot be changed")
+        super().__setattr__(name, value)
+
+    # -- hooks of subclasses --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _step_payload(self, action: ActT) -> dict[str, Any]:
+        """Turn an action into JSON-able fields."""
+
+    @abstractmethod
+    def _parse_result(self, payload: dict[str, Any]) -> StepResult[ObsT]:
+        """Turn a reply to reset or step into a result."""
+
+    @abstractmethod
+    def _parse_state(self, payload: dict[str, Any]) -> StateT:
+        """Turn a reply to state into a state."""
+
+    # -- operations -----------------------------------------------------------------------------------------------
+
+    @property
+    def base_url(self) -> str | None:
+        """Where the server is."""
+        return self._base_url
+
+    def connect(self) -> Coroutine[Any, Any, Self]:
+        """Connect now instead of at the first request."""
+        return self._driver.run(self._connect_flow())
+
+    def reset(self, **kwargs: Any) -> Coroutine[Any, Any, StepResult[ObsT]]:
+        """Begin an episode; keywords go to the environment's `reset`."""
+        return self._driver.run(self._reset_flow(kwargs))
+
+    def step(self, action: ActT, **kwargs: Any) -> Coroutine[Any, Any, StepResult[ObsT]]:
+        """Take an action.
+
+        Raises:
+            SessionLost: The episode is gone; `reset` begins a new one.
+            RequestTimeout: No reply came in time; the episode is lost.
+            ServerError: The server reported an error; the class follows its code.
+        """
+        return self._driver.run(self._step_flow(action))
+
+    def state(self) -> Coroutine[Any, Any, StateT]:
+        """Ask for the environment's state."""
+        return self._driver.run(self._state_flow())
+
+    def disconnect(self) -> Coroutine[Any, Any, None]:
+        """End the session and hang up; the provider keeps running."""
+        return self._driver.run(hang_up(self._driver))
+
+    def close(self) -> Coroutine[Any, Any, None]:
+        """End the session, the sessions of child clients, and the provider."""
+        if self._driver.is_blocking:
+            return self._driver.settled(self._close_blocking())  # type: ignore[func-returns-value, no-any-return]
+        return self._close_on_loop()
+
+    def sync(self) -> SyncEnvClient[ActT, ObsT, StateT]:
+        """Return the blocking twin of this client."""
+        from .sync_client import SyncEnvClient  # the two know each other
+
+        return SyncEnvClient(self)
+
+    def new_session(self) -> Self:
+        """Return another client of the same server, with a session of its own; it is closed with this one."""
+        if self._base_url is None:
+            raise ValueError("connect() first: the provider has not started a server yet")
+        child = self._clone()
+        self._children.append(child)
+        return child
+
+    def _clone(self) -> Self:
+        options = self._options
+        return type(self)(
+            base_url=self._base_url,
+            connect_timeout_s=options.connect_timeout_s,
+            message_timeout_s=options.message_timeout_s,
+            max_message_size_mb=options.max_message_bytes / (1024 * 1024),
+            websocket_ping_interval_s=options.ping_interval_s,
+            websocket_ping_timeout_s=options.ping_timeout_s,
+            mode=self._mode,
+            headers=dict(options.headers),
+        )
+
+    @classmethod
+    def from_docker_image(cls, image: str, provider: Any = None, **kwargs: Any) -> Bootstrap[Self]:
+        """Start a container of an image and connect to it; await the result, or call its `sync()`.
+
+        Args:
+            image: The image to start.
+            provider: What starts it; by default the local Docker engine.
+            kwargs: Passed to the provider's `start_container`.
+        """
+        return Bootstrap(cls, lambda: provide_container(image, provider, kwargs))
+
+    @classmethod
+    def from_env(
+        cls, repo_id: str, *, use_docker: bool = True, provider: Any = None, **provider_kwargs: Any
+    ) -> Bootstrap[Self]:
+        """Start an environment of the Hugging Face Hub and connect to it; await the result, or call its `sync()`."""
+        return Bootstrap(
+            cls, lambda: provide_space(repo_id, use_docker=use_docker, provider=provider, kwargs=provider_kwargs)
+        )
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __enter__(self) -> Self:
+        self._driver.claim_blocking()
+        self._driver.run_blocking(self._connect_flow())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close_blocking()
+
+    # -- flows ----------------------------------------------------------------------------------------------------
+
+    def _connect_flow(self) -> Flow[Self]:
+        yield from self._start_provider()
+        try:
+            yield from connect(self._driver)
+        except ConnectionError:
+            yield from self._stop_provider()
+            raise
+        return self
+
+    def _reset_flow(self, kwargs: dict[str, Any]) -> Flow[StepResult[ObsT]]:
+        yield from self._start_provider()
+        return self._parse_result((yield from self._request("reset", kwargs)))
+
+    def _step_flow(self, action: ActT) -> Flow[StepResult[ObsT]]:
+        yield from self._start_provider()
+        return self._parse_result((yield from self._request("step", self._step_payload(action))))
+
+    def _state_flow(self) -> Flow[StateT]:
+        yield from self._start_provider()
+        return self._parse_state((yield from self._request("state", None)))
+
+    def _request(self, kind: str, data: Any) -> Flow[dict[str, Any]]:
+        return request(self._driver, kind, data, self._options.message_timeout_s)
+
+    def _close_flow(self) -> Flow[None]:
+        yield from hang_up(self._driver)
+        yield from self._stop_provider()
+
+    def _start_provider(self) -> Flow[None]:
+        if self._base_url is not None:
+            return
+        provider = self._provider
+
+        def start() -> str:
+            url: str = provider.start()
+            provider.wait_for_ready()
+            return url
+
+        try:
+            self._base_url = yield Block(start)
+        except BaseException:
+            yield from self._stop_provider()
+            raise
+
+    def _stop_provider(self) -> Flow[None]:
+        provider, self._provider = self._provider, None
+        if provider is not None:
+            yield Block(lambda: stop_provider(provider))
+
+    # -- drivers --------------------------------------------------------------------------------------------------
+
+    def _ws_url(self) -> str:
+        assert self._base_url is not None
+        return convert_to_ws_url(self._base_url) + "/ws"
+
+    def _close_blocking(self) -> None:
+        children, self._children = self._children, []
+        for child in children:
+            child._close_blocking()
+        self._driver.run_blocking(self._close_flow())
+
+    async def _close_on_loop(self) -> None:
+        children, self._children = self._children, []
+        for child in children:
+            await child._close_on_loop()
+        await self._driver.run_on_loop(self._close_flow())
+
+
+def _normalized_mode(mode: str | None) -> str:
+    given = client_mode() if mode is None else mode
+    if given.lower() not in _MODES:
+        raise ValueError(
+            f"invalid client mode {given!r}: choose 'simulation' or 'production', by argument or OPENENV_CLIENT_MODE"
+        )
+    return given.lower()

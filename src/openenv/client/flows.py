@@ -1,0 +1,220 @@
+"""Request flows, written once as generators, and the two drivers that run them.
+
+A flow yields what it needs done (connect, exchange, hang up, call something slow) and gets the outcome sent back. It
+decides what a failure means; a driver only does the work, blocking or awaiting. Knows the protocol's client side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from ..errors import ConnectFailed, EnvironmentFactoryError, ProtocolError, RequestTimeout, SessionCapacityError
+from ..errors import SessionError, SessionLost
+from ..protocol.client import ClientSession
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Open a connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Send a message, return the next one that comes."""
+
+    payload: bytes
+    timeout_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class HangUp:
+    """Close the connection, after a last message if there is one."""
+
+    farewell: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Call something that may take long."""
+
+    function: Callable[[], Any]
+
+
+Command = Connect | Exchange | HangUp | Block
+Flow = Generator[Command, Any, T]
+
+
+class Link(Protocol):
+    """What a flow needs to know of its client."""
+
+    session: ClientSession
+    has_connected: bool
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a connection is there."""
+        ...
+
+    @property
+    def lost_reason(self) -> str:
+        """Why it is not."""
+        ...
+
+
+def connect(link: Link) -> Flow[None]:
+    """Open a connection unless there is one."""
+    if not link.is_open:
+        if link.has_connected:
+            link.session.lose(link.lost_reason)
+        yield Connect()
+        link.has_connected = True
+
+
+def request(link: Link, kind: str, data: Any, timeout_s: float | None) -> Flow[dict[str, Any]]:
+    """Send a request and return its reply's data; a lost episode stays lost until `reset`."""
+    if not link.is_open and link.has_connected:
+        link.session.lose(link.lost_reason)
+    payload = link.session.request(kind, data)
+    was_open = link.is_open
+    yield from connect_again(link)
+    try:
+        raw = yield Exchange(payload, timeout_s)
+    except SessionLost as exc:
+        # A reset begins anew anyway, so a connection that had died unnoticed may be replaced for it.
+        if not (was_open and kind == "reset"):
+            link.session.lose(exc.reason)
+            raise
+        yield Connect()
+        raw = yield Exchange(payload, timeout_s)
+    except RequestTimeout:
+        link.session.lose("a request timed out")
+        raise
+    except BaseException:
+        link.session.lose("a request was interrupted")
+        raise
+    try:
+        return link.session.reply(kind, raw)
+    except (SessionCapacityError, EnvironmentFactoryError, SessionError, ProtocolError) as exc:
+        link.session.lose(f"the server ended the session: {exc}")
+        yield HangUp()
+        raise
+
+
+def connect_again(link: Link) -> Flow[None]:
+    """Open a connection for a request that is allowed to have a new one."""
+    if not link.is_open:
+        yield Connect()
+        link.has_connected = True
+
+
+def hang_up(link: Link) -> Flow[None]:
+    """End session and connection."""
+    if link.is_open:
+        yield HangUp(b'{"type":"close"}')
+    if link.has_connected:
+        link.session.lose("closed by the client")
+
+
+class BlockingTransport(Protocol):
+    """What the blocking driver runs commands on."""
+
+    def open(self) -> None:
+        """Connect."""
+        ...
+
+    def exchange(self, payload: bytes, timeout_s: float | None) -> bytes:
+        """Send and wait."""
+        ...
+
+    def close(self, farewell: bytes | None) -> None:
+        """Hang up."""
+        ...
+
+
+class LoopTransport(Protocol):
+    """What the awaiting driver runs commands on."""
+
+    async def open(self) -> None:
+        """Connect."""
+        ...
+
+    async def exchange(self, payload: bytes, timeout_s: float | None) -> bytes:
+        """Send and wait."""
+        ...
+
+    async def close(self, farewell: bytes | None) -> None:
+        """Hang up."""
+        ...
+
+
+def run_blocking(flow: Flow[T], transport: BlockingTransport) -> T:
+    """Run a flow to its end in this thread."""
+    try:
+        command = next(flow)
+        while True:
+            try:
+                outcome = _do(command, transport)
+            except BaseException as exc:
+                command = flow.throw(exc)
+            else:
+                command = flow.send(outcome)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+def _do(command: Command, transport: BlockingTransport) -> Any:
+    if isinstance(command, Exchange):
+        return transport.exchange(command.payload, command.timeout_s)
+    if isinstance(command, Connect):
+        return transport.open()
+    if isinstance(command, HangUp):
+        return transport.close(command.farewell)
+    return command.function()
+
+
+async def run_on_loop(flow: Flow[T], transport: LoopTransport) -> T:
+    """Run a flow to its end on the running loop."""
+    try:
+        command = next(flow)
+        while True:
+            try:
+                outcome = await _await(command, transport)
+            except BaseException as exc:
+                command = flow.throw(exc)
+            else:
+                command = flow.send(outcome)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+async def _await(command: Command, transport: LoopTransport) -> Any:
+    if isinstance(command, Exchange):
+        return await transport.exchange(command.payload, command.timeout_s)
+    if isinstance(command, Connect):
+        return await transport.open()
+    if isinstance(command, HangUp):
+        return await transport.close(command.farewell)
+    return await asyncio.get_running_loop().run_in_executor(None, command.function)
+
+
+__all__ = [
+    "Block",
+    "Connect",
+    "ConnectFailed",
+    "Exchange",
+    "Flow",
+    "HangUp",
+    "Link",
+    "connect",
+    "hang_up",
+    "request",
+    "run_blocking",
+    "run_on_loop",
+]

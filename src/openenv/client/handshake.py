@@ -1,0 +1,66 @@
+"""The opening handshake of a WebSocket client (RFC 6455, section 4.1), sans IO.
+
+Knows HTTP heads; must not know sockets.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Mapping
+
+from ..errors import ConnectFailed
+from .url import Address
+
+_GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+_HEAD_LIMIT = 65_536
+
+
+class Handshake:
+    """Writes the request and checks the answer."""
+
+    def __init__(self, address: Address, headers: Mapping[str, str] | None = None) -> None:
+        self._key = base64.b64encode(os.urandom(16)).decode()
+        lines = [
+            f"GET {address.target} HTTP/1.1",
+            f"Host: {address.authority}",
+            "Upgrade: websocket",
+            "Connection: Upgrade",
+            f"Sec-WebSocket-Key: {self._key}",
+            "Sec-WebSocket-Version: 13",
+        ]
+        for name, value in (headers or {}).items():
+            if any(char in name + value for char in "\r\n"):
+                raise ValueError(f"header {name!r} contains a line break")
+            lines.append(f"{name}: {value}")
+        self.request = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+        self._head = bytearray()
+
+    def feed(self, data: bytes) -> bytes | None:
+        """Take in bytes of the answer; return what follows its head once that is whole and good, else None.
+
+        Raises:
+            ConnectFailed: The server refused, or does not speak WebSocket.
+        """
+        self._head += data
+        end = self._head.find(b"\r\n\r\n")
+        if end < 0:
+            if len(self._head) > _HEAD_LIMIT:
+                raise ConnectFailed("the server's answer has an endless head")
+            return None
+        head, rest = bytes(self._head[:end]).decode("latin-1"), bytes(self._head[end + 4 :])
+        self._check(head, rest)
+        return rest
+
+    def _check(self, head: str, rest: bytes) -> None:
+        status_line, *lines = head.split("\r\n")
+        parts = status_line.split(" ", 2)
+        status = parts[1] if len(parts) > 1 else "?"
+        if status != "101":
+            detail = rest[:200].decode("utf-8", "replace").strip()
+            raise ConnectFailed(f"the server answered {status_line!r} to the WebSocket handshake. {detail}".strip())
+        headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        expected = base64.b64encode(hashlib.sha1((self._key + _GUID).encode()).digest()).decode()
+        if headers.get("sec-websocket-accept") != expected:
+            raise ConnectFailed("the server's WebSocket handshake is wrong (Sec-WebSocket-Accept)")

@@ -1,0 +1,1 @@
+"""Environments: the class that authors write, how it is called, and what wraps its observations."""

@@ -1,0 +1,158 @@
+"""How one environment class is called: sync or async, which keywords it takes, which models it speaks.
+
+Everything here is found once per class and never per call. Knows `Environment`; must not know where its code runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from ..types import Action, Observation, State
+from .environment import Environment
+
+EnvFactory = Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One bound operation: its function's name, whether it is a coroutine, and the keywords it takes."""
+
+    name: str
+    is_async: bool
+    keywords: frozenset[str] | None  # None: every keyword
+
+    def accept(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Keep what the method takes; other keys are dropped, as clients rely on."""
+        if self.keywords is None:
+            return {key: value for key, value in kwargs.items() if key not in ("self", "action")}
+        return {key: value for key, value in kwargs.items() if key in self.keywords}
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """How to call `reset` and `step` of one class."""
+
+    reset: Method
+    step: Method
+
+    @property
+    def is_async(self) -> bool:
+        """Whether any of the two runs on an event loop."""
+        return self.reset.is_async or self.step.is_async
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """The action, observation and state classes of an environment."""
+
+    action: type[Any]
+    observation: type[Any]
+    state: type[Any]
+
+
+@functools.lru_cache(maxsize=256)
+def bind(env_cls: type[Any]) -> Binding:
+    """Inspect a class once."""
+    return Binding(reset=_method(env_cls, "reset"), step=_method(env_cls, "step"))
+
+
+def _method(env_cls: type[Any], name: str) -> Method:
+    async_name = f"{name}_async"
+    override = getattr(env_cls, async_name, None)
+    is_async = override is not None and override is not getattr(Environment, async_name)
+    chosen = async_name if is_async else name
+    function = getattr(env_cls, chosen, None)
+    if function is None:
+        return Method(chosen, is_async, None)
+    is_async = is_async or inspect.iscoroutinefunction(function)
+    parameters = list(inspect.signature(function).parameters.values())
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return Method(chosen, is_async, None)
+    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return Method(chosen, is_async, frozenset(named - {"self", "action"}))
+
+
+def factory_name(factory: EnvFactory) -> str:
+    """Name a factory as its author would."""
+    if isinstance(factory, functools.partial):
+        return factory_name(factory.func)
+    return getattr(factory, "__name__", type(factory).__name__)
+
+
+def factory_class(factory: EnvFactory) -> type[Any] | None:
+    """Find the class that a factory makes without calling it: the class itself, a partial's, or the annotation."""
+    while isinstance(factory, functools.partial):
+        factory = factory.func
+    if isinstance(factory, type):
+        return factory
+    try:
+        returned = typing.get_type_hints(factory).get("return")
+    except Exception:  # annotations may name what is not importable here
+        return None
+    returned = typing.get_origin(returned) or returned
+    if isinstance(returned, type) and returned is not Environment and not inspect.isabstract(returned):
+        return returned
+    return None
+
+
+def infer_models(env_cls: type[Any]) -> Models:
+    """Find an environment's models from its generic parameters or, failing that, its annotations."""
+    found = _generic_arguments(env_cls)
+    action = _model(found.get("action")) or _annotation(env_cls, "step", "action") or Action
+    observation = _model(found.get("observation")) or _annotation(env_cls, "step", "return") or Observation
+    state = _model(found.get("state")) or _annotation(env_cls, "state", "return") or State
+    return Models(action, observation, state)
+
+
+def _generic_arguments(env_cls: type[Any]) -> dict[str, Any]:
+    """Resolve `Environment[A, O, S]` through the class hierarchy."""
+    names = ("action", "observation", "state")
+
+    def search(cls: type[Any], known: dict[Any, Any]) -> dict[str, Any]:
+        for base in getattr(cls, "__orig_bases__", ()):
+            origin = typing.get_origin(base)
+            if not isinstance(origin, type) or not issubclass(origin, Environment):
+                continue
+            arguments = [known.get(argument, argument) for argument in typing.get_args(base)]
+            if origin is Environment:
+                return dict(zip(names, arguments, strict=False))
+            parameters = getattr(origin, "__parameters__", ())
+            result = search(origin, dict(zip(parameters, arguments, strict=False)))
+            if result:
+                return result
+        for parent in cls.__bases__:
+            if parent is not object and (result := search(parent, {})):
+                return result
+        return {}
+
+    return search(env_cls, {})
+
+
+def _annotation(env_cls: type[Any], member: str, name: str) -> type[Any] | None:
+    candidates = (f"{member}_async", member) if member != "state" else (member,)
+    for candidate in candidates:
+        function = inspect.getattr_static(env_cls, candidate, None)
+        if isinstance(function, property):
+            function = function.fget
+        if function is None or function is vars(Environment).get(candidate):
+            continue
+        try:
+            hints = typing.get_type_hints(function)
+        except Exception:  # annotations may name what is not importable here
+            continue
+        if (model := _model(hints.get(name))) is not None:
+            return model
+    return None
+
+
+def _model(candidate: Any) -> type[Any] | None:
+    if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+        return candidate
+    return None

@@ -1,0 +1,174 @@
+"""`Environment`: the class that authors write.
+
+Knows actions, observations, states and rubrics; must not know who calls it or over which wire.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Generic, Protocol, runtime_checkable
+
+from typing_extensions import TypedDict
+
+from ..rubrics.base import Rubric
+from ..types import Action, ActT, EnvironmentMetadata, Observation, ObsT, State, StateT
+
+__all__ = [
+    "ActT",
+    "Action",
+    "Environment",
+    "EnvironmentMetadata",
+    "Message",
+    "ModelTokenizer",
+    "ObsT",
+    "Observation",
+    "State",
+    "StateT",
+    "TaskProvider",
+    "Transform",
+]
+
+
+class Message(TypedDict):
+    """One message of a chat."""
+
+    role: str
+    content: str
+
+
+class ModelTokenizer(Protocol):
+    """A tokenizer with a chat template."""
+
+    def apply_chat_template(
+        self, conversation: list[Message], tokenize: bool = True, return_tensors: str | None = None, **kwargs: Any
+    ) -> Any:
+        """Render a conversation, as tokens or as text."""
+        ...
+
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False, **kwargs: Any) -> str:
+        """Turn tokens into text."""
+        ...
+
+
+class Transform(ABC, Generic[ObsT]):
+    """Changes an observation on its way out, for example to add a reward."""
+
+    @abstractmethod
+    def __call__(self, observation: ObsT) -> ObsT:
+        """Return the observation, changed or not."""
+
+
+@runtime_checkable
+class TaskProvider(Protocol):
+    """What an environment offers when it has a catalogue of tasks."""
+
+    def list_splits(self) -> list[Any]:
+        """Name the splits."""
+        ...
+
+    def list_tasks(self, split: str) -> list[Any]:
+        """List the tasks of a split."""
+        ...
+
+    def num_tasks(self, split: str) -> int:
+        """Count the tasks of a split."""
+        ...
+
+    def get_task(self, split: str, index: int) -> Any:
+        """Return one task."""
+        ...
+
+    def get_task_range(self, split: str, start: int | None = None, stop: int | None = None) -> list[Any]:
+        """Return some tasks of a split."""
+        ...
+
+
+class Environment(ABC, Generic[ActT, ObsT, StateT]):
+    """Base class of environments: write `reset`, `step` and `state`.
+
+    Override `reset_async` / `step_async` instead when the work is asynchronous. Set `SUPPORTS_CONCURRENT_SESSIONS`
+    when instances share nothing, and `REQUIRES_SINGLE_THREAD_EXECUTOR` when all instances need one and the same thread.
+    """
+
+    SUPPORTS_CONCURRENT_SESSIONS: ClassVar[bool] = False
+    REQUIRES_SINGLE_THREAD_EXECUTOR: ClassVar[bool] = False
+
+    rubric: Rubric | None = None
+    transform: Transform[ObsT] | None = None
+
+    def __init__(self, transform: Transform[ObsT] | None = None, rubric: Rubric | None = None) -> None:
+        self.transform = transform
+        self.rubric = rubric
+
+    @abstractmethod
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> ObsT:
+        """Begin an episode and return its first observation."""
+
+    async def reset_async(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> ObsT:
+        """Begin an episode; override this one when it waits for something."""
+        return self.reset(seed=seed, episode_id=episode_id, **kwargs)
+
+    @abstractmethod
+    def step(self, action: ActT, timeout_s: float | None = None, **kwargs: Any) -> ObsT:
+        """Take an action and return what it led to."""
+
+    async def step_async(self, action: ActT, timeout_s: float | None = None, **kwargs: Any) -> ObsT:
+        """Take an action; override this one when it waits for something."""
+        return self.step(action, timeout_s=timeout_s, **kwargs)
+
+    @property
+    @abstractmethod
+    def state(self) -> StateT:
+        """The state of the running episode."""
+
+    def get_metadata(self) -> EnvironmentMetadata:
+        """Describe the environment."""
+        name = type(self).__name__
+        return EnvironmentMetadata(name=name, description=f"{name} environment", version="1.0.0")
+
+    def render_web(self, observation: dict[str, Any]) -> str | None:
+        """Draw an observation for the web page, or return None for the default view."""
+        return None
+
+    def web_actions(self, observation: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+        """Offer buttons on the web page: label and action fields each."""
+        return []
+
+    def close(self) -> None:
+        """Free what the environment holds."""
+
+    def _apply_transform(self, observation: ObsT) -> ObsT:
+        """Run the transform, if there is one."""
+        return observation if self.transform is None else self.transform(observation)
+
+    def _apply_rubric(self, action: ActT, observation: ObsT) -> float:
+        """Score a step; 0.0 without a rubric.
+
+        Raises:
+            TypeError: The rubric is asynchronous; `_apply_rubric_async` is for those.
+        """
+        if self.rubric is None:
+            return 0.0
+        score = self.rubric(action, observation)
+        if inspect.isawaitable(score):
+            if inspect.iscoroutine(score):
+                score.close()
+            raise TypeError(f"{type(self.rubric).__name__} is asynchronous: use `await self._apply_rubric_async(...)`")
+        return score
+
+    async def _apply_rubric_async(self, action: ActT, observation: ObsT) -> float:
+        """Score a step with a synchronous or asynchronous rubric; 0.0 without one."""
+        return 0.0 if self.rubric is None else await self.rubric.acall(action, observation)
+
+    def _reset_rubric(self) -> None:
+        """Make the rubric forget the last episode."""
+        if self.rubric is not None:
+            self.rubric.reset()
+
+    async def _reset_rubric_async(self) -> None:
+        """Make the rubric forget the last episode, from asynchronous code."""
+        if self.rubric is not None:
+            done: Any = self.rubric.reset()  # type: ignore[func-returns-value]
+            if inspect.isawaitable(done):
+                await done

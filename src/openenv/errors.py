@@ -1,0 +1,209 @@
+"""The error tree. Each class carries its wire `code`; builtin co-bases keep old `except` clauses working.
+
+    OpenEnvError
+    ├── ConcurrencyConfigurationError      CONCURRENCY_CONFIGURATION
+    ├── SessionNotFoundError               SESSION_NOT_FOUND
+    ├── SessionClosedError                 SESSION_CLOSED
+    ├── ServerError (RuntimeError)         SERVER_ERROR        an error reply of a server
+    │   ├── InvalidMessageError            INVALID_JSON
+    │   ├── UnknownTypeError               UNKNOWN_TYPE
+    │   ├── RequestValidationError         VALIDATION_ERROR
+    │   ├── ExecutionError                 EXECUTION_ERROR     the environment raised
+    │   ├── SessionError                   SESSION_ERROR
+    │   ├── SessionCapacityError           CAPACITY_REACHED
+    │   ├── SessionCreationError           SESSION_CREATION_FAILED
+    │   └── EnvironmentFactoryError        FACTORY_ERROR
+    ├── ClientModeError (RuntimeError)     CLIENT_MODE         one client used both with and without await
+    ├── ProtocolError (RuntimeError)       PROTOCOL_ERROR      the peer does not speak the protocol
+    ├── ConnectFailed (ConnectionError)    CONNECT_FAILED
+    ├── RequestTimeout (TimeoutError)      REQUEST_TIMEOUT     the episode is lost with it
+    └── SessionLost (ConnectionError)      SESSION_LOST        only `reset` begins a new episode
+
+Knows nothing of transports; `protocol.client` builds these from error frames, `protocol.server` does the reverse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+
+class OpenEnvError(Exception):
+    """Base of every error that the framework raises on purpose."""
+
+    code: ClassVar[str] = "OPENENV_ERROR"
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What goes on the wire beside message and code."""
+        return {}
+
+
+class ConcurrencyConfigurationError(OpenEnvError):
+    """More sessions were asked for than the environment class says it supports."""
+
+    code = "CONCURRENCY_CONFIGURATION"
+
+    def __init__(self, environment_name: str, max_concurrent_envs: int, message: str | None = None) -> None:
+        self.environment_name = environment_name
+        self.max_concurrent_envs = max_concurrent_envs
+        super().__init__(
+            message
+            or f"Environment '{environment_name}' does not declare SUPPORTS_CONCURRENT_SESSIONS = True, so "
+            f"max_concurrent_envs={max_concurrent_envs} is not possible. Set the attribute if its sessions share "
+            "nothing, or serve it with max_concurrent_envs=1."
+        )
+
+
+class SessionNotFoundError(OpenEnvError):
+    """No session has that id."""
+
+    code = "SESSION_NOT_FOUND"
+
+    def __init__(self, session_id: str, message: str | None = None) -> None:
+        self.session_id = session_id
+        super().__init__(message or f"Session '{session_id}' not found.")
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """The id that was asked for."""
+        return {"session_id": self.session_id}
+
+
+class SessionClosedError(OpenEnvError):
+    """The session was closed before or while the request ran."""
+
+    code = "SESSION_CLOSED"
+
+    def __init__(self, session_id: str, reason: str = "closed") -> None:
+        self.session_id = session_id
+        self.reason = reason
+        super().__init__(f"Session '{session_id}' is closed ({reason}).")
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """Which session, and why it ended."""
+        return {"session_id": self.session_id, "reason": self.reason}
+
+
+class ServerError(OpenEnvError, RuntimeError):
+    """A server answered with an error; the text names its message and code."""
+
+    code = "SERVER_ERROR"
+
+    def __init__(self, message: str, *, details: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self._details = dict(details or {})
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What the error frame held beside message and code."""
+        return self._details
+
+
+class InvalidMessageError(ServerError):
+    """A message was not JSON, or not a JSON object."""
+
+    code = "INVALID_JSON"
+
+
+class UnknownTypeError(ServerError):
+    """A message had no known `type`."""
+
+    code = "UNKNOWN_TYPE"
+
+
+class RequestValidationError(ServerError):
+    """A message or an action did not fit its schema; `details["errors"]` says where."""
+
+    code = "VALIDATION_ERROR"
+
+
+class ExecutionError(ServerError):
+    """The environment raised; the session lives on."""
+
+    code = "EXECUTION_ERROR"
+
+
+class SessionError(ServerError):
+    """The server could not open or keep the session."""
+
+    code = "SESSION_ERROR"
+
+
+class SessionCapacityError(ServerError):
+    """Every session slot of the server is taken."""
+
+    code = "CAPACITY_REACHED"
+
+    def __init__(self, active_sessions: int, max_sessions: int, message: str | None = None) -> None:
+        self.active_sessions = active_sessions
+        self.max_sessions = max_sessions
+        super().__init__(
+            message
+            or f"Server at capacity: {active_sessions}/{max_sessions} sessions active. Cannot accept new connections.",
+            details={"active_sessions": active_sessions, "max_sessions": max_sessions},
+        )
+
+
+class SessionCreationError(ServerError):
+    """A session could not be created."""
+
+    code = "SESSION_CREATION_FAILED"
+
+    def __init__(self, reason: str, message: str | None = None) -> None:
+        self.reason = reason
+        super().__init__(message or f"Failed to create session: {reason}", details={"reason": reason})
+
+
+class EnvironmentFactoryError(ServerError):
+    """The environment's constructor raised; `reason` names the cause."""
+
+    code = "FACTORY_ERROR"
+
+    def __init__(self, factory_name: str, message: str | None = None, *, reason: str | None = None) -> None:
+        self.factory_name = factory_name
+        self.reason = reason
+        details = {"factory_name": factory_name}
+        if reason is not None:
+            details["reason"] = reason
+        super().__init__(message or f"Environment factory '{factory_name}' failed to create instance.", details=details)
+
+
+class ClientModeError(OpenEnvError, RuntimeError):
+    """One client object was used both synchronously and asynchronously."""
+
+    code = "CLIENT_MODE"
+
+
+class ProtocolError(OpenEnvError, RuntimeError):
+    """The other side sent something that is not the OpenEnv protocol."""
+
+    code = "PROTOCOL_ERROR"
+
+
+class ConnectFailed(OpenEnvError, ConnectionError):
+    """The server could not be reached."""
+
+    code = "CONNECT_FAILED"
+
+
+class RequestTimeout(OpenEnvError, TimeoutError):
+    """No reply came in time. The reply can no longer be told apart, so the episode is given up."""
+
+    code = "REQUEST_TIMEOUT"
+
+
+class SessionLost(OpenEnvError, ConnectionError):
+    """The episode is gone; `reset` begins a new one. `reason` says what happened."""
+
+    code = "SESSION_LOST"
+
+    def __init__(self, reason: str, message: str | None = None) -> None:
+        self.reason = reason
+        super().__init__(message or f"The session and its episode are lost ({reason}). Call reset() to begin a new one.")
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """Why the session is gone."""
+        return {"reason": self.reason}

@@ -1,0 +1,102 @@
+"""The client's side of protocol v1: requests to frames, frames to results, error codes to exceptions.
+
+`ClientSession` also keeps the one truth a client must not forget: whether its episode still exists.
+Knows no socket and no clock; the drivers in `openenv.client` move the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic_core import to_json
+
+from ..errors import (
+    EnvironmentFactoryError,
+    ExecutionError,
+    InvalidMessageError,
+    OpenEnvError,
+    ProtocolError,
+    RequestValidationError,
+    ServerError,
+    SessionCapacityError,
+    SessionError,
+    SessionLost,
+    UnknownTypeError,
+)
+from .codec import decode, jsonable
+
+_SIMPLE_ERRORS: Mapping[str, type[ServerError]] = {
+    cls.code: cls for cls in (InvalidMessageError, UnknownTypeError, RequestValidationError, ExecutionError, SessionError)
+}
+_REPLY_TYPES: Mapping[str, str] = {"reset": "observation", "step": "observation", "state": "state", "mcp": "mcp"}
+
+
+class ClientSession:
+    """Encodes requests, checks replies, remembers a lost episode until `reset`."""
+
+    def __init__(self) -> None:
+        self._lost: str | None = None
+
+    @property
+    def lost_reason(self) -> str | None:
+        """Why the episode is gone, or None while it is not."""
+        return self._lost
+
+    def lose(self, reason: str) -> None:
+        """Record that the episode is gone."""
+        if self._lost is None:
+            self._lost = reason
+
+    def request(self, kind: str, data: Any = None) -> bytes:
+        """Encode a request.
+
+        Raises:
+            SessionLost: The episode is gone and this is not a reset.
+        """
+        if kind == "reset":
+            self._lost = None
+        elif self._lost is not None:
+            raise SessionLost(self._lost)
+        message: dict[str, Any] = {"type": kind} if data is None else {"type": kind, "data": data}
+        return to_json(message, fallback=jsonable, bytes_mode="base64", inf_nan_mode="constants")
+
+    def reply(self, kind: str, raw: bytes | str) -> dict[str, Any]:
+        """Decode the reply to a request of that kind and return its data.
+
+        Raises:
+            ServerError: The server reported an error; the class follows its code.
+            ProtocolError: The reply is not of this protocol.
+        """
+        try:
+            message = decode(raw)
+        except ValueError as exc:
+            raise ProtocolError(f"The server's reply is not JSON: {exc}") from None
+        if not isinstance(message, dict) or not isinstance(message.get("data"), dict):
+            raise ProtocolError(f"The server's reply is not an OpenEnv frame: {str(message)[:200]}")
+        data: dict[str, Any] = message["data"]
+        if message.get("type") == "error":
+            raise error_from_frame(data)
+        if message.get("type") != _REPLY_TYPES[kind]:
+            raise ProtocolError(f"Expected a {_REPLY_TYPES[kind]!r} frame, got {message.get('type')!r}")
+        return data
+
+
+def error_from_frame(data: Mapping[str, Any]) -> OpenEnvError:
+    """Build the exception of an error frame's code; its text keeps the form old code matches on."""
+    code = str(data.get("code", "UNKNOWN"))
+    text = f"Server error: {data.get('message', 'Unknown error')} (code: {code})"
+    details = {key: value for key, value in data.items() if key not in ("message", "code")}
+    if code == SessionCapacityError.code:
+        return SessionCapacityError(_int(details.get("active_sessions")), _int(details.get("max_sessions")), text)
+    if code == EnvironmentFactoryError.code:
+        reason = details.get("reason")
+        name = str(details.get("factory_name", ""))
+        return EnvironmentFactoryError(name, text, reason=None if reason is None else str(reason))
+    if code == SessionLost.code:
+        return SessionLost(str(details.get("reason", "unknown")), text)
+    return _SIMPLE_ERRORS.get(code, ServerError)(text, details=details)
+
+
+def _int(value: Any) -> int:
+    return value if isinstance(value, int) else 0

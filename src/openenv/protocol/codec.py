@@ -1,0 +1,175 @@
+"""JSON in and out, with a defined encoding for everything an environment may put into an observation.
+
+| value                        | on the wire                                            |
+|------------------------------|--------------------------------------------------------|
+| NaN, Infinity                | null (a reward also leaves a note in the metadata)     |
+| bytes, bytearray, memoryview | URL-safe base64 text                                   |
+| numpy or torch array         | nested lists; scalars as numbers                       |
+| PIL image                    | `data:image/png;base64,...`                            |
+| anything else                | its `repr`                                             |
+
+A value that cannot be encoded never loses the step that made it: it is replaced, field by field, and logged.
+Knows pydantic-core; must not know sessions, environments or frames.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import from_json, to_json, to_jsonable_python
+
+logger = logging.getLogger(__name__)
+
+__all__ = [
+    "ObservationParts",
+    "decode",
+    "encode",
+    "encode_state",
+    "jsonable",
+    "observation_json",
+    "serialize_observation",
+    "split_observation",
+]
+
+_BESIDE = {"reward", "done"}
+_OMITTED_WHEN_UNSET = {"terminated", "truncated"}
+NONFINITE_REWARD_KEY = "nonfinite_reward"
+
+
+def decode(raw: bytes | bytearray | memoryview | str) -> Any:
+    """Parse JSON text.
+
+    Raises:
+        ValueError: The text is not JSON, or nested too deeply.
+    """
+    return from_json(bytes(raw) if isinstance(raw, memoryview) else raw, cache_strings="keys")
+
+
+def encode(value: Any) -> bytes:
+    """Dump any value as compact JSON."""
+    return to_json(value, fallback=jsonable, bytes_mode="base64", inf_nan_mode="null")
+
+
+def jsonable(value: Any) -> Any:
+    """Turn a value that JSON does not know into one that it does (see the table above)."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return base64.urlsafe_b64encode(bytes(value)).decode("ascii")
+    if callable(getattr(value, "tolist", None)):
+        detach = getattr(value, "detach", None)
+        return (detach() if callable(detach) else value).tolist()
+    if callable(getattr(value, "save", None)) and hasattr(value, "getbands"):
+        buffer = io.BytesIO()
+        value.save(buffer, format="PNG")
+        return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+    logger.warning("%s has no JSON encoding; its repr is sent", type(value).__name__)
+    return repr(value)
+
+
+@dataclass(slots=True)
+class ObservationParts:
+    """An observation, cut into what travels apart. `fields` and `metadata` are JSON text."""
+
+    fields: bytes
+    reward: Any
+    done: bool
+    metadata: bytes | None
+
+
+def split_observation(observation: Any) -> ObservationParts:
+    """Encode an observation; never raises for a value that has no encoding."""
+    values = observation.__dict__ if isinstance(observation, BaseModel) else _plain_fields(observation)
+    metadata = values.get("metadata")
+    reward = values.get("reward")
+    if type(reward) is not float or not math.isfinite(reward):
+        reward, metadata = _checked_reward(reward, metadata)
+    return ObservationParts(
+        _model_json(observation, exclude=_BESIDE),
+        reward,
+        bool(values.get("done")),
+        _dict_json(metadata) if metadata else None,
+    )
+
+
+def observation_json(observation: Any) -> bytes:
+    """Encode an observation as the v1 payload `{"observation", "reward", "done"[, "metadata"]}`."""
+    parts = split_observation(observation)
+    reward = b"null" if parts.reward is None else repr(parts.reward).lower().encode()
+    done = b',"done":true' if parts.done else b',"done":false'
+    if parts.metadata is None:
+        return b"".join((b'{"observation":', parts.fields, b',"reward":', reward, done, b"}"))
+    return b"".join(
+        (b'{"observation":', parts.fields, b',"reward":', reward, done, b',"metadata":', parts.metadata, b"}")
+    )
+
+
+def _checked_reward(reward: Any, metadata: Any) -> tuple[Any, Any]:
+    """Make a reward a finite number, a bool or None; what had to be given up is noted in the metadata.
+
+    The step has run and must not be lost, but nobody shall take a broken reward for "no reward".
+    """
+    item = getattr(reward, "item", None)
+    if callable(item):  # numpy and torch scalars
+        reward = item()
+    if reward is None or isinstance(reward, (bool, int)):
+        return reward, metadata
+    if isinstance(reward, float) and math.isfinite(reward):
+        return float(reward), metadata
+    logger.warning("an environment returned the reward %r; it is sent as null", reward)
+    return None, {**(metadata or {}), NONFINITE_REWARD_KEY: repr(reward)}
+
+
+def serialize_observation(observation: Any) -> dict[str, Any]:
+    """Return the v1 payload of an observation as a JSON-able dict."""
+    payload: dict[str, Any] = decode(observation_json(observation))
+    return payload
+
+
+def encode_state(state: Any) -> bytes:
+    """Encode a state with all fields of its own class; no state at all is an empty object."""
+    return b"{}" if state is None else _model_json(state, exclude=None)
+
+
+def _model_json(model: Any, *, exclude: set[str] | None) -> bytes:
+    try:
+        if isinstance(model, BaseModel):
+            serializer = type(model).__pydantic_serializer__
+            return serializer.to_json(model, exclude=exclude, fallback=jsonable)
+        data = to_jsonable_python(model, fallback=jsonable, bytes_mode="base64", inf_nan_mode="null")
+        if exclude and isinstance(data, dict):
+            data = {key: value for key, value in data.items() if key not in exclude}
+        return encode(data)
+    except Exception as exc:
+        logger.warning("%s could not be encoded at once (%s); encoding it field by field", type(model).__name__, exc)
+        return _dict_json({key: value for key, value in _plain_fields(model).items() if key not in (exclude or ())})
+
+
+def _plain_fields(model: Any) -> dict[str, Any]:
+    if isinstance(model, BaseModel):
+        fields = {**model.__dict__, **(model.__pydantic_extra__ or {})}
+        return {key: value for key, value in fields.items() if value is not None or key not in _OMITTED_WHEN_UNSET}
+    if isinstance(model, Mapping):
+        return {str(key): value for key, value in model.items()}
+    return dict(vars(model)) if hasattr(model, "__dict__") else {"value": model}
+
+
+def _dict_json(data: Mapping[str, Any]) -> bytes:
+    try:
+        return encode(data)
+    except Exception:
+        parts = [encode(str(key)) + b":" + _value_json(value) for key, value in data.items()]
+        return b"{" + b",".join(parts) + b"}"
+
+
+def _value_json(value: Any) -> bytes:
+    try:
+        return encode(value)
+    except Exception as exc:
+        logger.warning("a %s could not be encoded (%s); its repr is sent", type(value).__name__, exc)
+        return encode(f"<{type(value).__name__} that could not be encoded: {exc}>")

@@ -1,0 +1,238 @@
+"""WebSocket frames after the handshake (RFC 6455): bytes to messages, payloads to frames, for either side.
+
+Tuned for the common case, one small whole frame per read. A message over the limit is skipped, not buffered, and
+reported. Knows bytes only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from websockets.frames import apply_mask
+
+
+class Opcode(IntEnum):
+    """Frame types, and one of our own for a message that was too big to keep."""
+
+    CONTINUATION = 0x0
+    TEXT = 0x1
+    BINARY = 0x2
+    CLOSE = 0x8
+    PING = 0x9
+    PONG = 0xA
+    OVERSIZE = 0x100
+
+
+@dataclass(slots=True)
+class Message:
+    """A whole message, or a control frame. For OVERSIZE the payload is empty and `size` says what was announced."""
+
+    opcode: int
+    payload: bytes
+    size: int = 0
+
+
+class FrameError(Exception):
+    """The peer broke the framing rules; `close_code` is what to answer."""
+
+    def __init__(self, close_code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.close_code = close_code
+        self.reason = reason
+
+
+_TEXT_HEADS: Final = tuple(bytes((0x81, length)) for length in range(126))
+
+
+def text_head(length: int) -> bytes:
+    """Header of an unmasked text frame."""
+    if length < 126:
+        return _TEXT_HEADS[length]
+    if length < 65_536:
+        return b"\x81\x7e" + length.to_bytes(2, "big")
+    return b"\x81\x7f" + length.to_bytes(8, "big")
+
+
+def control_frame(opcode: Opcode, payload: bytes = b"") -> bytes:
+    """A control frame; its payload is cut at the 125 bytes that the RFC allows (5.5)."""
+    payload = payload[:125]
+    return bytes((0x80 | opcode, len(payload))) + payload
+
+
+def close_payload(code: int, reason: str = "") -> bytes:
+    """Payload of a close frame (5.5.1)."""
+    return code.to_bytes(2, "big") + reason.encode()[:123]
+
+
+def masked_text_frame(payload: bytes, key: bytes) -> bytes:
+    """A text frame as clients send it (5.3); the key is four random bytes."""
+    length = len(payload)
+    if length < 126:
+        head = bytes((0x81, 0x80 | length))
+    elif length < 65_536:
+        head = b"\x81\xfe" + length.to_bytes(2, "big")
+    else:
+        head = b"\x81\xff" + length.to_bytes(8, "big")
+    return b"".join((head, key, apply_mask(payload, key)))
+
+
+def masked_control_frame(opcode: Opcode, payload: bytes, key: bytes) -> bytes:
+    """A control frame as clients send it."""
+    payload = payload[:125]
+    return bytes((0x80 | opcode, 0x80 | len(payload))) + key + apply_mask(payload, key)
+
+
+class FrameReader:
+    """Cuts a byte stream into messages.
+
+    Args:
+        max_size: The largest message to keep, in bytes.
+        masked: Whether the peer is a client, which masks what it sends.
+    """
+
+    def __init__(self, max_size: int, *, masked: bool = True) -> None:
+        self._max_size = max_size
+        self._masked = masked
+        self._mask_size = 4 if masked else 0
+        self._buffer = bytearray()
+        self._needed = 0  # no use in looking at the buffer before it holds this many bytes
+        self._skip = 0  # bytes of a message over the limit that are still to come
+        self._fragments: list[bytes] = []
+        self._fragment_opcode: int | None = None
+        self._fragment_size = 0
+        self._oversize = 0
+
+    def feed(self, data: bytes) -> list[Message]:
+        """Take in bytes, give out what is whole.
+
+        Raises:
+            FrameError: The connection must be closed.
+        """
+        if not self._buffer and not self._skip and self._fragment_opcode is None:
+            message = self._whole(data)
+            if message is not None:
+                return [message]
+        return self._feed_slowly(data)
+
+    def _whole(self, data: bytes) -> Message | None:
+        """Read data that is exactly one short, final frame."""
+        size = len(data)
+        if size < 6 or (data[0] != 0x81 and data[0] != 0x82):
+            return None
+        length, start = (data[1] - 0x80, 6) if self._masked else (data[1], 2)
+        if length == 126:
+            length, start = int.from_bytes(data[2:4], "big"), start + 2
+        elif not 0 <= length < 126:
+            return None
+        if size != start + length or length > self._max_size:
+            return None
+        payload = data[start:]
+        return Message(data[0] & 0x0F, apply_mask(payload, data[start - 4 : start]) if self._masked else payload)
+
+    def _feed_slowly(self, data: bytes) -> list[Message]:
+        messages: list[Message] = []
+        if self._skip:
+            skipped = min(self._skip, len(data))
+            self._skip -= skipped
+            data = data[skipped:]
+            if self._skip:
+                return messages
+            self._end_of_frame(messages)
+        self._buffer += data
+        while len(self._buffer) >= max(2, self._needed):
+            if not self._next_frame(messages):
+                break
+        return messages
+
+    def _next_frame(self, messages: list[Message]) -> bool:
+        buffer = self._buffer
+        first, second = buffer[0], buffer[1]
+        opcode, final = first & 0x0F, bool(first & 0x80)
+        if first & 0x70:
+            raise FrameError(1002, "reserved bits are set")
+        if bool(second & 0x80) is not self._masked:
+            raise FrameError(1002, "frames from a client must be masked, those from a server must not")
+        length, start = second & 0x7F, 2
+        if length >= 126:
+            start = 4 if length == 126 else 10
+            if len(buffer) < start:
+                self._needed = start
+                return False
+            length = int.from_bytes(buffer[2:start], "big")
+        self._check(opcode, final, length)
+        start += self._mask_size
+        if len(buffer) < start:
+            self._needed = start
+            return False
+        if opcode < 0x8 and self._fragment_size + length > self._max_size:
+            return self._start_skipping(opcode, final, length, start, messages)
+        if len(buffer) < start + length:
+            self._needed = start + length
+            return False
+        with memoryview(buffer) as view:
+            payload = bytes(view[start : start + length])
+            if self._masked:
+                payload = apply_mask(payload, bytes(view[start - 4 : start]))
+        del buffer[: start + length]
+        self._needed = 0
+        self._take(opcode, final, payload, messages)
+        return True
+
+    def _check(self, opcode: int, final: bool, length: int) -> None:
+        if opcode in (Opcode.CLOSE, Opcode.PING, Opcode.PONG):
+            if not final or length > 125:
+                raise FrameError(1002, "a control frame must be short and whole")
+        elif opcode == Opcode.CONTINUATION:
+            if self._fragment_opcode is None:
+                raise FrameError(1002, "a continuation without a beginning")
+        elif opcode in (Opcode.TEXT, Opcode.BINARY):
+            if self._fragment_opcode is not None:
+                raise FrameError(1002, "a new message inside a fragmented one")
+        else:
+            raise FrameError(1002, f"unknown opcode {opcode}")
+
+    def _take(self, opcode: int, final: bool, payload: bytes, messages: list[Message]) -> None:
+        if opcode >= 0x8 or (final and opcode != Opcode.CONTINUATION):
+            messages.append(Message(opcode, payload))
+            return
+        if opcode != Opcode.CONTINUATION:
+            self._fragment_opcode = opcode
+        if not self._oversize:
+            self._fragments.append(payload)
+        self._fragment_size += len(payload)
+        if final:
+            self._finish_fragments(messages)
+
+    def _start_skipping(self, opcode: int, final: bool, length: int, start: int, messages: list[Message]) -> bool:
+        present = min(len(self._buffer) - start, length)
+        del self._buffer[: start + present]
+        self._needed = 0
+        self._skip = length - present
+        self._fragments.clear()
+        self._oversize = self._fragment_size + length
+        if opcode != Opcode.CONTINUATION:
+            self._fragment_opcode = opcode
+        self._skipped_final = final
+        if self._skip:
+            return False
+        self._end_of_frame(messages)
+        return True
+
+    def _end_of_frame(self, messages: list[Message]) -> None:
+        if self._skipped_final:
+            self._finish_fragments(messages)
+
+    def _finish_fragments(self, messages: list[Message]) -> None:
+        assert self._fragment_opcode is not None
+        if self._oversize:
+            messages.append(Message(Opcode.OVERSIZE, b"", size=self._oversize))
+        else:
+            messages.append(Message(self._fragment_opcode, b"".join(self._fragments)))
+        self._fragments.clear()
+        self._fragment_opcode = None
+        self._fragment_size = 0
+        self._oversize = 0
+
+    _skipped_final = True

@@ -1,0 +1,99 @@
+"""Models of actions, observations and states as validators and JSON schemas.
+
+Knows pydantic models; must not know which environment they belong to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import CoreSchema, from_json
+from typing_extensions import TypedDict
+
+from ..tool_types import CallToolAction, ListToolsAction
+from ..types import Action
+
+_TOOL_ACTIONS: dict[str, type[Action]] = {"list_tools": ListToolsAction, "call_tool": CallToolAction}
+# Only these classes stand for "any action, tools included"; a subclass means exactly itself.
+_OPEN_ACTION_CLASSES = frozenset({Action, ListToolsAction, CallToolAction})
+
+
+class _TolerantSchema(GenerateJsonSchema):
+    """Describes a type that JSON schema cannot express as 'anything' instead of failing as a whole."""
+
+    def handle_invalid_for_json_schema(self, schema: CoreSchema, error_info: str) -> JsonSchemaValue:
+        return {"description": f"not expressible as JSON schema: {error_info}"}
+
+
+def json_schema(model: type[Any]) -> dict[str, Any]:
+    """Return the JSON schema of a model class."""
+    return TypeAdapter(model).json_schema(schema_generator=_TolerantSchema)
+
+
+def deserialize_action(data: Mapping[str, Any], action_cls: type[Any]) -> Any:
+    """Validate a dict as an action; tool actions are recognised where the class is open to them.
+
+    Raises:
+        pydantic.ValidationError: The data does not fit.
+    """
+    if action_cls in _OPEN_ACTION_CLASSES:
+        kind = data.get("type")
+        if isinstance(kind, str) and kind in _TOOL_ACTIONS:
+            return _TOOL_ACTIONS[kind].model_validate(data)
+    return action_cls.model_validate(data)
+
+
+def deserialize_action_with_preprocessing(data: Mapping[str, Any], action_cls: type[Any]) -> Any:
+    """Validate an action that came from a web form, where numbers, token lists and tool arguments are text.
+
+    Raises:
+        pydantic.ValidationError: The data does not fit.
+    """
+    fields = dict(data)
+    if fields.get("type") == "call_tool" and isinstance(fields.get("arguments"), str):
+        text = fields["arguments"].strip()
+        fields["arguments"] = from_json(text) if text else {}
+    if "tokens" in fields:
+        fields["tokens"] = _tokens(fields["tokens"])
+    action_id = fields.get("action_id")
+    if isinstance(action_id, str) and action_id.strip().lstrip("-").isdigit():
+        fields["action_id"] = int(action_id)
+    return deserialize_action(fields, action_cls)
+
+
+def _tokens(value: Any) -> Any:
+    """Turn a list of token ids, or its text, into a tensor where torch is installed."""
+    if isinstance(value, str):
+        value = from_json(value) if value.strip() else []
+    if not isinstance(value, list):
+        return value
+    try:
+        import torch  # an optional dependency of the environment, never ours
+    except ImportError:
+        return value
+    return torch.tensor(value, dtype=torch.long)
+
+
+def step_frame_parser(action_cls: type[Any] | None) -> Callable[[bytes], Any] | None:
+    """Build a one-pass parser from the bytes of a step frame to its action, where the class allows one.
+
+    The parser raises `pydantic.ValidationError` for anything but a valid step frame; the caller then takes the
+    long way to find out what is wrong.
+    """
+    if action_cls is None or action_cls in _OPEN_ACTION_CLASSES:
+        return None
+    if not (isinstance(action_cls, type) and issubclass(action_cls, BaseModel)):
+        return None
+    if getattr(action_cls.model_validate, "__func__", None) is not BaseModel.model_validate.__func__:  # type: ignore[attr-defined]
+        return None
+    frame = TypedDict("frame", {"type": Literal["step"], "data": action_cls})  # type: ignore[misc, valid-type]
+    frame.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
+    validate = TypeAdapter(frame).validator.validate_json
+
+    def parse(raw: bytes) -> Any:
+        return validate(raw)["data"]
+
+    return parse

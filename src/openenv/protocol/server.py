@@ -1,0 +1,180 @@
+"""The server's side of protocol v1: frames to requests, results to frames.
+
+Stateless, one per served environment. Knows shapes and codes; must not know sessions, sockets or threads.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pydantic import BaseModel, ValidationError
+
+from ..errors import OpenEnvError
+from ..types import WSCloseMessage, WSErrorCode, WSResetMessage, WSStateMessage, WSStepMessage
+from .codec import decode, encode, encode_state, observation_json
+from .jsonrpc import WSMCPMessage
+from .schema import deserialize_action, step_frame_parser
+
+logger = logging.getLogger(__name__)
+
+# Above this size a validation error does not repeat its input: the answer to a bad 50 MB action is short.
+_ECHO_LIMIT = 65_536
+
+
+@dataclass(slots=True)
+class Step:
+    """Take an action."""
+
+    action: Any
+
+
+@dataclass(slots=True)
+class Reset:
+    """Begin an episode."""
+
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class GetState:
+    """Show the state."""
+
+
+@dataclass(slots=True)
+class Close:
+    """End the session."""
+
+
+@dataclass(slots=True)
+class Rpc:
+    """Handle a JSON-RPC request."""
+
+    data: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Malformed:
+    """A frame that is no request; `reply` is the error frame to send."""
+
+    reply: bytes
+
+
+Request = Step | Reset | GetState | Close | Rpc | Malformed
+
+_FRAMES: Final[Mapping[str, type[BaseModel]]] = {
+    "step": WSStepMessage,
+    "reset": WSResetMessage,
+    "state": WSStateMessage,
+    "close": WSCloseMessage,
+    "mcp": WSMCPMessage,
+}
+
+
+class ServerProtocol:
+    """Parses and writes v1 frames for one action class."""
+
+    def __init__(self, action_cls: type[Any] | None) -> None:
+        self._action_cls = action_cls
+        self._parse_step = step_frame_parser(action_cls)
+
+    def parse(self, raw: bytes) -> Request:
+        """Read one frame; whatever is wrong with it comes back as `Malformed`."""
+        if self._parse_step is not None and b'"step"' in raw[:32]:
+            try:
+                return Step(self._parse_step(raw))
+            except Exception:  # the long way says what is wrong
+                pass
+        return self._parse_slowly(raw)
+
+    def _parse_slowly(self, raw: bytes) -> Request:
+        try:
+            message = decode(raw)
+        except ValueError as exc:
+            return Malformed(error_frame(WSErrorCode.INVALID_JSON, f"Invalid JSON: {exc}"))
+        if not isinstance(message, dict):
+            kind = type(message).__name__
+            return Malformed(error_frame(WSErrorCode.INVALID_JSON, f"Invalid JSON: expected an object, got {kind}"))
+        kind = message.get("type")
+        frame_cls = _FRAMES.get(kind) if isinstance(kind, str) else None
+        if frame_cls is None:
+            return Malformed(error_frame(WSErrorCode.UNKNOWN_TYPE, f"Unknown message type: {_short(kind)}"))
+        try:
+            return self._to_request(frame_cls.model_validate(message))
+        except Exception as exc:
+            return Malformed(validation_frame(exc, echo_input=len(raw) <= _ECHO_LIMIT))
+
+    def _to_request(self, frame: BaseModel) -> Request:
+        match frame:
+            case WSStepMessage():
+                return Step(self.action(frame.data))
+            case WSResetMessage():
+                return Reset(frame.data)
+            case WSStateMessage():
+                return GetState()
+            case WSMCPMessage():
+                return Rpc(frame.data)
+            case _:
+                return Close()
+
+    def action(self, data: Mapping[str, Any]) -> Any:
+        """Validate a dict as this server's action.
+
+        Raises:
+            pydantic.ValidationError: The data does not fit the action class.
+        """
+        return dict(data) if self._action_cls is None else deserialize_action(data, self._action_cls)
+
+
+def observation_frame(observation: Any) -> bytes:
+    """Answer to reset and step."""
+    return b'{"type":"observation","data":' + observation_json(observation) + b"}"
+
+
+def state_frame(state: Any) -> bytes:
+    """Answer to state."""
+    return b'{"type":"state","data":' + encode_state(state) + b"}"
+
+
+def rpc_frame(response: Mapping[str, Any]) -> bytes:
+    """Answer to an `mcp` frame."""
+    return encode({"type": "mcp", "data": response})
+
+
+def error_frame(code: WSErrorCode | str, message: str, details: Mapping[str, Any] | None = None) -> bytes:
+    """Report a failure."""
+    text = code.value if isinstance(code, WSErrorCode) else code
+    return encode({"type": "error", "data": {"message": message, "code": text, **(details or {})}})
+
+
+def exception_frame(exc: BaseException) -> bytes:
+    """Report an exception: the framework's own with its code, anything else as the environment's failure."""
+    if isinstance(exc, OpenEnvError):
+        return error_frame(exc.code, str(exc), exc.details)
+    return error_frame(WSErrorCode.EXECUTION_ERROR, str(exc) or type(exc).__name__)
+
+
+def validation_frame(exc: Exception, *, echo_input: bool = True) -> bytes:
+    """Report a frame or an action that does not fit; validators may raise anything."""
+    return error_frame(
+        WSErrorCode.VALIDATION_ERROR, "Invalid message", {"errors": error_list(exc, echo_input=echo_input)}
+    )
+
+
+def error_list(exc: Exception, *, echo_input: bool = True) -> list[dict[str, Any]]:
+    """Describe a validation failure as JSON-able dicts; exceptions inside become their text."""
+    if isinstance(exc, ValidationError):
+        try:
+            text = exc.json(include_url=False, include_input=echo_input)
+            errors: list[dict[str, Any]] = decode(text)
+            return errors
+        except ValueError:
+            return [dict(error) for error in exc.errors(include_url=False, include_context=False, include_input=False)]
+    return [{"type": "value_error", "loc": [], "msg": f"{type(exc).__name__}: {exc}"}]
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 100 else text[:100] + "…"

@@ -1,0 +1,229 @@
+"""The rubric: a callable that scores one (action, observation) pair, with hooks and child rubrics.
+
+Knows calling, hooks and the tree of children. Must not know how children's scores are combined, nor any event loop.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from inspect import iscoroutine, iscoroutinefunction
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+T = TypeVar("T")
+
+ForwardPreHook = Callable[["Rubric", Any, Any], object]
+"""Called as `hook(rubric, action, observation)`; may be async on a rubric that is awaited."""
+
+ForwardHook = Callable[["Rubric", Any, Any, float], object]
+"""Called as `hook(rubric, action, observation, score)`; may be async on a rubric that is awaited."""
+
+
+# Stands for the shape of all trees, and is replaced when any of them changes: what was learnt about a tree holds while
+# this is the same object. An object rather than a number, so that what a copy or a pickle carries along never holds.
+_generation = object()
+
+DECISIVE = frozenset({"is_async", "_rubric_children", "last_score", "__setattr__", "__delattr__"})
+"""What a subclass must leave alone for its tree's `is_async` to be remembered, and its score to be stored directly."""
+
+
+class Node:
+    """Mark what can be a child; `isinstance` with a class that is no ABC is several times faster, on every call."""
+
+
+class Rubric(Node, ABC):
+    """Score an action and the observation it led to.
+
+    Subclasses write `forward`, as `def` or as `async def`. A rubric assigned to an attribute is a child: the
+    instance's attributes are the only record of its children, so replacing or deleting one takes effect everywhere.
+    The children form a tree; keep a reference back to a parent out of the attributes.
+    """
+
+    # Class-level and immutable, so that a subclass which forgets super().__init__() still works.
+    last_score: float | None = None
+    _forward_pre_hooks: tuple[ForwardPreHook, ...] = ()
+    _forward_hooks: tuple[ForwardHook, ...] = ()
+    # The generation in which `is_async` was worked out, and what it was; one value, so that threads see no half of it.
+    _known_is_async: tuple[object, bool] = (None, False)
+    _forward_is_async: ClassVar[bool] = False
+    _is_plain: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._forward_is_async = iscoroutinefunction(cls.forward)
+        strangers = [base for base in cls.__mro__ if base not in (Rubric, object)]
+        cls._is_plain = all(vars(base).keys().isdisjoint(DECISIVE) for base in strangers)
+
+    if not TYPE_CHECKING:  # To a type checker, these two would allow any attribute.
+
+        def __setattr__(self, name, value):
+            if isinstance(value, Node):
+                self._set_child(name, value)
+                forget_trees()
+                return
+            replaces_child = isinstance(self.__dict__.get(name), Node)
+            super().__setattr__(name, value)
+            if replaces_child:
+                forget_trees()
+
+        def __delattr__(self, name):
+            removes_child = isinstance(self.__dict__.get(name), Node)
+            super().__delattr__(name)
+            if removes_child:
+                forget_trees()
+
+    def _set_child(self, name: str, rubric: Rubric) -> None:
+        """Keep a rubric that was assigned to an attribute."""
+        super().__setattr__(name, rubric)
+
+    @abstractmethod
+    def forward(self, action: Any, observation: Any) -> float | Awaitable[float]:
+        """Compute the score."""
+
+    @property
+    def is_async(self) -> bool:
+        """Tell whether calling this rubric gives a coroutine: some `forward` in its tree is a coroutine function.
+
+        A subclass whose plain `forward` returns an awaitable of its own making sets `is_async = True`.
+        """
+        generation, is_async = self._known_is_async
+        return is_async if generation is _generation else self._find_is_async()
+
+    def _find_is_async(self) -> bool:
+        """Ask the tree, and remember the answer unless some rubric asked is not plain."""
+        # Read first: a change that another thread makes meanwhile outdates the answer.
+        generation = _generation
+        is_async, lasting = self._forward_is_async, self._is_plain
+        if not is_async:
+            for child in self._rubric_children.values():
+                is_async = child.is_async
+                lasting = lasting and child._known_is_async[0] is generation
+                if is_async:
+                    break
+        if lasting:
+            self.__dict__["_known_is_async"] = (generation, is_async)
+        return is_async
+
+    def __call__(self, action: Any, observation: Any) -> float | Coroutine[Any, Any, float]:
+        """Score the pair: a float, or a coroutine of one where `is_async`, whatever the score or the event loop.
+
+        Raises:
+            TypeError: something in a rubric that is not async returned an awaitable.
+        """
+        generation, is_async = self._known_is_async
+        if is_async if generation is _generation else self.is_async:
+            return self.acall(action, observation)
+        for pre_hook in self._forward_pre_hooks:
+            settled(pre_hook(self, action, observation), "forward pre-hook", self)
+        score = self.forward(action, observation)
+        if type(score) is not float:
+            score = settled(score, "forward", self)
+        if self._is_plain:
+            self.__dict__["last_score"] = score
+        else:
+            self.last_score = score
+        for hook in self._forward_hooks:
+            settled(hook(self, action, observation, score), "forward hook", self)
+        return score
+
+    async def acall(self, action: Any, observation: Any) -> float:
+        """Score the pair; can be awaited whether the rubric is async or not, and awaits async hooks."""
+        for pre_hook in self._forward_pre_hooks:
+            await awaited(pre_hook(self, action, observation))
+        score = await awaited(self.forward(action, observation))
+        self.last_score = score
+        for hook in self._forward_hooks:
+            await awaited(hook(self, action, observation, score))
+        return score
+
+    def register_forward_pre_hook(self, hook: ForwardPreHook) -> None:
+        """Run `hook(rubric, action, observation)` before each `forward`."""
+        self._forward_pre_hooks = (*self._forward_pre_hooks, hook)
+
+    def register_forward_hook(self, hook: ForwardHook) -> None:
+        """Run `hook(rubric, action, observation, score)` after each `forward`; what it returns is ignored."""
+        self._forward_hooks = (*self._forward_hooks, hook)
+
+    def named_children(self) -> Iterator[tuple[str, Rubric]]:
+        """Iterate over the direct children with their names."""
+        yield from self._rubric_children.items()
+
+    def children(self) -> Iterator[Rubric]:
+        """Iterate over the direct children."""
+        yield from self._rubric_children.values()
+
+    def named_rubrics(self, prefix: str = "") -> Iterator[tuple[str, Rubric]]:
+        """Iterate depth first over all descendants with their dotted paths, each path starting with `prefix`."""
+        for name, child in self.named_children():
+            path = f"{prefix}.{name}" if prefix else name
+            yield path, child
+            yield from child.named_rubrics(path)
+
+    def rubrics(self) -> Iterator[Rubric]:
+        """Iterate depth first over all descendants."""
+        for _, rubric in self.named_rubrics():
+            yield rubric
+
+    def get_rubric(self, path: str) -> Rubric:
+        """Return the descendant at a path as `named_rubrics` gives it, such as `"code.syntax"`.
+
+        Raises:
+            KeyError: no descendant has that path.
+        """
+        for name, rubric in self.named_rubrics():
+            if name == path:
+                return rubric
+        raise KeyError(f"no rubric at path {path!r} in {type(self).__name__}")
+
+    def reset(self) -> None:
+        """Forget the state of the episode, here and in the children."""
+        for child in self.children():
+            child.reset()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rubric's own configuration; children are asked one by one."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over configuration that `state_dict` gave; keys that are missing keep their values."""
+
+    @property
+    def _rubric_children(self) -> Mapping[str, Rubric]:
+        """Collect the direct children."""
+        return self._collect_children()
+
+    def _collect_children(self) -> dict[str, Rubric]:
+        """Collect the direct children; overrides call `forget_trees` after each change that no attribute shows."""
+        # Copied at once, because another thread's call may set an attribute meanwhile.
+        attributes = list(vars(self).items())
+        # Only rubrics are nodes, which the type checker cannot know.
+        return {name: value for name, value in attributes if isinstance(value, Node)}  # type: ignore[misc]
+
+
+def forget_trees() -> None:
+    """Outdate what is remembered about all trees; to be called after a child was added, replaced or removed."""
+    global _generation
+    _generation = object()
+
+
+def settled(outcome: T | Awaitable[T], role: str, rubric: Rubric) -> T:
+    """Return an outcome that must not be awaitable.
+
+    Raises:
+        TypeError: it is; the reward would be an object nobody awaits.
+    """
+    if isinstance(outcome, Awaitable):
+        if iscoroutine(outcome):
+            outcome.close()
+        # The tree may have been changed through `vars`, which nobody notices; the next call then looks again.
+        forget_trees()
+        raise TypeError(
+            f"the {role} of {type(rubric).__name__} gave an awaitable in a synchronous call: "
+            "await rubric.acall(action, observation) instead, or make the rubric's forward 'async def'"
+        )
+    return outcome
+
+
+async def awaited(outcome: T | Awaitable[T]) -> T:
+    """Return an outcome, awaiting it first where needed."""
+    return await outcome if isinstance(outcome, Awaitable) else outcome

@@ -1,0 +1,275 @@
+"""A rubric that asks a language model for the score, and the reading of scores from the model's answers.
+
+Knows prompts and the ways a score is written. Must not know which model answers or how it is reached, and must not
+turn a failure to answer into a reward.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from .base import Rubric
+
+_NUMBER = r"[-+\N{MINUS SIGN}]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
+_RANGE_WORD = r"(?:-|\N{EN DASH}|\N{EM DASH}|to\b|and\b|through\b)"
+# A number that is no part of a word, a date, a version, a longer number or a range.
+_VALUE = (
+    rf"(?<![\w.,/\-\N{{MINUS SIGN}}])(?P<number>{_NUMBER})"
+    rf"(?:\s*(?:/|out\s+of\b)\s*(?P<whole>{_NUMBER})|\s*(?P<percent>%|percent\b))?"
+    rf"(?![\w/%]|[.,]\d|\s*/\s*\d|\s*{_RANGE_WORD}\s*{_NUMBER})"
+)
+_THINKING = re.compile(r"<think>.*?</think>", re.IGNORECASE | re.DOTALL)
+_TAG = re.compile(r"<score>([^<]*)</score>", re.IGNORECASE)
+_LABEL = re.compile(
+    rf"(?P<verdict>\b(?:final|overall|total)\s+)?\b(?:score|rating)\b[\"']?\s*(?P<note>\([^)]*\))?\s*[:=]\s*[\"']?{_VALUE}",
+    re.IGNORECASE,
+)
+_RANGE = re.compile(rf"(?<![\w.])(?P<low>{_NUMBER})\s*{_RANGE_WORD}\s*(?P<high>{_NUMBER})(?!\w|\.\d)", re.IGNORECASE)
+_ANYWHERE = re.compile(_VALUE, re.IGNORECASE)
+
+
+class ScoreParseError(ValueError):
+    """Report that a model's answer holds no score, or more than one.
+
+    Attributes:
+        reason: what is wrong with the answer.
+        response: the whole answer.
+    """
+
+    def __init__(self, reason: str, response: str) -> None:
+        super().__init__(reason, response)
+        self.reason = reason
+        self.response = response
+
+    def __str__(self) -> str:
+        excerpt = self.response if len(self.response) <= 200 else f"{self.response[:200]}..."
+        return f"cannot read a score from the judge's answer: {self.reason}; the answer was {excerpt!r}"
+
+
+class CompletionClient(Protocol):
+    """What a judge needs of a language model client."""
+
+    async def complete(self, prompt: str, **kwargs: Any) -> str:
+        """Return the model's answer to a prompt."""
+        ...
+
+
+class LLMJudge(Rubric):
+    """Score with the number a language model answers to a prompt.
+
+    An answer without a clear score raises, unless the caller chose a `default_score` for this case: a judge that
+    failed must not look like an action that deserved 0. Errors of the client are always raised.
+
+    Args:
+        prompt_template: text in which `{action}` and `{observation}` are filled in by `str.format`.
+        client: what completes the prompt.
+        score_pattern: regular expression whose first match, or its first group, is the score; without one, see
+            `parse_score`.
+        default_score: score of an answer that holds none. Without one (or with None) the attribute and the state
+            read 0.0, but `uses_default` is false and such an answer raises.
+        normalize: clamp the score to [0, 1]; `default_score` is taken as it is.
+    """
+
+    def __init__(
+        self,
+        prompt_template: str,
+        client: CompletionClient,
+        *,
+        score_pattern: str | None = None,
+        default_score: float | None = None,
+        normalize: bool = True,
+    ) -> None:
+        super().__init__()
+        self.prompt_template = prompt_template
+        self.uses_default = default_score is not None
+        self.default_score = 0.0 if default_score is None else default_score
+        self.normalize = normalize
+        self._client = client
+        self._score_pattern = _compiled(score_pattern)
+
+    async def forward(self, action: Any, observation: Any) -> float:
+        """Ask the model, and read the score from its answer.
+
+        Raises:
+            ScoreParseError: the answer holds no clear score, and no default was chosen.
+        """
+        response = await self._client.complete(self._render_prompt(action, observation))
+        return self._parse_score(response)
+
+    def _render_prompt(self, action: Any, observation: Any) -> str:
+        """Fill in the prompt; override to render actions and observations in another way."""
+        return self.prompt_template.format(action=action, observation=observation)
+
+    def _parse_score(self, response: str) -> float:
+        """Read the score from an answer; override to read another format."""
+        try:
+            if self._score_pattern is None:
+                score = parse_score(response)
+            else:
+                score = _match_score(self._score_pattern, response)
+        except ScoreParseError:
+            if not self.uses_default:
+                raise
+            return self.default_score
+        return min(max(score, 0.0), 1.0) if self.normalize else score
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the configuration; the client is not part of it."""
+        return {
+            **super().state_dict(),
+            "prompt_template": self.prompt_template,
+            "score_pattern": None if self._score_pattern is None else self._score_pattern.pattern,
+            "default_score": self.default_score,
+            "normalize": self.normalize,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the configuration.
+
+        A `default_score` other than 0.0 must have been chosen by someone and is used from now on; 0.0 may be the
+        value that nobody chose, so it leaves `uses_default` alone.
+        """
+        super().load_state_dict(state)
+        self.prompt_template = state.get("prompt_template", self.prompt_template)
+        self.default_score = state.get("default_score", self.default_score)
+        self.uses_default = self.uses_default or self.default_score != 0.0
+        self.normalize = state.get("normalize", self.normalize)
+        if "score_pattern" in state:
+            self._score_pattern = _compiled(state["score_pattern"])
+
+
+def parse_score(response: str) -> float:
+    """Read the one score an answer gives, without clamping it.
+
+    The first of these that occurs decides: `<score>0.8</score>`; a JSON object with a `score`; `Score: 0.8`
+    (a final, overall or total score before the others); the only value in the text. A value is a number, a fraction
+    (`8/10`, `8 out of 10`) or a percentage. A stated scale such as "0 to 1" is no value; beside another scale a
+    bare number is not clear.
+
+    Raises:
+        ScoreParseError: there is no score, or several that differ.
+    """
+    text = re.sub(r"[*`]", "", _THINKING.sub("", response))
+    bare_ok = not _states_other_scale(text)
+    tags = _TAG.findall(text)
+    if tags:
+        return _only([_whole_value(tag, bare_ok) for tag in tags], "score tag", response)
+    objects = [candidate for candidate in _json_objects(text) if "score" in candidate]
+    if objects:
+        return _only([_json_value(candidate["score"], bare_ok) for candidate in objects], "JSON score", response)
+    labels = list(_LABEL.finditer(text))
+    if labels:
+        verdicts = [label for label in labels if label["verdict"]]
+        return _only([_labelled_value(label, bare_ok) for label in verdicts or labels], "labelled score", response)
+    return _lone_value(text, response)
+
+
+def _only(values: list[float | None], kind: str, response: str) -> float:
+    """Return the value that all readable ones agree on."""
+    found = {value for value in values if value is not None}
+    if not found:
+        raise ScoreParseError(f"its {kind} is not a clear value", response)
+    if len(found) > 1:
+        raise ScoreParseError(f"it gives several values as {kind}: {sorted(found)}", response)
+    return found.pop()
+
+
+def _lone_value(text: str, response: str) -> float:
+    """Return the only value in a text, leaving ranges out; beside a range other than 0 to 1 it may not be bare."""
+    bare_ok = all(map(_is_unit_range, _RANGE.finditer(text)))
+    values = list(_ANYWHERE.finditer(_RANGE.sub(" ", text)))
+    if not values:
+        raise ScoreParseError("it holds no score", response)
+    return _only([_value(value, bare_ok) for value in values], "score", response)
+
+
+def _labelled_value(label: re.Match[str], bare_ok: bool) -> float | None:
+    """Return the value after a label; the note in brackets behind the label may put it on another scale."""
+    note = label["note"] or ""
+    other_scale = re.search(r"\d", note) and not any(map(_is_unit_range, _RANGE.finditer(note)))
+    return _value(label, bare_ok and not other_scale)
+
+
+def _json_objects(text: str) -> Iterator[dict[str, object]]:
+    """Iterate over the outermost JSON objects in a text."""
+    decoder = json.JSONDecoder()
+    start = text.find("{")
+    while start >= 0:
+        try:
+            candidate, end = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            end = start + 1
+        else:
+            yield candidate
+        start = text.find("{", end)
+
+
+def _json_value(value: object, bare_ok: bool) -> float | None:
+    if isinstance(value, str):
+        return _whole_value(value, bare_ok)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return _finite(value) if bare_ok else None
+
+
+def _whole_value(text: str, bare_ok: bool) -> float | None:
+    """Return the value that a text consists of."""
+    match = _ANYWHERE.fullmatch(text.strip())
+    return _value(match, bare_ok) if match else None
+
+
+def _value(match: re.Match[str], bare_ok: bool) -> float | None:
+    """Return what a match of `_VALUE` amounts to, or None where that is not clear."""
+    number = _number(match["number"])
+    if match["percent"]:
+        return _finite(number / 100)
+    if match["whole"]:
+        whole = _number(match["whole"])
+        return _finite(number / whole) if whole > 0 else None
+    return _finite(number) if bare_ok else None
+
+
+def _states_other_scale(text: str) -> bool:
+    """Tell whether the text speaks of a scale, such as 1 to 10, on which a bare 1 would not be the full score."""
+    return any(
+        "scale" in text[max(0, stated.start() - 25) : stated.end() + 15].lower() and not _is_unit_range(stated)
+        for stated in _RANGE.finditer(text)
+    )
+
+
+def _is_unit_range(match: re.Match[str]) -> bool:
+    return (_number(match["low"]), _number(match["high"])) == (0.0, 1.0)
+
+
+def _match_score(pattern: re.Pattern[str], response: str) -> float:
+    """Return the first match of a caller's pattern: its first group, or all of it where the pattern has no group."""
+    match = pattern.search(response)
+    if match is None:
+        raise ScoreParseError(f"nothing matches {pattern.pattern!r}", response)
+    text = match[1] if pattern.groups else match[0]
+    try:
+        score = _finite(float(text))
+    except (TypeError, ValueError):
+        score = None
+    if score is None:
+        raise ScoreParseError(f"{pattern.pattern!r} matches {text!r}, which is not a number", response)
+    return score
+
+
+def _number(text: str) -> float:
+    return float(text.replace("\N{MINUS SIGN}", "-"))
+
+
+def _finite(number: float) -> float | None:
+    try:
+        return float(number) if math.isfinite(number) else None
+    except OverflowError:  # an integer of JSON that no float can hold
+        return None
+
+
+def _compiled(pattern: str | None) -> re.Pattern[str] | None:
+    return None if pattern is None else re.compile(pattern)

@@ -1,0 +1,10 @@
+"""Where environment code runs. A runner hands out lanes; one lane runs one session's calls, one at a time."""
+
+from __future__ import annotations
+
+from .base import Lane, LaneCall, Runner, make_runner
+from .hub import Hub, current_hub
+from .inline import InlineRunner
+from .thread import ThreadRunner
+
+__all__ = ["Hub", "InlineRunner", "Lane", "LaneCall", "Runner", "ThreadRunner", "current_hub", "make_runner"]

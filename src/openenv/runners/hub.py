@@ -1,0 +1,78 @@
+"""The way back from worker threads to an event loop, many results at a time.
+
+One hub per loop. Knows callables; must not know what they mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+logger = logging.getLogger(__name__)
+
+
+class Delivery(Protocol):
+    """Something to be handed over on the loop."""
+
+    def deliver(self) -> None:
+        """Hand it over; called on the loop."""
+        ...
+
+
+class Hub:
+    """Delivers results on one loop; a burst of them costs one wake-up."""
+
+    __slots__ = ("__weakref__", "_ready", "_scheduled", "loop", "thread_id")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.thread_id = threading.get_ident()
+        self._ready: deque[Delivery] = deque()
+        self._scheduled = False
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs on this hub's loop thread."""
+        return threading.get_ident() == self.thread_id
+
+    def post(self, delivery: Delivery) -> None:
+        """Deliver soon, on the loop; may be called from any thread. A closed loop has nobody left to tell."""
+        self._ready.append(delivery)
+        if not self._scheduled:
+            self._scheduled = True
+            try:
+                self.loop.call_soon_threadsafe(self._drain)
+            except RuntimeError:
+                self._ready.clear()
+
+    def _drain(self) -> None:
+        # The flag falls before the queue is emptied: whoever appends after that schedules another pass.
+        self._scheduled = False
+        ready = self._ready
+        for _ in range(len(ready)):
+            delivery = ready.popleft()
+            try:
+                delivery.deliver()
+            except Exception:
+                logger.exception("a result could not be delivered")
+        if ready and not self._scheduled:
+            self._scheduled = True
+            self.loop.call_soon(self._drain)
+
+
+_hubs: WeakKeyDictionary[asyncio.AbstractEventLoop, Hub] = WeakKeyDictionary()
+_hubs_lock = threading.Lock()
+
+
+def current_hub() -> Hub:
+    """Return the hub of the running loop."""
+    loop = asyncio.get_running_loop()
+    hub = _hubs.get(loop)
+    if hub is None:
+        with _hubs_lock:
+            hub = _hubs.setdefault(loop, Hub(loop))
+    return hub

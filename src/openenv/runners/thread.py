@@ -1,0 +1,199 @@
+"""The thread runner: all calls of a session run on one and the same thread, fast sessions share theirs.
+
+Placement is by evidence. While nothing is known of an environment, sessions spread over up to `SPREAD` threads. Once
+its calls have shown to be fast, new sessions share one thread, which keeps hand-overs few; once they have shown to be
+slow, each new session gets a thread of its own. A session never changes its thread.
+Knows calls and their duration; must not know sessions or environments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from queue import SimpleQueue
+
+from .base import Lane, LaneCall
+
+logger = logging.getLogger(__name__)
+
+SPREAD = 32
+PARKED = 4
+SLOW_S = 0.005
+PROOF = 8
+_WEIGHT = 0.1
+
+
+class Profile:
+    """What has been seen of the calls so far: a moving mean of each kind's duration."""
+
+    __slots__ = ("_mean_s", "_steps")
+
+    def __init__(self) -> None:
+        self._mean_s: dict[str, float] = {}
+        self._steps = 0
+
+    def record(self, kind: str, seconds: float) -> None:
+        """Take in one call. Races between threads lose a sample, never more."""
+        mean = self._mean_s.get(kind)
+        self._mean_s[kind] = seconds if mean is None else mean + _WEIGHT * (seconds - mean)
+        if kind == "step":
+            self._steps += 1
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether some kind of call takes long enough to be in others' way."""
+        return any(mean > SLOW_S for mean in self._mean_s.values())
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether enough steps have been seen, and no kind of call is slow."""
+        return self._steps >= PROOF and not self.is_slow
+
+
+class Worker:
+    """One thread and the calls waiting for it."""
+
+    def __init__(self, name: str, profile: Profile) -> None:
+        self.sessions = 0
+        self._inbox: SimpleQueue[LaneCall | None] = SimpleQueue()
+        self._profile = profile
+        # A daemon: an environment that hangs must not keep the process from ending.
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread.start()
+
+    def submit(self, call: LaneCall) -> None:
+        """Queue a call."""
+        self._inbox.put(call)
+
+    def stop(self) -> None:
+        """End the thread after the calls that are queued."""
+        self._inbox.put(None)
+
+    def _run(self) -> None:
+        take, record, clock = self._inbox.get, self._profile.record, time.perf_counter
+        while (call := take()) is not None:
+            began = clock()
+            try:
+                call.run()
+            except BaseException:
+                logger.exception("a call broke its promise not to raise")
+            record(call.kind, clock() - began)
+            del call  # or an idle thread would keep the last action alive
+
+
+class ThreadLane:
+    """A session's place on a worker."""
+
+    __slots__ = ("_runner", "_worker", "submit")
+
+    def __init__(self, worker: Worker, runner: ThreadRunner) -> None:
+        self._worker = worker
+        self._runner = runner
+        self.submit = worker.submit
+
+    def release(self) -> None:
+        """Leave the worker."""
+        self._runner.leave(self._worker)
+
+
+class ThreadRunner:
+    """Places sessions on threads.
+
+    Args:
+        max_threads: How many threads slow sessions may take; beyond that they share, the emptiest first.
+        single_thread: Put every session on one and the same thread.
+    """
+
+    name = "thread"
+
+    def __init__(self, *, max_threads: int = 1024, single_thread: bool = False) -> None:
+        self.profile = Profile()
+        self._max_threads = max(1, max_threads)
+        self._single: Worker | None = None
+        self._single_wanted = single_thread
+        self._shared: Worker | None = None
+        self._workers: list[Worker] = []
+        self._parked: list[Worker] = []
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+
+    @property
+    def threads(self) -> int:
+        """Threads alive now."""
+        with self._lock:
+            return len(self._workers) + len(self._parked)
+
+    def lane(self) -> Lane:
+        """Reserve a place."""
+        with self._lock:
+            worker = self._place()
+            worker.sessions += 1
+        return ThreadLane(worker, self)
+
+    def pin(self, lane: Lane) -> None:
+        """Put every later session on this lane's thread."""
+        assert isinstance(lane, ThreadLane)
+        with self._lock:
+            self._single = lane._worker
+            self._single_wanted = True
+
+    def _place(self) -> Worker:
+        if self._single_wanted:
+            if self._single is None:
+                self._single = self._new_worker()
+            return self._single
+        if self.profile.is_fast:
+            if self._shared is None:
+                self._shared = self._emptiest(self._workers) or self._new_worker()
+            return self._shared
+        limit = self._max_threads if self.profile.is_slow else min(SPREAD, self._max_threads)
+        idle = next((worker for worker in self._workers if worker.sessions == 0), None)
+        if idle is not None:
+            return idle
+        if len(self._workers) < limit:
+            return self._new_worker()
+        return self._emptiest(self._workers) or self._new_worker()
+
+    @staticmethod
+    def _emptiest(workers: Iterable[Worker]) -> Worker | None:
+        return min(workers, key=lambda worker: worker.sessions, default=None)
+
+    def _new_worker(self) -> Worker:
+        worker = self._parked.pop() if self._parked else Worker(f"openenv-{next(self._numbers)}", self.profile)
+        self._workers.append(worker)
+        return worker
+
+    def leave(self, worker: Worker) -> None:
+        """Take a session off a worker; a worker without sessions is parked or stopped."""
+        with self._lock:
+            worker.sessions -= 1
+            if worker.sessions or worker is self._single or worker not in self._workers:
+                return
+            self._workers.remove(worker)
+            if worker is self._shared:
+                self._shared = None
+            if len(self._parked) < PARKED:
+                self._parked.append(worker)
+                return
+        worker.stop()
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Stop the threads; one that is stuck in a call is left to itself when the time is up."""
+        with self._lock:
+            workers = [*self._workers, *self._parked]
+            self._workers, self._parked = [], []
+            self._single = self._shared = None
+        for worker in workers:
+            worker.stop()
+        deadline = time.monotonic() + timeout_s
+        for worker in workers:
+            if worker.thread is threading.current_thread():
+                continue
+            with contextlib.suppress(RuntimeError):
+                worker.thread.join(max(0.0, deadline - time.monotonic()))
+            if worker.thread.is_alive():
+                logger.warning("thread %s is stuck in an environment's call and was left behind", worker.thread.name)

@@ -1,0 +1,125 @@
+"""Application factories: an environment class in, a FastAPI application out.
+
+Knows how an application is put together; routes and sessions are elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI
+
+from ..env.environment import Environment
+from ..settings import server_mode, web_interface_enabled
+from ..types import ConcurrencyConfig, ServerMode, State
+from .compat import HTTPEnvServer, parse_mode
+
+_TITLE = "OpenEnv Environment HTTP API"
+_API_VERSION = "1.0.0"
+_DESCRIPTION = (
+    "Serves one environment. Over WebSocket connect to `/ws`; over HTTP call `/reset` with `X-OpenEnv-Session: new` "
+    "and send the name that comes back with each `/step` and `/state`."
+)
+_TAGS = [
+    {"name": "Environment Control", "description": "Begin episodes and take actions"},
+    {"name": "State Management", "description": "Look at the state of an episode"},
+    {"name": "Environment Info", "description": "What is served here"},
+    {"name": "Schema", "description": "JSON schemas of the models"},
+    {"name": "Health", "description": "Whether the server is alive"},
+    {"name": "Task API", "description": "The environment's catalogue of tasks"},
+]
+
+
+def create_app(
+    env: Callable[[], Environment[Any, Any, Any]],
+    action_cls: type[Any],
+    observation_cls: type[Any],
+    env_name: str | None = None,
+    max_concurrent_envs: int | None = None,
+    concurrency_config: ConcurrencyConfig | None = None,
+    gradio_builder: Callable[..., Any] | None = None,
+    custom_tab_name: str = "Custom",
+    custom_tab_primary: bool = False,
+    show_default_tab: bool = True,
+    title_override: str | None = None,
+    state_cls: type[Any] = State,
+    *,
+    mode: ServerMode | str | None = None,
+    reset_observation_cls: type[Any] | None = None,
+    runner: str | None = None,
+) -> FastAPI:
+    """Build the application of an environment, with the web page when `ENABLE_WEB_INTERFACE` asks for it.
+
+    Args:
+        env: The environment class, or a function without arguments that returns an environment.
+        action_cls: The action model.
+        observation_cls: The observation model.
+        env_name: Name in the Task API and on the page.
+        max_concurrent_envs: Sessions held at once; by default 1.
+        concurrency_config: The same and a session timeout, as one object.
+        gradio_builder: Builds a Gradio page of the environment's own.
+        custom_tab_name: Label of that page's tab.
+        custom_tab_primary: Whether that tab comes first.
+        show_default_tab: Whether the standard page is there as well.
+        title_override: Title of the page.
+        state_cls: The state model; by default what the environment declares.
+        mode: `simulation` (default, or `OPENENV_MODE`) or `production`.
+        reset_observation_cls: Model of the first observation where it differs.
+        runner: Where environment code runs: `auto` (default), `thread`, `inline`.
+    """
+    app = create_fastapi_app(
+        env,
+        action_cls,
+        observation_cls,
+        max_concurrent_envs,
+        concurrency_config,
+        env_name,
+        state_cls,
+        mode=mode,
+        reset_observation_cls=reset_observation_cls,
+        runner=runner,
+    )
+    if web_interface_enabled():
+        from ..web import add_web_page  # the page is optional and loads only when it is asked for
+
+        add_web_page(
+            app,
+            gradio_builder=gradio_builder,
+            custom_tab_name=custom_tab_name,
+            custom_tab_primary=custom_tab_primary,
+            show_default_tab=show_default_tab,
+            title=title_override,
+        )
+    return app
+
+
+def create_fastapi_app(
+    env: Callable[[], Environment[Any, Any, Any]],
+    action_cls: type[Any],
+    observation_cls: type[Any],
+    max_concurrent_envs: int | None = None,
+    concurrency_config: ConcurrencyConfig | None = None,
+    env_name: str | None = None,
+    state_cls: type[Any] = State,
+    *,
+    mode: ServerMode | str | None = None,
+    reset_observation_cls: type[Any] | None = None,
+    runner: str | None = None,
+) -> FastAPI:
+    """Build the application of an environment without a web page; arguments as for `create_app`."""
+    server = HTTPEnvServer(
+        env,
+        action_cls,
+        observation_cls,
+        max_concurrent_envs,
+        concurrency_config,
+        env_name,
+        state_cls,
+        reset_observation_cls=reset_observation_cls,
+        runner=runner,
+    )
+    app = FastAPI(title=_TITLE, version=_API_VERSION, description=_DESCRIPTION, openapi_tags=_TAGS)
+    app.state.openenv_server = server
+    server.register_routes(app, parse_mode(server_mode() if mode is None else mode))
+    return app

@@ -1,0 +1,90 @@
+"""Small ASGI pieces: read a body, find a header, answer with JSON.
+
+Knows ASGI messages; must not know what they are about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from http.cookies import SimpleCookie
+from typing import Any
+
+from ..protocol.codec import encode
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
+HeaderList = Sequence[tuple[bytes, bytes]]
+
+
+class BodyTooLarge(Exception):
+    """The request's body is over the limit."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"The body is larger than {limit} bytes")
+        self.limit = limit
+
+
+class ClientGone(Exception):
+    """The client went away before its request was whole."""
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """Return a request header; `name` is in lower case."""
+    for key, value in scope["headers"]:
+        if key == name:
+            text: str = value.decode("latin-1")
+            return text
+    return None
+
+
+def cookie(scope: Scope, name: str) -> str | None:
+    """Return a request cookie."""
+    text = header(scope, b"cookie")
+    if text is None or name not in text:
+        return None
+    morsel = SimpleCookie(text).get(name)
+    return None if morsel is None else morsel.value
+
+
+async def read_body(receive: Receive, limit: int) -> bytes:
+    """Read a request's body.
+
+    Raises:
+        BodyTooLarge: It is over the limit; the rest is not read.
+        ClientGone: The client disconnected.
+    """
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    body: bytes = message.get("body", b"")
+    if not message.get("more_body"):
+        if len(body) > limit:
+            raise BodyTooLarge(limit)
+        return body
+    chunks, size = [body], len(body)
+    while message.get("more_body"):
+        if size > limit:
+            raise BodyTooLarge(limit)
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
+    if size > limit:
+        raise BodyTooLarge(limit)
+    return b"".join(chunks)
+
+
+async def respond(send: Send, status: int, body: bytes, headers: HeaderList = ()) -> None:
+    """Answer with JSON text."""
+    fixed = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def respond_json(send: Send, status: int, value: Mapping[str, Any] | list[Any], headers: HeaderList = ()) -> None:
+    """Answer with a value."""
+    await respond(send, status, encode(value), headers)

@@ -1,0 +1,269 @@
+"""`HTTPEnvServer`: the constructor and methods that existing code knows, on top of `EnvService`.
+
+Knows which routes a mode has; what they do is elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import Body, FastAPI
+from starlette.routing import WebSocketRoute
+
+from ..env.environment import Environment
+from ..sessions.manager import SessionLimits, SessionManager
+from ..settings import max_sessions as configured_max_sessions
+from ..settings import runner_name, session_timeout
+from ..types import (
+    ConcurrencyConfig,
+    EnvironmentMetadata,
+    HealthResponse,
+    ResetRequest,
+    ResetResponse,
+    SchemaResponse,
+    ServerCapacityStatus,
+    ServerMode,
+    SessionInfo,
+    State,
+    StepRequest,
+    StepResponse,
+)
+from .http import GymRoutes
+from .lifespan import add_to_lifespan
+from .routes import DocumentedRoute, ErrorBody, GetEndpointConfig, register_get_endpoints
+from .rpc import RpcEndpoint
+from .service import EnvService, ServiceOptions
+from .tasks import TaskRoutes
+from .ws import GymEndpoint
+
+_SESSION_ERRORS: dict[int | str, dict[str, Any]] = {
+    404: {"model": ErrorBody, "description": "No session has the name that was sent"},
+    410: {"model": ErrorBody, "description": "The session has ended and its episode with it"},
+    413: {"model": ErrorBody, "description": "The body is too large"},
+    500: {"description": "The environment failed"},
+    503: {"model": ErrorBody, "description": "Every session slot is taken"},
+}
+
+
+class HTTPEnvServer:
+    """Serves one environment class.
+
+    Args:
+        env: The environment class, or a function without arguments that returns an environment.
+        action_cls: The action model.
+        observation_cls: The observation model.
+        max_concurrent_envs: Sessions held at once; by default 1.
+        concurrency_config: The same and a session timeout, as one object; excludes `max_concurrent_envs`.
+        env_name: Name in the Task API; by default the factory's.
+        state_cls: The state model; by default what the environment declares.
+        reset_observation_cls: Model of the first observation where it differs.
+        runner: Where environment code runs: `auto` (default), `thread`, `inline`.
+        limits: All limits at once, for full control; excludes the two concurrency arguments.
+
+    Raises:
+        TypeError: `env` is an instance.
+        ValueError: Both `max_concurrent_envs` and `concurrency_config` are given.
+        ConcurrencyConfigurationError: The class does not support so many sessions.
+    """
+
+    def __init__(
+        self,
+        env: Callable[[], Environment[Any, Any, Any]],
+        action_cls: type[Any] | None,
+        observation_cls: type[Any] | None,
+        max_concurrent_envs: int | None = None,
+        concurrency_config: ConcurrencyConfig | None = None,
+        env_name: str | None = None,
+        state_cls: type[Any] = State,
+        *,
+        reset_observation_cls: type[Any] | None = None,
+        runner: str | None = None,
+        limits: SessionLimits | None = None,
+    ) -> None:
+        self.concurrency_config = _concurrency(max_concurrent_envs, concurrency_config, limits)
+        self.action_cls = action_cls
+        self.observation_cls = observation_cls
+        self._env_factory = env
+        self.service = EnvService(
+            env,
+            action_cls=action_cls,
+            observation_cls=observation_cls,
+            state_cls=state_cls,
+            reset_observation_cls=reset_observation_cls,
+            env_name=env_name,
+            options=ServiceOptions(
+                limits=limits or _limits(self.concurrency_config), runner=runner or runner_name() or "auto"
+            ),
+        )
+
+    @property
+    def manager(self) -> SessionManager:
+        """The sessions of this server."""
+        return self.service.manager
+
+    @property
+    def active_sessions(self) -> int:
+        """Session slots in use."""
+        return self.manager.active
+
+    @property
+    def max_concurrent_envs(self) -> int:
+        """Session slots there are."""
+        return self.manager.max_sessions
+
+    @property
+    def is_concurrency_safe(self) -> bool:
+        """Whether the environment class supports concurrent sessions."""
+        return self.manager.is_concurrency_safe
+
+    def get_capacity_status(self) -> ServerCapacityStatus:
+        """Return slots in use and slots there are."""
+        limit = self.manager.max_sessions
+        return ServerCapacityStatus.from_counts(min(self.manager.active, limit), limit)
+
+    def get_session_info(self, session_id: str) -> SessionInfo | None:
+        """Describe a session, or return None."""
+        return self.manager.info(session_id)
+
+    def register_routes(self, app: FastAPI, mode: ServerMode | str = ServerMode.SIMULATION) -> None:
+        """Add the routes of a mode to an application, and the drain to its shutdown.
+
+        Raises:
+            ValueError: There is no such mode.
+        """
+        mode = parse_mode(mode)
+        self.service.mode = mode
+        if mode is ServerMode.SIMULATION:
+            self._register_gym_routes(app)
+        self._register_info_routes(app)
+        app.router.routes.append(WebSocketRoute("/ws", GymEndpoint(self.service), name="ws"))
+        TaskRoutes(self.service).register(app)
+        add_to_lifespan(app, self.manager)
+
+    def _register_gym_routes(self, app: FastAPI) -> None:
+        gym = GymRoutes(self.service)
+        control: dict[str, Any] = {"tags": ["Environment Control"], "responses": _SESSION_ERRORS}
+        state_cls = self.service.state_cls
+        app.router.routes += [
+            DocumentedRoute(
+                "/reset",
+                _reset_signature,
+                gym.reset,
+                methods=["POST"],
+                response_model=ResetResponse,
+                summary="Begin an episode",
+                description="Send `X-OpenEnv-Session: new` to open a session that `/step` and `/state` can continue; "
+                "its name comes back in the same header.",
+                **control,
+            ),
+            DocumentedRoute(
+                "/step",
+                _step_signature,
+                gym.step,
+                methods=["POST"],
+                response_model=StepResponse,
+                summary="Take an action",
+                description="Send `X-OpenEnv-Session` with the name that `/reset` answered to continue that episode.",
+                **control,
+            ),
+            DocumentedRoute(
+                "/state",
+                _state_signature,
+                gym.state,
+                methods=["GET"],
+                response_model=state_cls,
+                summary="Show the state",
+                description="Send `X-OpenEnv-Session` to see the state of that episode.",
+                tags=["State Management"],
+                responses={code: body for code, body in _SESSION_ERRORS.items() if code != 413},
+            ),
+        ]
+
+    def _register_info_routes(self, app: FastAPI) -> None:
+        register_get_endpoints(
+            app,
+            [
+                GetEndpointConfig(
+                    "/metadata",
+                    self.service.metadata,
+                    EnvironmentMetadata,
+                    "Environment Info",
+                    "Describe the environment",
+                    "Name, version, author and README of the environment.",
+                ),
+                GetEndpointConfig(
+                    "/health", _health, HealthResponse, "Health", "Say whether the server is alive", "Liveness check."
+                ),
+                GetEndpointConfig(
+                    "/schema",
+                    self._schema,
+                    SchemaResponse,
+                    "Schema",
+                    "Show the JSON schemas",
+                    "Schemas of action, observation and state.",
+                ),
+            ],
+        )
+        rpc = RpcEndpoint(self.service.options.max_message_bytes)
+        app.router.routes.append(
+            DocumentedRoute("/mcp", _rpc_signature, rpc, methods=["POST"], tags=["Environment Info"], summary="JSON-RPC")
+        )
+
+    async def _schema(self) -> SchemaResponse:
+        return self.service.schema()
+
+
+def parse_mode(mode: ServerMode | str) -> ServerMode:
+    """Read a mode's name in any case.
+
+    Raises:
+        ValueError: There is no such mode.
+    """
+    try:
+        return ServerMode(mode.lower() if isinstance(mode, str) and not isinstance(mode, ServerMode) else mode)
+    except ValueError:
+        raise ValueError(f"Invalid mode {mode!r}: choose 'simulation' or 'production'") from None
+
+
+def _concurrency(
+    max_concurrent_envs: int | None, config: ConcurrencyConfig | None, limits: SessionLimits | None
+) -> ConcurrencyConfig:
+    if sum(given is not None for given in (max_concurrent_envs, config, limits)) > 1:
+        raise ValueError("Give only one of max_concurrent_envs, concurrency_config and limits")
+    if config is not None:
+        return config
+    sessions = limits.sessions if limits is not None else max_concurrent_envs
+    if sessions is None:
+        sessions = configured_max_sessions()
+    timeout = limits.idle_s if limits is not None else session_timeout()
+    return ConcurrencyConfig(max_concurrent_envs=1 if sessions is None else sessions, session_timeout=timeout)
+
+
+def _limits(config: ConcurrencyConfig) -> SessionLimits:
+    limits = SessionLimits(sessions=config.max_concurrent_envs)
+    if config.session_timeout is None:
+        return limits
+    timeout = config.session_timeout
+    return SessionLimits(sessions=limits.sessions, idle_s=timeout, soft_idle_s=min(timeout, limits.soft_idle_s))
+
+
+async def _health() -> HealthResponse:
+    return HealthResponse()
+
+
+async def _reset_signature(request: ResetRequest = Body(default_factory=ResetRequest)) -> None:  # noqa: B008
+    """Documents `POST /reset`."""
+
+
+async def _step_signature(request: StepRequest) -> None:
+    """Documents `POST /step`."""
+
+
+async def _state_signature() -> None:
+    """Documents `GET /state`."""
+
+
+async def _rpc_signature(request: dict[str, Any]) -> dict[str, Any]:
+    """Documents `POST /mcp`."""
+    return request

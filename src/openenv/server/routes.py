@@ -1,0 +1,72 @@
+"""Routes that are documented by FastAPI and answered by a bare ASGI handler.
+
+The document comes from a signature, the hot path pays for none of it. Knows FastAPI's route class only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+from starlette.routing import Match
+
+from .asgi import Handler, Receive, Scope, Send
+
+
+class ErrorBody(BaseModel):
+    """A refusal: what happened, with a stable code."""
+
+    detail: str
+    code: str
+
+
+@dataclass(frozen=True)
+class GetEndpointConfig:
+    """A GET route: where it is, what it calls, what it returns."""
+
+    path: str
+    handler: Callable[[], Any]
+    response_model: type[Any]
+    tag: str
+    summary: str
+    description: str
+
+
+def register_get_endpoints(app: FastAPI, configs: Sequence[GetEndpointConfig]) -> None:
+    """Add several GET routes to an application."""
+    for config in configs:
+        app.add_api_route(
+            config.path,
+            config.handler,
+            methods=["GET"],
+            response_model=config.response_model,
+            tags=[config.tag],
+            summary=config.summary,
+            description=config.description,
+        )
+
+
+class DocumentedRoute(APIRoute):
+    """A route whose `signature` is for the OpenAPI document and whose requests go straight to `handler`."""
+
+    def __init__(self, path: str, signature: Callable[..., Any], handler: Handler, **kwargs: Any) -> None:
+        super().__init__(path, signature, **kwargs)
+        self.app = handler
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Match as any route; the common exact path needs no regular expression."""
+        if scope["type"] == "http" and scope["path"] == self.path and not scope.get("root_path"):
+            match = Match.FULL if scope["method"] in self.methods else Match.PARTIAL
+            return match, {"endpoint": self.endpoint, "path_params": {}, "route": self}
+        return super().matches(scope)
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
+        if scope["method"] in self.methods:
+            await self.app(scope, receive, send)
+        else:
+            await super().handle(scope, receive, send)

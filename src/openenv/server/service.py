@@ -1,0 +1,103 @@
+"""`EnvService`: what every surface of a server shares about the environment it serves.
+
+Models, schemas, metadata, operations and the session manager, each built once. Knows no HTTP and no WebSocket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..env.binding import factory_name, infer_models
+from ..env.environment import Environment
+from ..protocol.schema import json_schema
+from ..protocol.server import ServerProtocol, observation_frame, state_frame
+from ..runners import Runner
+from ..sessions.manager import SessionLimits, SessionManager
+from ..sessions.operations import CALL, build_operations
+from ..types import EnvironmentMetadata, SchemaResponse, ServerMode, State
+
+DEFAULT_MAX_MESSAGE_BYTES = 100 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceOptions:
+    """What a server can be told beyond the models.
+
+    Args:
+        limits: Sessions, their life, and shutdown.
+        runner: Where environment code runs: `auto`, `thread`, `inline`, or a runner of your own.
+        max_message_bytes: The largest request that is read.
+    """
+
+    limits: SessionLimits
+    runner: Runner | str = "auto"
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
+
+
+class EnvService:
+    """One served environment."""
+
+    def __init__(
+        self,
+        factory: Callable[[], Any],
+        *,
+        action_cls: type[Any] | None,
+        observation_cls: type[Any] | None,
+        state_cls: type[Any] | None,
+        reset_observation_cls: type[Any] | None,
+        env_name: str | None,
+        options: ServiceOptions,
+    ) -> None:
+        if isinstance(factory, Environment) or not callable(factory):
+            raise TypeError(
+                f"env must be a callable that returns an environment (the class itself, or a factory function), "
+                f"not an instance of {type(factory).__name__}"
+            )
+        self.factory = factory
+        self.options = options
+        self.manager = SessionManager(factory, options.limits, runner=options.runner)
+        self.env_name = env_name or factory_name(factory)
+        self.action_cls = action_cls
+        self.observation_cls = observation_cls
+        self.reset_observation_cls = reset_observation_cls
+        self.mode = ServerMode.SIMULATION
+        self._state_cls = state_cls
+        self.protocol = ServerProtocol(action_cls)
+        self.frame_operations = build_operations(observation_frame, state_frame)
+        self._metadata: EnvironmentMetadata | None = None
+        self._schema: SchemaResponse | None = None
+
+    @property
+    def state_cls(self) -> type[Any]:
+        """The state's own class: as given, or as the environment declares it."""
+        if self._state_cls is not None and self._state_cls is not State:
+            return self._state_cls
+        env_cls = self.manager.env_cls
+        return infer_models(env_cls).state if env_cls is not None else State
+
+    def schema(self) -> SchemaResponse:
+        """Describe the models as JSON schemas."""
+        known = self.manager.env_cls is not None
+        if self._schema is not None:
+            return self._schema
+        observation = json_schema(self.observation_cls) if self.observation_cls is not None else {}
+        reset_cls = self.reset_observation_cls
+        schema = SchemaResponse(
+            action=json_schema(self.action_cls) if self.action_cls is not None else {},
+            observation=observation,
+            state=json_schema(self.state_cls),
+            reset_observation=json_schema(reset_cls) if reset_cls is not None else observation,
+        )
+        if known:
+            self._schema = schema
+        return schema
+
+    async def metadata(self) -> EnvironmentMetadata:
+        """Ask an environment to describe itself, once."""
+        if self._metadata is None:
+            async with self.manager.borrow() as session:
+                found = await session.run(CALL, lambda env: env.get_metadata())
+            self._metadata = EnvironmentMetadata.model_validate(found, from_attributes=True)
+        return self._metadata

@@ -1,0 +1,283 @@
+"""WebSocket carriers: the frames of one connection, either on the bare transport or through ASGI messages.
+
+Under uvicorn the endpoint takes the transport over once the handshake is done: a frame then costs a read and a write
+and no ASGI message. Wherever that is not possible the same endpoint runs on plain ASGI. Knows bytes and connections;
+must not know what the messages mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from typing import Any, Protocol, cast
+
+from ..protocol.frames import FrameError, FrameReader, Opcode, close_payload, control_frame, text_head
+from .asgi import Receive, Send
+from .keepalive import KeepAlive
+from .writes import WriteBatch
+
+logger = logging.getLogger(__name__)
+
+_BIG = 65_536
+
+
+class SocketHandler(Protocol):
+    """What a carrier tells its owner; all calls come on the loop."""
+
+    def on_message(self, payload: bytes) -> None:
+        """A whole message came."""
+        ...
+
+    def on_oversize(self, size: int) -> None:
+        """A message over the limit came and was dropped."""
+        ...
+
+    def on_lost(self) -> None:
+        """The connection is gone; called once."""
+        ...
+
+
+class Socket(Protocol):
+    """A WebSocket connection after its handshake."""
+
+    def send(self, payload: bytes) -> None:
+        """Send a text message."""
+        ...
+
+    def close(self, code: int = 1000, reason: str = "") -> None:
+        """Close after what was sent."""
+        ...
+
+    def pause(self) -> None:
+        """Take in no more for now."""
+        ...
+
+    def resume(self) -> None:
+        """Go on taking in."""
+        ...
+
+    async def wait_closed(self) -> None:
+        """Wait for the end of the connection."""
+        ...
+
+
+class FrameSocket(asyncio.Protocol):
+    """A connection on the bare transport, taken over from the server's own protocol."""
+
+    def __init__(self, transport: asyncio.Transport, origin: asyncio.Protocol, *, max_size: int) -> None:
+        self._transport = transport
+        self._origin = origin
+        self._reader = FrameReader(max_size)
+        self._handler: SocketHandler | None = None
+        self._loop = asyncio.get_running_loop()
+        self._closed: asyncio.Future[None] = self._loop.create_future()
+        self._closing = False
+        self._keepalive = KeepAlive.of(self._loop)
+        self._writes = WriteBatch.of(self._loop)
+        self.last_heard = self._loop.time()
+
+    def start(self, handler: SocketHandler) -> None:
+        """Begin to deliver messages."""
+        self._handler = handler
+        self._transport.set_protocol(self)
+        self._keepalive.add(self)
+
+    # -- Socket ---------------------------------------------------------------------------------------------------
+
+    def send(self, payload: bytes) -> None:
+        """Send a text message."""
+        if self._closing:
+            return
+        head = text_head(len(payload))
+        if len(payload) < _BIG:
+            self._writes.add(self._transport, head + payload)
+        else:
+            self._writes.flush()
+            self._transport.writelines((head, payload))
+
+    def ping(self) -> None:
+        """Ask the peer for a sign of life."""
+        self._transport.write(control_frame(Opcode.PING))
+
+    def close(self, code: int = 1000, reason: str = "") -> None:
+        """Send a close frame, then end the connection; the peer need not answer."""
+        if not self._closing:
+            self._closing = True
+            self._writes.flush()
+            self._transport.write(control_frame(Opcode.CLOSE, close_payload(code, reason)))
+            self._transport.close()
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        self._closing = True
+        self._transport.abort()
+
+    def pause(self) -> None:
+        """Stop reading."""
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read again."""
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    async def wait_closed(self) -> None:
+        """Wait for the end of the connection."""
+        await asyncio.shield(self._closed)
+
+    # -- asyncio.Protocol -----------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        """Cut the bytes into messages and hand them on."""
+        handler = self._handler
+        if self._closing or handler is None:
+            return
+        self.last_heard = self._loop.time()
+        try:
+            messages = self._reader.feed(data)
+        except FrameError as exc:
+            self.close(exc.close_code, exc.reason)
+            return
+        for message in messages:
+            if message.opcode == Opcode.TEXT or message.opcode == Opcode.BINARY:
+                handler.on_message(message.payload)
+            elif message.opcode == Opcode.PING:
+                self._transport.write(control_frame(Opcode.PONG, message.payload))
+            elif message.opcode == Opcode.CLOSE:
+                code = int.from_bytes(message.payload[:2], "big") if len(message.payload) >= 2 else 1000
+                self.close(code)
+            elif message.opcode == Opcode.OVERSIZE:
+                handler.on_oversize(message.size)
+            if self._closing:
+                return
+
+    def eof_received(self) -> bool:
+        """A client that has shut its side is gone."""
+        return False
+
+    def pause_writing(self) -> None:
+        """A client that does not read gets no further replies to buffer."""
+        self.pause()
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        self.resume()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell everybody, the server's own protocol included: it keeps the list of connections."""
+        self._closing = True
+        self._keepalive.discard(self)
+        if not self._closed.done():
+            self._closed.set_result(None)
+        if self._handler is not None:
+            self._handler.on_lost()
+        self._origin.connection_lost(exc)
+
+
+class AsgiSocket:
+    """A connection through ASGI messages, for any server."""
+
+    def __init__(self, receive: Receive, send: Send, *, max_size: int) -> None:
+        self._receive = receive
+        self._send = send
+        self._max_size = max_size
+        self._outbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._readable = asyncio.Event()
+        self._readable.set()
+        self._closing = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self, handler: SocketHandler) -> None:
+        """Begin to deliver messages."""
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._read(handler)), loop.create_task(self._write())]
+
+    def send(self, payload: bytes) -> None:
+        """Send a text message."""
+        if not self._closing:
+            self._outbox.put_nowait({"type": "websocket.send", "text": payload.decode()})
+
+    def close(self, code: int = 1000, reason: str = "") -> None:
+        """Close after what was sent."""
+        if not self._closing:
+            self._closing = True
+            self._outbox.put_nowait({"type": "websocket.close", "code": code, "reason": reason})
+
+    def pause(self) -> None:
+        """Take in no more for now."""
+        self._readable.clear()
+
+    def resume(self) -> None:
+        """Go on taking in."""
+        self._readable.set()
+
+    async def wait_closed(self) -> None:
+        """Wait for the end of the connection."""
+        try:
+            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _read(self, handler: SocketHandler) -> None:
+        try:
+            while True:
+                await self._readable.wait()
+                message = await self._receive()
+                if message["type"] != "websocket.receive":
+                    return
+                text = message.get("text")
+                payload = text.encode() if text is not None else message.get("bytes") or b""
+                if len(payload) > self._max_size:
+                    handler.on_oversize(len(payload))
+                else:
+                    handler.on_message(payload)
+        finally:
+            self._closing = True
+            handler.on_lost()
+
+    async def _write(self) -> None:
+        while True:
+            message = await self._outbox.get()
+            try:
+                await self._send(message)
+            except Exception:  # servers differ in what they raise for a client that is gone
+                logger.debug("a message could not be sent", exc_info=True)
+                return
+            if message["type"] == "websocket.close":
+                return
+
+
+def take_over(receive: Receive, *, max_size: int) -> FrameSocket | None:
+    """Take the transport from uvicorn's WebSocket protocol, right after `websocket.accept` was sent.
+
+    Returns None, and changes nothing, unless this is that very protocol, no extension such as compression was
+    negotiated, nothing has been read ahead, and no middleware has put itself between.
+    """
+    module = sys.modules.get("uvicorn.protocols.websockets.websockets_sansio_impl")
+    origin: Any = getattr(receive, "__self__", None)
+    if module is None or type(origin) is not module.WebSocketsSansIOProtocol:
+        return None
+    try:
+        untouched = not origin.conn.extensions and not origin.conn.reader.buffer and origin.queue.empty()
+        transport = cast(asyncio.Transport, origin.transport)
+        if not untouched or transport.is_closing() or not origin.handshake_complete:
+            return None
+        origin.stop_keepalive()
+    except AttributeError:
+        logger.debug("this version of uvicorn is not known; staying on ASGI", exc_info=True)
+        return None
+    return FrameSocket(transport, origin, max_size=max_size)
+
+
+def open_socket(receive: Receive, send: Send, *, max_size: int) -> FrameSocket | AsgiSocket:
+    """Return the fastest carrier that this connection allows."""
+    with contextlib.suppress(AttributeError):
+        socket = take_over(receive, max_size=max_size)
+        if socket is not None:
+            return socket
+    return AsgiSocket(receive, send, max_size=max_size)

@@ -1,0 +1,90 @@
+"""The Task API: an environment's catalogue of tasks over HTTP.
+
+Knows the routes and their shapes; the catalogue itself is the environment's.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, HTTPException
+from fastapi.encoders import jsonable_encoder
+from pydantic import BaseModel
+
+from ..sessions.operations import CALL
+from ..types import GetTaskRangeRequest, GetTaskRequest, ListTasksRequest, NumTasksRequest
+from .service import EnvService
+
+_SPLIT_TYPES = frozenset({"train", "validation", "test"})
+
+
+class TaskRoutes:
+    """The handlers of the Task API; each call runs on an environment of its own."""
+
+    def __init__(self, service: EnvService) -> None:
+        self._service = service
+
+    def register(self, app: FastAPI) -> None:
+        """Add the routes to an application."""
+        router = APIRouter(tags=["Task API"])
+        router.add_api_route("/list_environments", self.list_environments, methods=["GET"])
+        router.add_api_route("/{env_name}/splits", self.splits, methods=["GET"])
+        router.add_api_route("/{env_name}/tasks", self.tasks, methods=["POST"])
+        router.add_api_route("/{env_name}/num_tasks", self.num_tasks, methods=["POST"])
+        router.add_api_route("/{env_name}/task", self.task, methods=["POST"])
+        router.add_api_route("/{env_name}/task_range", self.task_range, methods=["POST"])
+        app.router.routes.extend(router.routes)
+
+    async def list_environments(self) -> list[str]:
+        """Name the environments served here."""
+        return [self._service.env_name]
+
+    async def splits(self, env_name: str) -> list[Any]:
+        """List the splits of an environment's tasks."""
+        found = await self._ask(env_name, "list_splits")
+        return [_split(item) for item in found]
+
+    async def tasks(self, env_name: str, request: ListTasksRequest) -> dict[str, Any]:
+        """List the tasks of a split."""
+        found = await self._ask(env_name, "list_tasks", request.split)
+        return {"tasks": jsonable_encoder(list(found)), "env_name": self._service.env_name}
+
+    async def num_tasks(self, env_name: str, request: NumTasksRequest) -> dict[str, int]:
+        """Count the tasks of a split."""
+        return {"num_tasks": int(await self._ask(env_name, "num_tasks", request.split))}
+
+    async def task(self, env_name: str, request: GetTaskRequest) -> dict[str, Any]:
+        """Return one task."""
+        return {"task": jsonable_encoder(await self._ask(env_name, "get_task", request.split, request.index))}
+
+    async def task_range(self, env_name: str, request: GetTaskRangeRequest) -> dict[str, Any]:
+        """Return some tasks of a split."""
+        found = await self._ask(env_name, "get_task_range", request.split, request.start, request.stop)
+        return {"tasks": jsonable_encoder(list(found))}
+
+    async def _ask(self, env_name: str, method: str, *arguments: Any) -> Any:
+        if env_name.lower() != self._service.env_name.lower():
+            raise HTTPException(404, f"unknown environment '{env_name}'")
+        unsupported = HTTPException(501, f"{method} is not supported for this environment")
+
+        def call(env: Any) -> Any:
+            function = getattr(env, method, None)
+            if not callable(function):
+                raise NotImplementedError(method)
+            return function(*arguments)
+
+        try:
+            async with self._service.manager.borrow() as session:
+                found = await session.run(CALL, call)
+                return await found if inspect.isawaitable(found) else found
+        except NotImplementedError:
+            raise unsupported from None
+        except IndexError:
+            raise HTTPException(400, "Invalid task index") from None
+
+
+def _split(item: Any) -> Any:
+    if isinstance(item, str):
+        return {"name": item, "type": item if item in _SPLIT_TYPES else "validation"}
+    return item.model_dump() if isinstance(item, BaseModel) else item

@@ -1,0 +1,195 @@
+"""`/ws`: the Gym protocol v1 on a WebSocket. One connection, one session, one reply per request, in order.
+
+The reader never stops while a step runs, so a client that goes away is noticed at once. Knows frames and sessions;
+must not know transports (`sockets`) or encodings (`protocol`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import Any
+from urllib.parse import parse_qs
+
+from ..errors import OpenEnvError, SessionClosedError, SessionLost, SessionNotFoundError
+from ..protocol.server import (
+    Close,
+    GetState,
+    Malformed,
+    Reset,
+    Rpc,
+    Step,
+    error_frame,
+    exception_frame,
+    rpc_frame,
+)
+from ..runners import Hub, current_hub
+from ..sessions.operations import Operation
+from ..sessions.session import Session, SessionKind, SessionState
+from ..types import ServerMode, WSErrorCode
+from .asgi import Receive, Scope, Send
+from .rpc import answer_rpc
+from .service import EnvService
+from .sockets import Socket, open_socket
+
+logger = logging.getLogger(__name__)
+
+# A client that sends ahead is read this far; then the transport makes it wait.
+_AHEAD = 32
+
+
+class GymConnection:
+    """One client's connection: takes frames, runs them on its session, answers."""
+
+    def __init__(self, service: EnvService, socket: Socket, hub: Hub) -> None:
+        self._service = service
+        self._parse = service.protocol.parse
+        self._step = service.frame_operations.step
+        self._socket = socket
+        self._hub = hub
+        self._session: Session | None = None
+        self._owns_session = True
+        self._answering = True  # until the session is there, frames wait
+        self._ahead: deque[bytes] = deque()
+        self._paused = False
+        self._lost = False
+
+    async def open(self, session_id: str | None) -> None:
+        """Open a session, or attach to the named one; a failure is reported and ends the connection."""
+        manager = self._service.manager
+        try:
+            if session_id is None:
+                await manager.open(SessionKind.SOCKET, on_reserved=self._reserved)
+            else:
+                self._attach(session_id)
+        except SessionClosedError:
+            self._fail(WSErrorCode.SESSION_ERROR, "The session was closed while it was created")
+        except OpenEnvError as exc:
+            self._fail(exc.code, str(exc), exc.details)
+        else:
+            self._next()
+
+    def _reserved(self, session: Session) -> None:
+        self._session = session
+        if self._lost:
+            session.close("client disconnected")
+
+    def _attach(self, session_id: str) -> None:
+        try:
+            session = self._service.manager.find(session_id)
+        except (SessionNotFoundError, SessionLost):
+            self._fail(WSErrorCode.SESSION_ERROR, f"Unknown session_id: {session_id}")
+            return
+        if session.state is SessionState.CREATING:
+            self._fail(WSErrorCode.SESSION_ERROR, f"Session {session_id} is still initializing")
+        elif session.is_attached:
+            self._fail(WSErrorCode.SESSION_ERROR, f"Session {session_id} already has an attached WebSocket")
+        else:
+            session.is_attached = True
+            self._session, self._owns_session = session, False
+
+    def _fail(self, code: WSErrorCode | str, message: str, details: dict[str, Any] | None = None) -> None:
+        self._socket.send(error_frame(code, message, details))
+        self._socket.close()
+
+    # -- SocketHandler --------------------------------------------------------------------------------------------
+
+    def on_message(self, payload: bytes) -> None:
+        """Handle a frame, or keep it until those before it are answered."""
+        if not self._answering:
+            self._handle(payload)
+            return
+        self._ahead.append(payload)
+        if len(self._ahead) >= _AHEAD and not self._paused:
+            self._paused = True
+            self._socket.pause()
+
+    def on_oversize(self, size: int) -> None:
+        """Refuse a message over the limit; the session lives on."""
+        limit = self._service.options.max_message_bytes
+        text = f"A message of {size} bytes is over the limit of {limit} bytes"
+        self._socket.send(error_frame(WSErrorCode.VALIDATION_ERROR, text, {"errors": [], "limit_bytes": limit}))
+
+    def on_lost(self) -> None:
+        """End the session with its connection; one that was only attached to lives on."""
+        if self._lost:
+            return
+        self._lost = True
+        self._ahead.clear()
+        session = self._session
+        if session is None:
+            return
+        if self._owns_session:
+            session.close("client disconnected")
+        else:
+            session.is_attached = False
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    def _handle(self, payload: bytes) -> None:
+        request = self._parse(payload)
+        if type(request) is Step and self._service.mode is ServerMode.SIMULATION:
+            self._submit(self._step, request.action)
+        elif isinstance(request, Malformed):
+            self._socket.send(request.reply)
+        elif isinstance(request, Close):
+            self._socket.close()
+        elif isinstance(request, Rpc):
+            self._socket.send(rpc_frame(answer_rpc(request.data)))
+        elif self._service.mode is ServerMode.PRODUCTION:
+            text = f"Unknown message type: {type(request).__name__.lower()} frames are off in production mode"
+            self._socket.send(error_frame(WSErrorCode.UNKNOWN_TYPE, text))
+        elif isinstance(request, Reset):
+            self._submit(self._service.frame_operations.reset, request.kwargs)
+        elif isinstance(request, GetState):
+            self._submit(self._service.frame_operations.state, None)
+
+    def _submit(self, operation: Operation, argument: Any) -> None:
+        assert self._session is not None
+        self._answering = True
+        self._session.submit(operation, argument, self._answer, self._hub)
+
+    def _answer(self, reply: Any, error: BaseException | None) -> None:
+        if self._lost:
+            return
+        if error is None:
+            self._socket.send(reply)
+        elif isinstance(error, SessionClosedError):
+            self._fail(WSErrorCode.SESSION_ERROR, str(error), error.details)
+            return
+        else:
+            logger.info("session %s: a request failed", self._session.id if self._session else "-", exc_info=error)
+            self._socket.send(exception_frame(error))
+        self._answering = False
+        if self._ahead:
+            self._next()
+
+    def _next(self) -> None:
+        """Go on with the frames that came ahead."""
+        self._answering = False
+        while self._ahead and not self._answering and not self._lost:
+            self._handle(self._ahead.popleft())
+        if self._paused and len(self._ahead) < _AHEAD // 2:
+            self._paused = False
+            self._socket.resume()
+
+
+class GymEndpoint:
+    """The ASGI endpoint of `/ws`."""
+
+    def __init__(self, service: EnvService) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Accept, open a session, serve it until the connection ends."""
+        await receive()  # websocket.connect
+        await send({"type": "websocket.accept"})
+        socket = open_socket(receive, send, max_size=self._service.options.max_message_bytes)
+        connection = GymConnection(self._service, socket, current_hub())
+        socket.start(connection)
+        wanted = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("session_id")
+        try:
+            await connection.open(wanted[0] if wanted else None)
+            await socket.wait_closed()
+        finally:
+            connection.on_lost()

@@ -1,0 +1,107 @@
+"""What can be asked of an environment: construct, reset, step, state, close, and free calls.
+
+An operation is built once per surface, with that surface's encoder, which runs where the environment's code runs.
+Knows how to call environments; must not know threads, sessions or frames.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..env.binding import bind
+
+Kind = Literal["construct", "reset", "step", "state", "call", "close"]
+Encoder = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation; `in_loop` is taken instead of `in_lane` where the environment overrides the async method."""
+
+    kind: Kind
+    in_lane: Callable[[Any, Any], Any]
+    in_loop: Callable[[Any, Any], Awaitable[Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """An action and the keywords that came with it."""
+
+    action: Any
+    kwargs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """The operations of one surface. `step` takes an action, `step_with` a `StepInput`, `reset` keywords."""
+
+    reset: Operation
+    step: Operation
+    step_with: Operation
+    state: Operation
+
+
+def build_operations(encode_observation: Encoder, encode_state: Encoder) -> Operations:
+    """Build operations whose results are already encoded."""
+
+    def reset(env: Any, kwargs: Mapping[str, Any]) -> Any:
+        return encode_observation(env.reset(**bind(type(env)).reset.accept(kwargs)))
+
+    async def reset_async(env: Any, kwargs: Mapping[str, Any]) -> Any:
+        method = bind(type(env)).reset
+        return encode_observation(await getattr(env, method.name)(**method.accept(kwargs)))
+
+    def step(env: Any, action: Any) -> Any:
+        return encode_observation(env.step(action))
+
+    async def step_async(env: Any, action: Any) -> Any:
+        return encode_observation(await getattr(env, bind(type(env)).step.name)(action))
+
+    def step_with(env: Any, given: StepInput) -> Any:
+        return encode_observation(env.step(given.action, **bind(type(env)).step.accept(given.kwargs)))
+
+    async def step_with_async(env: Any, given: StepInput) -> Any:
+        method = bind(type(env)).step
+        return encode_observation(await getattr(env, method.name)(given.action, **method.accept(given.kwargs)))
+
+    def state(env: Any, _: Any) -> Any:
+        return encode_state(read_state(env))
+
+    return Operations(
+        reset=Operation("reset", reset, reset_async),
+        step=Operation("step", step, step_async),
+        step_with=Operation("step", step_with, step_with_async),
+        state=Operation("state", state),
+    )
+
+
+def read_state(env: Any) -> Any:
+    """Read an environment's state, a property in ours and a method in some older ones."""
+    state = env.state
+    return state() if inspect.ismethod(state) else state
+
+
+def _construct(_: Any, factory: Callable[[], Any]) -> Any:
+    return factory()
+
+
+def _close(env: Any, _: Any) -> None:
+    close = getattr(env, "close", None)
+    if callable(close):
+        close()
+
+
+async def _close_async(env: Any, _: Any) -> None:
+    await env.close()
+
+
+def _call(env: Any, function: Callable[[Any], Any]) -> Any:
+    return function(env)
+
+
+CONSTRUCT = Operation("construct", _construct)
+CLOSE = Operation("close", _close, _close_async)
+CALL = Operation("call", _call)

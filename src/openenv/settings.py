@@ -1,0 +1,57 @@
+"""Environment variables: the one place that reads `os.environ`.
+
+Knows names and accepted values. Must not know who uses them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+_N = TypeVar("_N", int, float)
+_TRUE = frozenset({"true", "1", "yes"})
+
+
+def _environ(environ: Mapping[str, str] | None) -> Mapping[str, str]:
+    return os.environ if environ is None else environ
+
+
+def web_interface_enabled(environ: Mapping[str, str] | None = None) -> bool:
+    """Say whether `ENABLE_WEB_INTERFACE` asks for the web page."""
+    return _environ(environ).get("ENABLE_WEB_INTERFACE", "").strip().lower() in _TRUE
+
+
+def server_mode(environ: Mapping[str, str] | None = None) -> str:
+    """Return `OPENENV_MODE`, by default `simulation`."""
+    return _environ(environ).get("OPENENV_MODE", "").strip() or "simulation"
+
+
+def client_mode(environ: Mapping[str, str] | None = None) -> str:
+    """Return `OPENENV_CLIENT_MODE`, by default `simulation`."""
+    return _environ(environ).get("OPENENV_CLIENT_MODE", "").strip() or "simulation"
+
+
+def runner_name(environ: Mapping[str, str] | None = None) -> str | None:
+    """Return `OPENENV_RUNNER` (`auto`, `thread` or `inline`), or None when it is not set."""
+    return _environ(environ).get("OPENENV_RUNNER", "").strip().lower() or None
+
+
+def max_sessions(environ: Mapping[str, str] | None = None) -> int | None:
+    """Return `OPENENV_MAX_SESSIONS` as a number, or None when it is not set."""
+    return _number("OPENENV_MAX_SESSIONS", int, environ)
+
+
+def session_timeout(environ: Mapping[str, str] | None = None) -> float | None:
+    """Return `OPENENV_SESSION_TIMEOUT` in seconds, or None when it is not set."""
+    return _number("OPENENV_SESSION_TIMEOUT", float, environ)
+
+
+def _number(name: str, kind: Callable[[str], _N], environ: Mapping[str, str] | None) -> _N | None:
+    text = _environ(environ).get(name, "").strip()
+    if not text:
+        return None
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"{name} must be a number, not {text!r}") from None
