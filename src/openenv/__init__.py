@@ -1,0 +1,57 @@
+"""OpenEnv: write an environment once as a typed class, serve it, step it from fast typed clients.
+
+Importing this module costs next to nothing; every name loads what it needs at its first use.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._lazy import lazy_exports
+
+
+def _load_package_version() -> str:
+    """Return the installed version of `openenv`, or of its older distribution name."""
+    from importlib.metadata import PackageNotFoundError, version  # costs more than everything else here
+
+    for name in ("openenv", "openenv-core"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return "0.0.0"
+
+
+_lazy_getattr, __dir__, _names = lazy_exports(
+    __name__,
+    {
+        "Action": "openenv.types",
+        "Observation": "openenv.types",
+        "State": "openenv.types",
+        "StepResult": "openenv.types",
+        "Environment": "openenv.env.environment",
+        "Transform": "openenv.env.environment",
+        "Rubric": "openenv.rubrics",
+        "create_app": "openenv.server.app",
+        "create_fastapi_app": "openenv.server.app",
+        "EnvClient": "openenv.client.env_client",
+        "SyncEnvClient": "openenv.client.sync_client",
+        "GenericEnvClient": "openenv.client.generic",
+        "GenericAction": "openenv.client.generic",
+        "HTTPEnvClient": "openenv.client.http_client",
+        "LocalEnv": "openenv.local",
+        "AutoEnv": "openenv.auto",
+        "AutoAction": "openenv.auto",
+        "core": "openenv.core:",
+        "cli": "openenv.cli:",
+        "errors": "openenv.errors:",
+    },
+)
+__all__ = ["__version__", *_names]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        globals()["__version__"] = found = _load_package_version()
+        return found
+    return _lazy_getattr(name)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 
@@ -37,3 +37,14 @@ def lazy_exports(
         return sorted({*vars(sys.modules[module_name]), *table})
 
     return __getattr__, __dir__, list(table)
+
+
+def missing_exports(module_name: str, names: Collection[str], feature: str) -> Callable[[str], Any]:
+    """Build a `__getattr__` for a module whose names exist elsewhere but not in this release."""
+
+    def __getattr__(name: str) -> Any:
+        if name in names:
+            raise ImportError(f"{module_name}.{name}: {feature} are not part of this release of openenv yet")
+        raise AttributeError(f"module {module_name!r} has no attribute {name!r}")
+
+    return __getattr__

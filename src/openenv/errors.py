@@ -201,7 +201,9 @@ class SessionLost(OpenEnvError, ConnectionError):
 
     def __init__(self, reason: str, message: str | None = None) -> None:
         self.reason = reason
-        super().__init__(message or f"The session and its episode are lost ({reason}). Call reset() to begin a new one.")
+        super().__init__(
+            message or f"The session and its episode are lost ({reason}). Call reset() to begin a new one."
+        )
 
     @property
     def details(self) -> dict[str, Any]:

@@ -55,3 +55,15 @@ def _number(name: str, kind: Callable[[str], _N], environ: Mapping[str, str] | N
         return kind(text)
     except ValueError:
         raise ValueError(f"{name} must be a number, not {text!r}") from None
+
+
+def serve_target(environ: Mapping[str, str] | None = None) -> str | None:
+    """Return `OPENENV_SERVE_TARGET`: what a reloading or worker process of `openenv serve` has to load."""
+    return _environ(environ).get("OPENENV_SERVE_TARGET") or None
+
+
+def export(values: Mapping[str, object | None]) -> None:
+    """Set variables for child processes; None leaves a variable as it is."""
+    for name, value in values.items():
+        if value is not None:
+            os.environ[name] = str(value)

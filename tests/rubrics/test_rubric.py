@@ -6,7 +6,7 @@ import asyncio
 import copy
 import inspect
 import pickle
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -65,6 +65,46 @@ class Deceptive(Rubric):
 
 class Declared(Deceptive):
     is_async = True
+
+
+class Switchable(Rubric):
+    remote = False
+
+    @property
+    def is_async(self) -> bool:
+        return self.remote
+
+    def forward(self, action: Any, observation: Any) -> Any:
+        return AsyncFixed(0.25)(action, observation) if self.remote else 0.5
+
+
+class Listing(Rubric):
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: list[Rubric] = []
+
+    @property
+    def _rubric_children(self) -> dict[str, Rubric]:
+        return {str(place): rubric for place, rubric in enumerate(self.held)}
+
+    def forward(self, action: Any, observation: Any) -> Any:
+        return self.held[-1](action, observation) if self.held else 0.5
+
+
+class Observed(Fixed):
+    def __setattr__(self, name: str, value: object) -> None:
+        vars(self).setdefault("seen", []).append(name)
+        super().__setattr__(name, value)
+
+
+class Rounded(Fixed):
+    @property
+    def last_score(self) -> float | None:
+        return vars(self).get("rounded")
+
+    @last_score.setter
+    def last_score(self, score: float | None) -> None:
+        vars(self)["rounded"] = round(score or 0.0)
 
 
 async def call_in_loop(rubric: Rubric) -> Any:
@@ -127,6 +167,110 @@ def test_replacing_a_child_by_an_async_one_makes_the_parent_async() -> None:
     rubric.rubric_1 = AsyncFixed(0.25)  # type: ignore[attr-defined]
 
     assert await_result(rubric("action", "observation")) == 0.25
+
+
+def hold_in_dict(child: Rubric) -> Rubric:
+    return RubricDict({"a": child})
+
+
+@pytest.mark.parametrize(
+    ("hold", "name", "put"),
+    [
+        (Gate, "rubric", lambda gate, child: setattr(gate, "rubric", child)),
+        (Sequential, "rubric_0", lambda members, child: members.__setitem__(0, child)),
+        (Sequential, "rubric_0", lambda members, child: setattr(members, "rubric_0", child)),
+        (lambda child: WeightedSum([child], [1.0]), "rubric_0", lambda members, child: members.__setitem__(0, child)),
+        (lambda child: RubricList([child]), "rubric_0", lambda members, child: members.__setitem__(-1, child)),
+        (hold_in_dict, "a", lambda entries, child: entries.__setitem__("a", child)),
+        (hold_in_dict, "a", lambda entries, child: entries.update({"a": child})),
+        (hold_in_dict, "a", lambda entries, child: setattr(entries, "a", child)),
+        (hold_in_dict, "a", lambda entries, child: entries.__init__({"a": child})),
+    ],
+)
+def test_replacing_a_child_deep_in_a_tree_that_was_called_reaches_the_root(
+    hold: Callable[[Rubric], Rubric], name: str, put: Callable[[Rubric, Rubric], None]
+) -> None:
+    holder = hold(Fixed(1.0))
+    root = Gate(Sequential(Fixed(0.0), Delegating(holder)))
+
+    for child in [Fixed(1.0), AsyncFixed(1.0), Gate(AsyncFixed(1.0))] * 2:
+        put(holder, child)
+        assert holder.get_rubric(name) is child
+        assert holder.is_async is root.is_async is child.is_async
+        outcome = root("action", "observation")
+        assert (await_result(outcome) if child.is_async else outcome) == 0.0
+
+
+def test_adding_and_removing_children_changes_the_kind_of_a_tree_that_was_called() -> None:
+    members, entries, pair = RubricList(), RubricDict(), Pair(Fixed(1.0), Fixed(1.0))
+    root = Pair(Pair(members, entries), pair)
+    kinds = [root.is_async]
+
+    entries["judge"] = AsyncFixed(1.0)
+    kinds.append(root.is_async)
+    del entries["judge"]
+    kinds.append(root.is_async)
+    pair.left = AsyncFixed(1.0)
+    kinds.append(root.is_async)
+    del pair.left
+    kinds.append(root.is_async)
+    pair.right = AsyncFixed(1.0)
+    kinds.append(root.is_async)
+    pair.right = None  # type: ignore[assignment]
+    kinds.append(root.is_async)
+    members.append(AsyncFixed(1.0))
+    kinds.append(root.is_async)
+
+    assert kinds == [False, True] * 4
+
+
+def test_a_change_in_a_shared_rubric_reaches_all_its_trees() -> None:
+    shared = Gate(Fixed(1.0))
+    roots = [Sequential(shared), Delegating(shared)]
+    assert [root("action", "observation") for root in roots] == [1.0, 1.0]
+
+    shared.rubric = AsyncFixed(1.0)
+
+    assert [await_result(root("action", "observation")) for root in roots] == [1.0, 1.0]
+
+
+def test_a_rubric_that_decides_by_itself_whether_it_is_async_is_asked_at_each_call() -> None:
+    switchable = Switchable()
+    root = Sequential(Fixed(1.0), Gate(switchable, threshold=0.0))
+
+    for _ in range(2):
+        assert root("action", "observation") == 0.5
+        switchable.remote = True
+        assert await_result(root("action", "observation")) == 0.25
+        switchable.remote = False
+
+
+def test_a_rubric_that_finds_its_children_by_itself_is_asked_at_each_call() -> None:
+    listing = Listing()
+    root = Delegating(listing)
+    assert root("action", "observation") == 0.5
+
+    listing.held.append(AsyncFixed(0.25))
+
+    assert await_result(root("action", "observation")) == 0.25
+
+
+def test_a_child_put_in_behind_the_back_is_an_error_once_and_then_awaited() -> None:
+    root = Delegating(Fixed(1.0))
+    root("action", "observation")
+    vars(root)["judge"] = AsyncFixed(0.25)
+
+    with pytest.raises(TypeError, match="awaitable"):
+        root("action", "observation")
+    assert await_result(root("action", "observation")) == 0.25
+
+
+def test_a_subclass_sees_its_score_being_set() -> None:
+    observed, rounded = Observed(0.75), Rounded(0.75)
+
+    assert (observed("action", "observation"), rounded("action", "observation")) == (0.75, 0.75)
+    assert vars(observed)["seen"] == ["score", "last_score"]
+    assert rounded.last_score == 1
 
 
 def test_a_plain_forward_that_hands_on_its_async_childs_coroutine_is_awaited() -> None:
@@ -273,6 +417,19 @@ def test_trees_can_be_copied_and_pickled(tree: Rubric) -> None:
     for twin in (copy.deepcopy(tree), pickle.loads(pickle.dumps(tree))):
         assert [path for path, _ in twin.named_rubrics()] == [path for path, _ in tree.named_rubrics()]
         assert not set(twin.rubrics()) & set(tree.rubrics())
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda tree: pickle.loads(pickle.dumps(tree))])
+def test_a_copy_of_a_called_tree_changes_on_its_own(duplicate: Callable[[Delegating], Delegating]) -> None:
+    tree = Delegating(Gate(Fixed(1.0)))
+    tree("action", "observation")
+    twin = duplicate(tree)
+    assert twin("action", "observation") == 1.0
+
+    twin.judge = AsyncFixed(0.25)
+
+    assert await_result(twin("action", "observation")) == 0.25
+    assert tree("action", "observation") == 1.0
 
 
 def test_forward_must_be_written() -> None:

@@ -277,7 +277,7 @@ class LoopConnection(asyncio.Protocol):
         self._handshake = Handshake(address, self._options.headers)
         context = ssl.create_default_context() if address.secure else None
         hostname = address.host if address.secure else None
-        if (proxy := proxy_for(address)) is None:
+        if proxy_for(address) is None:
             await self._loop.create_connection(
                 lambda: self, address.host, address.port, ssl=context, server_hostname=hostname
             )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Generator
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Generic, TypeVar, cast
 
 from ..errors import ClientModeError
 from ..protocol.client import ClientSession
@@ -84,7 +84,7 @@ class Driver:
             raise ClientModeError("This client is in asynchronous use; make another one, or new_session(), to block")
         self._blocking = True
 
-    def run(self, flow: Flow[T]) -> Any:
+    def run(self, flow: Flow[T]) -> Coroutine[Any, Any, T]:
         """Run a flow: return a coroutine on a running loop, the result otherwise."""
         running = _running_loop()
         if self._blocking or running is None:
@@ -95,14 +95,17 @@ class Driver:
             return self.settled(self.run_blocking(flow))
         return self.run_on_loop(flow)
 
-    def settled(self, value: T) -> Any:
-        """Return a value so that the asynchronous helpers of a blocking client can await it."""
-        return value if _running_loop() is None else Ready(value)
+    def settled(self, value: T) -> Coroutine[Any, Any, T]:
+        """Return a value so that the asynchronous helpers of a blocking client can await it.
+
+        Typed as what the asynchronous use returns; blocking code has `sync()` for exact types.
+        """
+        return cast("Coroutine[Any, Any, T]", value if _running_loop() is None else Ready(value))
 
     def run_blocking(self, flow: Flow[T]) -> T:
         """Run a flow in this thread; calls from several threads take turns."""
         with self._thread_lock:
-            return run_blocking(flow, self)  # type: ignore[arg-type]
+            return run_blocking(flow, self)
 
     async def run_on_loop(self, flow: Flow[T]) -> T:
         """Run a flow on the running loop; concurrent calls take turns."""

@@ -55,7 +55,7 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
         self,
         base_url: str | None = None,
         connect_timeout_s: float = 10.0,
-        message_timeout_s: float = 60.0,
+        message_timeout_s: float | None = 60.0,
         max_message_size_mb: float = 100.0,
         websocket_ping_interval_s: float | None = 20.0,
         websocket_ping_timeout_s: float | None = 20.0,
@@ -134,7 +134,8 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
     def close(self) -> Coroutine[Any, Any, None]:
         """End the session, the sessions of child clients, and the provider."""
         if self._driver.is_blocking:
-            return self._driver.settled(self._close_blocking())  # type: ignore[func-returns-value, no-any-return]
+            self._close_blocking()
+            return self._driver.settled(None)
         return self._close_on_loop()
 
     def sync(self) -> SyncEnvClient[ActT, ObsT, StateT]:

@@ -11,8 +11,15 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from ..errors import ConnectFailed, EnvironmentFactoryError, ProtocolError, RequestTimeout, SessionCapacityError
-from ..errors import SessionError, SessionLost
+from ..errors import (
+    ConnectFailed,
+    EnvironmentFactoryError,
+    ProtocolError,
+    RequestTimeout,
+    SessionCapacityError,
+    SessionError,
+    SessionLost,
+)
 from ..protocol.client import ClientSession
 
 T = TypeVar("T")

@@ -11,6 +11,7 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel
 
@@ -57,10 +58,15 @@ class Models:
     state: type[Any]
 
 
-@functools.lru_cache(maxsize=256)
+_BINDINGS: WeakKeyDictionary[type[Any], Binding] = WeakKeyDictionary()
+
+
 def bind(env_cls: type[Any]) -> Binding:
     """Inspect a class once."""
-    return Binding(reset=_method(env_cls, "reset"), step=_method(env_cls, "step"))
+    binding = _BINDINGS.get(env_cls)
+    if binding is None:
+        binding = _BINDINGS[env_cls] = Binding(reset=_method(env_cls, "reset"), step=_method(env_cls, "step"))
+    return binding
 
 
 def _method(env_cls: type[Any], name: str) -> Method:

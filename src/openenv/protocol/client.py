@@ -27,7 +27,8 @@ from ..errors import (
 from .codec import decode, jsonable
 
 _SIMPLE_ERRORS: Mapping[str, type[ServerError]] = {
-    cls.code: cls for cls in (InvalidMessageError, UnknownTypeError, RequestValidationError, ExecutionError, SessionError)
+    cls.code: cls
+    for cls in (InvalidMessageError, UnknownTypeError, RequestValidationError, ExecutionError, SessionError)
 }
 _REPLY_TYPES: Mapping[str, str] = {"reset": "observation", "step": "observation", "state": "state", "mcp": "mcp"}
 

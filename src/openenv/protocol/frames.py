@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from websockets.frames import apply_mask
+try:
+    from websockets.speedups import apply_mask
+except ImportError:  # the wheel for this platform has no compiled part
+    from websockets.utils import apply_mask
 
 
 class Opcode(IntEnum):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -18,6 +19,7 @@ from ..types import Action
 
 _TOOL_ACTIONS: dict[str, type[Action]] = {"list_tools": ListToolsAction, "call_tool": CallToolAction}
 # Only these classes stand for "any action, tools included"; a subclass means exactly itself.
+_ADAPTERS: WeakKeyDictionary[type[Any], TypeAdapter[Any]] = WeakKeyDictionary()
 _OPEN_ACTION_CLASSES = frozenset({Action, ListToolsAction, CallToolAction})
 
 
@@ -43,7 +45,16 @@ def deserialize_action(data: Mapping[str, Any], action_cls: type[Any]) -> Any:
         kind = data.get("type")
         if isinstance(kind, str) and kind in _TOOL_ACTIONS:
             return _TOOL_ACTIONS[kind].model_validate(data)
-    return action_cls.model_validate(data)
+    validate = getattr(action_cls, "model_validate", None)
+    return validate(data) if validate is not None else _adapter(action_cls).validate_python(data)
+
+
+def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
+    """Validate dataclasses and other classes that are no pydantic models."""
+    adapter = _ADAPTERS.get(cls)
+    if adapter is None:
+        adapter = _ADAPTERS[cls] = TypeAdapter(cls)
+    return adapter
 
 
 def deserialize_action_with_preprocessing(data: Mapping[str, Any], action_cls: type[Any]) -> Any:
@@ -87,13 +98,18 @@ def step_frame_parser(action_cls: type[Any] | None) -> Callable[[bytes], Any] | 
         return None
     if not (isinstance(action_cls, type) and issubclass(action_cls, BaseModel)):
         return None
-    if getattr(action_cls.model_validate, "__func__", None) is not BaseModel.model_validate.__func__:  # type: ignore[attr-defined]
-        return None
-    frame = TypedDict("frame", {"type": Literal["step"], "data": action_cls})  # type: ignore[misc, valid-type]
-    frame.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
+    if _function(action_cls) is not _function(BaseModel):
+        return None  # the class has validation of its own
+    fields = {"type": Literal["step"], "data": action_cls}
+    frame = TypedDict("frame", fields)  # type: ignore[misc]
+    setattr(frame, "__pydantic_config__", ConfigDict(extra="forbid"))  # noqa: B010
     validate = TypeAdapter(frame).validator.validate_json
 
     def parse(raw: bytes) -> Any:
         return validate(raw)["data"]
 
     return parse
+
+
+def _function(model: type[BaseModel]) -> Any:
+    return getattr(model.model_validate, "__func__", None)

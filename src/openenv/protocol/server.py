@@ -95,8 +95,8 @@ class ServerProtocol:
         except ValueError as exc:
             return Malformed(error_frame(WSErrorCode.INVALID_JSON, f"Invalid JSON: {exc}"))
         if not isinstance(message, dict):
-            kind = type(message).__name__
-            return Malformed(error_frame(WSErrorCode.INVALID_JSON, f"Invalid JSON: expected an object, got {kind}"))
+            found = type(message).__name__
+            return Malformed(error_frame(WSErrorCode.INVALID_JSON, f"Invalid JSON: expected an object, got {found}"))
         kind = message.get("type")
         frame_cls = _FRAMES.get(kind) if isinstance(kind, str) else None
         if frame_cls is None:

@@ -18,9 +18,8 @@ ForwardPreHook = Callable[["Rubric", Any, Any], object]
 ForwardHook = Callable[["Rubric", Any, Any, float], object]
 """Called as `hook(rubric, action, observation, score)`; may be async on a rubric that is awaited."""
 
-
 # Stands for the shape of all trees, and is replaced when any of them changes: what was learnt about a tree holds while
-# this is the same object. An object rather than a number, so that what a copy or a pickle carries along never holds.
+# this is the same object. No number, which could come again: in a deep copy or a pickle, nothing learnt holds.
 _generation = object()
 
 DECISIVE = frozenset({"is_async", "_rubric_children", "last_score", "__setattr__", "__delattr__"})
@@ -51,12 +50,13 @@ class Rubric(Node, ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls._forward_is_async = iscoroutinefunction(cls.forward)
+        # A subclass may decide these anew at each call, or wants to see its score being set.
         strangers = [base for base in cls.__mro__ if base not in (Rubric, object)]
         cls._is_plain = all(vars(base).keys().isdisjoint(DECISIVE) for base in strangers)
 
     if not TYPE_CHECKING:  # To a type checker, these two would allow any attribute.
 
-        def __setattr__(self, name, value):
+        def __setattr__(self, name: str, value: object) -> None:
             if isinstance(value, Node):
                 self._set_child(name, value)
                 forget_trees()
@@ -66,7 +66,7 @@ class Rubric(Node, ABC):
             if replaces_child:
                 forget_trees()
 
-        def __delattr__(self, name):
+        def __delattr__(self, name: str) -> None:
             removes_child = isinstance(self.__dict__.get(name), Node)
             super().__delattr__(name)
             if removes_child:

@@ -46,10 +46,14 @@ class Composite(Rubric):
 
     async def _drive_async(self, action: Any, observation: Any) -> float:
         plan = self.plan()
-        step = _advance(plan)
-        while isinstance(step, list):
-            step = _advance(plan, await _gather_scores(step, action, observation))
-        return step
+        scores: list[float] | None = None
+        while True:
+            try:
+                members = next(plan) if scores is None else plan.send(scores)
+            except StopIteration as finished:
+                score: float = finished.value
+                return score
+            scores = await _gather_scores(members, action, observation)
 
 
 class Numbered(Rubric):
@@ -250,15 +254,6 @@ class RubricDict(Rubric):
             self._entries[name] = rubric
         else:
             super()._set_child(name, rubric)
-
-
-def _advance(plan: Plan, scores: list[float] | None = None) -> list[Rubric] | float:
-    """Send the scores, and return the rubrics to score next or the combined score."""
-    try:
-        return next(plan) if scores is None else plan.send(scores)
-    except StopIteration as finished:
-        score: float = finished.value
-        return score
 
 
 async def _gather_scores(rubrics: list[Rubric], action: Any, observation: Any) -> list[float]:

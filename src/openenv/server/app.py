@@ -5,6 +5,7 @@ Knows how an application is put together; routes and sessions are elsewhere.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ from ..env.environment import Environment
 from ..settings import server_mode, web_interface_enabled
 from ..types import ConcurrencyConfig, ServerMode, State
 from .compat import HTTPEnvServer, parse_mode
+
+logger = logging.getLogger(__name__)
 
 _TITLE = "OpenEnv Environment HTTP API"
 _API_VERSION = "1.0.0"
@@ -49,7 +52,10 @@ def create_app(
     reset_observation_cls: type[Any] | None = None,
     runner: str | None = None,
 ) -> FastAPI:
-    """Build the application of an environment, with the web page when `ENABLE_WEB_INTERFACE` asks for it.
+    """Build the application of an environment.
+
+    The arguments about the web page are accepted for applications that have them; the page itself comes with a later
+    release, and asking for it logs a warning.
 
     Args:
         env: The environment class, or a function without arguments that returns an environment.
@@ -80,17 +86,8 @@ def create_app(
         reset_observation_cls=reset_observation_cls,
         runner=runner,
     )
-    if web_interface_enabled():
-        from ..web import add_web_page  # the page is optional and loads only when it is asked for
-
-        add_web_page(
-            app,
-            gradio_builder=gradio_builder,
-            custom_tab_name=custom_tab_name,
-            custom_tab_primary=custom_tab_primary,
-            show_default_tab=show_default_tab,
-            title=title_override,
-        )
+    if web_interface_enabled() or gradio_builder is not None:
+        logger.warning("the web page is not part of this release yet; %s is served without it", env_name or env)
     return app
 
 
@@ -119,7 +116,12 @@ def create_fastapi_app(
         reset_observation_cls=reset_observation_cls,
         runner=runner,
     )
-    app = FastAPI(title=_TITLE, version=_API_VERSION, description=_DESCRIPTION, openapi_tags=_TAGS)
+    app = new_application()
     app.state.openenv_server = server
     server.register_routes(app, parse_mode(server_mode() if mode is None else mode))
     return app
+
+
+def new_application() -> FastAPI:
+    """Return an empty application with the title, version and tags of an environment's API."""
+    return FastAPI(title=_TITLE, version=_API_VERSION, description=_DESCRIPTION, openapi_tags=_TAGS)

@@ -126,6 +126,22 @@ class HTTPEnvServer:
         """Describe a session, or return None."""
         return self.manager.info(session_id)
 
+    def reconfigure(
+        self, *, sessions: int | None = None, session_timeout_s: float | None = None, runner: str | None = None
+    ) -> None:
+        """Change limits or runner before the first session is opened, as a command line may ask.
+
+        Raises:
+            ConcurrencyConfigurationError: The class does not support so many sessions.
+            RuntimeError: Sessions are open.
+        """
+        current = self.concurrency_config
+        self.concurrency_config = ConcurrencyConfig(
+            max_concurrent_envs=sessions or current.max_concurrent_envs,
+            session_timeout=session_timeout_s or current.session_timeout,
+        )
+        self.manager.reconfigure(_limits(self.concurrency_config), runner=runner)
+
     def register_routes(self, app: FastAPI, mode: ServerMode | str = ServerMode.SIMULATION) -> None:
         """Add the routes of a mode to an application, and the drain to its shutdown.
 
@@ -141,8 +157,11 @@ class HTTPEnvServer:
         TaskRoutes(self.service).register(app)
         add_to_lifespan(app, self.manager)
 
+    def _gym_routes(self) -> GymRoutes:
+        return GymRoutes(self.service)
+
     def _register_gym_routes(self, app: FastAPI) -> None:
-        gym = GymRoutes(self.service)
+        gym = self._gym_routes()
         control: dict[str, Any] = {"tags": ["Environment Control"], "responses": _SESSION_ERRORS}
         state_cls = self.service.state_cls
         app.router.routes += [
@@ -207,7 +226,9 @@ class HTTPEnvServer:
         )
         rpc = RpcEndpoint(self.service.options.max_message_bytes)
         app.router.routes.append(
-            DocumentedRoute("/mcp", _rpc_signature, rpc, methods=["POST"], tags=["Environment Info"], summary="JSON-RPC")
+            DocumentedRoute(
+                "/mcp", _rpc_signature, rpc, methods=["POST"], tags=["Environment Info"], summary="JSON-RPC"
+            )
         )
 
     async def _schema(self) -> SchemaResponse:

@@ -114,7 +114,9 @@ class GymRoutes:
             pass
         return None
 
-    async def _run(self, scope: Scope, send: Send, operation: Operation, argument: Any, *, begins: bool = False) -> None:
+    async def _run(
+        self, scope: Scope, send: Send, operation: Operation, argument: Any, *, begins: bool = False
+    ) -> None:
         """Find out whose environment this is for, run there, answer."""
         named = header(scope, _HEADER)
         try:
@@ -130,9 +132,7 @@ class GymRoutes:
             return
         await self._run_plain(send, operation, argument, begins=begins)
 
-    async def _run_named(
-        self, named: str, send: Send, operation: Operation, argument: Any, *, begins: bool
-    ) -> None:
+    async def _run_named(self, named: str, send: Send, operation: Operation, argument: Any, *, begins: bool) -> None:
         async with self._named_session(named, begins=begins) as session:
             try:
                 result = await session.run(operation, argument)

@@ -6,7 +6,7 @@ Knows when a connection was last heard of; must not know what it carries.
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import ClassVar, Protocol
 from weakref import WeakKeyDictionary
 
 INTERVAL_S = 20.0
@@ -31,7 +31,7 @@ class Pingable(Protocol):
 class KeepAlive:
     """Watches the connections of one loop."""
 
-    _by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, KeepAlive] = WeakKeyDictionary()
+    _by_loop: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, KeepAlive]] = WeakKeyDictionary()
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, *, interval_s: float = INTERVAL_S, timeout_s: float = TIMEOUT_S

@@ -56,17 +56,18 @@ class DocumentedRoute(APIRoute):
     def __init__(self, path: str, signature: Callable[..., Any], handler: Handler, **kwargs: Any) -> None:
         super().__init__(path, signature, **kwargs)
         self.app = handler
+        self._methods = frozenset(self.methods or ())
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Match as any route; the common exact path needs no regular expression."""
         if scope["type"] == "http" and scope["path"] == self.path and not scope.get("root_path"):
-            match = Match.FULL if scope["method"] in self.methods else Match.PARTIAL
+            match = Match.FULL if scope["method"] in self._methods else Match.PARTIAL
             return match, {"endpoint": self.endpoint, "path_params": {}, "route": self}
         return super().matches(scope)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
-        if scope["method"] in self.methods:
+        if scope["method"] in self._methods:
             await self.app(scope, receive, send)
         else:
             await super().handle(scope, receive, send)

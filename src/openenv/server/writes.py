@@ -7,13 +7,14 @@ each. Knows transports and bytes.
 from __future__ import annotations
 
 import asyncio
+from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 
 class WriteBatch:
     """The writes of one loop that are due at the end of this pass."""
 
-    _by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, WriteBatch] = WeakKeyDictionary()
+    _by_loop: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, WriteBatch]] = WeakKeyDictionary()
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -89,9 +89,28 @@ class SessionManager:
         self._ended: OrderedDict[str, str] = OrderedDict()
         self._draining = False
         self._reaper = Reaper(self._expired, period_s=self._reap_period())
+        self._check(limits)
+        self._runner_spec = runner
+        self._runner = self._make_runner()
+
+    def _check(self, limits: SessionLimits) -> None:
         if self.env_cls is not None and limits.sessions > 1 and not _is_concurrent(self.env_cls):
             raise ConcurrencyConfigurationError(self.env_cls.__name__, limits.sessions)
-        self._runner_spec = runner
+
+    def reconfigure(self, limits: SessionLimits, *, runner: str | None = None) -> None:
+        """Change limits and runner; only before the first session.
+
+        Raises:
+            ConcurrencyConfigurationError: The class does not support so many sessions.
+            RuntimeError: Sessions are open.
+        """
+        if self._live or self._once:
+            raise RuntimeError("sessions are open; limits and runner can only be changed before the first one")
+        self._check(limits)
+        self.limits = limits
+        self._max_sessions = limits.sessions
+        self._reaper = Reaper(self._expired, period_s=self._reap_period())
+        self._runner_spec = runner or self._runner_spec
         self._runner = self._make_runner()
 
     def _make_runner(self) -> Runner:
@@ -259,14 +278,18 @@ class SessionManager:
         with self._lock:
             if self._draining:
                 return None, None, False
-            if self.env_cls is None and any(s.state is SessionState.CREATING for s in (*self._live.values(), *self._once)):
+            if self.env_cls is None and any(
+                s.state is SessionState.CREATING for s in (*self._live.values(), *self._once)
+            ):
                 return None, None, True  # the first environment will tell which class it is, and what that allows
             held = self._once if kind is SessionKind.ONCE else self._live
             if len(held) < self._max_sessions:
                 return self._insert(kind), None, False
             if kind is SessionKind.ONCE:
                 return None, None, True
-            soft = [s for s in self._live.values() if s.kind is SessionKind.SOFT and s.state is not SessionState.CLOSING]
+            soft = [
+                s for s in self._live.values() if s.kind is SessionKind.SOFT and s.state is not SessionState.CLOSING
+            ]
             victim = min(soft, key=lambda s: (not s.is_idle, s.last_activity_at), default=None)
             closing = any(s.state is SessionState.CLOSING for s in self._live.values())
             return None, victim, victim is not None or closing
@@ -370,7 +393,11 @@ class SessionManager:
         idle_limits = {SessionKind.HTTP: self.limits.idle_s, SessionKind.SOFT: self.limits.soft_idle_s}
         watched = [session for session in self.sessions() if session.kind in idle_limits]
         for session in watched:
-            if session.is_idle and not session.is_attached and now - session.last_activity_at > idle_limits[session.kind]:
+            if (
+                session.is_idle
+                and not session.is_attached
+                and now - session.last_activity_at > idle_limits[session.kind]
+            ):
                 session.close("expired")
         return bool(watched)
 

@@ -286,4 +286,3 @@ def _raisable(error: BaseException) -> BaseException:
     if isinstance(error, (StopIteration, SystemExit, KeyboardInterrupt, GeneratorExit)):
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
-

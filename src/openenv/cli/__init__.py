@@ -1,0 +1,1 @@
+"""The `openenv` command line. Knows every package; no package knows it."""

@@ -1,0 +1,190 @@
+"""`HTTPEnvClient`: a stateful episode over plain HTTP, for places where a WebSocket cannot go.
+
+Opens a session with `X-OpenEnv-Session: new` on reset and names it on each further call. Knows HTTP and the
+payloads; needs no event loop.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
+
+import httpx2
+from typing_extensions import Self
+
+from ..errors import ConnectFailed, ProtocolError, RequestTimeout, RequestValidationError, ServerError, SessionLost
+from ..protocol.client import error_from_frame
+from ..protocol.codec import decode, encode
+from ..types import StepResult
+from .provision import provide_container, stop_provider
+from .url import parse_ws_url
+
+ActT = TypeVar("ActT")
+ObsT = TypeVar("ObsT")
+StateT = TypeVar("StateT")
+
+SESSION_HEADER = "X-OpenEnv-Session"
+
+
+class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
+    """A blocking client for one episode over HTTP.
+
+    Subclasses write three pure hooks: `_step_payload`, `_parse_result` and `_parse_state`.
+
+    Args:
+        base_url: Where the server is.
+        request_timeout_s: How long an answer may take; afterwards the episode is lost.
+        default_headers: Sent with every request.
+        provider: Stopped when the client is closed.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        request_timeout_s: float = 15.0,
+        default_headers: Mapping[str, str] | None = None,
+        provider: Any = None,
+    ) -> None:
+        self._base = base_url.rstrip("/") if "://" in base_url else f"http://{base_url.rstrip('/')}"
+        self._provider = provider
+        local = parse_ws_url("ws" + self._base.removeprefix("http")).is_local
+        self._http = httpx2.Client(
+            base_url=self._base,
+            timeout=request_timeout_s,
+            headers={**(default_headers or {}), "Content-Type": "application/json"},
+            trust_env=not local,
+        )
+        self._session_id: str | None = None
+        self._lost: str | None = None
+
+    @abstractmethod
+    def _step_payload(self, action: ActT) -> dict[str, Any]:
+        """Turn an action into JSON-able fields."""
+
+    @abstractmethod
+    def _parse_result(self, payload: dict[str, Any]) -> StepResult[ObsT]:
+        """Turn a reply to reset or step into a result."""
+
+    @abstractmethod
+    def _parse_state(self, payload: dict[str, Any]) -> StateT:
+        """Turn a reply to state into a state."""
+
+    @property
+    def base_url(self) -> str:
+        """Where the server is."""
+        return self._base
+
+    @property
+    def session_id(self) -> str | None:
+        """The session's name, once the server has given it one."""
+        return self._session_id
+
+    @classmethod
+    def from_docker_image(cls, image: str, provider: Any = None, **kwargs: Any) -> Self:
+        """Start a container of an image and return a client of it."""
+        provided = provide_container(image, provider, kwargs)
+        return cls(base_url=provided.base_url, provider=provided.provider)
+
+    def reset(self, *, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> StepResult[ObsT]:
+        """Begin an episode; further keywords go to the environment's `reset`."""
+        given = {"seed": seed, "episode_id": episode_id}
+        body = {**{key: value for key, value in given.items() if value is not None}, **kwargs}
+        self._lost = None
+        try:
+            payload = self._call("POST", "/reset", body, session=self._session_id or "new")
+        except SessionLost:  # the old session is gone: begin in a new one, as a reset may
+            self._session_id, self._lost = None, None
+            payload = self._call("POST", "/reset", body, session="new")
+        if self._session_id is None:
+            warnings.warn(
+                f"{self._base} keeps no sessions over HTTP: unless it is a one-environment server, each step runs on "
+                "a fresh environment. Use a WebSocket client for it.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return self._parse_result(payload)
+
+    def step(
+        self, action: ActT, *, timeout_s: float | None = None, request_id: str | None = None, **kwargs: Any
+    ) -> StepResult[ObsT]:
+        """Take an action.
+
+        Args:
+            action: The action.
+            timeout_s: A limit for the environment's own work, where it takes one.
+            request_id: Your id for this request; reaches environments that accept it.
+            kwargs: Go to the environment's `step` where it accepts them.
+
+        Raises:
+            SessionLost: The episode is gone; `reset` begins a new one.
+        """
+        given = {"timeout_s": timeout_s, "request_id": request_id}
+        body = {"action": self._step_payload(action), **kwargs}
+        body.update({key: value for key, value in given.items() if value is not None})
+        return self._parse_result(self._call("POST", "/step", body, session=self._session_id))
+
+    def state(self) -> StateT:
+        """Ask for the environment's state."""
+        return self._parse_state(self._call("GET", "/state", None, session=self._session_id))
+
+    def close(self) -> None:
+        """Hang up and stop the provider; the server ends the session when its lease runs out."""
+        self._http.close()
+        provider, self._provider = self._provider, None
+        if provider is not None:
+            stop_provider(provider)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None, *, session: str | None) -> dict[str, Any]:
+        if self._lost is not None:
+            raise SessionLost(self._lost)
+        headers = {SESSION_HEADER: session} if session is not None else {}
+        content = None if body is None else encode(body)
+        try:
+            response = self._http.request(method, path, content=content, headers=headers)
+        except httpx2.TimeoutException:
+            self._lost = "a request timed out"
+            raise RequestTimeout(f"No answer from {self._base}{path} in time; the episode is lost") from None
+        except httpx2.ConnectError as exc:
+            raise ConnectFailed(f"Failed to connect to {self._base}: {exc}") from exc
+        except httpx2.TransportError as exc:
+            self._lost = f"connection lost: {exc}"
+            raise SessionLost(self._lost) from exc
+        if response.status_code >= 400:
+            raise self._failure(response.status_code, response.content)
+        self._session_id = response.headers.get(SESSION_HEADER, self._session_id)
+        return self._object(response.content)
+
+    def _failure(self, status: int, content: bytes) -> Exception:
+        try:
+            data = self._object(content)
+        except ProtocolError:
+            data = {"detail": content[:500].decode("utf-8", "replace")}
+        detail = data.pop("detail", "")
+        if status == 422:
+            return RequestValidationError(
+                f"Server error: {detail} (code: VALIDATION_ERROR)", details={"errors": detail}
+            )
+        if "code" in data:
+            error = error_from_frame({"message": detail, **data})
+            if isinstance(error, SessionLost):
+                self._lost = error.reason
+            return error
+        return ServerError(f"Server error: HTTP {status}: {detail}")
+
+    @staticmethod
+    def _object(content: bytes) -> dict[str, Any]:
+        try:
+            data = decode(content)
+        except ValueError as exc:
+            raise ProtocolError(f"The server's answer is not JSON: {exc}") from None
+        if not isinstance(data, dict):
+            raise ProtocolError(f"The server's answer is not an object: {str(data)[:200]}")
+        return data

@@ -1,0 +1,7 @@
+"""Facade: container providers. Not part of this release; every name says so when it is asked for."""
+
+from __future__ import annotations
+
+from openenv._lazy import missing_exports
+
+__getattr__ = missing_exports(__name__, (), "Container providers")

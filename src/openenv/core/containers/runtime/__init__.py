@@ -1,0 +1,18 @@
+"""Facade: container providers. Not part of this release; every name says so when it is asked for."""
+
+from __future__ import annotations
+
+from openenv._lazy import missing_exports
+
+__getattr__ = missing_exports(
+    __name__,
+    (
+        "ContainerProvider",
+        "DockerSwarmProvider",
+        "KubernetesProvider",
+        "LocalDockerProvider",
+        "RuntimeProvider",
+        "UVProvider",
+    ),
+    "Container providers",
+)

@@ -1,0 +1,7 @@
+"""Facade: the web page. Not part of this release; every name says so when it is asked for."""
+
+from __future__ import annotations
+
+from openenv._lazy import missing_exports
+
+__getattr__ = missing_exports(__name__, ("WebInterfaceManager", "create_web_interface_app"), "The web page")

@@ -1,0 +1,11 @@
+"""Facade: clients for language models. Not part of this release; every name says so when it is asked for."""
+
+from __future__ import annotations
+
+from openenv._lazy import missing_exports
+
+__getattr__ = missing_exports(
+    __name__,
+    ("AnthropicClient", "LLMClient", "LLMResponse", "OpenAIClient", "ToolCall", "create_llm_client"),
+    "LLM clients",
+)

@@ -1,0 +1,19 @@
+"""Facade: rubrics made of rubrics. Re-exports only; the code lives in `openenv.rubrics.containers`."""
+
+from __future__ import annotations
+
+from openenv.rubrics.containers import (
+    Gate,
+    RubricDict,
+    RubricList,
+    Sequential,
+    WeightedSum,
+)
+
+__all__ = [
+    "Gate",
+    "RubricDict",
+    "RubricList",
+    "Sequential",
+    "WeightedSum",
+]

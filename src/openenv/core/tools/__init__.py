@@ -1,0 +1,7 @@
+"""Facade: tools for environments. Not part of this release; every name says so when it is asked for."""
+
+from __future__ import annotations
+
+from openenv._lazy import missing_exports
+
+__getattr__ = missing_exports(__name__, ("GitServerClient", "PyExecutor", "RepoInfo"), "Environment tools")

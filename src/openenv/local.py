@@ -1,0 +1,227 @@
+"""`LocalEnv`: the client's interface on an environment in this process, with no socket and no server.
+
+For tests and single-process training. The environment runs in a session like any other, so its life, its one call at
+a time and its errors are those of a server. Knows sessions and the client's interface; nothing is serialised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Generic, TypeVar, cast
+
+from pydantic import ValidationError
+from typing_extensions import Self
+
+from .env.binding import factory_class, infer_models
+from .errors import ExecutionError, OpenEnvError, RequestValidationError, SessionLost
+from .protocol.schema import deserialize_action
+from .protocol.server import error_list
+from .runners import InlineRunner
+from .sessions.manager import SessionLimits, SessionManager
+from .sessions.operations import Operation, Operations, build_operations
+from .sessions.session import Session, SessionKind, SessionState
+from .types import ActT, ObsT, StateT, StepResult
+
+T = TypeVar("T")
+
+
+def _result(observation: Any) -> StepResult[Any]:
+    return StepResult(
+        observation=observation,
+        reward=getattr(observation, "reward", None),
+        done=bool(getattr(observation, "done", False)),
+        metadata=getattr(observation, "metadata", None) or None,
+    )
+
+
+def _same(state: Any) -> Any:
+    return state
+
+
+_OPERATIONS: Operations = build_operations(_result, _same)
+
+
+class LocalEnv(Generic[ActT, ObsT, StateT]):
+    """An environment of this process behind the client's methods.
+
+    Awaitable inside a running event loop, blocking outside, `sync()` for blocking anywhere. Actions may be instances
+    of the action class or dicts.
+
+    Args:
+        env: The environment class, or a function without arguments that returns an environment.
+        action_cls: The action model; by default what the environment declares.
+    """
+
+    def __init__(self, env: Callable[[], Any], action_cls: type[Any] | None = None) -> None:
+        self._factory = env
+        self._action_cls = action_cls
+        self._manager: SessionManager | None = None
+        self._session: Session | None = None
+        self._closed = False
+        self._private_loop: asyncio.AbstractEventLoop | None = None
+        self._children: list[LocalEnv[ActT, ObsT, StateT]] = []
+
+    @property
+    def env(self) -> Any:
+        """The environment itself, once there is one."""
+        return None if self._session is None else self._session.env
+
+    def connect(self) -> Coroutine[Any, Any, Self]:
+        """Build the environment now instead of at the first request."""
+        return self._dispatch(self._connect())
+
+    def reset(self, **kwargs: Any) -> Coroutine[Any, Any, StepResult[ObsT]]:
+        """Begin an episode; keywords go to the environment's `reset`."""
+        self._closed = False
+        return self._dispatch(self._run(_OPERATIONS.reset, kwargs))
+
+    def step(self, action: ActT | Mapping[str, Any], **kwargs: Any) -> Coroutine[Any, Any, StepResult[ObsT]]:
+        """Take an action.
+
+        Raises:
+            RequestValidationError: The action does not fit.
+            ExecutionError: The environment raised; the cause is attached.
+            SessionLost: The environment was closed; `reset` begins anew.
+        """
+        return self._dispatch(self._run(_OPERATIONS.step, action))
+
+    def state(self) -> Coroutine[Any, Any, StateT]:
+        """Return the environment's state."""
+        return self._dispatch(self._run(_OPERATIONS.state, None))
+
+    def disconnect(self) -> Coroutine[Any, Any, None]:
+        """Close the environment."""
+        return self.close()
+
+    def close(self) -> Coroutine[Any, Any, None]:
+        """Close the environment and those of child clients."""
+        return self._dispatch(self._close())
+
+    def new_session(self) -> LocalEnv[ActT, ObsT, StateT]:
+        """Return another client with an environment of its own; it is closed with this one."""
+        child: LocalEnv[ActT, ObsT, StateT] = LocalEnv(self._factory, self._action_cls)
+        self._children.append(child)
+        return child
+
+    def sync(self) -> SyncLocalEnv[ActT, ObsT, StateT]:
+        """Return the blocking twin."""
+        return SyncLocalEnv(self)
+
+    async def __aenter__(self) -> Self:
+        await self._connect()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._close()
+
+    def __enter__(self) -> Self:
+        self._block(self._connect())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._block(self._close())
+        self._drop_loop()
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    async def _connect(self) -> Self:
+        if self._session is None or self._session.state in (SessionState.CLOSING, SessionState.CLOSED):
+            if self._closed:
+                raise SessionLost("closed by the client")
+            self._manager = SessionManager(self._factory, SessionLimits(sessions=1), runner=InlineRunner())
+            self._session = await self._manager.open(SessionKind.SOCKET)
+        return self
+
+    async def _run(self, operation: Operation, argument: Any) -> Any:
+        if operation.kind == "step":
+            argument = self._action(argument)
+        await self._connect()
+        assert self._session is not None
+        try:
+            return await self._session.run(operation, argument)
+        except OpenEnvError:
+            raise
+        except Exception as exc:
+            raise ExecutionError(f"{type(exc).__name__}: {exc}") from exc
+
+    def _action(self, action: Any) -> Any:
+        if not isinstance(action, Mapping):
+            return action
+        if self._action_cls is None:
+            env_cls = factory_class(self._factory) or type(self.env)
+            self._action_cls = infer_models(env_cls).action
+        try:
+            return deserialize_action(action, self._action_cls)
+        except ValidationError as exc:
+            raise RequestValidationError(f"Invalid action: {exc}", details={"errors": error_list(exc)}) from exc
+
+    async def _close(self) -> None:
+        children, self._children = self._children, []
+        for child in children:
+            await child._close()
+        self._closed = self._session is not None
+        if self._session is not None:
+            self._session.close("closed by the client")
+
+    def _dispatch(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+        """Return the work on a running loop and its result elsewhere; `sync()` has the exact types for the latter."""
+        if asyncio._get_running_loop() is not None:
+            return work
+        return cast("Coroutine[Any, Any, T]", self._block(work))
+
+    def _drop_loop(self) -> None:
+        loop, self._private_loop = self._private_loop, None
+        if loop is not None:
+            loop.close()
+
+    def _block(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run in this thread. An environment without coroutines never needs the loop to turn."""
+        loop = self._private_loop
+        if loop is None or loop.is_closed():
+            loop = self._private_loop = asyncio.new_event_loop()
+        outer = asyncio._get_running_loop()
+        asyncio._set_running_loop(None)
+        try:
+            return loop.run_until_complete(work)
+        finally:
+            asyncio._set_running_loop(outer)
+
+
+class SyncLocalEnv(Generic[ActT, ObsT, StateT]):
+    """The blocking twin of a `LocalEnv`, also inside a running loop."""
+
+    def __init__(self, local: LocalEnv[ActT, ObsT, StateT]) -> None:
+        self._local = local
+
+    def reset(self, **kwargs: Any) -> StepResult[ObsT]:
+        """Begin an episode."""
+        self._local._closed = False
+        result: StepResult[ObsT] = self._local._block(self._local._run(_OPERATIONS.reset, kwargs))
+        return result
+
+    def step(self, action: ActT | Mapping[str, Any], **kwargs: Any) -> StepResult[ObsT]:
+        """Take an action."""
+        result: StepResult[ObsT] = self._local._block(self._local._run(_OPERATIONS.step, action))
+        return result
+
+    def state(self) -> StateT:
+        """Return the environment's state."""
+        state: StateT = self._local._block(self._local._run(_OPERATIONS.state, None))
+        return state
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._local._block(self._local._close())
+        self._local._drop_loop()
+
+    def new_session(self) -> SyncLocalEnv[ActT, ObsT, StateT]:
+        """Return another client with an environment of its own."""
+        return SyncLocalEnv(self._local.new_session())
+
+    def __enter__(self) -> Self:
+        self._local._block(self._local._connect())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

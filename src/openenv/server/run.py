@@ -1,0 +1,143 @@
+"""Running an application: uvicorn with uvloop, httptools and the fast WebSocket path.
+
+Knows uvicorn's settings; must not know what is served.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from .. import settings
+from .compat import HTTPEnvServer
+from .loading import TargetError, load_app
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """How to serve; None leaves what the application itself says."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    max_sessions: int | None = None
+    session_timeout_s: float | None = None
+    runner: str | None = None
+    reload: bool = False
+    log_level: str = "info"
+    drain_s: int = 15
+
+
+def prepare(target: str, options: ServeOptions) -> Any:
+    """Load an application and apply what the command line says about sessions.
+
+    Raises:
+        TargetError: There is nothing to serve, or it does not take these options.
+    """
+    app = load_app(target)
+    asked = (options.max_sessions, options.session_timeout_s, options.runner)
+    if any(value is not None for value in asked):
+        server = environment_server(app)
+        if server is None:
+            raise TargetError(
+                f"{target} was not made by create_app, so sessions, their timeout and the runner cannot be set here"
+            )
+        server.reconfigure(
+            sessions=options.max_sessions, session_timeout_s=options.session_timeout_s, runner=options.runner
+        )
+    return app
+
+
+def environment_server(app: Any) -> HTTPEnvServer | None:
+    """Return the environment server behind an application, if there is one."""
+    server = getattr(getattr(app, "state", None), "openenv_server", None)
+    return server if isinstance(server, HTTPEnvServer) else None
+
+
+def app_from_environment() -> Any:
+    """Load the application in a process that `--reload` has started."""
+    target = settings.serve_target()
+    if target is None:
+        raise TargetError("OPENENV_SERVE_TARGET is not set")
+    return prepare(
+        target,
+        ServeOptions(
+            max_sessions=settings.max_sessions(),
+            session_timeout_s=settings.session_timeout(),
+            runner=settings.runner_name(),
+        ),
+    )
+
+
+class _Server(uvicorn.Server):
+    """Calls back once the port is open."""
+
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[int], None]) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        if self.started:
+            port = self.config.port
+            for server in self.servers:
+                port = server.sockets[0].getsockname()[1]
+            self._on_started(port)
+
+
+def uvicorn_settings(options: ServeOptions) -> dict[str, Any]:
+    """The settings every way of serving shares."""
+    return {
+        "host": options.host,
+        "port": options.port,
+        "log_level": options.log_level,
+        "http": "httptools",
+        "ws": "websockets-sansio",
+        "ws_per_message_deflate": False,
+        "timeout_graceful_shutdown": options.drain_s,
+        "access_log": options.log_level in ("debug", "trace"),
+    }
+
+
+def serve(target: str, options: ServeOptions, on_started: Callable[[Any, int], None]) -> None:
+    """Serve until interrupted. `on_started(app, port)` is called once the port is open.
+
+    Raises:
+        TargetError: There is nothing to serve, or the port is taken.
+    """
+    _check_port(options)
+    if options.reload:
+        _serve_reloading(target, options)
+        return
+    app = prepare(target, options)
+    config = uvicorn.Config(app, **uvicorn_settings(options))
+    _Server(config, lambda port: on_started(app, port)).run()
+
+
+def _serve_reloading(target: str, options: ServeOptions) -> None:
+    load_app(target)  # a mistake in the target is told now and not by every reload
+    settings.export(
+        {
+            "OPENENV_SERVE_TARGET": target,
+            "OPENENV_MAX_SESSIONS": options.max_sessions,
+            "OPENENV_SESSION_TIMEOUT": options.session_timeout_s,
+            "OPENENV_RUNNER": options.runner,
+        }
+    )
+    uvicorn.run(f"{__name__}:app_from_environment", factory=True, reload=True, **uvicorn_settings(options))
+
+
+def _check_port(options: ServeOptions) -> None:
+    """Find out early, and in one line, that a port cannot be had."""
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((options.host, options.port))
+        except OSError as exc:
+            raise TargetError(
+                f"cannot listen on {options.host}:{options.port} ({exc.strerror}); choose another --port, or 0 for any"
+            ) from exc

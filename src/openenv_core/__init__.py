@@ -1,0 +1,32 @@
+"""Legacy name of `openenv.core`, with what only the first release had: stateful HTTP and one shared environment.
+
+Importing it warns; new code imports `openenv`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+
+from openenv._lazy import lazy_exports
+from openenv.core import __all__ as _core_names
+
+warnings.warn(
+    "openenv_core is the old name of openenv.core; import from openenv or openenv.core instead",
+    DeprecationWarning,
+    stacklevel=2,
+)
+
+_LEGACY = {
+    "HTTPEnvClient": "openenv_core.http_env_client",
+    "HTTPEnvServer": "openenv_core.env_server",
+    "create_app": "openenv_core.env_server",
+    "create_fastapi_app": "openenv_core.env_server",
+}
+_CORE = {name: "openenv.core" for name in _core_names if name not in _LEGACY}
+
+for _name in ("client_types", "containers", "env_client", "rubrics", "tools", "utils"):
+    sys.modules[f"{__name__}.{_name}"] = importlib.import_module(f"openenv.core.{_name}")
+
+__getattr__, __dir__, __all__ = lazy_exports(__name__, {**_CORE, **_LEGACY})
