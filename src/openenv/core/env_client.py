@@ -8,6 +8,10 @@ from openenv.client.env_client import (
     ObsT,
     StateT,
 )
+from openenv.client.url import (
+    convert_to_ws_url,
+    hf_space_subdomain,
+)
 from openenv.types import (
     StepResult,
 )
@@ -18,4 +22,6 @@ __all__ = [
     "ObsT",
     "StateT",
     "StepResult",
+    "convert_to_ws_url",
+    "hf_space_subdomain",
 ]

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from openenv.client.env_client import (
+    EnvClient,
+)
 from openenv.client.generic import (
     GenericAction,
     GenericEnvClient,
 )
+from openenv.types import (
+    StepResult,
+)
 
 __all__ = [
+    "EnvClient",
     "GenericAction",
     "GenericEnvClient",
+    "StepResult",
 ]

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from openenv.client.env_client import (
+    ActT,
+    EnvClient,
+    ObsT,
+    StateT,
+)
 from openenv.client.sync_client import (
     SyncEnvClient,
 )
+from openenv.types import (
+    StepResult,
+)
 
 __all__ = [
+    "ActT",
+    "EnvClient",
+    "ObsT",
+    "StateT",
+    "StepResult",
     "SyncEnvClient",
 ]

@@ -15,6 +15,7 @@ import uvicorn
 from .. import settings
 from .compat import HTTPEnvServer
 from .loading import TargetError, load_app
+from .upgrade import UpgradeProtocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +96,7 @@ def uvicorn_settings(options: ServeOptions) -> dict[str, Any]:
         "port": options.port,
         "log_level": options.log_level,
         "http": "httptools",
-        "ws": "websockets-sansio",
-        "ws_per_message_deflate": False,
+        "ws": UpgradeProtocol,
         "timeout_graceful_shutdown": options.drain_s,
         "access_log": options.log_level in ("debug", "trace"),
     }

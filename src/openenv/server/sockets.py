@@ -21,13 +21,18 @@ from .writes import WriteBatch
 logger = logging.getLogger(__name__)
 
 _BIG = 65_536
+CLOSE_TIMEOUT_S = 2.0
 
 
 class SocketHandler(Protocol):
     """What a carrier tells its owner; all calls come on the loop."""
 
     def on_message(self, payload: bytes) -> None:
-        """A whole message came."""
+        """A whole text message came."""
+        ...
+
+    def on_binary(self, payload: bytes) -> None:
+        """A whole binary message came."""
         ...
 
     def on_oversize(self, size: int) -> None:
@@ -76,6 +81,8 @@ class FrameSocket(asyncio.Protocol):
         self._closing = False
         self._keepalive = KeepAlive.of(self._loop)
         self._writes = WriteBatch.of(self._loop)
+        self._full: asyncio.Future[None] | None = None
+        self._close_timer: asyncio.TimerHandle | None = None
         self.last_heard = self._loop.time()
 
     def start(self, handler: SocketHandler) -> None:
@@ -97,16 +104,46 @@ class FrameSocket(asyncio.Protocol):
             self._writes.flush()
             self._transport.writelines((head, payload))
 
+    def send_binary(self, payload: bytes) -> None:
+        """Send a binary message."""
+        if not self._closing:
+            self._writes.flush()
+            head = text_head(len(payload))
+            self._transport.writelines((b"\x82" + head[1:], payload))
+
+    async def drained(self) -> None:
+        """Wait until the peer has read enough of what was sent."""
+        while self._full is not None:
+            await asyncio.shield(self._full)
+
     def ping(self) -> None:
         """Ask the peer for a sign of life."""
         self._transport.write(control_frame(Opcode.PING))
 
     def close(self, code: int = 1000, reason: str = "") -> None:
-        """Send a close frame, then end the connection; the peer need not answer."""
+        """Send a close frame, and hang up when the peer has answered it or its time is over (RFC 6455, 7.1.1)."""
         if not self._closing:
             self._closing = True
             self._writes.flush()
             self._transport.write(control_frame(Opcode.CLOSE, close_payload(code, reason)))
+            self._close_timer = self._loop.call_later(CLOSE_TIMEOUT_S, self._transport.close)
+            self._transport.resume_reading()
+
+    def _answer_close(self, payload: bytes) -> None:
+        """The peer says goodbye first: say it too, and hang up."""
+        self._closing = True
+        self._writes.flush()
+        self._transport.write(control_frame(Opcode.CLOSE, payload[:2]))
+        self._transport.close()
+
+    def _await_close(self, data: bytes) -> None:
+        """After our goodbye only the peer's counts; whatever else it sends is dropped."""
+        try:
+            messages = self._reader.feed(data)
+        except FrameError:
+            self._transport.close()
+            return
+        if any(message.opcode == Opcode.CLOSE for message in messages):
             self._transport.close()
 
     def abort(self) -> None:
@@ -133,7 +170,10 @@ class FrameSocket(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Cut the bytes into messages and hand them on."""
         handler = self._handler
-        if self._closing or handler is None:
+        if handler is None:
+            return
+        if self._closing:
+            self._await_close(data)
             return
         self.last_heard = self._loop.time()
         try:
@@ -142,13 +182,14 @@ class FrameSocket(asyncio.Protocol):
             self.close(exc.close_code, exc.reason)
             return
         for message in messages:
-            if message.opcode == Opcode.TEXT or message.opcode == Opcode.BINARY:
+            if message.opcode == Opcode.TEXT:
                 handler.on_message(message.payload)
+            elif message.opcode == Opcode.BINARY:
+                handler.on_binary(message.payload)
             elif message.opcode == Opcode.PING:
                 self._transport.write(control_frame(Opcode.PONG, message.payload))
             elif message.opcode == Opcode.CLOSE:
-                code = int.from_bytes(message.payload[:2], "big") if len(message.payload) >= 2 else 1000
-                self.close(code)
+                self._answer_close(message.payload)
             elif message.opcode == Opcode.OVERSIZE:
                 handler.on_oversize(message.size)
             if self._closing:
@@ -160,15 +201,25 @@ class FrameSocket(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """A client that does not read gets no further replies to buffer."""
+        self._full = self._loop.create_future()
         self.pause()
 
     def resume_writing(self) -> None:
         """The client has caught up."""
+        self._relieve()
         self.resume()
+
+    def _relieve(self) -> None:
+        full, self._full = self._full, None
+        if full is not None and not full.done():
+            full.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell everybody, the server's own protocol included: it keeps the list of connections."""
         self._closing = True
+        self._relieve()
+        if self._close_timer is not None:
+            self._close_timer.cancel()
         self._keepalive.discard(self)
         if not self._closed.done():
             self._closed.set_result(None)
@@ -234,6 +285,8 @@ class AsgiSocket:
                 payload = text.encode() if text is not None else message.get("bytes") or b""
                 if len(payload) > self._max_size:
                     handler.on_oversize(len(payload))
+                elif text is None:
+                    handler.on_binary(payload)
                 else:
                     handler.on_message(payload)
         finally:
@@ -253,13 +306,17 @@ class AsgiSocket:
 
 
 def take_over(receive: Receive, *, max_size: int) -> FrameSocket | None:
-    """Take the transport from uvicorn's WebSocket protocol, right after `websocket.accept` was sent.
+    """Take the transport from the server's WebSocket protocol, right after `websocket.accept` was sent.
 
-    Returns None, and changes nothing, unless this is that very protocol, no extension such as compression was
-    negotiated, nothing has been read ahead, and no middleware has put itself between.
+    That protocol is our own (`upgrade`) or uvicorn's. Returns None, and changes nothing, unless it is one of them, no
+    extension such as compression was negotiated, nothing has been read ahead, and no middleware is in between.
     """
-    module = sys.modules.get("uvicorn.protocols.websockets.websockets_sansio_impl")
     origin: Any = getattr(receive, "__self__", None)
+    take = getattr(origin, "take_frames", None)
+    if take is not None:
+        socket: FrameSocket | None = take(max_size)
+        return socket
+    module = sys.modules.get("uvicorn.protocols.websockets.websockets_sansio_impl")
     if module is None or type(origin) is not module.WebSocketsSansIOProtocol:
         return None
     try:

@@ -104,6 +104,8 @@ class GymConnection:
             self._paused = True
             self._socket.pause()
 
+    on_binary = on_message  # JSON is JSON in either kind of frame
+
     def on_oversize(self, size: int) -> None:
         """Refuse a message over the limit; the session lives on."""
         limit = self._service.options.max_message_bytes
@@ -134,6 +136,7 @@ class GymConnection:
             self._socket.send(request.reply)
         elif isinstance(request, Close):
             self._socket.close()
+            self.on_lost()
         elif isinstance(request, Rpc):
             self._socket.send(rpc_frame(answer_rpc(request.data)))
         elif self._service.mode is ServerMode.PRODUCTION:

@@ -9,9 +9,13 @@ from openenv.env.transforms import (
     CompositeTransform,
     NullTransform,
 )
+from openenv.types import (
+    Observation,
+)
 
 __all__ = [
     "CompositeTransform",
     "NullTransform",
+    "Observation",
     "Transform",
 ]

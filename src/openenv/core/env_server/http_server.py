@@ -13,6 +13,14 @@ from openenv.errors import (
 from openenv.protocol.codec import (
     serialize_observation,
 )
+from openenv.protocol.jsonrpc import (
+    JsonRpcErrorCode,
+    JsonRpcRequest,
+    JsonRpcResponse,
+    McpMethod,
+    WSMCPMessage,
+    WSMCPResponse,
+)
 from openenv.protocol.schema import (
     deserialize_action,
 )
@@ -23,12 +31,26 @@ from openenv.server.app import (
 from openenv.server.compat import (
     HTTPEnvServer,
 )
+from openenv.server.routes import (
+    GetEndpointConfig,
+    register_get_endpoints,
+)
+from openenv.tool_types import (
+    CallToolAction,
+    CallToolObservation,
+    ListToolsAction,
+    ListToolsObservation,
+)
 from openenv.types import (
     Action,
     ConcurrencyConfig,
     EnvironmentMetadata,
+    GetTaskRangeRequest,
+    GetTaskRequest,
     HealthResponse,
     HealthStatus,
+    ListTasksRequest,
+    NumTasksRequest,
     Observation,
     ResetRequest,
     ResetResponse,
@@ -39,19 +61,39 @@ from openenv.types import (
     State,
     StepRequest,
     StepResponse,
+    WSCloseMessage,
     WSErrorCode,
+    WSErrorResponse,
+    WSObservationResponse,
+    WSResetMessage,
+    WSStateMessage,
+    WSStateResponse,
+    WSStepMessage,
 )
 
 __all__ = [
     "Action",
+    "CallToolAction",
+    "CallToolObservation",
     "ConcurrencyConfig",
     "ConcurrencyConfigurationError",
     "Environment",
     "EnvironmentFactoryError",
     "EnvironmentMetadata",
+    "GetEndpointConfig",
+    "GetTaskRangeRequest",
+    "GetTaskRequest",
     "HTTPEnvServer",
     "HealthResponse",
     "HealthStatus",
+    "JsonRpcErrorCode",
+    "JsonRpcRequest",
+    "JsonRpcResponse",
+    "ListTasksRequest",
+    "ListToolsAction",
+    "ListToolsObservation",
+    "McpMethod",
+    "NumTasksRequest",
     "Observation",
     "ResetRequest",
     "ResetResponse",
@@ -63,9 +105,19 @@ __all__ = [
     "State",
     "StepRequest",
     "StepResponse",
+    "WSCloseMessage",
     "WSErrorCode",
+    "WSErrorResponse",
+    "WSMCPMessage",
+    "WSMCPResponse",
+    "WSObservationResponse",
+    "WSResetMessage",
+    "WSStateMessage",
+    "WSStateResponse",
+    "WSStepMessage",
     "create_app",
     "create_fastapi_app",
     "deserialize_action",
+    "register_get_endpoints",
     "serialize_observation",
 ]

@@ -9,8 +9,20 @@ from openenv.protocol.schema import (
     deserialize_action,
     deserialize_action_with_preprocessing,
 )
+from openenv.tool_types import (
+    CallToolAction,
+    ListToolsAction,
+)
+from openenv.types import (
+    Action,
+    Observation,
+)
 
 __all__ = [
+    "Action",
+    "CallToolAction",
+    "ListToolsAction",
+    "Observation",
     "deserialize_action",
     "deserialize_action_with_preprocessing",
     "serialize_observation",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from openenv.rubrics.base import (
+    Rubric,
+)
 from openenv.rubrics.containers import (
     Gate,
     RubricDict,
@@ -12,6 +15,7 @@ from openenv.rubrics.containers import (
 
 __all__ = [
     "Gate",
+    "Rubric",
     "RubricDict",
     "RubricList",
     "Sequential",

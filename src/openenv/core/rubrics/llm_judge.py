@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from openenv.rubrics.base import (
+    Rubric,
+)
 from openenv.rubrics.llm_judge import (
     LLMJudge,
 )
 
 __all__ = [
     "LLMJudge",
+    "Rubric",
 ]

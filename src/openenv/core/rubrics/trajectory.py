@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from openenv.rubrics.base import (
+    Rubric,
+)
 from openenv.rubrics.trajectory import (
     ExponentialDiscountingTrajectoryRubric,
     TrajectoryRubric,
@@ -9,5 +12,6 @@ from openenv.rubrics.trajectory import (
 
 __all__ = [
     "ExponentialDiscountingTrajectoryRubric",
+    "Rubric",
     "TrajectoryRubric",
 ]

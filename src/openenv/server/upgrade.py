@@ -1,0 +1,266 @@
+"""The WebSocket protocol class for uvicorn: a short handshake, then either a takeover or plain ASGI messages.
+
+Any WebSocket route of the application works on it; the environment's own route takes the connection over (see
+`sockets`). No extension is offered: on a fast network compression costs more than it saves. Knows RFC 6455 section 4
+and uvicorn's protocol interface; must not know what is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import http
+import logging
+from collections import deque
+from typing import Any
+from urllib.parse import unquote
+
+from uvicorn.config import Config
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
+from uvicorn.server import ServerState
+
+from .sockets import FrameSocket
+
+logger = logging.getLogger("uvicorn.error")
+
+_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+
+
+class Disconnected(OSError):
+    """Something was sent to a client that is gone."""
+
+
+class UpgradeProtocol(asyncio.Protocol):
+    """One connection, from the upgrade request on."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._config = config
+        self._app: Any = config.loaded_app
+        self._state = server_state
+        self._app_state = app_state
+        self._loop = _loop or asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._scope: dict[str, Any] = {}
+        self._key = b""
+        self._phase = "connecting"  # accepted, denying, taken, closed
+        self._events: deque[dict[str, Any]] = deque()
+        self._event_waiter: asyncio.Future[None] | None = None
+        self._socket: FrameSocket | None = None
+        self._denial: tuple[int, list[tuple[bytes, bytes]], bytes] | None = None
+
+    # -- asyncio.Protocol -----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport; the server keeps us."""
+        self._transport = transport
+        self._state.connections.add(self)  # type: ignore[arg-type]
+
+    def data_received(self, data: bytes) -> None:
+        """Read the upgrade request; anything after it belongs to whoever has the connection by then."""
+        if self._phase == "connecting" and not self._scope:
+            self._begin(data)
+        elif self._phase == "accepted":
+            self._carry().data_received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the application, unless it knows already."""
+        self._state.connections.discard(self)  # type: ignore[arg-type]
+        if self._phase != "taken":
+            self._phase = "closed"
+            self._put({"type": "websocket.disconnect", "code": 1006})
+
+    def shutdown(self) -> None:
+        """The server is going down: say so and hang up."""
+        assert self._transport is not None
+        if self._socket is not None:
+            self._socket.close(1012)
+        elif self._phase == "connecting":
+            self._reject(http.HTTPStatus.SERVICE_UNAVAILABLE)
+        else:
+            self._transport.close()
+
+    # -- handshake ------------------------------------------------------------------------------------------------
+
+    def _begin(self, data: bytes) -> None:
+        request_line, *lines = data.split(b"\r\n\r\n", 1)[0].split(b"\r\n")
+        method, target, _ = request_line.split(b" ", 2)
+        headers = [(name.lower(), value.strip()) for name, _, value in (line.partition(b":") for line in lines)]
+        found = dict(headers)
+        self._key = found.get(b"sec-websocket-key", b"")
+        if method != b"GET" or len(self._key) != 24 or found.get(b"sec-websocket-version") != b"13":
+            self._reject(http.HTTPStatus.BAD_REQUEST)
+            return
+        raw_path, _, query = target.partition(b"?")
+        root_path = self._config.root_path
+        protocols = found.get(b"sec-websocket-protocol", b"").decode("latin-1")
+        self._scope = {
+            "type": "websocket",
+            "asgi": {"version": self._config.asgi_version, "spec_version": "2.4"},
+            "http_version": "1.1",
+            "scheme": "wss" if is_ssl(self._transport) else "ws",  # type: ignore[arg-type]
+            "server": get_local_addr(self._transport),  # type: ignore[arg-type]
+            "client": get_remote_addr(self._transport),  # type: ignore[arg-type]
+            "root_path": root_path,
+            "path": root_path + unquote(raw_path.decode("ascii")),
+            "raw_path": root_path.encode("ascii") + raw_path,
+            "query_string": query,
+            "headers": headers,
+            "subprotocols": [name.strip() for name in protocols.split(",") if name.strip()],
+            "state": self._app_state.copy(),
+            "extensions": {"websocket.http.response": {}},
+        }
+        self._put({"type": "websocket.connect"})
+        task = self._loop.create_task(self._run())
+        self._state.tasks.add(task)
+        task.add_done_callback(self._state.tasks.discard)
+
+    async def _run(self) -> None:
+        try:
+            await self._app(self._scope, self.receive, self.send)
+        except Disconnected:
+            pass
+        except BaseException:
+            logger.exception("Exception in ASGI application\n")
+            self._finish(1011, http.HTTPStatus.INTERNAL_SERVER_ERROR)
+            return
+        self._finish(1000, http.HTTPStatus.INTERNAL_SERVER_ERROR)
+
+    def _finish(self, code: int, status: http.HTTPStatus) -> None:
+        """The application has returned; nothing stays open that it did not hand on."""
+        if self._phase == "connecting":
+            self._reject(status)
+        elif self._phase == "accepted":
+            self._carry().close(code)
+
+    def _accept(self, message: dict[str, Any]) -> None:
+        answer = base64.b64encode(hashlib.sha1(self._key + _GUID).digest())
+        lines = [
+            b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: Upgrade\r\nsec-websocket-accept: ",
+            answer,
+            b"\r\n",
+        ]
+        for name, value in (*self._state.default_headers, *message.get("headers", ())):
+            lines += [name, b": ", value, b"\r\n"]
+        if message.get("subprotocol"):
+            lines += [b"sec-websocket-protocol: ", message["subprotocol"].encode("ascii"), b"\r\n"]
+        lines.append(b"\r\n")
+        self._write(b"".join(lines))
+        self._phase = "accepted"
+
+    def _reject(self, status: http.HTTPStatus, headers: Any = (), body: bytes = b"") -> None:
+        lines = [f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode(), b"connection: close\r\n"]
+        names = {name.lower() for name, _ in headers}
+        for name, value in headers:
+            lines += [name, b": ", value, b"\r\n"]
+        if b"content-length" not in names:
+            lines += [b"content-length: ", str(len(body)).encode(), b"\r\n"]
+        lines += [b"\r\n", body]
+        self._write(b"".join(lines))
+        self._phase = "closed"
+        assert self._transport is not None
+        self._transport.close()
+        self._put({"type": "websocket.disconnect", "code": 1006})
+
+    def _write(self, data: bytes) -> None:
+        assert self._transport is not None
+        if self._transport.is_closing():
+            raise Disconnected
+        self._transport.write(data)
+
+    # -- ASGI -----------------------------------------------------------------------------------------------------
+
+    async def receive(self) -> dict[str, Any]:
+        """Give the application the next event."""
+        if self._phase == "accepted":
+            self._carry()
+        while not self._events:
+            self._event_waiter = self._loop.create_future()
+            await self._event_waiter
+        return self._events.popleft()
+
+    async def send(self, message: dict[str, Any]) -> None:
+        """Do what the application says."""
+        kind = message["type"]
+        if self._phase == "connecting":
+            self._answer(kind, message)
+        elif self._phase == "denying":
+            self._deny(kind, message)
+        elif self._phase == "accepted" and kind == "websocket.send":
+            text, data = message.get("text"), message.get("bytes")
+            if data is not None:
+                self._carry().send_binary(data)
+            else:
+                self._carry().send((text or "").encode())
+            await self._carry().drained()
+        elif self._phase == "accepted" and kind == "websocket.close":
+            self._carry().close(message.get("code", 1000), message.get("reason") or "")
+        else:
+            raise Disconnected(f"{kind} after the connection was closed")
+
+    def _answer(self, kind: str, message: dict[str, Any]) -> None:
+        if kind == "websocket.accept":
+            self._accept(message)
+        elif kind == "websocket.close":
+            self._reject(http.HTTPStatus.FORBIDDEN)
+        elif kind == "websocket.http.response.start":
+            self._phase = "denying"
+            self._denial = (message["status"], list(message.get("headers", [])), b"")
+        else:
+            raise RuntimeError(f"{kind} before the WebSocket was accepted")
+
+    def _deny(self, kind: str, message: dict[str, Any]) -> None:
+        if kind != "websocket.http.response.body" or self._denial is None:
+            raise RuntimeError(f"{kind} inside a denial response")
+        status, headers, body = self._denial
+        body += message.get("body", b"")
+        self._denial = (status, headers, body)
+        if not message.get("more_body"):
+            self._reject(http.HTTPStatus(status), headers, body)
+
+    def _put(self, event: dict[str, Any]) -> None:
+        self._events.append(event)
+        waiter, self._event_waiter = self._event_waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    # -- after the handshake --------------------------------------------------------------------------------------
+
+    def take_frames(self, max_size: int) -> FrameSocket | None:
+        """Give the connection away, right after it was accepted; None when it is in use or closing."""
+        assert self._transport is not None
+        if self._phase != "accepted" or self._socket is not None or self._transport.is_closing():
+            return None
+        self._phase = "taken"
+        self._socket = FrameSocket(self._transport, self, max_size=max_size)
+        return self._socket
+
+    def _carry(self) -> FrameSocket:
+        """Carry messages for an application that speaks ASGI."""
+        if self._socket is None:
+            assert self._transport is not None
+            self._socket = FrameSocket(self._transport, self, max_size=self._config.ws_max_size)
+            self._socket.start(self)
+        return self._socket
+
+    def on_message(self, payload: bytes) -> None:
+        """Hand a text message to the application."""
+        self._put({"type": "websocket.receive", "text": payload.decode("utf-8", "replace")})
+
+    def on_binary(self, payload: bytes) -> None:
+        """Hand a binary message to the application."""
+        self._put({"type": "websocket.receive", "bytes": payload})
+
+    def on_oversize(self, size: int) -> None:
+        """Close, as servers do (RFC 6455, 7.4.1)."""
+        assert self._socket is not None
+        self._socket.close(1009, "message too big")
+
+    def on_lost(self) -> None:
+        """`connection_lost` tells the application."""
