@@ -47,7 +47,8 @@ _lazy_getattr, __dir__, _names = lazy_exports(
         "errors": "openenv.errors:",
     },
 )
-__all__ = ["__version__", *_names]
+# A star import takes what there is; these two say themselves what is missing.
+__all__ = ["__version__", *(name for name in _names if name not in ("AutoEnv", "AutoAction"))]
 
 
 def __getattr__(name: str) -> Any:

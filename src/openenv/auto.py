@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from openenv._lazy import missing_exports
 
-__getattr__ = missing_exports(__name__, ("AutoEnv", "AutoAction"), "Discovery of environments")
+__getattr__ = missing_exports(__name__, ("AutoEnv", "AutoAction"), "Tools that discover environments")

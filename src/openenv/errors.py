@@ -39,6 +39,15 @@ class OpenEnvError(Exception):
         return {}
 
 
+def message_of(exc: BaseException) -> str:
+    """Return the text of anybody's exception so that it can be sent, or its class's name where it has none."""
+    try:
+        text = str(exc)
+    except Exception:  # an exception that fails to describe itself must still be reported
+        text = ""
+    return text.encode("utf-8", "backslashreplace").decode() or type(exc).__name__
+
+
 class ConcurrencyConfigurationError(OpenEnvError):
     """More sessions were asked for than the environment class says it supports."""
 

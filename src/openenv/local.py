@@ -134,10 +134,10 @@ class LocalEnv(Generic[ActT, ObsT, StateT]):
         return self
 
     async def _run(self, operation: Operation, argument: Any) -> Any:
-        if operation.kind == "step":
-            argument = self._action(argument)
         await self._connect()
         assert self._session is not None
+        if operation.kind == "step":
+            argument = self._action(argument)
         try:
             return await self._session.run(operation, argument)
         except OpenEnvError:
@@ -159,10 +159,16 @@ class LocalEnv(Generic[ActT, ObsT, StateT]):
     async def _close(self) -> None:
         children, self._children = self._children, []
         for child in children:
-            await child._close()
+            if child._private_loop is None:
+                await child._close()
+            else:  # its coroutines belong to its own loop
+                child._block(child._close())
+                child._drop_loop()
         self._closed = self._session is not None
         if self._session is not None:
             self._session.close("closed by the client")
+            if self._session.state is not SessionState.CLOSED and self._manager is not None:
+                await self._manager.drain()  # its close is a coroutine, or another call still runs
 
     def _dispatch(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         """Return the work on a running loop and its result elsewhere; `sync()` has the exact types for the latter."""

@@ -8,9 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import typer
-from rich.console import Console
-from rich.panel import Panel
-from rich.table import Table
 
 _EXAMPLES = """
 Serve an environment.
@@ -42,15 +39,14 @@ def serve(
     from ..server.run import ServeOptions
     from ..server.run import serve as run
 
-    console = Console(stderr=True)
     _check_choice("runner", runner, ("auto", "thread", "inline"))
     _check_choice("log-level", log_level, ("critical", "error", "warning", "info", "debug", "trace"))
     options = ServeOptions(host, port, max_sessions, session_timeout, runner, reload, log_level)
     quiet = log_level in ("critical", "error", "warning")
     try:
-        run(target, options, lambda app, actual: None if quiet else console.print(_banner(app, target, host, actual)))
+        run(target, options, lambda app, actual: None if quiet else _show_banner(app, target, host, actual))
     except TargetError as exc:
-        console.print(f"[bold red]Error:[/] {exc}", highlight=False)
+        typer.secho(f"Error: {exc}", fg="red", err=True)
         raise typer.Exit(1) from None
 
 
@@ -62,7 +58,11 @@ def _check_choice(option: str, value: str | None, choices: tuple[str, ...]) -> N
         raise typer.BadParameter(f"{value!r} is not one of {', '.join(choices)}", param_hint=f"--{option}")
 
 
-def _banner(app: Any, target: str, host: str, port: int) -> Panel:
+def _show_banner(app: Any, target: str, host: str, port: int) -> None:
+    from rich.console import Console  # a server that starts quietly need not load it
+    from rich.panel import Panel
+    from rich.table import Table
+
     from ..server.run import environment_server
 
     place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -80,4 +80,5 @@ def _banner(app: Any, target: str, host: str, port: int) -> Panel:
         if any(getattr(route, "path", None) == "/web" for route in app.routes):
             table.add_row("Web page", f"http://{place}/web")
     table.add_row("Try it", f'GenericEnvClient(base_url="http://{place}").reset()')
-    return Panel(table, title=f"[bold]{name}[/] is served", subtitle="Ctrl-C stops", expand=False)
+    panel = Panel(table, title=f"[bold]{name}[/] is served", subtitle="Ctrl-C stops", expand=False)
+    Console(stderr=True).print(panel)

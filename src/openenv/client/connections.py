@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from ..errors import ConnectFailed, RequestTimeout, SessionLost
 from ..protocol.frames import (
@@ -29,7 +30,7 @@ from .handshake import Handshake
 from .proxy import proxy_for, tunnel_request
 from .url import Address
 
-_READ = 262_144
+_READ = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,24 @@ class ConnectionOptions:
     ping_interval_s: float | None = 20.0
     ping_timeout_s: float | None = 20.0
     headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class MaskKeys:
+    """Random mask keys (RFC 6455, 5.3), fetched from the system many at a time."""
+
+    __slots__ = ("_at", "_pool")
+
+    def __init__(self) -> None:
+        self._pool = b""
+        self._at = 0
+
+    def next(self) -> bytes:
+        """Return four random bytes."""
+        if self._at >= len(self._pool):
+            self._pool = os.urandom(1024)
+            self._at = 0
+        self._at += 4
+        return self._pool[self._at - 4 : self._at]
 
 
 def _closed_reason(payload: bytes) -> str:
@@ -62,6 +81,10 @@ class BlockingConnection:
         self._lost: str | None = None
         self._last_heard = time.monotonic()
         self._pinged_at: float | None = None
+        self._keys = MaskKeys()
+        self._timeout_s: float | None = -1.0
+        # A buffer of our own: a fresh one for each read costs more than the read.
+        self._buffer = memoryview(bytearray(_READ))
 
     @property
     def is_open(self) -> bool:
@@ -95,7 +118,6 @@ class BlockingConnection:
                 raise ConnectFailed(f"Failed to connect to {self._address.authority}: {exc}") from exc
             raise
         self._socket = sock
-        sock.settimeout(self._options.message_timeout_s)
         if rest:
             self._take(rest)
 
@@ -137,19 +159,21 @@ class BlockingConnection:
         """
         sock = self._socket
         if sock is None:
+            if self._messages:  # said right after the handshake, before hanging up: why it refuses
+                return self._messages.popleft()
             raise SessionLost(self.lost_reason)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
-            sock.settimeout(timeout_s)
-            sock.sendall(masked_text_frame(payload, os.urandom(4)))
+            self._set_timeout(sock, timeout_s)
+            sock.sendall(masked_text_frame(payload, self._keys.next()))
             while not self._messages:
-                self._take(sock.recv(_READ))
+                self._take(self._read(sock))
                 if self._messages:
                     break
                 if self._socket is None:
                     raise SessionLost(self.lost_reason)
                 if deadline is not None:
-                    sock.settimeout(max(0.001, deadline - time.monotonic()))
+                    self._set_timeout(sock, max(0.001, deadline - time.monotonic()))
         except TimeoutError:
             self._drop("a request timed out")
             raise RequestTimeout(f"No reply within {timeout_s} s; the episode is lost") from None
@@ -163,15 +187,23 @@ class BlockingConnection:
             raise
         return self._messages.popleft()
 
+    def _set_timeout(self, sock: socket.socket, timeout_s: float | None) -> None:
+        if timeout_s != self._timeout_s:  # saves a system call per request
+            sock.settimeout(timeout_s)
+            self._timeout_s = timeout_s
+
+    def _read(self, sock: socket.socket) -> bytes:
+        return bytes(self._buffer[: sock.recv_into(self._buffer)])
+
     def keep_alive(self) -> None:
         """Answer pings and send our own while nobody uses the connection; never blocks."""
         sock = self._socket
         if sock is None:
             return
         try:
-            sock.settimeout(0)
+            self._set_timeout(sock, 0)
             with contextlib.suppress(BlockingIOError, ssl.SSLWantReadError):
-                self._take(sock.recv(_READ))
+                self._take(self._read(sock))
             self._ping_if_quiet(sock)
         except (OSError, FrameError) as exc:
             self._drop(f"connection lost: {exc}")
@@ -182,7 +214,7 @@ class BlockingConnection:
             return
         if self._pinged_at is None or self._pinged_at < self._last_heard:
             self._pinged_at = now
-            sock.sendall(masked_control_frame(Opcode.PING, b"", os.urandom(4)))
+            sock.sendall(masked_control_frame(Opcode.PING, b"", self._keys.next()))
         elif limit is not None and now - self._pinged_at > limit:
             self._drop("the server does not answer pings")
 
@@ -198,7 +230,7 @@ class BlockingConnection:
         if message.opcode in (Opcode.TEXT, Opcode.BINARY):
             self._messages.append(message.payload)
         elif message.opcode == Opcode.PING and self._socket is not None:
-            self._socket.sendall(masked_control_frame(Opcode.PONG, message.payload, os.urandom(4)))
+            self._socket.sendall(masked_control_frame(Opcode.PONG, message.payload, self._keys.next()))
         elif message.opcode == Opcode.CLOSE:
             self._drop(_closed_reason(message.payload))
         elif message.opcode == Opcode.OVERSIZE:
@@ -217,12 +249,25 @@ class BlockingConnection:
             with contextlib.suppress(OSError):
                 sock.settimeout(1.0)
                 if farewell is not None:
-                    sock.sendall(masked_text_frame(farewell, os.urandom(4)))
-                sock.sendall(masked_control_frame(Opcode.CLOSE, close_payload(1000), os.urandom(4)))
+                    sock.sendall(masked_text_frame(farewell, self._keys.next()))
+                sock.sendall(masked_control_frame(Opcode.CLOSE, close_payload(1000), self._keys.next()))
         self._drop("closed by the client")
 
 
-class LoopConnection(asyncio.Protocol):
+_READ_BUFFERS: WeakKeyDictionary[asyncio.AbstractEventLoop, memoryview] = WeakKeyDictionary()
+
+
+def _read_buffer(loop: asyncio.AbstractEventLoop) -> memoryview:
+    """A buffer to read into. Loops that read and deliver in one go share one among their connections."""
+    if hasattr(loop, "_proactor"):
+        return memoryview(bytearray(_READ))
+    buffer = _READ_BUFFERS.get(loop)
+    if buffer is None:
+        buffer = _READ_BUFFERS[loop] = memoryview(bytearray(_READ))
+    return buffer
+
+
+class LoopConnection(asyncio.BufferedProtocol):
     """A connection on an event loop. One exchange at a time; the caller holds a lock."""
 
     def __init__(self, address: Address, options: ConnectionOptions) -> None:
@@ -236,8 +281,12 @@ class LoopConnection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._lost: str | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._deadline: float | None = None
+        self._deadline_timer: asyncio.TimerHandle | None = None
         self._last_heard = self._loop.time()
         self._pinged_at: float | None = None
+        self._keys = MaskKeys()
+        self._buffer = _read_buffer(self._loop)
 
     @property
     def is_open(self) -> bool:
@@ -290,7 +339,7 @@ class LoopConnection(asyncio.Protocol):
         assert self._transport is not None
         self._transport.write(self._handshake.request)
         while self._handshake is not None:
-            await self._wait(None)
+            await self._change()
         self._schedule_ping()
 
     async def exchange(self, payload: bytes, timeout_s: float | None) -> bytes:
@@ -301,37 +350,49 @@ class LoopConnection(asyncio.Protocol):
             SessionLost: The connection broke.
         """
         if self._transport is None or self._lost is not None:
+            if self._messages:  # said right after the handshake, before hanging up: why it refuses
+                return self._messages.popleft()
             raise SessionLost(self.lost_reason)
-        self._transport.write(masked_text_frame(payload, os.urandom(4)))
-        deadline = None if timeout_s is None else self._loop.time() + timeout_s
+        self._transport.write(masked_text_frame(payload, self._keys.next()))
+        if timeout_s is not None:
+            self._set_deadline(self._loop.time() + timeout_s)
         try:
             while not self._messages:
                 if self._lost is not None:
                     raise SessionLost(self._lost)
-                await self._wait(deadline)
+                await self._change()
         except TimeoutError:
             self._drop("a request timed out")
             raise RequestTimeout(f"No reply within {timeout_s} s; the episode is lost") from None
         except asyncio.CancelledError:  # the next reply would belong to this request
             self._drop("a request was cancelled")
             raise
+        finally:
+            self._deadline = None
         return self._messages.popleft()
 
-    async def _wait(self, deadline: float | None) -> None:
-        """Wait until something happens on the connection."""
+    def _change(self) -> asyncio.Future[None]:
+        """Return a future for the next thing that happens on the connection."""
         waiter = self._waiter = self._loop.create_future()
-        timer = None if deadline is None else self._loop.call_at(deadline, self._expire, waiter)
-        try:
-            await waiter
-        finally:
-            self._waiter = None
+        return waiter
+
+    def _set_deadline(self, deadline: float) -> None:
+        """Note until when a reply may come. One timer serves many requests: it is moved only when it fires."""
+        self._deadline = deadline
+        timer = self._deadline_timer
+        if timer is None or timer.when() > deadline:
             if timer is not None:
                 timer.cancel()
+            self._deadline_timer = self._loop.call_at(deadline, self._look_at_deadline)
 
-    @staticmethod
-    def _expire(waiter: asyncio.Future[None]) -> None:
-        if not waiter.done():
-            waiter.set_exception(TimeoutError())
+    def _look_at_deadline(self) -> None:
+        self._deadline_timer = None
+        if self._deadline is None:
+            return
+        if self._loop.time() < self._deadline:
+            self._set_deadline(self._deadline)
+        else:
+            self._wake(TimeoutError())
 
     def _wake(self, error: BaseException | None = None) -> None:
         waiter = self._waiter
@@ -355,13 +416,14 @@ class LoopConnection(asyncio.Protocol):
         if self._transport is not None and interval is not None and now - self._last_heard >= interval / 2:
             if not unanswered:
                 self._pinged_at = now
-            self._transport.write(masked_control_frame(Opcode.PING, b"", os.urandom(4)))
+            self._transport.write(masked_control_frame(Opcode.PING, b"", self._keys.next()))
         self._schedule_ping()
 
     def _drop(self, reason: str) -> None:
         self._lost = self._lost or reason
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._deadline_timer):
+            if timer is not None:
+                timer.cancel()
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.abort()
@@ -372,12 +434,12 @@ class LoopConnection(asyncio.Protocol):
         transport, self._transport = self._transport, None
         if transport is not None and not transport.is_closing():
             if farewell is not None:
-                transport.write(masked_text_frame(farewell, os.urandom(4)))
-            transport.write(masked_control_frame(Opcode.CLOSE, close_payload(1000), os.urandom(4)))
+                transport.write(masked_text_frame(farewell, self._keys.next()))
+            transport.write(masked_control_frame(Opcode.CLOSE, close_payload(1000), self._keys.next()))
             transport.close()
         self._drop("closed by the client")
 
-    # -- asyncio.Protocol -----------------------------------------------------------------------------------------
+    # -- asyncio.BufferedProtocol ---------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
@@ -388,7 +450,19 @@ class LoopConnection(asyncio.Protocol):
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Say where to read to."""
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take what was read."""
+        self._take(bytes(self._buffer[:nbytes]))
+
+    def eof_received(self) -> bool:
+        """A server that has shut its side is gone."""
+        return False
+
+    def _take(self, data: bytes) -> None:
         """Finish the handshake, or cut the bytes into messages."""
         self._last_heard = self._loop.time()
         try:
@@ -413,7 +487,7 @@ class LoopConnection(asyncio.Protocol):
             self._messages.append(message.payload)
             self._wake()
         elif message.opcode == Opcode.PING and self._transport is not None:
-            self._transport.write(masked_control_frame(Opcode.PONG, message.payload, os.urandom(4)))
+            self._transport.write(masked_control_frame(Opcode.PONG, message.payload, self._keys.next()))
         elif message.opcode == Opcode.CLOSE:
             self._drop(_closed_reason(message.payload))
         elif message.opcode == Opcode.OVERSIZE:

@@ -193,10 +193,10 @@ class _LoopSide:
         await connection.open()
         driver._connection = connection
 
-    async def exchange(self, payload: bytes, timeout_s: float | None) -> bytes:
+    def exchange(self, payload: bytes, timeout_s: float | None) -> Coroutine[Any, Any, bytes]:
         connection = self._driver._connection
         assert isinstance(connection, LoopConnection)
-        return await connection.exchange(payload, timeout_s)
+        return connection.exchange(payload, timeout_s)
 
     async def close(self, farewell: bytes | None) -> None:
         connection = self._driver._connection

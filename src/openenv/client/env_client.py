@@ -75,7 +75,7 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
             ping_timeout_s=websocket_ping_timeout_s,
             headers=dict(headers or {}),
         )
-        self._driver = Driver(self._options, self._ws_url)
+        self._driver = Driver(self._options, lambda: self._ws_url)
         self._children: list[EnvClient[ActT, ObsT, StateT]] = []
         self._mode = _normalized_mode(mode)
 
@@ -253,6 +253,7 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
 
     # -- drivers --------------------------------------------------------------------------------------------------
 
+    @property
     def _ws_url(self) -> str:
         assert self._base_url is not None
         return convert_to_ws_url(self._base_url) + "/ws"

@@ -7,7 +7,7 @@ decides what a failure means; a driver only does the work, blocking or awaiting.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -150,7 +150,7 @@ class LoopTransport(Protocol):
         """Connect."""
         ...
 
-    async def exchange(self, payload: bytes, timeout_s: float | None) -> bytes:
+    def exchange(self, payload: bytes, timeout_s: float | None) -> Awaitable[bytes]:
         """Send and wait."""
         ...
 
@@ -191,7 +191,10 @@ async def run_on_loop(flow: Flow[T], transport: LoopTransport) -> T:
         command = next(flow)
         while True:
             try:
-                outcome = await _await(command, transport)
+                if isinstance(command, Exchange):
+                    outcome = await transport.exchange(command.payload, command.timeout_s)
+                else:
+                    outcome = await _await(command, transport)
             except BaseException as exc:
                 command = flow.throw(exc)
             else:
@@ -201,9 +204,7 @@ async def run_on_loop(flow: Flow[T], transport: LoopTransport) -> T:
         return result
 
 
-async def _await(command: Command, transport: LoopTransport) -> Any:
-    if isinstance(command, Exchange):
-        return await transport.exchange(command.payload, command.timeout_s)
+async def _await(command: Connect | HangUp | Block, transport: LoopTransport) -> Any:
     if isinstance(command, Connect):
         return await transport.open()
     if isinstance(command, HangUp):

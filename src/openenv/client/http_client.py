@@ -6,6 +6,7 @@ payloads; needs no event loop.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -130,7 +131,11 @@ class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
         return self._parse_state(self._call("GET", "/state", None, session=self._session_id))
 
     def close(self) -> None:
-        """Hang up and stop the provider; the server ends the session when its lease runs out."""
+        """End the session, hang up, stop the provider. A server out of reach ends the session with its lease."""
+        if self._session_id is not None and self._lost is None:
+            with contextlib.suppress(httpx2.HTTPError):
+                self._http.delete(f"/sessions/{self._session_id}")
+            self._lost = "closed by the client"
         self._http.close()
         provider, self._provider = self._provider, None
         if provider is not None:

@@ -22,7 +22,10 @@ _LATER = {
     ),
     **dict.fromkeys(("MCPEnvironment", "WebInterfaceManager", "create_web_interface_app"), "openenv.core.env_server"),
 }
-_SUBMODULES = {"env_server": "openenv.core.env_server:", "rubrics": "openenv.core.rubrics:"}
+_SUBMODULES = {
+    name: f"{__name__}.{name}:"
+    for name in ("client_types", "containers", "env_client", "env_server", "rubrics", "tools", "utils")
+}
 
 __getattr__, __dir__, _names = lazy_exports(__name__, {**_CLIENTS, **_SERVER, **_LATER, **_SUBMODULES})
 __all__ = [*_CLIENTS, *_SERVER]

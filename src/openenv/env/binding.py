@@ -32,7 +32,8 @@ class Method:
     def accept(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Keep what the method takes; other keys are dropped, as clients rely on."""
         if self.keywords is None:
-            return {key: value for key, value in kwargs.items() if key not in ("self", "action")}
+            withheld = _withheld(self.name)
+            return {key: value for key, value in kwargs.items() if key not in withheld}
         return {key: value for key, value in kwargs.items() if key in self.keywords}
 
 
@@ -82,7 +83,12 @@ def _method(env_cls: type[Any], name: str) -> Method:
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return Method(chosen, is_async, None)
     named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    return Method(chosen, is_async, frozenset(named - {"self", "action"}))
+    return Method(chosen, is_async, frozenset(named - _withheld(chosen)))
+
+
+def _withheld(method: str) -> frozenset[str]:
+    """What is never passed by keyword: a step gets its action in another way."""
+    return frozenset({"self", "action"}) if method.startswith("step") else frozenset({"self"})
 
 
 def factory_name(factory: EnvFactory) -> str:

@@ -20,8 +20,10 @@ from ..errors import (
     RequestValidationError,
     ServerError,
     SessionCapacityError,
+    SessionClosedError,
     SessionError,
     SessionLost,
+    SessionNotFoundError,
     UnknownTypeError,
 )
 from .codec import decode, jsonable
@@ -30,6 +32,8 @@ _SIMPLE_ERRORS: Mapping[str, type[ServerError]] = {
     cls.code: cls
     for cls in (InvalidMessageError, UnknownTypeError, RequestValidationError, ExecutionError, SessionError)
 }
+# A server that was started anew does not know the session at all; for the episode that is the same.
+_GONE_CODES = frozenset({SessionLost.code, SessionClosedError.code, SessionNotFoundError.code})
 _REPLY_TYPES: Mapping[str, str] = {"reset": "observation", "step": "observation", "state": "state", "mcp": "mcp"}
 
 
@@ -94,8 +98,8 @@ def error_from_frame(data: Mapping[str, Any]) -> OpenEnvError:
         reason = details.get("reason")
         name = str(details.get("factory_name", ""))
         return EnvironmentFactoryError(name, text, reason=None if reason is None else str(reason))
-    if code == SessionLost.code:
-        return SessionLost(str(details.get("reason", "unknown")), text)
+    if code in _GONE_CODES:
+        return SessionLost(str(details.get("reason", "unknown to the server")), text)
     return _SIMPLE_ERRORS.get(code, ServerError)(text, details=details)
 
 

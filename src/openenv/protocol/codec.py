@@ -15,6 +15,7 @@ Knows pydantic-core; must not know sessions, environments or frames.
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import logging
 import math
@@ -97,16 +98,19 @@ def split_observation(observation: Any) -> ObservationParts:
     )
 
 
-def observation_json(observation: Any) -> bytes:
-    """Encode an observation as the v1 payload `{"observation", "reward", "done"[, "metadata"]}`."""
+def observation_json(observation: Any, *, before: bytes = b"", after: bytes = b"") -> bytes:
+    """Encode an observation as the v1 payload `{"observation", "reward", "done"[, "metadata"]}`.
+
+    Args:
+        observation: The observation.
+        before: Text to put in front, so that an envelope costs no second copy of a large payload.
+        after: Text to put behind.
+    """
     parts = split_observation(observation)
     reward = b"null" if parts.reward is None else repr(parts.reward).lower().encode()
     done = b',"done":true' if parts.done else b',"done":false'
-    if parts.metadata is None:
-        return b"".join((b'{"observation":', parts.fields, b',"reward":', reward, done, b"}"))
-    return b"".join(
-        (b'{"observation":', parts.fields, b',"reward":', reward, done, b',"metadata":', parts.metadata, b"}")
-    )
+    beside = b"}" if parts.metadata is None else b',"metadata":' + parts.metadata + b"}"
+    return b"".join((before, b'{"observation":', parts.fields, b',"reward":', reward, done, beside, after))
 
 
 def _checked_reward(reward: Any, metadata: Any) -> tuple[Any, Any]:
@@ -116,13 +120,17 @@ def _checked_reward(reward: Any, metadata: Any) -> tuple[Any, Any]:
     """
     item = getattr(reward, "item", None)
     if callable(item):  # numpy and torch scalars
-        reward = item()
-    if reward is None or isinstance(reward, (bool, int)):
+        with contextlib.suppress(Exception):  # an array of several values has no scalar
+            reward = item()
+    if reward is None or isinstance(reward, bool):
         return reward, metadata
+    if isinstance(reward, int):
+        return int(reward), metadata
     if isinstance(reward, float) and math.isfinite(reward):
         return float(reward), metadata
     logger.warning("an environment returned the reward %r; it is sent as null", reward)
-    return None, {**(metadata or {}), NONFINITE_REWARD_KEY: repr(reward)}
+    kept = metadata if isinstance(metadata, Mapping) else {}
+    return None, {**kept, NONFINITE_REWARD_KEY: repr(reward)}
 
 
 def serialize_observation(observation: Any) -> dict[str, Any]:

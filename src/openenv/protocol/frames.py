@@ -99,13 +99,15 @@ class FrameReader:
         self._max_size = max_size
         self._masked = masked
         self._mask_size = 4 if masked else 0
-        self._buffer = bytearray()
-        self._needed = 0  # no use in looking at the buffer before it holds this many bytes
+        self._chunks: list[bytes] = []  # joined once a frame is whole: a large message is copied once, not per read
+        self._size = 0
+        self._needed = 2  # no use in looking before there are this many bytes
         self._skip = 0  # bytes of a message over the limit that are still to come
         self._fragments: list[bytes] = []
         self._fragment_opcode: int | None = None
         self._fragment_size = 0
         self._oversize = 0
+        self._skipped_final = True
 
     def feed(self, data: bytes) -> list[Message]:
         """Take in bytes, give out what is whole.
@@ -113,7 +115,7 @@ class FrameReader:
         Raises:
             FrameError: The connection must be closed.
         """
-        if not self._buffer and not self._skip and self._fragment_opcode is None:
+        if not self._chunks and not self._skip and self._fragment_opcode is None:
             message = self._whole(data)
             if message is not None:
                 return [message]
@@ -143,45 +145,51 @@ class FrameReader:
             if self._skip:
                 return messages
             self._end_of_frame(messages)
-        self._buffer += data
-        while len(self._buffer) >= max(2, self._needed):
-            if not self._next_frame(messages):
-                break
+        self._chunks.append(data)
+        self._size += len(data)
+        if self._size < self._needed:
+            return messages
+        buffer = data if len(self._chunks) == 1 else b"".join(self._chunks)
+        at = 0
+        while (end := self._next_frame(buffer, at, messages)) is not None:
+            at = end
+        rest = buffer[at:]
+        self._chunks, self._size = ([rest] if rest else []), len(rest)
         return messages
 
-    def _next_frame(self, messages: list[Message]) -> bool:
-        buffer = self._buffer
-        first, second = buffer[0], buffer[1]
+    def _next_frame(self, buffer: bytes, at: int, messages: list[Message]) -> int | None:
+        """Read the frame at a position; return where the next one is, or None while this one is not whole."""
+        present = len(buffer) - at
+        self._needed = 2
+        if present < 2:
+            return None
+        first, second = buffer[at], buffer[at + 1]
         opcode, final = first & 0x0F, bool(first & 0x80)
         if first & 0x70:
             raise FrameError(1002, "reserved bits are set")
         if bool(second & 0x80) is not self._masked:
             raise FrameError(1002, "frames from a client must be masked, those from a server must not")
-        length, start = second & 0x7F, 2
+        length, head = second & 0x7F, 2
         if length >= 126:
-            start = 4 if length == 126 else 10
-            if len(buffer) < start:
-                self._needed = start
-                return False
-            length = int.from_bytes(buffer[2:start], "big")
+            head = 4 if length == 126 else 10
+            if present < head:
+                self._needed = head
+                return None
+            length = int.from_bytes(buffer[at + 2 : at + head], "big")
         self._check(opcode, final, length)
-        start += self._mask_size
-        if len(buffer) < start:
-            self._needed = start
-            return False
+        head += self._mask_size
         if opcode < 0x8 and self._fragment_size + length > self._max_size:
-            return self._start_skipping(opcode, final, length, start, messages)
-        if len(buffer) < start + length:
-            self._needed = start + length
-            return False
-        with memoryview(buffer) as view:
-            payload = bytes(view[start : start + length])
-            if self._masked:
-                payload = apply_mask(payload, bytes(view[start - 4 : start]))
-        del buffer[: start + length]
-        self._needed = 0
+            return self._start_skipping(opcode, final, length, buffer, at + head, messages)
+        if present < head + length:
+            self._needed = head + length
+            return None
+        start, end = at + head, at + head + length
+        if self._masked:
+            payload = apply_mask(memoryview(buffer)[start:end], buffer[start - 4 : start])
+        else:
+            payload = buffer[start:end]
         self._take(opcode, final, payload, messages)
-        return True
+        return end
 
     def _check(self, opcode: int, final: bool, length: int) -> None:
         if opcode in (Opcode.CLOSE, Opcode.PING, Opcode.PONG):
@@ -208,20 +216,21 @@ class FrameReader:
         if final:
             self._finish_fragments(messages)
 
-    def _start_skipping(self, opcode: int, final: bool, length: int, start: int, messages: list[Message]) -> bool:
-        present = min(len(self._buffer) - start, length)
-        del self._buffer[: start + present]
-        self._needed = 0
+    def _start_skipping(
+        self, opcode: int, final: bool, length: int, buffer: bytes, start: int, messages: list[Message]
+    ) -> int | None:
+        if len(buffer) < start:  # the mask key is still to come; it counts as part of what is skipped
+            length, start = length + start - len(buffer), len(buffer)
+        present = min(len(buffer) - start, length)
         self._skip = length - present
         self._fragments.clear()
         self._oversize = self._fragment_size + length
         if opcode != Opcode.CONTINUATION:
             self._fragment_opcode = opcode
         self._skipped_final = final
-        if self._skip:
-            return False
-        self._end_of_frame(messages)
-        return True
+        if not self._skip:
+            self._end_of_frame(messages)
+        return start + present
 
     def _end_of_frame(self, messages: list[Message]) -> None:
         if self._skipped_final:
@@ -237,5 +246,3 @@ class FrameReader:
         self._fragment_opcode = None
         self._fragment_size = 0
         self._oversize = 0
-
-    _skipped_final = True

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
-from ..errors import OpenEnvError
+from ..errors import OpenEnvError, message_of
 from ..types import WSCloseMessage, WSErrorCode, WSResetMessage, WSStateMessage, WSStepMessage
 from .codec import decode, encode, encode_state, observation_json
 from .jsonrpc import WSMCPMessage
@@ -97,7 +97,7 @@ class ServerProtocol:
         if not isinstance(message, dict):
             found = type(message).__name__
             return Malformed(error_frame(WSErrorCode.INVALID_JSON, f"Invalid JSON: expected an object, got {found}"))
-        kind = message.get("type")
+        kind = message.get("type", "")
         frame_cls = _FRAMES.get(kind) if isinstance(kind, str) else None
         if frame_cls is None:
             return Malformed(error_frame(WSErrorCode.UNKNOWN_TYPE, f"Unknown message type: {_short(kind)}"))
@@ -130,7 +130,7 @@ class ServerProtocol:
 
 def observation_frame(observation: Any) -> bytes:
     """Answer to reset and step."""
-    return b'{"type":"observation","data":' + observation_json(observation) + b"}"
+    return observation_json(observation, before=b'{"type":"observation","data":', after=b"}")
 
 
 def state_frame(state: Any) -> bytes:
@@ -153,7 +153,7 @@ def exception_frame(exc: BaseException) -> bytes:
     """Report an exception: the framework's own with its code, anything else as the environment's failure."""
     if isinstance(exc, OpenEnvError):
         return error_frame(exc.code, str(exc), exc.details)
-    return error_frame(WSErrorCode.EXECUTION_ERROR, str(exc) or type(exc).__name__)
+    return error_frame(WSErrorCode.EXECUTION_ERROR, message_of(exc))
 
 
 def validation_frame(exc: Exception, *, echo_input: bool = True) -> bytes:
@@ -172,7 +172,7 @@ def error_list(exc: Exception, *, echo_input: bool = True) -> list[dict[str, Any
             return errors
         except ValueError:
             return [dict(error) for error in exc.errors(include_url=False, include_context=False, include_input=False)]
-    return [{"type": "value_error", "loc": [], "msg": f"{type(exc).__name__}: {exc}"}]
+    return [{"type": "value_error", "loc": [], "msg": f"{type(exc).__name__}: {message_of(exc)}"}]
 
 
 def _short(value: Any) -> str:

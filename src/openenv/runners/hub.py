@@ -9,6 +9,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -26,13 +27,15 @@ class Delivery(Protocol):
 class Hub:
     """Delivers results on one loop; a burst of them costs one wake-up."""
 
-    __slots__ = ("__weakref__", "_ready", "_scheduled", "loop", "thread_id")
+    __slots__ = ("__weakref__", "_ready", "_scheduled", "after_delivery", "is_delivering", "loop", "thread_id")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.thread_id = threading.get_ident()
         self._ready: deque[Delivery] = deque()
         self._scheduled = False
+        self.is_delivering = False
+        self.after_delivery: Callable[[], None] | None = None
 
     @property
     def is_current(self) -> bool:
@@ -53,12 +56,16 @@ class Hub:
         # The flag falls before the queue is emptied: whoever appends after that schedules another pass.
         self._scheduled = False
         ready = self._ready
+        self.is_delivering = True
         for _ in range(len(ready)):
             delivery = ready.popleft()
             try:
                 delivery.deliver()
             except Exception:
                 logger.exception("a result could not be delivered")
+        self.is_delivering = False
+        if self.after_delivery is not None:
+            self.after_delivery()
         if ready and not self._scheduled:
             self._scheduled = True
             self.loop.call_soon(self._drain)

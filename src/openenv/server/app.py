@@ -24,6 +24,7 @@ _DESCRIPTION = (
     "Serves one environment. Over WebSocket connect to `/ws`; over HTTP call `/reset` with `X-OpenEnv-Session: new` "
     "and send the name that comes back with each `/step` and `/state`."
 )
+_HOT = {path: rank for rank, path in enumerate(("/step", "/ws", "/reset", "/state", "/mcp", "/health"))}
 _TAGS = [
     {"name": "Environment Control", "description": "Begin episodes and take actions"},
     {"name": "State Management", "description": "Look at the state of an episode"},
@@ -119,6 +120,8 @@ def create_fastapi_app(
     app = new_application()
     app.state.openenv_server = server
     server.register_routes(app, parse_mode(server_mode() if mode is None else mode))
+    # Routes are tried in order: the ones that are called all the time come first.
+    app.router.routes.sort(key=lambda route: _HOT.get(getattr(route, "path", ""), len(_HOT)))
     return app
 
 

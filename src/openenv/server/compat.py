@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fastapi import Body, FastAPI
+from pydantic import TypeAdapter
 from starlette.routing import WebSocketRoute
 
 from ..env.environment import Environment
@@ -31,7 +32,7 @@ from ..types import (
 )
 from .http import GymRoutes
 from .lifespan import add_to_lifespan
-from .routes import DocumentedRoute, ErrorBody, GetEndpointConfig, register_get_endpoints
+from .routes import DocumentedRoute, ErrorBody, GetEndpointConfig, SessionClosed, register_get_endpoints
 from .rpc import RpcEndpoint
 from .service import EnvService, ServiceOptions
 from .tasks import TaskRoutes
@@ -163,7 +164,7 @@ class HTTPEnvServer:
     def _register_gym_routes(self, app: FastAPI) -> None:
         gym = self._gym_routes()
         control: dict[str, Any] = {"tags": ["Environment Control"], "responses": _SESSION_ERRORS}
-        state_cls = self.service.state_cls
+        state_cls = _documentable(self.service.state_cls)
         app.router.routes += [
             DocumentedRoute(
                 "/reset",
@@ -196,6 +197,17 @@ class HTTPEnvServer:
                 description="Send `X-OpenEnv-Session` to see the state of that episode.",
                 tags=["State Management"],
                 responses={code: body for code, body in _SESSION_ERRORS.items() if code != 413},
+            ),
+            DocumentedRoute(
+                "/sessions/{session_id}",
+                _close_signature,
+                gym.close,
+                methods=["DELETE"],
+                response_model=SessionClosed,
+                summary="End a session",
+                description="Close the environment of a session that `/reset` has opened, and free its slot.",
+                tags=["Environment Control"],
+                responses={code: _SESSION_ERRORS[code] for code in (404, 410)},
             ),
         ]
 
@@ -283,6 +295,19 @@ async def _step_signature(request: StepRequest) -> None:
 
 async def _state_signature() -> None:
     """Documents `GET /state`."""
+
+
+async def _close_signature(session_id: str) -> None:
+    """Documents `DELETE /sessions/{session_id}`."""
+
+
+def _documentable(model: type[Any]) -> type[Any]:
+    """A model that JSON schema cannot express is documented as any state; what is sent stays whole."""
+    try:
+        TypeAdapter(model).json_schema(mode="serialization")
+    except Exception:  # pydantic reports this in several ways
+        return State
+    return model
 
 
 async def _rpc_signature(request: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from ..errors import (
     SessionClosedError,
     SessionLost,
     SessionNotFoundError,
+    message_of,
 )
 from ..protocol.codec import encode_state, split_observation
 from ..protocol.server import error_list
@@ -86,6 +87,10 @@ class GymRoutes:
         body = await self._body(receive, send)
         if body is None:
             return
+        if not body.strip():
+            problem = {"type": "missing", "loc": ["body"], "msg": "Field required", "input": None}
+            await answer(send, 422, {"detail": [problem]})
+            return
         try:
             request = StepRequest.model_validate_json(body)
         except ValidationError as exc:
@@ -104,6 +109,16 @@ class GymRoutes:
     async def state(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `GET /state`."""
         await self._run(scope, send, self._operations.state, None)
+
+    async def close(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle `DELETE /sessions/{session_id}`."""
+        session_id = scope["path_params"]["session_id"]
+        try:
+            self._manager.find(session_id).close("closed by the client")
+        except OpenEnvError as exc:
+            await _refuse(send, exc)
+        else:
+            await answer(send, 200, {"session_id": session_id, "closed": True})
 
     async def _body(self, receive: Receive, send: Send) -> bytes | None:
         try:
@@ -140,7 +155,7 @@ class GymRoutes:
                 raise
             except Exception as exc:
                 logger.exception("session %s: %s failed", session.id, operation.kind)
-                details = {"detail": str(exc) or type(exc).__name__, "code": "EXECUTION_ERROR"}
+                details = {"detail": message_of(exc), "code": "EXECUTION_ERROR"}
                 await answer(send, 500, details, _name(session))
                 return
         await respond(send, 200, result, _name(session))

@@ -14,8 +14,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import yaml
-
 from ..env.binding import factory_class, infer_models
 from ..env.environment import Environment
 from .app import create_app
@@ -75,6 +73,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     Raises:
         TargetError: It is not a mapping.
     """
+    import yaml  # only folders have a manifest
+
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as exc:

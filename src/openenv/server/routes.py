@@ -24,6 +24,13 @@ class ErrorBody(BaseModel):
     code: str
 
 
+class SessionClosed(BaseModel):
+    """A session has ended."""
+
+    session_id: str
+    closed: bool = True
+
+
 @dataclass(frozen=True)
 class GetEndpointConfig:
     """A GET route: where it is, what it calls, what it returns."""

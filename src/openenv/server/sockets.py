@@ -39,6 +39,10 @@ class SocketHandler(Protocol):
         """A message over the limit came and was dropped."""
         ...
 
+    def on_shutdown(self) -> None:
+        """The server is going down: finish what is under way, then close the socket."""
+        ...
+
     def on_lost(self) -> None:
         """The connection is gone; called once."""
         ...
@@ -79,6 +83,7 @@ class FrameSocket(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._closed: asyncio.Future[None] = self._loop.create_future()
         self._closing = False
+        self._is_paused = False
         self._keepalive = KeepAlive.of(self._loop)
         self._writes = WriteBatch.of(self._loop)
         self._full: asyncio.Future[None] | None = None
@@ -117,8 +122,16 @@ class FrameSocket(asyncio.Protocol):
             await asyncio.shield(self._full)
 
     def ping(self) -> None:
-        """Ask the peer for a sign of life."""
-        self._transport.write(control_frame(Opcode.PING))
+        """Ask the peer for a sign of life; one that is not being read cannot give any."""
+        if self._is_paused:
+            self.last_heard = self._loop.time()
+        else:
+            self._transport.write(control_frame(Opcode.PING))
+
+    def shutdown(self) -> None:
+        """The server is going down."""
+        if self._handler is not None:
+            self._handler.on_shutdown()
 
     def close(self, code: int = 1000, reason: str = "") -> None:
         """Send a close frame, and hang up when the peer has answered it or its time is over (RFC 6455, 7.1.1)."""
@@ -127,7 +140,7 @@ class FrameSocket(asyncio.Protocol):
             self._writes.flush()
             self._transport.write(control_frame(Opcode.CLOSE, close_payload(code, reason)))
             self._close_timer = self._loop.call_later(CLOSE_TIMEOUT_S, self._transport.close)
-            self._transport.resume_reading()
+            self.resume()
 
     def _answer_close(self, payload: bytes) -> None:
         """The peer says goodbye first: say it too, and hang up."""
@@ -153,11 +166,13 @@ class FrameSocket(asyncio.Protocol):
 
     def pause(self) -> None:
         """Stop reading."""
+        self._is_paused = True
         if not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume(self) -> None:
         """Read again."""
+        self._is_paused = False
         if not self._transport.is_closing():
             self._transport.resume_reading()
 

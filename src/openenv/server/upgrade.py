@@ -59,7 +59,7 @@ class UpgradeProtocol(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport; the server keeps us."""
-        self._transport = transport
+        self._transport = transport  # type: ignore[assignment]
         self._state.connections.add(self)  # type: ignore[arg-type]
 
     def data_received(self, data: bytes) -> None:
@@ -71,7 +71,7 @@ class UpgradeProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the application, unless it knows already."""
-        self._state.connections.discard(self)  # type: ignore[arg-type]
+        self._state.connections.discard(self)
         if self._phase != "taken":
             self._phase = "closed"
             self._put({"type": "websocket.disconnect", "code": 1006})
@@ -80,7 +80,7 @@ class UpgradeProtocol(asyncio.Protocol):
         """The server is going down: say so and hang up."""
         assert self._transport is not None
         if self._socket is not None:
-            self._socket.close(1012)
+            self._socket.shutdown()
         elif self._phase == "connecting":
             self._reject(http.HTTPStatus.SERVICE_UNAVAILABLE)
         else:
@@ -261,6 +261,11 @@ class UpgradeProtocol(asyncio.Protocol):
         """Close, as servers do (RFC 6455, 7.4.1)."""
         assert self._socket is not None
         self._socket.close(1009, "message too big")
+
+    def on_shutdown(self) -> None:
+        """Hang up; the application learns of it as of any disconnect."""
+        assert self._socket is not None
+        self._socket.close(1012)
 
     def on_lost(self) -> None:
         """`connection_lost` tells the application."""

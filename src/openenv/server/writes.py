@@ -10,6 +10,8 @@ import asyncio
 from typing import ClassVar
 from weakref import WeakKeyDictionary
 
+from ..runners import current_hub
+
 
 class WriteBatch:
     """The writes of one loop that are due at the end of this pass."""
@@ -18,6 +20,8 @@ class WriteBatch:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._hub = current_hub()
+        self._hub.after_delivery = self.flush
         self._due: list[tuple[asyncio.WriteTransport, bytes]] = []
 
     @classmethod
@@ -30,7 +34,7 @@ class WriteBatch:
 
     def add(self, transport: asyncio.WriteTransport, data: bytes) -> None:
         """Write soon, in order."""
-        if not self._due:
+        if not self._due and not self._hub.is_delivering:
             self._loop.call_soon(self.flush)
         self._due.append((transport, data))
 

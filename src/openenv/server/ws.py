@@ -52,6 +52,7 @@ class GymConnection:
         self._answering = True  # until the session is there, frames wait
         self._ahead: deque[bytes] = deque()
         self._paused = False
+        self._leaving = False
         self._lost = False
 
     async def open(self, session_id: str | None) -> None:
@@ -112,6 +113,13 @@ class GymConnection:
         text = f"A message of {size} bytes is over the limit of {limit} bytes"
         self._socket.send(error_frame(WSErrorCode.VALIDATION_ERROR, text, {"errors": [], "limit_bytes": limit}))
 
+    def on_shutdown(self) -> None:
+        """Answer the request that is under way, then hang up."""
+        self._leaving = True
+        self._ahead.clear()
+        if not self._answering:
+            self._socket.close(1012, "the server is shutting down")
+
     def on_lost(self) -> None:
         """End the session with its connection; one that was only attached to lives on."""
         if self._lost:
@@ -164,12 +172,15 @@ class GymConnection:
             logger.info("session %s: a request failed", self._session.id if self._session else "-", exc_info=error)
             self._socket.send(exception_frame(error))
         self._answering = False
-        if self._ahead:
+        if self._ahead or self._leaving:
             self._next()
 
     def _next(self) -> None:
         """Go on with the frames that came ahead."""
         self._answering = False
+        if self._leaving:
+            self._socket.close(1012, "the server is shutting down")
+            return
         while self._ahead and not self._answering and not self._lost:
             self._handle(self._ahead.popleft())
         if self._paused and len(self._ahead) < _AHEAD // 2:

@@ -26,6 +26,7 @@ from ..errors import (
     SessionClosedError,
     SessionLost,
     SessionNotFoundError,
+    message_of,
 )
 from ..runners import Runner, ThreadRunner, current_hub, make_runner
 from ..types import SessionInfo
@@ -205,6 +206,8 @@ class SessionManager:
         session = await self._reserve(kind)
         if on_reserved is not None:
             on_reserved(session)
+            if session.state is SessionState.CLOSED:
+                raise SessionClosedError(session.id, session.close_reason or "closed")
         await self._construct(session)
         return session
 
@@ -267,11 +270,15 @@ class SessionManager:
                 if victim is not None:
                     victim.close("evicted")
                 if not must_wait:
-                    raise SessionCapacityError(self.active, self._max_sessions)
+                    raise self._refusal()
                 if not await wait_until(change, deadline) and not self._drop_stuck_soft():
-                    raise SessionCapacityError(self.active, self._max_sessions)
+                    raise self._refusal()
             finally:
                 self._changed.unsubscribe(change)
+
+    def _refusal(self) -> SessionCapacityError:
+        text = "The server is shutting down and opens no more sessions." if self._draining else None
+        return SessionCapacityError(self.active, self._max_sessions, text)
 
     def _try_reserve(self, kind: SessionKind) -> tuple[Session | None, Session | None, bool]:
         """Reserve if possible; else name a session to evict, and say whether waiting makes sense."""
@@ -335,7 +342,7 @@ class SessionManager:
         if error is not None:
             name = factory_name(self.factory)
             logger.error("session %s: the environment factory %s failed", session.id, name, exc_info=error)
-            raise EnvironmentFactoryError(name, reason=f"{type(error).__name__}: {error}") from error
+            raise EnvironmentFactoryError(name, reason=f"{type(error).__name__}: {message_of(error)}") from error
         if session.state in (SessionState.CLOSING, SessionState.CLOSED):
             raise SessionClosedError(session.id, session.close_reason or "closed")
 
@@ -343,7 +350,7 @@ class SessionManager:
 
     def _on_ready(self, session: Session, error: BaseException | None) -> None:
         if error is not None:
-            self._emit("failed", session, str(error))
+            self._emit("failed", session, message_of(error))
             return
         if self.env_cls is None:
             self._learn_class(session)

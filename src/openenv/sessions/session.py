@@ -92,6 +92,11 @@ class Call:
             self._hub.loop.call_soon_threadsafe(self._start_task)
 
     def _start_task(self) -> None:
+        session = self._session
+        if session.state is SessionState.CLOSING and self.kind != "close":  # closed before it could begin
+            self.error = SessionClosedError(session.id, session.close_reason or "closed")
+            session._finished(self)
+            return
         self.task = self._hub.loop.create_task(self._run_in_loop())
 
     def cancel(self) -> None:
@@ -195,11 +200,14 @@ class Session:
             self.close_reason = reason
             refused, self._waiting = self._waiting, deque()
             running = self._running
+            unbuilt = self._home is None
             closing = None
-            if running is None:
+            if running is None and not unbuilt:
                 closing = self._running = self._closing_call()
         for call in refused:
             call.settle(SessionClosedError(self.id, reason))
+        if unbuilt:  # its client left before the constructor was called
+            self._end(None)
         if running is not None:
             running.cancel()
         if closing is not None:
@@ -225,35 +233,48 @@ class Session:
         if call.kind == "close":
             self._end(call)
             return
-        ready_error: BaseException | None = None
         if call.kind == "construct":
-            if call.error is None:
-                self._adopt(call.result)
-                call.result = self
-            else:
-                ready_error = call.error
-        following: Call | None = None
+            self._finished_first(call)
+            return
         with self._lock:
             self.last_activity_at = self._clock()
             if call.kind == "step" and call.error is None:
                 self.step_count += 1
-            if ready_error is not None:
-                self.state = SessionState.CLOSING
-                self.close_reason = self.close_reason or "factory failed"
-            if self.state is SessionState.CLOSING:
-                following = self._closing_call() if self.env is not None else None
-            elif self._waiting:
-                self.state = SessionState.BUSY
-                following = self._waiting.popleft()
-            else:
-                self.state = SessionState.READY
-            self._running = following
-        if call.kind == "construct":
-            self._on_ready(self, ready_error)
+            following = self._following()
         call.settle()
         if following is not None:
             self._start(following)
-        elif self.state is SessionState.CLOSING:
+
+    def _following(self) -> Call | None:
+        """Choose what runs next; the caller holds the lock."""
+        following: Call | None = None
+        if self.state is SessionState.CLOSING:
+            following = self._closing_call() if self.env is not None else None
+        elif self._waiting:
+            self.state = SessionState.BUSY
+            following = self._waiting.popleft()
+        else:
+            self.state = SessionState.READY
+        self._running = following
+        return following
+
+    def _finished_first(self, call: Call) -> None:
+        """The environment is built, or could not be."""
+        error = call.error
+        if error is None:
+            self._adopt(call.result)
+            call.result = self
+        with self._lock:
+            self.last_activity_at = self._clock()
+            if error is not None:
+                self.state = SessionState.CLOSING
+                self.close_reason = self.close_reason or "factory failed"
+            following = self._following()
+        self._on_ready(self, error)
+        call.settle()
+        if following is not None:
+            self._start(following)
+        elif error is not None:
             self._end(None)
 
     def _adopt(self, env: Any) -> None:

@@ -9,13 +9,25 @@ import importlib
 import sys
 
 from openenv._lazy import lazy_exports
-from openenv.core.env_server import __all__ as _current
+from openenv.core.env_server import _LATER as _current_later
+from openenv.core.env_server import __all__ as _current_names
 
 _LEGACY = dict.fromkeys(("HTTPEnvServer", "create_app", "create_fastapi_app"), "openenv_core.env_server.http_server")
+_CURRENT = {name: "openenv.core.env_server" for name in _current_names if name not in _LEGACY}
+_LATER = {name: "openenv.core.env_server" for name in _current_later}
 
-for _name in ("base_transforms", "exceptions", "interfaces", "serialization", "types"):
-    sys.modules[f"{__name__}.{_name}"] = importlib.import_module(f"openenv.core.env_server.{_name}")
+# What needs no web framework; `route_config` does and is a file of its own.
+for _name in (
+    "base_transforms",
+    "exceptions",
+    "interfaces",
+    "mcp_environment",
+    "mcp_types",
+    "serialization",
+    "types",
+    "web_interface",
+):
+    globals()[_name] = sys.modules[f"{__name__}.{_name}"] = importlib.import_module(f"openenv.core.env_server.{_name}")
 
-__getattr__, __dir__, __all__ = lazy_exports(
-    __name__, {**{name: "openenv.core.env_server" for name in _current if name not in _LEGACY}, **_LEGACY}
-)
+__getattr__, __dir__, _names = lazy_exports(__name__, {**_CURRENT, **_LEGACY, **_LATER})
+__all__ = [*_CURRENT, *_LEGACY]

@@ -71,6 +71,21 @@ _LATER = {
     "WebInterfaceManager": "openenv.core.env_server.web_interface",
     "create_web_interface_app": "openenv.core.env_server.web_interface",
 }
+_SUBMODULES = {
+    name: f"{__name__}.{name}:"
+    for name in (
+        "base_transforms",
+        "exceptions",
+        "http_server",
+        "interfaces",
+        "mcp_environment",
+        "mcp_types",
+        "route_config",
+        "serialization",
+        "types",
+        "web_interface",
+    )
+}
 
-__getattr__, __dir__, _names = lazy_exports(__name__, {**_EXPORTS, **_LATER})
+__getattr__, __dir__, _names = lazy_exports(__name__, {**_EXPORTS, **_LATER, **_SUBMODULES})
 __all__ = list(_EXPORTS)

@@ -1,0 +1,54 @@
+# Everything sets itself up: `make demo` and `make test` need only Python (3.10 or newer) and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all check format bench docs lock clean
+
+help: ## show what there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+$(VENV)/ready: pyproject.toml requirements.lock packages/openenv-core/pyproject.toml envs/echo_env/pyproject.toml envs/gridworld_env/pyproject.toml
+	@echo "Setting up $(VENV) ..."
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed: make PYTHON=/path/to/python3.x"; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+		-e . -e packages/openenv-core -e envs/echo_env -e envs/gridworld_env
+	@touch $@
+
+demo: $(VENV)/ready ## serve the gridworld, play episodes, show the rewards, keep serving
+	@$(BIN)/python scripts/demo.py
+
+check: $(VENV)/ready ## ruff, mypy --strict and the import contracts
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --config pyproject.toml > $(VENV)/lint-imports.log || { cat $(VENV)/lint-imports.log; exit 1; }
+	@tail -n 1 $(VENV)/lint-imports.log
+
+test: check ## the checks, then every test that is quick
+	@$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+
+test-all: check ## the slow tests too
+	@$(BIN)/python -m pytest -n $(WORKERS)
+
+format: $(VENV)/ready ## let ruff rewrite what it can
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(VENV)/ready ## measure beside the published package; writes benchmarks/RESULTS.md
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "matplotlib>=3.9"
+	@$(BIN)/python benchmarks/run.py --ours $(BIN)/python $(BENCH)
+
+docs: $(VENV)/ready ## build the documentation into site/
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "zensical>=0.0.20"
+	@$(BIN)/zensical build --clean
+
+lock: ## renew requirements.lock from pyproject.toml
+	@scripts/lock
+
+clean: ## remove what the other targets made
+	rm -rf $(VENV) .bench site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

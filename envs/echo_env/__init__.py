@@ -1,0 +1,8 @@
+"""Echo: the smallest environment there is, for trying out a connection."""
+
+from __future__ import annotations
+
+from echo_env.client import EchoEnv
+from echo_env.models import EchoAction, EchoObservation
+
+__all__ = ["EchoAction", "EchoEnv", "EchoObservation"]

@@ -1,0 +1,32 @@
+"""The application of the Gridworld environment, and a `main` that serves it."""
+
+from __future__ import annotations
+
+import argparse
+
+import uvicorn
+
+from gridworld_env.models import GridworldAction, GridworldObservation
+from gridworld_env.server.gridworld_environment import GridworldEnvironment
+from openenv.core.env_server.http_server import create_app
+
+app = create_app(
+    GridworldEnvironment,
+    GridworldAction,
+    GridworldObservation,
+    env_name="gridworld_env",
+    max_concurrent_envs=256,
+)
+
+
+def main() -> None:
+    """Serve the application on the address that the command line names."""
+    parser = argparse.ArgumentParser(description="Serve the Gridworld environment.")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    options = parser.parse_args()
+    uvicorn.run(app, host=options.host, port=options.port)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""Fixtures that put this package beside the published one: an interpreter for each, servers and clients as processes.
+
+The published package lives in a virtual environment of its own: `OPENENV_PUBLISHED_PYTHON`, or `.bench/published`,
+which is made when it is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import httpx2
+import pytest
+
+import openenv
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+SOURCE = Path(openenv.__file__).resolve().parent.parent
+PUBLISHED_VENV = ROOT / ".bench" / "published"
+PUBLISHED_REQUIREMENTS = ["openenv==0.10.0", "uvloop", "httptools"]
+IS_PUBLISHED = "from importlib.metadata import version; assert version('openenv') == '0.10.0'"
+NOT_INHERITED = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "OPENENV_MODE", "ENABLE_WEB_INTERFACE"}
+START_TIMEOUT_S = 90.0
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python with one of the two packages in it."""
+
+    name: str
+    python: str
+    source: Path | None = None
+
+    def environment(self, extra: Mapping[str, str]) -> dict[str, str]:
+        """What its processes inherit: the sample environment on the path, and our source where it is ours."""
+        path = [str(HERE)] if self.source is None else [str(self.source), str(HERE)]
+        inherited = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED}
+        return {**inherited, "PYTHONPATH": os.pathsep.join(path), **extra}
+
+
+@dataclass(frozen=True)
+class ServerProcess:
+    """A server in a process of its own."""
+
+    url: str
+    log: Path
+
+
+@dataclass
+class Peer:
+    """A process that plays client scripts."""
+
+    process: subprocess.Popen[str]
+
+    def play(self, url: str, calls: list[list[Any]], *, client: str = "typed", use: str = "async") -> list[Any]:
+        """Run the calls against a server and return an outcome for each."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        script = {"url": url, "client": client, "use": use, "calls": calls}
+        self.process.stdin.write(json.dumps(script) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        assert line, "the client process has ended"
+        outcomes: list[Any] = json.loads(line)
+        return outcomes
+
+
+@pytest.fixture(scope="session")
+def ours() -> Interpreter:
+    """The interpreter that runs these tests."""
+    return Interpreter("ours", sys.executable, SOURCE)
+
+
+@pytest.fixture(scope="session")
+def published() -> Interpreter:
+    """An interpreter with the published package."""
+    given = os.environ.get("OPENENV_PUBLISHED_PYTHON")
+    if given:
+        return Interpreter("published", given)
+    python = PUBLISHED_VENV / "bin" / "python"
+    PUBLISHED_VENV.parent.mkdir(exist_ok=True)
+    with (PUBLISHED_VENV.parent / "published.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several test workers may come here at once
+        if not _has_published(python):
+            _install_published(python)
+    return Interpreter("published", str(python))
+
+
+def _has_published(python: Path) -> bool:
+    return python.exists() and subprocess.run([str(python), "-c", IS_PUBLISHED], check=False).returncode == 0
+
+
+def _install_published(python: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED}
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(PUBLISHED_VENV)], check=True, env=environment)
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, *PUBLISHED_REQUIREMENTS], check=True, env=environment)
+    (PUBLISHED_VENV / "complete").touch()
+
+
+@pytest.fixture(scope="session", params=["ours", pytest.param("published", marks=pytest.mark.published)])
+def either(request: pytest.FixtureRequest) -> Interpreter:
+    """Each of the two interpreters."""
+    interpreter: Interpreter = request.getfixturevalue(request.param)
+    return interpreter
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., ServerProcess]]:
+    """Start the sample environment under an interpreter; the same server is started once."""
+    started: dict[Any, ServerProcess] = {}
+    with contextlib.ExitStack() as stack:
+
+        def start(interpreter: Interpreter, how: str = "uvicorn", **extra: str) -> ServerProcess:
+            key = (interpreter.name, how, tuple(sorted(extra.items())))
+            if key not in started:
+                log = tmp_path_factory.mktemp("server") / "log"
+                started[key] = stack.enter_context(_server_process(interpreter, how, extra, log))
+            return started[key]
+
+        yield start
+
+
+@contextlib.contextmanager
+def _server_process(interpreter: Interpreter, how: str, extra: Mapping[str, str], log: Path) -> Iterator[ServerProcess]:
+    with log.open("wb") as output:
+        for attempt in range(3):
+            port = _free_port()
+            process = subprocess.Popen(
+                [interpreter.python, *_command(how, port)],
+                env=interpreter.environment(extra),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+            if _healthy(process, port):
+                break
+            _stop(process)
+            assert attempt < 2, log.read_text()
+        try:
+            yield ServerProcess(f"http://127.0.0.1:{port}", log)
+        finally:
+            _stop(process)
+
+
+def _command(how: str, port: int) -> list[str]:
+    if how == "serve":
+        return ["-m", "openenv", "serve", "sample_env.app:app", "--port", str(port)]
+    return ["-m", "uvicorn", "sample_env.app:app", "--host", "127.0.0.1", "--port", str(port)]
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+    return port
+
+
+def _healthy(process: subprocess.Popen[bytes], port: int) -> bool:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while process.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(httpx2.TransportError):
+            if httpx2.get(f"http://127.0.0.1:{port}/health", timeout=5, trust_env=False).status_code == 200:
+                return process.poll() is None
+        time.sleep(0.05)
+    return False
+
+
+def _stop(process: subprocess.Popen[Any]) -> None:
+    process.terminate()
+    try:
+        process.wait(15)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="session")
+def peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Interpreter], Peer]]:
+    """Start a client process under an interpreter, once for each."""
+    started: dict[str, Peer] = {}
+    with contextlib.ExitStack() as stack:
+
+        def start(interpreter: Interpreter) -> Peer:
+            if interpreter.name not in started:
+                log = stack.enter_context((tmp_path_factory.mktemp("peer") / "log").open("w"))
+                process = stack.enter_context(_peer_process(interpreter, log))
+                started[interpreter.name] = Peer(process)
+            return started[interpreter.name]
+
+        yield start
+
+
+@contextlib.contextmanager
+def _peer_process(interpreter: Interpreter, log: IO[str]) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [interpreter.python, str(HERE / "peer.py")],
+        env=interpreter.environment({}),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        _stop(process)
+        assert process.stdout is not None
+        process.stdout.close()

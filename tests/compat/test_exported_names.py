@@ -1,0 +1,239 @@
+"""The names that existing code imports, module by module: exactly these, all importable.
+
+A name of a feature that is not there yet must say so: an ImportError that names the feature, not a missing attribute.
+"""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+
+import pytest
+
+MODELS = """
+    Action BaseMessage CodeExecResult ConcurrencyConfig EnvironmentMetadata GetTaskRangeRequest GetTaskRequest
+    HealthResponse HealthStatus ListTasksRequest NumTasksRequest Observation ResetRequest ResetResponse Scalar
+    SchemaResponse ServerCapacityStatus ServerMode SessionInfo State StepRequest StepResponse WSCloseMessage
+    WSErrorCode WSErrorResponse WSIncomingMessage WSObservationResponse WSResetMessage WSStateMessage WSStateResponse
+    WSStepMessage
+"""
+ENV_SERVER = """
+    Environment Transform TaskProvider Message ModelTokenizer
+    Action Observation State SchemaResponse HealthResponse HealthStatus ServerMode WSErrorCode BaseMessage
+    ListTasksRequest NumTasksRequest GetTaskRequest GetTaskRangeRequest
+    WSIncomingMessage WSResetMessage WSStepMessage WSStateMessage WSCloseMessage
+    WSObservationResponse WSStateResponse WSErrorResponse
+    ConcurrencyConfig ServerCapacityStatus SessionInfo
+    OpenEnvError ConcurrencyConfigurationError SessionCapacityError SessionNotFoundError SessionCreationError
+    EnvironmentFactoryError
+    CompositeTransform NullTransform HTTPEnvServer create_app create_fastapi_app
+    deserialize_action deserialize_action_with_preprocessing serialize_observation GetEndpointConfig
+    Tool ToolError ToolErrorType ListToolsAction CallToolAction ListToolsObservation CallToolObservation
+    RESERVED_TOOL_NAMES WSMCPMessage WSMCPResponse JsonRpcErrorCode JsonRpcError JsonRpcRequest JsonRpcResponse
+    McpMethod
+"""
+CLIENTS = "EnvClient SyncEnvClient GenericEnvClient GenericAction HTTPEnvClient"
+RUBRICS = """
+    ExponentialDiscountingTrajectoryRubric Gate LLMJudge Rubric RubricDict RubricList Sequential TrajectoryRubric
+    WeightedSum
+"""
+
+EXPORTS = {
+    "openenv": """
+        __version__ Action Observation State StepResult Environment Transform Rubric create_app create_fastapi_app
+        EnvClient SyncEnvClient GenericEnvClient GenericAction HTTPEnvClient LocalEnv
+        core cli errors
+    """,
+    "openenv.core": f"{CLIENTS} {ENV_SERVER}",
+    "openenv.core.env_server": ENV_SERVER,
+    "openenv.core.env_server.types": MODELS,
+    "openenv.core.env_server.mcp_types": """
+        RESERVED_TOOL_NAMES Action BaseMessage CallToolAction CallToolObservation JsonRpcError JsonRpcErrorCode
+        JsonRpcRequest JsonRpcResponse ListToolsAction ListToolsObservation McpMethod Observation Tool ToolError
+        ToolErrorType WSMCPMessage WSMCPResponse
+    """,
+    "openenv.core.env_server.interfaces": """
+        ActT Action Environment EnvironmentMetadata Message ModelTokenizer ObsT Observation State StateT TaskProvider
+        Transform
+    """,
+    "openenv.core.env_server.base_transforms": "CompositeTransform NullTransform Observation Transform",
+    "openenv.core.env_server.exceptions": """
+        ConcurrencyConfigurationError EnvironmentFactoryError OpenEnvError SessionCapacityError SessionCreationError
+        SessionNotFoundError
+    """,
+    "openenv.core.env_server.serialization": """
+        Action CallToolAction ListToolsAction Observation deserialize_action deserialize_action_with_preprocessing
+        serialize_observation
+    """,
+    "openenv.core.env_server.route_config": "GetEndpointConfig register_get_endpoints",
+    "openenv.core.env_server.http_server": """
+        Action CallToolAction CallToolObservation ConcurrencyConfig ConcurrencyConfigurationError Environment
+        EnvironmentFactoryError EnvironmentMetadata GetEndpointConfig GetTaskRangeRequest GetTaskRequest HTTPEnvServer
+        HealthResponse HealthStatus JsonRpcErrorCode JsonRpcRequest JsonRpcResponse ListTasksRequest ListToolsAction
+        ListToolsObservation McpMethod NumTasksRequest Observation ResetRequest ResetResponse SchemaResponse
+        ServerCapacityStatus ServerMode SessionCapacityError SessionInfo State StepRequest StepResponse WSCloseMessage
+        WSErrorCode WSErrorResponse WSMCPMessage WSMCPResponse WSObservationResponse WSResetMessage WSStateMessage
+        WSStateResponse WSStepMessage create_app create_fastapi_app deserialize_action register_get_endpoints
+        serialize_observation
+    """,
+    "openenv.core.client_types": "StepResult",
+    "openenv.core.env_client": "ActT EnvClient ObsT StateT StepResult convert_to_ws_url hf_space_subdomain",
+    "openenv.core.sync_client": "ActT EnvClient ObsT StateT StepResult SyncEnvClient",
+    "openenv.core.generic_client": "EnvClient GenericAction GenericEnvClient StepResult",
+    "openenv.core.http_env_client": "HTTPEnvClient StepResult",
+    "openenv.core.utils": "convert_to_ws_url hf_space_subdomain run_async_safely",
+    "openenv.core.rubrics": RUBRICS,
+    "openenv.core.rubrics.base": "Rubric",
+    "openenv.core.rubrics.containers": "Gate Rubric RubricDict RubricList Sequential WeightedSum",
+    "openenv.core.rubrics.trajectory": "ExponentialDiscountingTrajectoryRubric Rubric TrajectoryRubric",
+    "openenv.core.rubrics.llm_judge": "LLMJudge Rubric",
+    "openenv_core": f"{CLIENTS} {ENV_SERVER}",
+    "openenv_core.env_server": ENV_SERVER,
+    "openenv_core.env_server.types": MODELS,
+    "openenv_core.http_env_client": "HTTPEnvClient StepResult",
+}
+
+LATER = {
+    "openenv": ("AutoEnv AutoAction", "discover environments"),
+    "openenv.auto": ("AutoEnv AutoAction", "discover environments"),
+    "openenv.core": ("MCPClientBase MCPToolClient", "MCP clients"),
+    "openenv.core.mcp_client": ("MCPClientBase MCPToolClient GenericMCPObservation", "MCP clients"),
+    "openenv.core.llm_client": (
+        "AnthropicClient LLMClient LLMResponse OpenAIClient ToolCall create_llm_client",
+        "LLM clients",
+    ),
+    "openenv.core.env_server": ("MCPEnvironment", "MCP environments"),
+    "openenv.core.env_server.mcp_environment": (
+        "MCPEnvironment MCP_TOOL_CALL_TIMEOUT get_server_tools",
+        "MCP environments",
+    ),
+    "openenv.core.env_server.web_interface": (
+        "WebInterfaceManager create_web_interface_app EpisodeState ActionLog",
+        "Web pages",
+    ),
+    "openenv.core.containers.runtime": (
+        "ContainerProvider DockerSwarmProvider KubernetesProvider LocalDockerProvider RuntimeProvider UVProvider",
+        "Container providers",
+    ),
+    "openenv.core.evals": ("EvalConfig EvalHarness EvalResult InspectAIHarness", "Evaluation harnesses"),
+    "openenv.core.tools": ("GitServerClient PyExecutor RepoInfo", "Environment tools"),
+    "openenv.core.harness": (
+        """
+        HarnessAdapter HarnessRunLimits ModelStepResult ResourceSession ResourceSessionFactory VerifyResult
+        MCPHarnessAdapter CLIHarnessAdapter StepEnvSessionAdapter SessionMCPBridge build_harness_rollout_func
+        HarnessEnvironment HarnessConfig TrainingTrace
+        """,
+        "Rollout harnesses",
+    ),
+    "openenv_core": ("MCPEnvironment MCPToolClient LLMClient WebInterfaceManager", "release"),
+    "openenv_core.env_server": ("MCPEnvironment WebInterfaceManager create_web_interface_app", "release"),
+}
+MISSING = [(module, name, feature) for module, (names, feature) in LATER.items() for name in names.split()]
+
+
+@pytest.fixture(autouse=True)
+def _no_deprecation_noise() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
+@pytest.mark.parametrize("module", EXPORTS)
+def test_a_module_exports_exactly_the_names_it_lists(module: str) -> None:
+    exported = list(importlib.import_module(module).__all__)
+    assert sorted(exported) == sorted(EXPORTS[module].split())
+    assert len(exported) == len(set(exported))
+
+
+@pytest.mark.parametrize("module", EXPORTS)
+def test_every_exported_name_is_there(module: str) -> None:
+    found = importlib.import_module(module)
+    for name in EXPORTS[module].split():
+        assert getattr(found, name) is not None, name
+        assert name in dir(found)
+
+
+@pytest.mark.parametrize("module", EXPORTS)
+def test_a_star_import_works(module: str) -> None:
+    namespace: dict[str, object] = {}
+    exec(f"from {module} import *", namespace)
+    assert set(EXPORTS[module].split()) <= set(namespace)
+
+
+@pytest.mark.parametrize(("module", "name", "feature"), MISSING)
+def test_a_name_of_a_later_feature_raises_an_import_error_that_names_it(module: str, name: str, feature: str) -> None:
+    with pytest.raises(ImportError, match=feature) as caught:
+        exec(f"from {module} import {name}", {})
+    assert name in str(caught.value)
+    assert "not part of this release" in str(caught.value)
+
+
+@pytest.mark.parametrize("module", [*EXPORTS, *LATER])
+def test_a_name_that_never_was_is_an_ordinary_import_error(module: str) -> None:
+    found = importlib.import_module(module)
+    assert not hasattr(found, "NoSuchName")
+    with pytest.raises(ImportError):
+        exec(f"from {module} import NoSuchName", {})
+
+
+def test_one_class_has_one_identity_on_all_paths() -> None:
+    modules = [module for module in EXPORTS if module != "openenv"]
+    for name in ("Action", "Observation", "State", "Environment", "EnvClient", "StepResult", "Rubric"):
+        found = {getattr(importlib.import_module(m), name) for m in modules if name in EXPORTS[m].split()}
+        assert len(found) == 1, name
+
+
+def test_submodules_are_attributes_of_their_packages() -> None:
+    script = (
+        "import openenv.core.env_server, openenv_core\n"
+        "assert openenv.core.utils.convert_to_ws_url and openenv.core.env_client.EnvClient\n"
+        "for name in 'types interfaces exceptions mcp_types serialization base_transforms http_server'.split():\n"
+        "    assert getattr(openenv.core.env_server, name).__name__.endswith(name)\n"
+        "assert openenv_core.client_types.StepResult and openenv_core.env_server.types.Action\n"
+        "assert openenv_core.http_env_client.HTTPEnvClient\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True)
+
+
+@pytest.mark.parametrize("name", ["client_types", "containers", "env_client", "rubrics", "tools", "utils"])
+def test_legacy_submodules_are_those_of_the_current_package(name: str) -> None:
+    assert importlib.import_module(f"openenv_core.{name}") is importlib.import_module(f"openenv.core.{name}")
+
+
+@pytest.mark.parametrize("name", ["base_transforms", "exceptions", "interfaces", "mcp_types", "serialization", "types"])
+def test_legacy_server_submodules_are_those_of_the_current_package(name: str) -> None:
+    legacy = importlib.import_module(f"openenv_core.env_server.{name}")
+    assert legacy is importlib.import_module(f"openenv.core.env_server.{name}")
+
+
+def test_importing_the_legacy_package_warns_once_and_names_the_new_one() -> None:
+    script = (
+        "import warnings\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
+        "    warnings.simplefilter('always')\n"
+        "    import openenv_core, openenv_core.env_server, openenv_core.http_env_client\n"
+        "found = [w for w in caught if issubclass(w.category, DeprecationWarning) and 'openenv' in str(w.message)]\n"
+        "assert len(found) == 1 and 'openenv.core' in str(found[0].message), found\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_legacy_clients_load_no_web_framework() -> None:
+    script = (
+        "import sys\n"
+        "from openenv_core.http_env_client import HTTPEnvClient\n"
+        "from openenv_core.env_server.types import Action, State\n"
+        "from openenv_core.client_types import StepResult\n"
+        "assert not {'fastapi', 'starlette', 'uvicorn'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True)
+
+
+def test_the_package_tells_its_version() -> None:
+    import openenv
+
+    assert openenv._load_package_version() == openenv.__version__
+    assert openenv.__version__.count(".") >= 2

@@ -1,0 +1,544 @@
+"""Models, errors, and the rules of constructors, as existing code relies on them: fields, defaults, limits."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from openenv.core.client_types import StepResult
+from openenv.core.env_client import EnvClient
+from openenv.core.env_server import exceptions, http_server, interfaces, mcp_types, types
+from openenv.core.env_server.http_server import HTTPEnvServer, create_app, create_fastapi_app
+from openenv.core.generic_client import GenericAction, GenericEnvClient
+from openenv.core.sync_client import SyncEnvClient
+from openenv.core.utils import convert_to_ws_url, hf_space_subdomain, run_async_safely
+
+REQUIRED = object()
+
+
+class Env(interfaces.Environment):
+    """A minimal environment of one session."""
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> types.Observation:
+        return types.Observation()
+
+    def step(self, action: types.Action, timeout_s: float | None = None, **kwargs: Any) -> types.Observation:
+        return types.Observation(reward=1)
+
+    @property
+    def state(self) -> types.State:
+        return types.State()
+
+
+class ManyEnv(Env):
+    """The same, many at once."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+
+# -- models ---------------------------------------------------------------------------------------------------------
+
+FIELDS: dict[str, dict[str, Any]] = {
+    "Action": {"metadata": {}},
+    "Observation": {"done": False, "reward": None, "metadata": {}},
+    "State": {"episode_id": None, "step_count": 0},
+    "ResetRequest": {"seed": None, "episode_id": None},
+    "StepRequest": {"action": REQUIRED, "timeout_s": None, "request_id": None},
+    "ResetResponse": {"observation": REQUIRED, "reward": None, "done": False, "metadata": None},
+    "StepResponse": {"observation": REQUIRED, "reward": None, "done": False, "metadata": None},
+    "CodeExecResult": {"stdout": REQUIRED, "stderr": REQUIRED, "exit_code": REQUIRED},
+    "EnvironmentMetadata": {
+        "name": REQUIRED,
+        "description": REQUIRED,
+        "readme_content": None,
+        "version": None,
+        "author": None,
+        "documentation_url": None,
+    },
+    "SchemaResponse": {"action": REQUIRED, "observation": REQUIRED, "state": REQUIRED, "reset_observation": None},
+    "HealthResponse": {"status": types.HealthStatus.HEALTHY},
+    "ListTasksRequest": {"split": REQUIRED},
+    "NumTasksRequest": {"split": REQUIRED},
+    "GetTaskRequest": {"split": REQUIRED, "index": REQUIRED},
+    "GetTaskRangeRequest": {"split": REQUIRED, "start": None, "stop": None},
+    "WSResetMessage": {"type": "reset", "data": {}},
+    "WSStepMessage": {"type": "step", "data": REQUIRED},
+    "WSStateMessage": {"type": "state"},
+    "WSCloseMessage": {"type": "close"},
+    "WSObservationResponse": {"type": "observation", "data": REQUIRED},
+    "WSStateResponse": {"type": "state", "data": REQUIRED},
+    "WSErrorResponse": {"type": "error", "data": REQUIRED},
+    "ConcurrencyConfig": {"max_concurrent_envs": 1, "session_timeout": None},
+    "ServerCapacityStatus": {"active_sessions": REQUIRED, "max_sessions": REQUIRED},
+    "SessionInfo": {
+        "session_id": REQUIRED,
+        "created_at": REQUIRED,
+        "last_activity_at": REQUIRED,
+        "step_count": 0,
+        "environment_type": REQUIRED,
+    },
+    "JsonRpcError": {"code": REQUIRED, "message": REQUIRED, "data": None},
+    "JsonRpcRequest": {"jsonrpc": REQUIRED, "method": REQUIRED, "params": {}, "id": None},
+    "JsonRpcResponse": {"jsonrpc": "2.0", "result": None, "error": None, "id": None},
+    "Tool": {"name": REQUIRED, "description": REQUIRED, "input_schema": REQUIRED},
+    "ToolError": {"error_type": REQUIRED, "message": REQUIRED},
+    "ListToolsAction": {"metadata": {}, "type": "list_tools"},
+    "CallToolAction": {"metadata": {}, "type": "call_tool", "tool_name": REQUIRED, "arguments": {}},
+    "ListToolsObservation": {"done": False, "reward": None, "metadata": {}, "tools": REQUIRED},
+    "CallToolObservation": {
+        "done": False,
+        "reward": None,
+        "metadata": {},
+        "tool_name": REQUIRED,
+        "result": None,
+        "error": None,
+    },
+    "WSMCPMessage": {"type": "mcp", "data": REQUIRED},
+    "WSMCPResponse": {"type": "mcp", "data": REQUIRED},
+}
+OPEN = {"State", "ResetRequest", "StepRequest"}
+OWN = {"terminated", "truncated"}  # beyond the published fields; off the wire while unset
+
+
+def model(name: str) -> type[BaseModel]:
+    """Find a model by its name."""
+    found: type[BaseModel] = getattr(types, name, None) or getattr(mcp_types, name)
+    return found
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_model_has_its_fields_with_their_defaults(name: str) -> None:
+    fields = {key: field for key, field in model(name).model_fields.items() if key not in OWN}
+    found = {
+        key: REQUIRED if field.is_required() else field.get_default(call_default_factory=True)
+        for key, field in fields.items()
+    }
+    assert found == FIELDS[name]
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_model_forbids_unknown_keys_unless_it_is_meant_to_take_them(name: str) -> None:
+    assert model(name).model_config.get("extra") == ("allow" if name in OPEN else "forbid")
+
+
+@pytest.mark.parametrize("name", ["Action", "Observation", "State"])
+def test_what_environments_subclass_checks_assignments_and_takes_any_type(name: str) -> None:
+    config = model(name).model_config
+    assert config.get("validate_assignment") is True
+    assert config.get("arbitrary_types_allowed") is True
+
+
+def test_base_messages_check_assignments() -> None:
+    config = types.ConcurrencyConfig()
+    with pytest.raises(ValidationError):
+        config.max_concurrent_envs = 0
+    assert issubclass(types.WSStepMessage, types.BaseMessage)
+    assert issubclass(mcp_types.WSMCPMessage, types.BaseMessage)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("Action", {"unknown": 1}),
+        ("Observation", {"unknown": 1}),
+        ("Observation", {"reward": "much"}),
+        ("State", {"step_count": -1}),
+        ("ResetRequest", {"seed": -1}),
+        ("ResetRequest", {"episode_id": "x" * 256}),
+        ("StepRequest", {}),
+        ("StepRequest", {"action": 1}),
+        ("StepRequest", {"action": {}, "timeout_s": 0}),
+        ("StepRequest", {"action": {}, "request_id": "x" * 256}),
+        ("WSStepMessage", {}),
+        ("WSStepMessage", {"data": {}, "timeout_s": 1}),
+        ("WSStateMessage", {"type": "reset"}),
+        ("ConcurrencyConfig", {"max_concurrent_envs": 0}),
+        ("ConcurrencyConfig", {"session_timeout": 0}),
+        ("ServerCapacityStatus", {"active_sessions": 2, "max_sessions": 1}),
+        ("ServerCapacityStatus", {"active_sessions": -1, "max_sessions": 1}),
+        ("ServerCapacityStatus", {"active_sessions": 0, "max_sessions": 0}),
+        ("JsonRpcRequest", {"method": "x"}),
+        ("JsonRpcRequest", {"jsonrpc": "1.0", "method": "x"}),
+        ("Tool", {"name": "x", "input_schema": {}}),
+        ("Tool", {"name": "x", "description": None, "input_schema": {}}),
+        ("ToolError", {"error_type": "odd", "message": ""}),
+        ("CallToolAction", {}),
+    ],
+)
+def test_a_model_refuses(name: str, values: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        model(name)(**values)
+
+
+def test_open_models_keep_what_they_do_not_know() -> None:
+    assert types.State(board=[1, 2]).model_dump() == {"episode_id": None, "step_count": 0, "board": [1, 2]}
+    assert types.ResetRequest(task="t").model_dump(exclude_unset=True) == {"task": "t"}
+    assert types.StepRequest(action={}, more=1).model_extra == {"more": 1}
+    assert types.ResetRequest(episode_id="x" * 255).episode_id == "x" * 255
+
+
+@pytest.mark.parametrize("reward", [True, 3, 0.5, None])
+def test_an_observation_keeps_the_kind_of_its_reward(reward: Any) -> None:
+    assert types.Observation(reward=reward).reward is reward
+
+
+def test_an_observation_dumps_to_the_published_keys_while_nothing_else_is_set() -> None:
+    assert set(types.Observation().model_dump()) == {"done", "reward", "metadata"}
+    assert json.loads(types.Observation(metadata={"a": 1}).model_dump_json()) == {
+        "done": False,
+        "reward": None,
+        "metadata": {"a": 1},
+    }
+
+
+def test_a_schema_response_without_a_reset_schema_does_not_mention_it() -> None:
+    plain = types.SchemaResponse(action={}, observation={}, state={})
+    assert plain.model_dump() == {"action": {}, "observation": {}, "state": {}}
+    full = types.SchemaResponse(action={}, observation={}, state={}, reset_observation={"a": 1})
+    assert full.model_dump()["reset_observation"] == {"a": 1}
+
+
+def test_a_capacity_status_counts() -> None:
+    status = types.ServerCapacityStatus.from_counts(2, 5)
+    assert (status.active_sessions, status.max_sessions, status.available_slots) == (2, 5, 3)
+    assert not status.is_at_capacity
+    assert types.ServerCapacityStatus.from_counts(active=5, max_sessions=5).is_at_capacity
+
+
+def test_incoming_messages_are_told_apart_by_their_type() -> None:
+    adapter: TypeAdapter[Any] = TypeAdapter(types.WSIncomingMessage)
+    assert isinstance(adapter.validate_python({"type": "reset"}), types.WSResetMessage)
+    assert isinstance(adapter.validate_python({"type": "step", "data": {}}), types.WSStepMessage)
+    assert isinstance(adapter.validate_python({"type": "state"}), types.WSStateMessage)
+    assert isinstance(adapter.validate_python({"type": "close"}), types.WSCloseMessage)
+    with pytest.raises(ValidationError):
+        adapter.validate_python({"type": "mcp", "data": {}})
+
+
+def test_enums_have_their_values() -> None:
+    assert [mode.value for mode in types.ServerMode] == ["simulation", "production"]
+    assert {status.value for status in types.HealthStatus} == {"healthy", "unhealthy", "degraded"}
+    codes = "INVALID_JSON UNKNOWN_TYPE VALIDATION_ERROR EXECUTION_ERROR CAPACITY_REACHED FACTORY_ERROR SESSION_ERROR"
+    assert {code.value for code in types.WSErrorCode} == set(codes.split())
+    assert types.ServerMode("simulation") == "simulation"
+    with pytest.raises(ValueError):
+        types.ServerMode("SIMULATION")
+    assert {kind.value for kind in mcp_types.ToolErrorType} == {
+        "execution_error",
+        "invalid_args",
+        "transport_error",
+        "tool_not_found",
+        "timeout",
+    }
+    assert {method.name: method.value for method in mcp_types.McpMethod} == {
+        "TOOLS_LIST": "tools/list",
+        "TOOLS_CALL": "tools/call",
+    }
+    assert frozenset({"reset", "step", "state", "close"}) == mcp_types.RESERVED_TOOL_NAMES
+
+
+# -- JSON-RPC -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "message"),
+    [
+        ("PARSE_ERROR", -32700, "Parse error"),
+        ("INVALID_REQUEST", -32600, "Invalid Request"),
+        ("METHOD_NOT_FOUND", -32601, "Method not found"),
+        ("INVALID_PARAMS", -32602, "Invalid params"),
+        ("INTERNAL_ERROR", -32603, "Internal error"),
+        ("SERVER_ERROR", -32000, "Server error"),
+    ],
+)
+def test_a_json_rpc_code_has_its_number_and_message(name: str, code: int, message: str) -> None:
+    member = mcp_types.JsonRpcErrorCode[name]
+    assert member.value == code
+    assert mcp_types.JsonRpcError.from_code(member).model_dump() == {"code": code, "message": message, "data": None}
+    own = mcp_types.JsonRpcError.from_code(member, "mine", {"a": 1})
+    assert (own.message, own.data) == ("mine", {"a": 1})
+
+
+def test_a_json_rpc_response_dumps_a_result_or_an_error_and_always_its_id() -> None:
+    success = mcp_types.JsonRpcResponse.success({"tools": []}, request_id=3)
+    assert success.model_dump() == {"jsonrpc": "2.0", "id": 3, "result": {"tools": []}}
+    assert mcp_types.JsonRpcResponse.success(None).model_dump() == {"jsonrpc": "2.0", "id": None, "result": None}
+    failure = mcp_types.JsonRpcResponse.error_response(mcp_types.JsonRpcErrorCode.INVALID_PARAMS, request_id="a")
+    expected = {
+        "jsonrpc": "2.0",
+        "id": "a",
+        "error": {"code": -32602, "message": "Invalid params", "data": None},
+    }
+    assert failure.model_dump() == expected
+    assert json.loads(failure.model_dump_json()) == expected
+    assert json.loads(success.model_dump_json()) == success.model_dump()
+    assert failure.model_dump(mode="json") == expected
+
+
+# -- exceptions -----------------------------------------------------------------------------------------------------
+
+
+def test_exceptions_keep_what_they_were_made_of() -> None:
+    configuration = exceptions.ConcurrencyConfigurationError("Env", 4)
+    assert (configuration.environment_name, configuration.max_concurrent_envs) == ("Env", 4)
+    assert "Env" in str(configuration)
+    assert "SUPPORTS_CONCURRENT_SESSIONS" in str(configuration)
+    capacity = exceptions.SessionCapacityError(2, 2)
+    assert (capacity.active_sessions, capacity.max_sessions) == (2, 2)
+    assert str(capacity) == "Server at capacity: 2/2 sessions active. Cannot accept new connections."
+    assert exceptions.SessionNotFoundError("abc").session_id == "abc"
+    assert "abc" in str(exceptions.SessionNotFoundError("abc"))
+    assert exceptions.SessionCreationError("no room").reason == "no room"
+    assert "no room" in str(exceptions.SessionCreationError("no room"))
+    factory = exceptions.EnvironmentFactoryError("make")
+    assert factory.factory_name == "make"
+    assert str(factory) == "Environment factory 'make' failed to create instance."
+
+
+def test_exceptions_take_a_message_of_their_own_and_share_a_base() -> None:
+    assert str(exceptions.ConcurrencyConfigurationError("Env", 4, "mine")) == "mine"
+    assert str(exceptions.SessionCapacityError(1, 1, "mine")) == "mine"
+    assert str(exceptions.SessionCapacityError(active_sessions=1, max_sessions=1, message="mine")) == "mine"
+    for name in exceptions.__all__:
+        assert issubclass(getattr(exceptions, name), exceptions.OpenEnvError)
+
+
+# -- clients --------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_result_has_four_fields_and_three_defaults() -> None:
+    result: StepResult[str] = StepResult("seen")
+    assert (result.observation, result.reward, result.done, result.metadata) == ("seen", None, False, None)
+    assert StepResult(observation=1, reward=2.0, done=True, metadata={}) == StepResult(1, 2.0, True, {})
+
+
+def test_a_generic_action_is_a_dict_that_shows_its_fields() -> None:
+    action = GenericAction(message="hi", count=2)
+    assert action == {"message": "hi", "count": 2}
+    assert isinstance(action, dict)
+    assert repr(action) == "GenericAction(message='hi', count=2)"
+    assert repr(GenericAction()) == "GenericAction()"
+
+
+def test_a_generic_client_takes_dicts_models_and_objects_as_actions() -> None:
+    class Plain:
+        def __init__(self) -> None:
+            self.amount = 1
+
+    client = GenericEnvClient(base_url="http://127.0.0.1:1")
+    assert client._step_payload({"a": 1}) == {"a": 1}
+    assert client._step_payload(GenericAction(a=1)) == {"a": 1}
+    assert client._step_payload(types.Action(metadata={"k": 1})) == {"metadata": {"k": 1}}
+    assert client._step_payload(Plain()) == {"amount": 1}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("http://host:8000", "ws://host:8000/ws"),
+        ("https://host", "wss://host/ws"),
+        ("https://host/", "wss://host/ws"),
+        ("ws://host:1/", "ws://host:1/ws"),
+        ("wss://host/prefix/", "wss://host/prefix/ws"),
+        ("localhost:8000", "ws://localhost:8000/ws"),
+    ],
+)
+def test_a_client_turns_a_base_url_into_the_socket_url(given: str, expected: str) -> None:
+    client = GenericEnvClient(base_url=given)
+    assert client._ws_url == expected
+    assert convert_to_ws_url(given) + "/ws" == expected
+
+
+def test_a_client_needs_a_base_url_or_a_provider() -> None:
+    with pytest.raises(ValueError, match="base_url"):
+        GenericEnvClient()
+    GenericEnvClient(provider=object())
+
+
+def test_a_clients_constructor_takes_the_known_arguments_in_order() -> None:
+    client = GenericEnvClient("http://h", 1.0, 2.0, 3.0, 4.0, 5.0, None, "production", {"X-A": "b"})
+    assert client.base_url == "http://h"
+    assert client._mode == "production"
+    GenericEnvClient(
+        base_url="http://h",
+        connect_timeout_s=1,
+        message_timeout_s=2,
+        max_message_size_mb=3,
+        websocket_ping_interval_s=4,
+        websocket_ping_timeout_s=5,
+        provider=None,
+        mode=None,
+        headers=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("argument", "variable", "expected"),
+    [
+        (None, None, "simulation"),
+        (None, "production", "production"),
+        (None, "Production", "production"),
+        ("simulation", "production", "simulation"),
+        ("PRODUCTION", None, "production"),
+    ],
+)
+def test_the_mode_comes_from_the_argument_else_from_the_variable(
+    monkeypatch: pytest.MonkeyPatch, argument: str | None, variable: str | None, expected: str
+) -> None:
+    monkeypatch.delenv("OPENENV_CLIENT_MODE", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("OPENENV_CLIENT_MODE", variable)
+    assert GenericEnvClient(base_url="http://h", mode=argument)._mode == expected
+
+
+@pytest.mark.parametrize("how", ["argument", "variable"])
+def test_an_unknown_mode_is_refused_with_what_would_do(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    monkeypatch.setenv("OPENENV_CLIENT_MODE", "turbo" if how == "variable" else "simulation")
+    with pytest.raises(ValueError) as caught:
+        GenericEnvClient(base_url="http://h", mode="turbo" if how == "argument" else None)
+    text = str(caught.value)
+    for fragment in ("OPENENV_CLIENT_MODE", "simulation", "production"):
+        assert fragment in text
+    assert "invalid" in text.lower()
+
+
+def test_the_mode_cannot_be_changed_afterwards() -> None:
+    client = GenericEnvClient(base_url="http://h")
+    with pytest.raises(AttributeError):
+        client._mode = "production"
+    assert client._mode == "simulation"
+
+
+def test_a_client_without_its_hooks_cannot_be_made() -> None:
+    class Half(EnvClient[Any, Any, Any]):
+        def _step_payload(self, action: Any) -> dict[str, Any]:
+            return {}
+
+    with pytest.raises(TypeError):
+        Half(base_url="http://h")  # type: ignore[abstract]
+
+
+def test_a_sync_client_knows_its_client() -> None:
+    client = GenericEnvClient(base_url="http://h")
+    blocking = client.sync()
+    assert isinstance(blocking, SyncEnvClient)
+    assert blocking.async_client is client
+    assert isinstance(SyncEnvClient(GenericEnvClient(base_url="http://h")), SyncEnvClient)
+
+
+def test_a_server_that_is_not_there_is_a_connection_error() -> None:
+    with pytest.raises(ConnectionError):
+        GenericEnvClient(base_url="http://127.0.0.1:9", connect_timeout_s=5).sync().connect()
+
+
+def test_utilities() -> None:
+    async def seven() -> int:
+        return 7
+
+    async def nested() -> int:
+        return run_async_safely(seven())
+
+    assert run_async_safely(seven()) == 7
+    assert run_async_safely(nested()) == 7
+    assert hf_space_subdomain("Org/My_Space.v2") == "org-my-space-v2"
+
+
+# -- servers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [HTTPEnvServer, create_app, create_fastapi_app])
+def test_an_instance_is_refused(make: Any) -> None:
+    with pytest.raises(TypeError, match="must be a callable"):
+        make(Env(), types.Action, types.Observation)
+
+
+@pytest.mark.parametrize("make", [HTTPEnvServer, create_app, create_fastapi_app])
+def test_the_two_ways_to_say_how_many_sessions_exclude_each_other(make: Any) -> None:
+    config = types.ConcurrencyConfig(max_concurrent_envs=2)
+    with pytest.raises(ValueError):
+        make(ManyEnv, types.Action, types.Observation, max_concurrent_envs=2, concurrency_config=config)
+
+
+@pytest.mark.parametrize("make", [HTTPEnvServer, create_app, create_fastapi_app])
+def test_many_sessions_need_a_class_that_allows_them(make: Any) -> None:
+    with pytest.raises(exceptions.ConcurrencyConfigurationError) as caught:
+        make(Env, types.Action, types.Observation, max_concurrent_envs=2)
+    assert caught.value.max_concurrent_envs == 2
+    assert caught.value.environment_name == "Env"
+    make(ManyEnv, types.Action, types.Observation, max_concurrent_envs=2)
+    make(Env, types.Action, types.Observation, max_concurrent_envs=1)
+
+
+def test_a_server_tells_its_capacity() -> None:
+    server = HTTPEnvServer(ManyEnv, types.Action, types.Observation, 3)
+    assert (server.active_sessions, server.max_concurrent_envs) == (0, 3)
+    assert server.is_concurrency_safe
+    assert server.concurrency_config == types.ConcurrencyConfig(max_concurrent_envs=3)
+    assert server.get_capacity_status() == types.ServerCapacityStatus(active_sessions=0, max_sessions=3)
+    assert server.get_session_info("nobody") is None
+    assert (server.action_cls, server.observation_cls) == (types.Action, types.Observation)
+    timed = types.ConcurrencyConfig(max_concurrent_envs=2, session_timeout=30)
+    assert HTTPEnvServer(ManyEnv, None, None, concurrency_config=timed).concurrency_config is timed
+    assert not HTTPEnvServer(Env, None, None).is_concurrency_safe
+
+
+def test_a_server_can_be_made_without_models() -> None:
+    server = HTTPEnvServer(Env, action_cls=None, observation_cls=None)
+    assert server.action_cls is None
+    assert server.max_concurrent_envs == 1
+
+
+@pytest.mark.parametrize("mode", ["simulation", "PRODUCTION", types.ServerMode.SIMULATION])
+def test_a_mode_may_be_a_word_in_any_case_or_a_member(mode: Any) -> None:
+    app = create_app(Env, types.Action, types.Observation, mode=mode)
+    paths = {getattr(route, "path", None) for route in app.routes}
+    assert ("/reset" in paths) == (str(getattr(mode, "value", mode)).lower() == "simulation")
+    assert {"/health", "/schema", "/metadata", "/ws", "/mcp"} <= paths
+
+
+def test_the_mode_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENENV_MODE", "production")
+    app = create_app(Env, types.Action, types.Observation)
+    assert "/reset" not in {getattr(route, "path", None) for route in app.routes}
+
+
+def test_an_unknown_mode_of_a_server_is_refused_with_what_would_do() -> None:
+    server = HTTPEnvServer(Env, types.Action, types.Observation)
+    app = http_server.create_fastapi_app(Env, types.Action, types.Observation)
+    with pytest.raises(ValueError) as caught:
+        server.register_routes(app, mode="turbo")
+    for fragment in ("mode", "simulation", "production"):
+        assert fragment in str(caught.value)
+
+
+# -- environments ---------------------------------------------------------------------------------------------------
+
+
+def test_an_environment_has_the_attributes_and_defaults_that_authors_use() -> None:
+    env = Env()
+    assert Env.SUPPORTS_CONCURRENT_SESSIONS is False
+    assert Env.REQUIRES_SINGLE_THREAD_EXECUTOR is False
+    assert env.rubric is None
+    assert env.transform is None
+    assert env.get_metadata() == types.EnvironmentMetadata(name="Env", description="Env environment", version="1.0.0")
+    assert env.render_web({}) is None
+    assert env.web_actions({}) == []
+    assert env._apply_rubric(types.Action(), types.Observation()) == 0.0
+    observation = types.Observation()
+    assert env._apply_transform(observation) is observation
+    assert env.close() is None  # type: ignore[func-returns-value]
+
+
+def test_the_asynchronous_methods_call_the_others() -> None:
+    env = Env()
+    assert run_async_safely(env.reset_async(seed=1)) == types.Observation()
+    assert run_async_safely(env.step_async(types.Action())).reward == 1
+    assert run_async_safely(env._apply_rubric_async(types.Action(), types.Observation())) == 0.0
+
+
+def test_an_environment_without_its_methods_cannot_be_made() -> None:
+    with pytest.raises(TypeError):
+        interfaces.Environment()  # type: ignore[abstract]

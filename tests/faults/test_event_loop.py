@@ -1,0 +1,237 @@
+"""Environment code stays off the event loop and on its session's thread, and threads stay few."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from blockbuster import blockbuster_ctx
+
+from openenv.core.env_server.http_server import create_app
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import Action, Observation
+from openenv.runners.thread import ThreadRunner
+from openenv.sessions.manager import thread_count
+
+HEADER = "X-OpenEnv-Session"
+
+
+@pytest.mark.parametrize("held", ["construct", "reset", "step", "state", "close"])
+def test_a_slow_environment_does_not_stall_other_requests(
+    serve: Any, probe: Any, http: Any, peer: Any, held: str
+) -> None:
+    """W2: while any call of an environment hangs, `/health` answers and another session plays on."""
+    server = serve(probe.app())
+    client = http(server.url)
+    other = peer(server.port)
+    other.reset()
+    probe.hold(held)
+    slow = peer(server.port)
+    slow.send({"type": "reset"})
+    slow.send({"type": "step", "data": {}})
+    slow.send({"type": "state"})
+    slow.send({"type": "close"})
+    probe.wait_entered(held)
+    assert client.get("/health", timeout=5).json() == {"status": "healthy"}
+    assert client.get("/schema", timeout=5).status_code == 200
+    if held in ("construct", "close"):
+        assert other.step()["data"]["observation"]["count"] == 1
+    probe.release(held)
+
+
+def test_stateless_requests_run_side_by_side(serve: Any, probe: Any, http: Any) -> None:
+    """W2: constructors of concurrent `/reset` requests overlap instead of queueing on the loop."""
+    server = serve(probe.app(max_concurrent_envs=4))
+    probe.hold("construct")
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(http(server.url).post, "/reset") for _ in range(4)]
+        server.wait_for(lambda: probe.count("construct") == 4)
+        probe.release("construct")
+        assert [answer.result().status_code for answer in answers] == [200] * 4
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/reset"), ("GET", "/state"), ("POST", "/step")])
+def test_stateless_requests_keep_to_the_session_limit(
+    serve: Any, probe: Any, http: Any, method: str, path: str
+) -> None:
+    """W2: never are more environments alive for plain requests than the limit says; the others wait their turn."""
+    server = serve(probe.app(max_concurrent_envs=2))
+    probe.slow_s["construct"] = 0.03
+    most = 0
+    body = {"action": {}} if path == "/step" else None
+    with ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(http(server.url).request, method, path, json=body) for _ in range(8)]
+        while not all(answer.done() for answer in answers):
+            most = max(most, len(server.manager._once))
+            time.sleep(0.002)
+        assert [answer.result().status_code for answer in answers] == [200] * 8
+    assert 1 <= most <= 2
+
+
+def test_metadata_is_asked_of_an_environment_once(serve: Any, probe: Any, http: Any) -> None:
+    """W2: `/metadata` builds an environment for the first request only."""
+    client = http(serve(probe.app()).url)
+    answers = [client.get("/metadata").json() for _ in range(3)]
+    assert answers == [answers[0]] * 3
+    assert probe.count("built") == 1
+
+
+def test_all_code_of_a_session_runs_on_one_thread_of_its_own_side(
+    serve: Any, probe: Any, peer: Any, wait_for: Callable[..., None]
+) -> None:
+    """W11: constructor, reset, step, state and close of a session share one thread, and it is not the loop's."""
+    server = serve(probe.app(max_concurrent_envs=64))
+    peers = [peer(server.port) for _ in range(40)]
+    for one in peers:
+        one.reset()
+    for _ in range(3):
+        for one in peers:
+            one.send({"type": "step", "data": {}})
+            one.send({"type": "state"})
+        for one in peers:
+            assert one.receive()["type"] == "observation"
+            assert one.receive()["type"] == "state"
+    late = [peer(server.port) for _ in range(10)]  # by now the class is known to be fast, and these share a thread
+    for one in late:
+        one.reset()
+        one.step()
+        one.ask({"type": "state"})
+    for one in (*peers, *late):
+        one.send({"type": "close"})
+    wait_for(lambda: probe.count("closed") == 50)
+    names = {event.name for event in probe.events}
+    assert {"construct", "reset", "step", "state", "close"} <= names
+    assert all(len(probe.threads(env)) == 1 for env in range(1, 51))
+    loop_thread = next(thread.ident for thread in threading.enumerate() if thread.name == "test-server")
+    assert loop_thread not in probe.threads()
+
+
+def test_an_http_session_keeps_its_thread_too(serve: Any, probe: Any, http: Any) -> None:
+    """W11: the same over HTTP, where every request comes on a new task."""
+    client = http(serve(probe.app()).url)
+    named = {HEADER: client.post("/reset", headers={HEADER: "new"}).headers[HEADER]}
+    for _ in range(5):
+        client.post("/step", json={"action": {}}, headers=named)
+        client.get("/state", headers=named)
+    assert len(probe.threads(1)) == 1
+
+
+def test_hundreds_of_fast_sessions_need_few_threads(serve: Any, probe: Any, peer: Any) -> None:
+    """W13: 500 sessions of a fast environment share fewer than 64 threads."""
+    server = serve(probe.app(max_concurrent_envs=500))
+    peers = [peer(server.port) for _ in range(500)]
+    for one in peers:
+        one.send({"type": "reset"})
+    for one in peers:
+        assert one.receive()["type"] == "observation"
+    for one in peers:
+        one.send({"type": "step", "data": {}})
+    assert [one.receive()["data"]["observation"]["count"] for one in peers] == [1] * 500
+    assert server.manager.active == 500
+    assert thread_count(server.manager.runner) < 64
+    assert len(probe.threads()) < 64
+
+
+def test_sessions_of_an_environment_known_to_be_slow_run_side_by_side(serve: Any, probe: Any, peer: Any) -> None:
+    """W13: once steps have shown to be slow, new sessions get threads of their own."""
+    server = serve(probe.app(max_concurrent_envs=64))
+    scout = peer(server.port)
+    scout.reset()
+    for _ in range(3):
+        scout.step(sleep_s=0.05)
+    peers = [peer(server.port) for _ in range(40)]
+    for one in peers:
+        one.reset()
+    began = time.monotonic()
+    for one in peers:
+        one.send({"type": "step", "data": {"sleep_s": 0.2}})
+    assert all(one.receive(20)["type"] == "observation" for one in peers)
+    # One after the other these would take 8 s, on 32 shared threads 0.4 s.
+    assert time.monotonic() - began < 4
+    assert len({event.thread for event in probe.events if event.name == "step" and event.env > 1}) == 40
+
+
+def test_threads_of_slow_sessions_end_with_them(
+    serve: Any, probe: Any, peer: Any, wait_for: Callable[..., None]
+) -> None:
+    """W13: only a handful of threads is kept for later."""
+    server = serve(probe.app(max_concurrent_envs=64))
+    scout = peer(server.port)
+    scout.step(sleep_s=0.05)
+    peers = [peer(server.port) for _ in range(30)]
+    for one in peers:
+        one.step(sleep_s=0.02)
+    assert thread_count(server.manager.runner) >= 30
+    for one in (*peers, scout):
+        one.send({"type": "close"})
+    wait_for(lambda: server.manager.active == 0)
+    wait_for(lambda: thread_count(server.manager.runner) <= 8)
+    wait_for(lambda: sum(thread.name.startswith("openenv-") for thread in threading.enumerate()) <= 9)
+
+
+def test_no_thread_is_made_per_step(serve: Any, probe: Any, peer: Any) -> None:
+    """W20: a hundred steps run on the thread that ran the first one."""
+    server = serve(probe.app())
+    one = peer(server.port)
+    one.reset()
+    before = {thread.ident for thread in threading.enumerate()}
+    for _ in range(100):
+        one.step()
+    assert {thread.ident for thread in threading.enumerate()} <= before
+    assert len(probe.threads(1)) == 1
+
+
+def test_serving_makes_no_blocking_call_on_the_event_loop(serve: Any, probe: Any, http: Any, peer: Any) -> None:
+    """W2: with a guard that raises in the loop's thread, sessions, HTTP episodes and plain requests all work."""
+    server = serve(probe.app(runner="thread"))
+    assert isinstance(server.manager.runner, ThreadRunner)
+    http(server.url).get("/openapi.json")  # imports and builds, once
+    with blockbuster_ctx() as guard:
+        # Only what a server could do by mistake; this test's own thread has no running loop and may block.
+        assert guard.functions
+        one, client = peer(server.port), http(server.url)
+        one.reset()
+        for number in range(20):
+            assert one.step(number=number, sleep_s=0.001)["data"]["observation"]["number"] == number
+        assert one.ask({"type": "state"})["data"]["step_count"] == 20
+        assert one.step(fail="on purpose")["data"]["code"] == "EXECUTION_ERROR"
+        assert one.step(number="x")["data"]["code"] == "VALIDATION_ERROR"
+        named = {HEADER: client.post("/reset", headers={HEADER: "new"}).headers[HEADER]}
+        assert client.post("/step", json={"action": {}}, headers=named).json()["observation"]["count"] == 1
+        assert client.get("/state").json()["step_count"] == 0
+        assert client.get("/metadata").status_code == 200
+        assert client.get("/health").status_code == 200
+        one.send({"type": "close"})
+        with pytest.raises(ConnectionError):
+            one.receive()
+
+
+def test_the_guard_against_blocking_calls_would_notice(serve: Any, peer: Any) -> None:
+    """W2: the same guard catches an environment that sleeps on the loop, so the test above means something."""
+    server = serve(_inline_sleeper_app())
+    with blockbuster_ctx():
+        answer = peer(server.port).reset()
+    assert answer["data"]["code"] == "EXECUTION_ERROR"
+    assert "Blocking call" in answer["data"]["message"]
+
+
+def _inline_sleeper_app() -> Any:
+    return create_app(Sleeper, Action, Observation, runner="inline")
+
+
+class Sleeper(Environment[Any, Any, Any]):
+    """Sleeps where it should not."""
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Any:
+        time.sleep(0.01)
+
+    def step(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
+        raise AssertionError
+
+    @property
+    def state(self) -> Any:
+        return None

@@ -1,0 +1,153 @@
+"""Episodes over plain HTTP: they go on where they were, end in time, and their requests carry what they need to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from openenv.client.http_client import HTTPEnvClient
+from openenv.errors import SessionLost
+from openenv.sessions.manager import SessionLimits
+from openenv.types import ConcurrencyConfig, StepResult
+
+HEADER = "X-OpenEnv-Session"
+
+
+class DictClient(HTTPEnvClient[dict[str, Any], dict[str, Any], dict[str, Any]]):
+    """A client without models."""
+
+    def _step_payload(self, action: dict[str, Any]) -> dict[str, Any]:
+        return action
+
+    def _parse_result(self, payload: dict[str, Any]) -> StepResult[dict[str, Any]]:
+        return StepResult(payload["observation"], payload["reward"], payload["done"])
+
+    def _parse_state(self, payload: dict[str, Any]) -> dict[str, Any]:
+        return payload
+
+
+def test_an_http_episode_continues_from_request_to_request(serve: Any, probe: Any, http: Any) -> None:
+    """W1: `/reset`, `/step` and `/state` of one session share one environment."""
+    client = http(serve(probe.app()).url)
+    opened = client.post("/reset", headers={HEADER: "new"})
+    named = {HEADER: opened.headers[HEADER]}
+    counts = [client.post("/step", json={"action": {}}, headers=named).json()["observation"]["count"] for _ in range(3)]
+    assert counts == [1, 2, 3]
+    assert client.get("/state", headers=named).json()["step_count"] == 3
+    assert probe.count("built") == 1
+
+
+def test_two_http_sessions_do_not_see_each_other(serve: Any, probe: Any, http: Any) -> None:
+    """W1: each named session has an environment of its own."""
+    client = http(serve(probe.app()).url)
+    names = [client.post("/reset", headers={HEADER: "new"}).headers[HEADER] for _ in range(2)]
+    client.post("/step", json={"action": {}}, headers={HEADER: names[0]})
+    states = [client.get("/state", headers={HEADER: name}).json()["step_count"] for name in names]
+    assert states == [1, 0]
+
+
+def test_a_client_that_keeps_cookies_continues_its_episode(serve: Any, probe: Any, http: Any) -> None:
+    """W1: the legacy way, a plain `/reset` and then plain `/step`s, plays one episode."""
+    client = http(serve(probe.app(max_concurrent_envs=1)).url)
+    client.post("/reset")
+    counts = [client.post("/step", json={"action": {}}).json()["observation"]["count"] for _ in range(3)]
+    assert counts == [1, 2, 3]
+
+
+def test_the_http_client_plays_an_episode(serve: Any, probe: Any) -> None:
+    """W1: our own client over HTTP is stateful without being told."""
+    with DictClient(serve(probe.app()).url) as client:
+        client.reset()
+        assert [client.step({}).reward for _ in range(3)] == [1.0, 2.0, 3.0]
+        assert client.state()["step_count"] == 3
+        client.reset()
+        assert client.step({}).reward == 1.0
+
+
+def test_a_soft_session_never_makes_another_client_fail(serve: Any, probe: Any, http: Any, peer: Any) -> None:
+    """W1, W6: a session that only a cookie keeps gives its slot to whoever needs it, and says so afterwards."""
+    server = serve(probe.app(max_concurrent_envs=1))
+    client = http(server.url)
+    client.post("/reset")
+    assert server.manager.active == 1
+    assert peer(server.port).reset()["type"] == "observation"
+    answer = client.post("/step", json={"action": {}})
+    assert answer.status_code == 410
+    assert answer.json()["code"] == "SESSION_LOST"
+
+
+def test_an_unused_http_session_gives_its_slot_back(
+    serve: Any, probe: Any, http: Any, wait_for: Callable[..., None]
+) -> None:
+    """W4, W6: a client that vanished holds its slot for the idle time only; coming back is a typed error."""
+    server = serve(probe.app(concurrency_config=ConcurrencyConfig(max_concurrent_envs=1, session_timeout=0.3)))
+    client = http(server.url)
+    name = client.post("/reset", headers={HEADER: "new"}).headers[HEADER]
+    assert client.post("/reset", headers={HEADER: "new"}).status_code == 503
+    wait_for(lambda: probe.alive == 0)
+    late = client.post("/step", json={"action": {}}, headers={HEADER: name})
+    assert (late.status_code, late.json()["code"], late.json()["reason"]) == (410, "SESSION_LOST", "expired")
+    assert client.post("/reset", headers={HEADER: "new"}).status_code == 200
+
+
+def test_http_sessions_expire_by_default() -> None:
+    """W6: there is an idle limit without anybody setting one."""
+    assert 0 < SessionLimits().idle_s <= 3600
+
+
+def test_the_http_client_reports_an_expired_session_until_reset(
+    serve: Any, probe: Any, wait_for: Callable[..., None]
+) -> None:
+    """W4, W26: steps after the end of a session raise `SessionLost`; `reset` begins anew."""
+    server = serve(probe.app(concurrency_config=ConcurrencyConfig(max_concurrent_envs=1, session_timeout=0.2)))
+    with DictClient(server.url) as client:
+        client.reset()
+        client.step({})
+        wait_for(lambda: probe.alive == 0)
+        for _ in range(2):
+            with pytest.raises(SessionLost):
+                client.step({})
+        client.reset()
+        assert client.step({}).reward == 1.0
+
+
+def test_a_session_name_that_never_was_is_not_found(serve: Any, probe: Any, http: Any) -> None:
+    """W1: a wrong name is an error and never a fresh environment."""
+    client = http(serve(probe.app()).url)
+    answer = client.post("/step", json={"action": {}}, headers={HEADER: "no-such-session"})
+    assert (answer.status_code, answer.json()["code"]) == (404, "SESSION_NOT_FOUND")
+    assert probe.count("built") == 0
+
+
+def test_a_step_carries_time_limit_request_id_and_keywords(serve: Any, probe: Any, http: Any) -> None:
+    """W12: what a step request holds beside the action reaches the environment."""
+    client = http(serve(probe.app()).url)
+    body = {"action": {}, "timeout_s": 2.5, "request_id": "r1", "hint": "left"}
+    metadata = client.post("/step", json=body).json()["metadata"]
+    assert metadata == {"timeout_s": 2.5, "request_id": "r1", "hint": "left"}
+
+
+def test_state_and_schema_show_the_subclass(serve: Any, probe: Any, http: Any, peer: Any) -> None:
+    """W23: fields of the environment's own state class are on every surface without being asked for."""
+    server = serve(probe.app())
+    client = http(server.url)
+    assert client.get("/state").json()["secret"] == 42
+    assert "secret" in client.get("/schema").json()["state"]["properties"]
+    assert peer(server.port).ask({"type": "state"})["data"]["secret"] == 42
+    assert "secret" in str(client.get("/openapi.json").json()["components"]["schemas"]["Inner"])
+
+
+def test_an_environment_that_fails_over_http_keeps_its_session(serve: Any, probe: Any, http: Any) -> None:
+    """W1, W15: an exception in a step is told as such, and the episode goes on."""
+    client = http(serve(probe.app()).url)
+    named = {HEADER: client.post("/reset", headers={HEADER: "new"}).headers[HEADER]}
+    client.post("/step", json={"action": {}}, headers=named)
+    failed = client.post("/step", json={"action": {"fail": "no such door"}}, headers=named)
+    assert (failed.status_code, failed.json()["code"], failed.json()["detail"]) == (
+        500,
+        "EXECUTION_ERROR",
+        "no such door",
+    )
+    assert client.post("/step", json={"action": {}}, headers=named).json()["observation"]["count"] == 2

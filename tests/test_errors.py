@@ -1,0 +1,73 @@
+"""The error tree: codes, details, texts that existing code matches on, builtin co-bases, pickling."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from openenv import errors
+from openenv.types import WSErrorCode
+
+CLASSES = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, errors.OpenEnvError)]
+
+EXAMPLES = [
+    errors.ConcurrencyConfigurationError("Env", 4),
+    errors.SessionNotFoundError("s1"),
+    errors.SessionClosedError("s1", "expired"),
+    errors.ServerError("m", details={"a": 1}),
+    errors.SessionCapacityError(1, 1),
+    errors.SessionCreationError("why"),
+    errors.EnvironmentFactoryError("make", reason="boom"),
+    errors.SessionLost("timeout"),
+    errors.RequestTimeout("late"),
+    errors.ConnectFailed("refused"),
+]
+
+
+def test_every_class_has_a_code_of_its_own_and_stands_in_the_tree_of_the_docstring() -> None:
+    codes = [cls.code for cls in CLASSES]
+    assert len(set(codes)) == len(codes)
+    for cls in CLASSES:
+        assert cls.__name__ in (errors.__doc__ or "")
+
+
+def test_every_code_of_an_error_frame_has_a_class() -> None:
+    assert {code.value for code in WSErrorCode} <= {cls.code for cls in CLASSES}
+
+
+@pytest.mark.parametrize(
+    ("cls", "builtin"),
+    [
+        (errors.ServerError, RuntimeError),
+        (errors.ExecutionError, RuntimeError),
+        (errors.SessionCapacityError, RuntimeError),
+        (errors.ClientModeError, RuntimeError),
+        (errors.ProtocolError, RuntimeError),
+        (errors.ConnectFailed, ConnectionError),
+        (errors.RequestTimeout, TimeoutError),
+        (errors.SessionLost, ConnectionError),
+    ],
+)
+def test_old_except_clauses_keep_working(cls: type[Exception], builtin: type[Exception]) -> None:
+    assert issubclass(cls, builtin)
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_an_error_has_a_text_and_json_able_details(error: errors.OpenEnvError) -> None:
+    assert str(error)
+    assert isinstance(error.details, dict)
+
+
+def test_texts_and_details_are_those_of_the_contract() -> None:
+    capacity = errors.SessionCapacityError(3, 4)
+    assert str(capacity) == "Server at capacity: 3/4 sessions active. Cannot accept new connections."
+    assert capacity.details == {"active_sessions": 3, "max_sessions": 4}
+    factory = errors.EnvironmentFactoryError("make")
+    assert str(factory) == "Environment factory 'make' failed to create instance."
+    assert factory.details == {"factory_name": "make"}
+    assert errors.SessionNotFoundError("x").details == {"session_id": "x"}
+    assert errors.SessionClosedError("x", "y").details == {"session_id": "x", "reason": "y"}
+    assert errors.SessionLost("z").details == {"reason": "z"}
+    assert "reset()" in str(errors.SessionLost("z"))
+    assert "SUPPORTS_CONCURRENT_SESSIONS" in str(errors.ConcurrencyConfigurationError("Env", 2))

@@ -1,0 +1,186 @@
+"""`LocalEnv`: the client's interface on an environment of this process, awaited or blocking."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from openenv import LocalEnv
+from openenv.env.environment import Environment
+from openenv.errors import EnvironmentFactoryError, ExecutionError, RequestValidationError, SessionLost
+from openenv.types import Action, Observation, State
+
+
+class Count(Action):
+    by: int = 1
+
+
+class Counted(Observation):
+    total: int = 0
+
+
+class Counter(Environment[Count, Counted, State]):
+    closed = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+        self.steps = 0
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Counted:
+        self.total, self.steps = seed or 0, 0
+        return Counted(total=self.total, metadata=kwargs)
+
+    def step(self, action: Count, timeout_s: float | None = None, **kwargs: Any) -> Counted:
+        if action.by < 0:
+            raise ArithmeticError("only upwards")
+        self.total += action.by
+        self.steps += 1
+        return Counted(total=self.total, reward=float(action.by), done=self.total > 9)
+
+    @property
+    def state(self) -> State:
+        return State(step_count=self.steps)
+
+    def close(self) -> None:
+        type(self).closed += 1
+
+
+class AsyncCounter(Counter):
+    async def step_async(self, action: Count, timeout_s: float | None = None, **kwargs: Any) -> Counted:
+        await asyncio.sleep(0.001)
+        return self.step(action)
+
+    async def close(self) -> None:  # type: ignore[override]
+        await asyncio.sleep(0.01)
+        type(self).closed += 1
+
+
+@pytest.fixture(params=[Counter, AsyncCounter], ids=["sync env", "async env"])
+def counter(request: pytest.FixtureRequest) -> type[Counter]:
+    return type("FreshCounter", (request.param,), {"closed": 0})
+
+
+def test_outside_a_loop_it_blocks(counter: type[Counter]) -> None:
+    with LocalEnv(counter) as env:
+        assert env.reset(seed=5, level=2).metadata == {"level": 2}
+        result = env.step(Count(by=2))
+        assert (result.observation.total, result.reward, result.done) == (7, 2.0, False)
+        assert env.step({"by": 3}).done
+        assert env.state().step_count == 2
+    assert counter.closed == 1
+
+
+@pytest.mark.anyio
+async def test_inside_a_loop_it_is_awaited(counter: type[Counter]) -> None:
+    async with LocalEnv(counter) as env:
+        await env.reset()
+        results = [await env.step({"by": 1}) for _ in range(3)]
+        assert [result.observation.total for result in results] == [1, 2, 3]
+        assert (await env.state()).step_count == 3
+    assert counter.closed == 1
+
+
+@pytest.mark.anyio
+async def test_the_blocking_twin_works_inside_a_running_loop(counter: type[Counter]) -> None:
+    with LocalEnv(counter).sync() as env:
+        env.reset()
+        assert env.step(Count(by=4)).observation.total == 4
+        assert env.state().step_count == 1
+    assert counter.closed == 1
+
+
+def test_observations_are_the_environments_own_objects() -> None:
+    with LocalEnv(Counter) as env:
+        assert type(env.reset().observation) is Counted
+        assert isinstance(env.env, Counter)
+
+
+def test_a_bad_action_is_a_validation_error_and_the_episode_goes_on() -> None:
+    with LocalEnv(Counter) as env:
+        env.reset()
+        with pytest.raises(RequestValidationError) as caught:
+            env.step({"by": "much"})
+        assert caught.value.details["errors"][0]["loc"] == ["by"]
+        assert env.step({"by": 1}).observation.total == 1
+
+
+def test_what_the_environment_raises_is_an_execution_error_with_its_cause() -> None:
+    with LocalEnv(Counter) as env:
+        env.reset()
+        with pytest.raises(ExecutionError, match="only upwards") as caught:
+            env.step(Count(by=-1))
+        assert isinstance(caught.value.__cause__, ArithmeticError)
+        assert env.step(Count(by=1)).observation.total == 1
+
+
+def test_a_constructor_that_fails_is_a_factory_error() -> None:
+    def fail() -> Counter:
+        raise OSError("no display")
+
+    with pytest.raises(EnvironmentFactoryError) as caught, LocalEnv(fail):
+        pass
+    assert caught.value.reason == "OSError: no display"
+
+
+def test_after_close_only_reset_begins_anew(counter: type[Counter]) -> None:
+    env = LocalEnv(counter)
+    env.reset()
+    env.close()
+    with pytest.raises(SessionLost):
+        env.step(Count())
+    with pytest.raises(SessionLost):
+        env.state()
+    assert env.reset().observation.total == 0
+    env.close()
+    assert counter.closed == 2
+
+
+def test_children_have_environments_of_their_own_and_are_closed_too(counter: type[Counter]) -> None:
+    with LocalEnv(counter) as env:
+        env.reset()
+        child = env.new_session()
+        child.reset(seed=100)
+        child.step({"by": 1})
+        assert env.step({"by": 1}).observation.total == 1
+        assert env.env is not child.env
+    assert counter.closed == 2
+
+
+def test_a_factory_that_does_not_name_its_class_takes_dicts_from_the_first_step() -> None:
+    with LocalEnv(lambda: Counter()) as env:
+        assert env.step({"by": 2}).observation.total == 2
+    late = LocalEnv(lambda: Counter())
+    assert late.step({"by": 2}).observation.total == 2
+    late.close()
+
+
+def test_the_action_class_may_be_given() -> None:
+    class Double(Count):
+        pass
+
+    seen: list[Any] = []
+
+    class Watching(Counter):
+        def step(self, action: Count, timeout_s: float | None = None, **kwargs: Any) -> Counted:
+            seen.append(type(action))
+            return super().step(action)
+
+    with LocalEnv(Watching, Double) as env:
+        env.step({"by": 1})
+    assert seen == [Double]
+
+
+def test_state_before_reset_is_allowed() -> None:
+    with LocalEnv(Counter) as env:
+        assert env.state().step_count == 0
+
+
+@pytest.mark.anyio
+async def test_concurrent_steps_take_turns() -> None:
+    async with LocalEnv(AsyncCounter) as env:
+        await env.reset()
+        results = await asyncio.gather(*(env.step({"by": 1}) for _ in range(5)))
+        assert sorted(result.observation.total for result in results) == [1, 2, 3, 4, 5]

@@ -1,0 +1,58 @@
+"""Environment variables: accepted spellings, defaults, and mistakes that are named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from openenv import settings
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("true", True), ("TRUE", True), (" 1 ", True), ("yes", True), ("false", False), ("0", False), ("", False)],
+)
+def test_the_web_page_is_asked_for_by_a_truth_word(text: str, expected: bool) -> None:
+    assert settings.web_interface_enabled({"ENABLE_WEB_INTERFACE": text}) is expected
+
+
+@pytest.mark.parametrize(
+    ("read", "name", "default"),
+    [
+        (settings.server_mode, "OPENENV_MODE", "simulation"),
+        (settings.client_mode, "OPENENV_CLIENT_MODE", "simulation"),
+        (settings.runner_name, "OPENENV_RUNNER", None),
+        (settings.serve_target, "OPENENV_SERVE_TARGET", None),
+    ],
+)
+def test_text_settings_have_defaults(read: Callable[..., Any], name: str, default: str | None) -> None:
+    assert read({}) == default
+    assert read({name: ""}) == default
+    assert read({name: "production"}) == "production"
+
+
+def test_the_runner_is_lower_case() -> None:
+    assert settings.runner_name({"OPENENV_RUNNER": " Inline "}) == "inline"
+
+
+def test_numbers_are_numbers_or_a_clear_error() -> None:
+    assert settings.max_sessions({}) is None
+    assert settings.max_sessions({"OPENENV_MAX_SESSIONS": " 12 "}) == 12
+    assert settings.session_timeout({"OPENENV_SESSION_TIMEOUT": "1.5"}) == 1.5
+    with pytest.raises(ValueError, match="OPENENV_MAX_SESSIONS must be a number, not 'many'"):
+        settings.max_sessions({"OPENENV_MAX_SESSIONS": "many"})
+
+
+def test_the_process_environment_is_read_when_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENENV_MODE", "production")
+    assert settings.server_mode() == "production"
+
+
+def test_export_sets_what_is_given_and_leaves_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENENV_RUNNER", "thread")
+    monkeypatch.setenv("OPENENV_MAX_SESSIONS", "1")
+    settings.export({"OPENENV_MAX_SESSIONS": 7, "OPENENV_RUNNER": None})
+    assert settings.max_sessions() == 7
+    assert settings.runner_name() == "thread"
