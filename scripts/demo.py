@@ -25,8 +25,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import IO, NoReturn
 
+from rich import box
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -201,7 +202,7 @@ def show_stills(env: Player, console: Console) -> None:
 
 def reward_table(records: dict[str, Record]) -> Table:
     """Put the records side by side."""
-    table = Table(title="Rewards", title_justify="left", title_style="bold")
+    table = Table(title="Rewards", title_justify="left", title_style="bold", box=box.ROUNDED)
     table.add_column("policy")
     for title in ("episodes", "success rate", "mean reward", "mean steps"):
         table.add_column(title, justify="right")
@@ -239,46 +240,79 @@ class ServerFailed(Exception):
     """The server did not come up; the text holds what it said."""
 
 
-def choose_port() -> int:
-    """Return the preferred port if it is free, else any other."""
-    for port in (PREFERRED_PORT, 0):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def is_free(port: int) -> bool:
+    """Find out whether a port can be had."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
             probe.bind(("127.0.0.1", port))
-            chosen: int = probe.getsockname()[1]
-            return chosen
-    raise ServerFailed("no port is free")
+        except OSError:
+            return False
+        return True
+
+
+def start(log: IO[bytes], port: int) -> subprocess.Popen[bytes]:
+    """Start the server; port 0 takes any."""
+    command = [sys.executable, "-m", "openenv", "serve", str(FOLDER), "--port", str(port)]
+    # Its own process group: Ctrl-C comes to us alone, and we stop it.
+    return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Stop a server, gently first."""
+    process.terminate()
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def wait_until_healthy(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:
+    """Wait for the address that the server announces, and for its health; return the address.
+
+    Raises:
+        ServerFailed: It ended, or did not answer in time.
+    """
+    deadline = time.perf_counter() + START_LIMIT_S
+    while True:
+        is_running = process.poll() is None
+        said = os.pread(log.fileno(), 100_000, 0).decode(errors="replace")
+        announced = re.search(r"http://127\.0\.0\.1:\d+", said)
+        if is_running and announced and is_healthy(announced.group()):
+            return announced.group()
+        if not is_running or time.perf_counter() > deadline:
+            raise ServerFailed(said.strip() or "no answer in time")
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def running(port: int) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Run a server on a port; it ends with this block, whatever happens in it."""
+    with tempfile.TemporaryFile() as log:
+        process = start(log, port)
+        try:
+            yield wait_until_healthy(process, log), process
+        finally:
+            end(process)
 
 
 @contextlib.contextmanager
 def server(console: Console) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Serve the gridworld in a process of its own, which ends with this block whatever happens in it."""
-    port = choose_port()
-    url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "openenv", "serve", str(FOLDER), "--port", str(port), "--log-level", "warning"]
-    with tempfile.TemporaryFile() as log:
-        # Its own process group: Ctrl-C comes to us alone, and we stop it.
-        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
-        try:
-            began = time.perf_counter()
-            with console.status("Starting the server ..."):
-                while not is_healthy(url):
-                    if process.poll() is not None or time.perf_counter() - began > START_LIMIT_S:
-                        log.seek(0)
-                        raise ServerFailed(log.read().decode(errors="replace").strip() or "no answer in time")
-                    time.sleep(0.02)
-            waited = time.perf_counter() - began
-            console.print(
-                f"[green]✓[/] gridworld_env is served at [bold]{url}[/] [dim](healthy after {waited:.1f} s)[/]\n"
-            )
-            yield url, process
-        finally:
-            process.terminate()
+    """Serve the gridworld in a process of its own, on the preferred port if that can be had."""
+    port = PREFERRED_PORT if is_free(PREFERRED_PORT) else 0
+    began = time.perf_counter()
+    with contextlib.ExitStack() as stack:
+        with console.status("Starting the server ..."):
             try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+                url, process = stack.enter_context(running(port))
+            except ServerFailed:
+                if port == 0 or is_free(port):
+                    raise
+                url, process = stack.enter_context(running(0))  # somebody was quicker
+        waited = f"[dim](healthy after {time.perf_counter() - began:.1f} s)[/]"
+        console.print(f"[green]✓[/] gridworld_env is served at [bold]{url}[/] {waited}\n")
+        yield url, process
 
 
 def is_healthy(url: str) -> bool:
@@ -315,8 +349,10 @@ def demonstrate(console: Console, *, episodes: int, once: bool) -> None:
                 show_stills(env, console)
             else:
                 show_live(env, console)
+            console.print()
             policies = {"random": make_random(0), "greedy": greedy, "shortest path": shortest_path}
             records = compete(env, policies, episodes, console)
+            console.print()
             console.print(reward_table(records))
             steps = sum(record.watch.steps for record in records.values())
             speed = steps / sum(record.watch.seconds for record in records.values())
@@ -348,7 +384,8 @@ def main() -> int:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), stop)
     interactive = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("CI", "").lower() not in ("true", "1")
-    console = Console(record=True, width=96, force_terminal=True) if options.svg else Console()
+    # A picture shows no animation: the recording console takes itself for a file.
+    console = Console(record=True, width=80, force_terminal=False) if options.svg else Console()
     try:
         demonstrate(
             console, episodes=max(1, options.episodes), once=options.once or bool(options.svg) or not interactive

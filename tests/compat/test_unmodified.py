@@ -64,3 +64,15 @@ def test_a_failing_step_raises_a_runtime_error_and_the_episode_goes_on(either: A
     assert "RuntimeError" in failed["raised"]
     assert failed["text"] == "Server error: no luck (code: EXECUTION_ERROR)"
     assert after["observation"]["total"] == 1
+
+
+@pytest.mark.parametrize("use", ["async", "sync"])
+def test_a_full_server_refuses_with_a_runtime_error(either: Any, server: Any, peer: Any, use: str) -> None:
+    calls = [["a", "reset", {}], ["b", "reset", {}], ["a", "step", {"amount": 1}]]
+    for _ in range(50):  # the slot of an earlier script may still be coming free
+        begun, refused, step = peer(either).play(server(either, MAX_CONCURRENT_ENVS="1").url, calls, use=use)
+        if "raised" not in begun:
+            break
+    assert "RuntimeError" in refused["raised"]
+    assert refused["text"].endswith("(code: CAPACITY_REACHED)")
+    assert step["observation"]["total"] == 1

@@ -111,7 +111,7 @@ def test_overriding_the_async_method_selects_it(
     binding = bind(env_cls)
     assert (binding.reset.name, binding.reset.is_async) == reset
     assert (binding.step.name, binding.step.is_async) == step
-    assert binding.is_async is (reset[1] or step[1])
+    assert binding.async_kinds == {kind for kind, taken in (("reset", reset), ("step", step)) if taken[1]}
 
 
 def test_an_override_is_found_in_a_parent_class() -> None:
@@ -134,7 +134,7 @@ def test_an_environment_that_is_no_environment_class_can_be_bound() -> None:
             return {}
 
     assert bind(Duck).reset.accept(GIVEN | {"task": 1}) == {"task": 1}
-    assert not bind(Duck).is_async
+    assert not bind(Duck).async_kinds
 
 
 def make_it() -> Declared:

@@ -412,3 +412,26 @@ def serve_process(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
     yield start
     for server in servers:
         server.stop()
+
+
+@pytest.fixture
+def run_script(tmp_path: Path) -> Callable[..., str]:
+    """Run a program of its own and return what it prints."""
+
+    def run(source: str, env: dict[str, str] | None = None) -> str:
+        file = tmp_path / "program.py"
+        file.write_text(source, encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, str(file)],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": _SOURCES, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from openenv.client.http_client import HTTPEnvClient
-from openenv.errors import SessionLost
+from openenv.errors import ExecutionError, RequestTimeout, SessionLost
 from openenv.sessions.manager import SessionLimits
 from openenv.types import ConcurrencyConfig, StepResult
 
@@ -111,6 +111,21 @@ def test_the_http_client_reports_an_expired_session_until_reset(
                 client.step({})
         client.reset()
         assert client.step({}).reward == 1.0
+
+
+def test_a_failed_reset_does_not_revive_a_lost_episode(serve: Any, probe: Any) -> None:
+    """W26: after a timeout only a reset that worked lets steps through, over HTTP too."""
+    with DictClient(serve(probe.app()).url, request_timeout_s=0.3) as client:
+        client.reset()
+        with pytest.raises(RequestTimeout):
+            client.step({"sleep_s": 0.8})
+        with pytest.raises(SessionLost):
+            client.step({})
+        probe.fail["reset"] = RuntimeError("no level")
+        with pytest.raises((ExecutionError, RequestTimeout)):
+            client.reset()
+        with pytest.raises(SessionLost):
+            client.step({})
 
 
 def test_a_session_name_that_never_was_is_not_found(serve: Any, probe: Any, http: Any) -> None:

@@ -109,5 +109,7 @@ def test_a_lost_episode_stays_lost_until_reset() -> None:
         with pytest.raises(SessionLost, match="timeout"):
             session.request(kind, {})
     session.request("reset", {})
+    assert session.lost_reason == "timeout"  # a reset that is not answered has begun nothing
+    session.reply("reset", b'{"type":"observation","data":{"observation":{},"reward":null,"done":false}}')
     assert session.lost_reason is None
     session.request("step", {})

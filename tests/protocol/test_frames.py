@@ -119,7 +119,7 @@ def test_an_oversized_message_is_never_buffered() -> None:
     assert reader.feed(head) == []
     for _ in range(64):
         assert reader.feed(b"z" * 65_536) == []
-    assert len(reader._buffer) == 0
+    assert len(reader._chunks) == 0
 
 
 @pytest.mark.parametrize("opcode", [Opcode.CLOSE, Opcode.PING, Opcode.PONG])

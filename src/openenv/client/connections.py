@@ -122,6 +122,17 @@ class BlockingConnection:
             self._take(rest)
 
     def _dial(self) -> socket.socket:
+        sock = self._dial_plain()
+        if not self._address.secure:
+            return sock
+        try:
+            return ssl.create_default_context().wrap_socket(sock, server_hostname=self._address.host)
+        except BaseException:
+            sock.close()
+            raise
+
+    def _dial_plain(self) -> socket.socket:
+        """Connect, through a proxy where one is asked for; encryption is the caller's."""
         address, timeout = self._address, self._options.connect_timeout_s
         proxy = proxy_for(address)
         place = (address.host, address.port) if proxy is None else (proxy.host, proxy.port)
@@ -135,8 +146,6 @@ class BlockingConnection:
                     answer += self._read_before(sock, time.monotonic() + timeout)
                 if b" 200" not in answer.split(b"\r\n", 1)[0]:
                     raise ConnectFailed(f"the proxy {proxy.host}:{proxy.port} refused: {answer[:100]!r}")
-            if address.secure:
-                return ssl.create_default_context().wrap_socket(sock, server_hostname=address.host)
         except BaseException:
             sock.close()
             raise
@@ -332,8 +341,8 @@ class LoopConnection(asyncio.BufferedProtocol):
             )
         else:
             # The tunnel is dug in a thread: it is rare, and short.
-            blocking = BlockingConnection(Address(address.host, address.port, "", False), self._options)
-            sock = await self._loop.run_in_executor(None, blocking._dial)
+            blocking = BlockingConnection(address, self._options)
+            sock = await self._loop.run_in_executor(None, blocking._dial_plain)
             sock.setblocking(False)
             await self._loop.create_connection(lambda: self, sock=sock, ssl=context, server_hostname=hostname)
         assert self._transport is not None

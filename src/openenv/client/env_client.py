@@ -67,6 +67,7 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
             raise ValueError("Give base_url (where the server is) or provider (what starts one)")
         self._provider = provider
         self._base_url = base_url
+        self._ws_url = "" if base_url is None else _socket_url(base_url)
         self._options = ConnectionOptions(
             connect_timeout_s=connect_timeout_s,
             message_timeout_s=message_timeout_s,
@@ -242,6 +243,7 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
 
         try:
             self._base_url = yield Block(start)
+            self._ws_url = _socket_url(self._base_url)
         except BaseException:
             yield from self._stop_provider()
             raise
@@ -252,11 +254,6 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
             yield Block(lambda: stop_provider(provider))
 
     # -- drivers --------------------------------------------------------------------------------------------------
-
-    @property
-    def _ws_url(self) -> str:
-        assert self._base_url is not None
-        return convert_to_ws_url(self._base_url) + "/ws"
 
     def _close_blocking(self) -> None:
         children, self._children = self._children, []
@@ -269,6 +266,10 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
         for child in children:
             await child._close_on_loop()
         await self._driver.run_on_loop(self._close_flow())
+
+
+def _socket_url(base_url: str) -> str:
+    return convert_to_ws_url(base_url) + "/ws"
 
 
 def _normalized_mode(mode: str | None) -> str:

@@ -92,12 +92,12 @@ class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
         """Begin an episode; further keywords go to the environment's `reset`."""
         given = {"seed": seed, "episode_id": episode_id}
         body = {**{key: value for key, value in given.items() if value is not None}, **kwargs}
-        self._lost = None
+        lost, self._lost = self._lost, None
         try:
-            payload = self._call("POST", "/reset", body, session=self._session_id or "new")
-        except SessionLost:  # the old session is gone: begin in a new one, as a reset may
-            self._session_id, self._lost = None, None
-            payload = self._call("POST", "/reset", body, session="new")
+            payload = self._call_reset(body)
+        except BaseException:
+            self._lost = self._lost or lost  # a reset that failed has begun nothing
+            raise
         if self._session_id is None:
             warnings.warn(
                 f"{self._base} keeps no sessions over HTTP: unless it is a one-environment server, each step runs on "
@@ -147,6 +147,13 @@ class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _call_reset(self, body: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return self._call("POST", "/reset", body, session=self._session_id or "new")
+        except SessionLost:  # the old session is gone: begin in a new one, as a reset may
+            self._session_id, self._lost = None, None
+            return self._call("POST", "/reset", body, session="new")
+
     def _call(self, method: str, path: str, body: dict[str, Any] | None, *, session: str | None) -> dict[str, Any]:
         if self._lost is not None:
             raise SessionLost(self._lost)
@@ -162,9 +169,10 @@ class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
         except httpx2.TransportError as exc:
             self._lost = f"connection lost: {exc}"
             raise SessionLost(self._lost) from exc
+        # Also of a failure: a session whose first reset failed is there, and the next reset goes on with it.
+        self._session_id = response.headers.get(SESSION_HEADER, self._session_id)
         if response.status_code >= 400:
             raise self._failure(response.status_code, response.content)
-        self._session_id = response.headers.get(SESSION_HEADER, self._session_id)
         return self._object(response.content)
 
     def _failure(self, status: int, content: bytes) -> Exception:

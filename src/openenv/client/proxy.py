@@ -42,7 +42,8 @@ def proxy_for(address: Address) -> Proxy | None:
 
 def tunnel_request(address: Address, proxy: Proxy) -> bytes:
     """The request for a tunnel."""
-    place = f"{address.host}:{address.port}"
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    place = f"{host}:{address.port}"
     lines = [f"CONNECT {place} HTTP/1.1", f"Host: {place}"]
     if proxy.authorization is not None:
         lines.append(f"Proxy-Authorization: {proxy.authorization}")

@@ -39,15 +39,11 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """How to call `reset` and `step` of one class."""
+    """How to call one class, and which of its operations are coroutines and run on an event loop."""
 
     reset: Method
     step: Method
-
-    @property
-    def is_async(self) -> bool:
-        """Whether any of the two runs on an event loop."""
-        return self.reset.is_async or self.step.is_async
+    async_kinds: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +62,11 @@ def bind(env_cls: type[Any]) -> Binding:
     """Inspect a class once."""
     binding = _BINDINGS.get(env_cls)
     if binding is None:
-        binding = _BINDINGS[env_cls] = Binding(reset=_method(env_cls, "reset"), step=_method(env_cls, "step"))
+        reset, step = _method(env_cls, "reset"), _method(env_cls, "step")
+        close_is_async = inspect.iscoroutinefunction(getattr(env_cls, "close", None))
+        kinds = {"reset": reset.is_async, "step": step.is_async, "close": close_is_async}
+        names = frozenset(kind for kind, is_async in kinds.items() if is_async)
+        binding = _BINDINGS[env_cls] = Binding(reset, step, names)
     return binding
 
 
@@ -109,9 +109,9 @@ def factory_class(factory: EnvFactory) -> type[Any] | None:
     except Exception:  # annotations may name what is not importable here
         return None
     returned = typing.get_origin(returned) or returned
-    if isinstance(returned, type) and returned is not Environment and not inspect.isabstract(returned):
-        return returned
-    return None
+    # `Any` is a class on some Pythons; a protocol or an abstract class says nothing about the one that is made.
+    vague = returned is Environment or inspect.isabstract(returned) or getattr(returned, "_is_protocol", False)
+    return returned if isinstance(returned, type) and hasattr(returned, "step") and not vague else None
 
 
 def infer_models(env_cls: type[Any]) -> Models:

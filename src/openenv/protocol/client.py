@@ -59,9 +59,7 @@ class ClientSession:
         Raises:
             SessionLost: The episode is gone and this is not a reset.
         """
-        if kind == "reset":
-            self._lost = None
-        elif self._lost is not None:
+        if kind != "reset" and self._lost is not None:
             raise SessionLost(self._lost)
         message: dict[str, Any] = {"type": kind} if data is None else {"type": kind, "data": data}
         return to_json(message, fallback=jsonable, bytes_mode="base64", inf_nan_mode="constants")
@@ -84,6 +82,8 @@ class ClientSession:
             raise error_from_frame(data)
         if message.get("type") != _REPLY_TYPES[kind]:
             raise ProtocolError(f"Expected a {_REPLY_TYPES[kind]!r} frame, got {message.get('type')!r}")
+        if kind == "reset":  # not before: a reset that failed has begun nothing
+            self._lost = None
         return data
 
 

@@ -19,6 +19,7 @@ import contextlib
 import io
 import logging
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -124,13 +125,17 @@ def _checked_reward(reward: Any, metadata: Any) -> tuple[Any, Any]:
             reward = item()
     if reward is None or isinstance(reward, bool):
         return reward, metadata
-    if isinstance(reward, int):
+    if isinstance(reward, int) and abs(reward) <= sys.float_info.max:
         return int(reward), metadata
     if isinstance(reward, float) and math.isfinite(reward):
         return float(reward), metadata
-    logger.warning("an environment returned the reward %r; it is sent as null", reward)
     kept = metadata if isinstance(metadata, Mapping) else {}
-    return None, {**kept, NONFINITE_REWARD_KEY: repr(reward)}
+    try:
+        note = repr(reward)
+    except Exception:  # an integer too long to print, or an object that cannot say what it is
+        note = type(reward).__name__
+    logger.warning("an environment returned the reward %s; it is sent as null", note)
+    return None, {**kept, NONFINITE_REWARD_KEY: note}
 
 
 def serialize_observation(observation: Any) -> dict[str, Any]:
@@ -171,7 +176,7 @@ def _dict_json(data: Mapping[str, Any]) -> bytes:
     try:
         return encode(data)
     except Exception:
-        parts = [encode(str(key)) + b":" + _value_json(value) for key, value in data.items()]
+        parts = [_value_json(str(key)) + b":" + _value_json(value) for key, value in data.items()]
         return b"{" + b",".join(parts) + b"}"
 
 

@@ -6,7 +6,6 @@ Knows ASGI messages; must not know what they are about.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
-from http.cookies import SimpleCookie
 from typing import Any
 
 from ..protocol.codec import encode
@@ -42,11 +41,12 @@ def header(scope: Scope, name: bytes) -> str | None:
 
 def cookie(scope: Scope, name: str) -> str | None:
     """Return a request cookie."""
-    text = header(scope, b"cookie")
-    if text is None or name not in text:
-        return None
-    morsel = SimpleCookie(text).get(name)
-    return None if morsel is None else morsel.value
+    # Read by hand: the standard parser gives up at the first cookie that it does not like, whoever has set it.
+    for pair in (header(scope, b"cookie") or "").split(";"):
+        key, _, value = pair.partition("=")
+        if key.strip() == name:
+            return value.strip().strip('"')
+    return None
 
 
 async def read_body(receive: Receive, limit: int) -> bytes:

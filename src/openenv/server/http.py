@@ -195,7 +195,8 @@ class GymRoutes:
                 if begins and self._manager.keep_soft(session):
                     headers = [_cookie(session.id)]
         except EnvironmentFactoryError as exc:
-            raise exc.__cause__ or exc from None
+            cause = exc.__cause__  # an exit that a constructor asks for is not the server's
+            raise (cause if isinstance(cause, Exception) else exc) from None
         except OpenEnvError as exc:
             await _refuse(send, exc)
             return

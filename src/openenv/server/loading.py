@@ -32,7 +32,7 @@ def load_app(target: str) -> Any:
     Raises:
         TargetError: There is nothing to serve.
     """
-    place, _, name = _split(target)
+    place, _, name = split_target(target)
     path = Path(place)
     if path.is_dir():
         return _load_package(path, name)
@@ -45,7 +45,8 @@ def load_app(target: str) -> Any:
     return _to_app(module, name)
 
 
-def _split(target: str) -> tuple[str, str, str]:
+def split_target(target: str) -> tuple[str, str, str]:
+    """Cut `place:name` into place, colon and name; the latter two may be empty."""
     head, separator, tail = target.rpartition(":")
     if separator and tail.isidentifier() and head:
         return head, separator, tail
@@ -96,7 +97,11 @@ def _import_file(path: Path) -> ModuleType:
         raise TargetError(f"{path} cannot be imported")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(path.stem, None)  # half a module must not be found by the next import
+        raise
     return module
 
 
@@ -137,6 +142,8 @@ def _as_app(value: Any, label: str) -> Any:
     env_cls = factory_class(value) if callable(value) else None
     if env_cls is None or not issubclass(env_cls, Environment):
         if callable(value):
+            if inspect.isfunction(value) and not inspect.signature(value).parameters:
+                raise TargetError(f"{label} does not say which environment it makes; annotate it: -> MyEnvironment")
             return value
         raise TargetError(f"{label} is neither an application nor an Environment class")
     models = infer_models(env_cls)

@@ -5,16 +5,22 @@ Knows uvicorn's settings; must not know what is served.
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import socket
-from collections.abc import Callable
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import uvicorn
+from uvicorn.config import LOGGING_CONFIG
 
 from .. import settings
 from .compat import HTTPEnvServer
-from .loading import TargetError, load_app
+from .loading import TargetError, load_app, split_target
 from .upgrade import UpgradeProtocol
 
 
@@ -102,6 +108,12 @@ def uvicorn_settings(options: ServeOptions) -> dict[str, Any]:
     }
 
 
+def log_config(options: ServeOptions) -> dict[str, Any]:
+    """Uvicorn's logging, and ours beside it: an environment that fails must be seen where it is served."""
+    ours = {"handlers": ["default"], "level": options.log_level.upper()}
+    return {**LOGGING_CONFIG, "loggers": {**LOGGING_CONFIG["loggers"], "openenv": ours}}
+
+
 def serve(target: str, options: ServeOptions, on_started: Callable[[Any, int], None]) -> None:
     """Serve until interrupted. `on_started(app, port)` is called once the port is open.
 
@@ -113,8 +125,22 @@ def serve(target: str, options: ServeOptions, on_started: Callable[[Any, int], N
         _serve_reloading(target, options)
         return
     app = prepare(target, options)
-    config = uvicorn.Config(app, **uvicorn_settings(options))
-    _Server(config, lambda port: on_started(app, port)).run()
+    config = uvicorn.Config(app, log_config=log_config(options), **uvicorn_settings(options))
+    with _ended_well_by_sigterm():
+        _Server(config, lambda port: on_started(app, port)).run()
+
+
+@contextlib.contextmanager
+def _ended_well_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the process with 0: uvicorn raises it once more after a shutdown that went as it should."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _serve_reloading(target: str, options: ServeOptions) -> None:
@@ -127,7 +153,21 @@ def _serve_reloading(target: str, options: ServeOptions) -> None:
             "OPENENV_RUNNER": options.runner,
         }
     )
-    uvicorn.run(f"{__name__}:app_from_environment", factory=True, reload=True, **uvicorn_settings(options))
+    uvicorn.run(
+        f"{__name__}:app_from_environment",
+        factory=True,
+        reload=True,
+        reload_dirs=_watched(target),
+        log_config=log_config(options),
+        **uvicorn_settings(options),
+    )
+
+
+def _watched(target: str) -> list[str]:
+    """The folders whose files are the user's: the working folder, and the target's own."""
+    place = Path(split_target(target)[0])
+    own = place if place.is_dir() else place.parent if place.is_file() else Path()
+    return sorted({str(Path.cwd()), str(own.resolve())})
 
 
 def _check_port(options: ServeOptions) -> None:

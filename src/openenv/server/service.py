@@ -98,6 +98,10 @@ class EnvService:
         """Ask an environment to describe itself, once."""
         if self._metadata is None:
             async with self.manager.borrow() as session:
-                found = await session.run(CALL, lambda env: env.get_metadata())
-            self._metadata = EnvironmentMetadata.model_validate(found, from_attributes=True)
+                self.describe_as(await session.run(CALL, lambda env: env.get_metadata()))
+        assert self._metadata is not None
         return self._metadata
+
+    def describe_as(self, metadata: Any) -> None:
+        """Keep what an environment says of itself."""
+        self._metadata = EnvironmentMetadata.model_validate(metadata, from_attributes=True)

@@ -139,6 +139,8 @@ class FrameSocket(asyncio.Protocol):
             self._closing = True
             self._writes.flush()
             self._transport.write(control_frame(Opcode.CLOSE, close_payload(code, reason)))
+            if self._transport.can_write_eof():
+                self._transport.write_eof()  # the peer sees the end now; what it has still sent causes no reset
             self._close_timer = self._loop.call_later(CLOSE_TIMEOUT_S, self._transport.close)
             self.resume()
 

@@ -82,6 +82,8 @@ class TaskRoutes:
             raise unsupported from None
         except IndexError:
             raise HTTPException(400, "Invalid task index") from None
+        except (KeyError, ValueError) as exc:  # how environments say that there is no such split
+            raise HTTPException(400, f"{method}: {exc}") from exc
 
 
 def _split(item: Any) -> Any:

@@ -11,7 +11,6 @@ Every request is answered exactly once. Knows lanes and operations; must not kno
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import threading
 from collections import deque
@@ -279,10 +278,7 @@ class Session:
 
     def _adopt(self, env: Any) -> None:
         self.env = env
-        binding = bind(type(env))
-        kinds = {"reset": binding.reset.is_async, "step": binding.step.is_async}
-        kinds["close"] = inspect.iscoroutinefunction(getattr(env, "close", None))
-        self._async_kinds = frozenset(kind for kind, is_async in kinds.items() if is_async)
+        self._async_kinds = bind(type(env)).async_kinds
 
     def _end(self, call: Call | None) -> None:
         with self._lock:

@@ -5,6 +5,8 @@ Knows the current server and replaces one decision of it: whose environment a pl
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI
@@ -13,9 +15,10 @@ from openenv.env.environment import Environment
 from openenv.server.app import create_app as _create_app
 from openenv.server.app import create_fastapi_app as _create_fastapi_app
 from openenv.server.app import new_application
-from openenv.server.asgi import Send, respond
+from openenv.server.asgi import Scope, Send, respond
 from openenv.server.compat import HTTPEnvServer as _HTTPEnvServer
 from openenv.server.http import GymRoutes
+from openenv.server.service import EnvService
 from openenv.sessions.operations import Operation
 from openenv.sessions.session import Session, SessionKind, SessionState
 from openenv.types import ServerMode
@@ -23,15 +26,25 @@ from openenv.types import ServerMode
 __all__ = ["HTTPEnvServer", "SharedGymRoutes", "create_app", "create_fastapi_app"]
 
 
+# These would give the environment away, or close it after a single request.
+_NOT_SHARED = ("/ws", "/sessions/", "/{env_name}/")
+
+
 class SharedGymRoutes(GymRoutes):
-    """Routes on which every plain call is for the one shared environment."""
+    """Routes on which every call is for the one shared environment, whatever session it names."""
 
-    _shared: Session | None = None
+    def __init__(self, service: EnvService) -> None:
+        super().__init__(service)
+        self._shared: Session | None = None
+        self._opening = asyncio.Lock()
 
-    async def _run_plain(self, send: Send, operation: Operation, argument: Any, *, begins: bool) -> None:
-        session = self._shared
-        if session is None or session.state in (SessionState.CLOSING, SessionState.CLOSED):
-            session = self._shared = await self._manager.open(SessionKind.SOCKET)
+    async def _run(
+        self, scope: Scope, send: Send, operation: Operation, argument: Any, *, begins: bool = False
+    ) -> None:
+        async with self._opening:
+            session = self._shared
+            if session is None or session.state in (SessionState.CLOSING, SessionState.CLOSED):
+                session = self._shared = await self._manager.open(SessionKind.SOCKET)
         await respond(send, 200, await session.run(operation, argument))
 
 
@@ -40,19 +53,33 @@ class HTTPEnvServer(_HTTPEnvServer):
 
     def __init__(self, env: Any, action_cls: Any, observation_cls: Any, *args: Any, **kwargs: Any) -> None:
         self._is_shared = isinstance(env, Environment)
-        factory = (lambda: env) if self._is_shared else env
+        factory = _always(env) if self._is_shared else env
         super().__init__(factory, action_cls, observation_cls, *args, **kwargs)
         if self._is_shared:
-            self.service.env_name = kwargs.get("env_name") or type(env).__name__
+            self.service.describe_as(env.get_metadata())
 
     def register_routes(self, app: FastAPI, mode: ServerMode | str = ServerMode.SIMULATION) -> None:
-        """Add the routes; a shared environment has no WebSocket, for it has no sessions to give away."""
+        """Add the routes; a shared environment has no sessions to give away, so none that open one."""
+        known = list(app.router.routes)
         super().register_routes(app, mode)
         if self._is_shared:
-            app.router.routes = [route for route in app.router.routes if getattr(route, "path", None) != "/ws"]
+            added = [route for route in app.router.routes if route not in known]
+            kept = [route for route in added if not getattr(route, "path", "").startswith(_NOT_SHARED)]
+            app.router.routes = [*known, *kept]
 
     def _gym_routes(self) -> GymRoutes:
         return SharedGymRoutes(self.service) if self._is_shared else super()._gym_routes()
+
+
+def _always(env: Any) -> Callable[[], Any]:
+    """Return a factory of one instance that has its class's name and tells it, as an annotated function does."""
+
+    def shared() -> Any:
+        return env
+
+    shared.__name__ = type(env).__name__
+    shared.__annotations__["return"] = type(env)
+    return shared
 
 
 def create_fastapi_app(env: Any, action_cls: Any, observation_cls: Any, *args: Any, **kwargs: Any) -> FastAPI:

@@ -1,0 +1,264 @@
+"""`openenv serve` in a process of its own: banner, ports, mistakes, signals, reload."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+import openenv
+from openenv import GenericEnvClient
+
+ENV = """
+import pathlib, time
+from openenv import Action, Environment, Observation, State
+
+class Go(Action):
+    where: str = "north"
+
+class Seen(Observation):
+    place: str = ""
+
+class Walk(Environment[Go, Seen, State]):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    def reset(self, **kwargs):
+        return Seen(place="GREETING")
+    def step(self, action, **kwargs):
+        if action.where == "slowly":
+            pathlib.Path("started").touch()
+            time.sleep(0.5)
+        return Seen(place=action.where)
+    @property
+    def state(self):
+        return State()
+    def close(self):
+        pathlib.Path("closed").touch()
+"""
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "openenv", *arguments]
+
+
+def environ() -> dict[str, str]:
+    source = str(Path(openenv.__file__).parents[1])
+    path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("OPENENV_")}
+    return {**kept, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "COLUMNS": "200", "NO_COLOR": "1"}
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), cwd=folder, env=environ(), capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+class Served:
+    """A running `openenv serve` and what it has printed."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            command("serve", *arguments),
+            cwd=folder,
+            env=environ(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.output = ""
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.output += line
+
+    def wait_for(self, condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while not (found := condition()):
+            assert time.monotonic() < deadline, self.output
+            time.sleep(0.02)
+        return found
+
+    @property
+    def url(self) -> str:
+        found = self.wait_for(lambda: re.search(r"http://127\.0\.0\.1:(\d+)", self.output))
+        return f"http://127.0.0.1:{found[1]}"
+
+    def stop(self, sign: signal.Signals) -> int:
+        self.process.send_signal(sign)
+        return self.process.wait(30)
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait(10)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "walk.py").write_text(ENV)
+    return tmp_path
+
+
+@pytest.fixture
+def started(folder: Path) -> Iterator[Callable[..., Served]]:
+    running: list[Served] = []
+
+    def start(*arguments: str) -> Served:
+        running.append(Served(folder, *arguments))
+        return running[-1]
+
+    yield start
+    for served in running:
+        served.end()
+
+
+def test_a_class_in_a_file_is_served_on_any_free_port_and_introduced(started: Callable[..., Served]) -> None:
+    served = started("walk.py", "--port", "0")
+    with GenericEnvClient(served.url).sync() as client:
+        assert client.reset().observation["place"] == "GREETING"
+        assert client.step({"where": "south"}).observation["place"] == "south"
+    for expected in ("Walk is served", "/ws", "/docs", "up to 256, thread runner", "GenericEnvClient"):
+        assert expected in served.output
+    assert served.stop(signal.SIGINT) == 130
+
+
+def test_options_are_applied_and_a_quiet_server_prints_no_banner(started: Callable[..., Served], folder: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    arguments = ("walk.py:Walk", "-p", str(port), "--max-sessions", "1", "--runner", "inline", "--log-level", "warning")
+    served = started(*arguments)
+    url = f"http://127.0.0.1:{port}"
+    served.wait_for(lambda: _answers(url))
+    first = GenericEnvClient(url).sync()
+    first.reset()
+    with pytest.raises(RuntimeError, match="CAPACITY_REACHED"):
+        GenericEnvClient(url).sync().reset()
+    first.close()
+    assert "is served" not in served.output
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx2.get(f"{url}/health", trust_env=False).status_code == 200
+    except httpx2.TransportError:
+        return False
+
+
+def test_sigterm_lets_a_running_step_finish_closes_the_environment_and_exits_with_0(
+    started: Callable[..., Served], folder: Path
+) -> None:
+    served = started("walk.py", "--port", "0")
+    client = GenericEnvClient(served.url).sync()
+    client.reset()
+    answers: list[Any] = []
+    stepping = threading.Thread(target=lambda: answers.append(client.step({"where": "slowly"}).observation["place"]))
+    stepping.start()
+    served.wait_for((folder / "started").exists)
+    assert served.stop(signal.SIGTERM) == 0, served.output
+    stepping.join(10)
+    assert answers == ["slowly"]
+    assert (folder / "closed").exists()
+    assert "Traceback" not in served.output
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("missing.py", "there is no file missing.py"),
+        ("no_such_module", "no folder, file or module 'no_such_module'"),
+        (".", "has no openenv.yaml"),
+        ("walk.py:Nobody", "has no 'Nobody'"),
+        ("[/nonsense]", "no folder, file or module '[/nonsense]'"),
+    ],
+)
+def test_a_wrong_target_is_one_line_on_stderr_and_exit_code_1(folder: Path, target: str, said: str) -> None:
+    done = run(folder, "serve", target, "--port", "0")
+    assert done.returncode == 1
+    assert said in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_target_that_fails_to_import_says_why(folder: Path) -> None:
+    (folder / "broken.py").write_text("import a_package_nobody_has\n")
+    done = run(folder, "serve", "broken.py", "--port", "0")
+    assert done.returncode == 1
+    assert "a_package_nobody_has" in done.stderr
+
+
+def test_a_busy_port_is_told_with_a_way_out(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = run(folder, "serve", "walk.py", "--port", str(taken.getsockname()[1]))
+    assert done.returncode == 1
+    assert "cannot listen on" in done.stderr
+    assert "--port" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--runner", "warp"), ("--log-level", "loud"), ("--port", "70000"), ("--max-sessions", "0")]
+)
+def test_a_wrong_option_is_a_usage_error(folder: Path, arguments: tuple[str, str]) -> None:
+    done = run(folder, "serve", "walk.py", *arguments)
+    assert done.returncode == 2
+    assert arguments[0] in done.stderr
+
+
+def test_too_many_sessions_for_the_class_is_one_line(folder: Path) -> None:
+    (folder / "single.py").write_text(ENV.replace("SUPPORTS_CONCURRENT_SESSIONS = True", "pass"))
+    done = run(folder, "serve", "single.py", "--port", "0", "--max-sessions", "4")
+    assert done.returncode == 1
+    assert "SUPPORTS_CONCURRENT_SESSIONS" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_and_version(folder: Path) -> None:
+    shown = run(folder, "serve", "--help")
+    assert shown.returncode == 0
+    assert "openenv.yaml" in shown.stdout
+    assert "--max-sessions" in shown.stdout
+    version = run(folder, "--version")
+    assert (version.returncode, version.stdout.strip()) == (0, f"openenv {openenv.__version__}")
+    assert "serve" in run(folder, "--help").stdout
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["in the working folder", "elsewhere"])
+def test_reload_serves_the_new_code_when_a_file_changes(
+    started: Callable[..., Served], folder: Path, tmp_path_factory: pytest.TempPathFactory, elsewhere: bool
+) -> None:
+    target = tmp_path_factory.mktemp("elsewhere") / "walk.py" if elsewhere else folder / "walk.py"
+    target.write_text(ENV)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    served = started(str(target) if elsewhere else "walk.py", "--reload", "--port", str(port), "--max-sessions", "3")
+    url = f"http://127.0.0.1:{port}"
+    served.wait_for(lambda: _answers(url))
+    assert _greeting(url) == "GREETING"
+    target.write_text(ENV.replace("GREETING", "something longer"))
+    served.wait_for(lambda: _greeting(url) == "something longer")
+    served.stop(signal.SIGTERM)
+
+
+def _greeting(url: str) -> str | None:
+    try:
+        place: str = httpx2.post(f"{url}/reset", json={}, trust_env=False).json()["observation"]["place"]
+    except (httpx2.TransportError, ValueError):
+        return None
+    return place

@@ -1,0 +1,147 @@
+"""Connections that are looked after: pings answered and sent while nobody uses them, dead peers found."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from openenv.client.connections import BlockingConnection, ConnectionOptions, LoopConnection
+from openenv.client.keepalive import Tender
+from openenv.client.url import parse_ws_url
+from openenv.errors import SessionLost
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.005)
+
+
+class Tended:
+    def __init__(self) -> None:
+        self.tended = 0
+
+    def tend(self) -> None:
+        self.tended += 1
+
+
+def test_a_tender_looks_after_what_it_has_and_its_thread_ends_with_the_last() -> None:
+    tender, first, second = Tender(period_s=0.01), Tended(), Tended()
+    tender.add(first)
+    tender.add(second)
+    until(lambda: first.tended > 2 and second.tended > 2)
+    tender.discard(first)
+    tender.discard(second)
+    until(lambda: tender._thread is None)
+    tender.add(first)
+    seen = first.tended
+    until(lambda: first.tended > seen)
+    tender.discard(first)
+
+
+def test_a_tender_does_not_keep_a_forgotten_connection_alive() -> None:
+    tender = Tender(period_s=0.01)
+    tender.add(Tended())
+    until(lambda: tender._thread is None)
+
+
+def silent_server(serve: Callable[..., Any]) -> tuple[Any, threading.Event]:
+    """Accepts, then is busy: pings are seen by the protocol, messages never answered."""
+    done = threading.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        while (await receive())["type"] != "websocket.disconnect":
+            pass
+        done.set()
+
+    return serve(app, lifespan="off"), done
+
+
+def options(**kwargs: Any) -> ConnectionOptions:
+    return ConnectionOptions(connect_timeout_s=5, message_timeout_s=5, **kwargs)
+
+
+def test_a_blocking_connection_pings_a_quiet_server_and_hears_its_pong(serve: Callable[..., Any]) -> None:
+    server, _ = silent_server(serve)
+    connection = BlockingConnection(
+        parse_ws_url(f"ws://127.0.0.1:{server.port}/"), options(ping_interval_s=0.02, ping_timeout_s=2)
+    )
+    connection.open()
+    began = connection._last_heard
+    for _ in range(20):
+        time.sleep(0.01)
+        connection.keep_alive()
+    assert connection.is_open
+    assert connection._last_heard > began
+    connection.close()
+
+
+class DeafServer:
+    """Shakes hands and then says nothing ever again."""
+
+    def __init__(self) -> None:
+        self.port = 0
+
+    async def __aenter__(self) -> DeafServer:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        import base64
+        import hashlib
+        import re
+
+        head = await reader.readuntil(b"\r\n\r\n")
+        found = re.search(rb"Sec-WebSocket-Key: (\S+)", head)
+        assert found is not None
+        digest = hashlib.sha1(found[1] + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest()
+        writer.write(b"HTTP/1.1 101 OK\r\nSec-WebSocket-Accept: " + base64.b64encode(digest) + b"\r\n\r\n")
+        while await reader.read(1000):
+            pass
+        writer.close()
+
+
+@pytest.mark.anyio
+async def test_a_server_that_does_not_answer_pings_is_given_up() -> None:
+    async with DeafServer() as server:
+        address = parse_ws_url(f"ws://127.0.0.1:{server.port}/")
+        awaited = LoopConnection(address, options(ping_interval_s=0.03, ping_timeout_s=0.06))
+        await awaited.open()
+        blocking = BlockingConnection(address, options(ping_interval_s=0.03, ping_timeout_s=0.06))
+        await asyncio.to_thread(blocking.open)
+        with pytest.raises(SessionLost, match="does not answer pings"):
+            await awaited.exchange(b"{}", 10)
+        for _ in range(500):
+            blocking.keep_alive()
+            if not blocking.is_open:
+                break
+            await asyncio.sleep(0.01)
+        assert "does not answer pings" in blocking.lost_reason
+        with pytest.raises(SessionLost):
+            blocking.exchange(b"{}", 1)
+
+
+@pytest.mark.anyio
+async def test_an_awaited_connection_stays_open_while_pongs_come(serve: Callable[..., Any]) -> None:
+    server, done = silent_server(serve)
+    connection = LoopConnection(
+        parse_ws_url(f"ws://127.0.0.1:{server.port}/"), options(ping_interval_s=0.03, ping_timeout_s=0.06)
+    )
+    await connection.open()
+    await asyncio.sleep(0.4)
+    assert connection.is_open
+    await connection.close()
+    assert await asyncio.to_thread(done.wait, 10)
+    assert connection.lost_reason == "closed by the client"

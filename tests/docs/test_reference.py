@@ -1,0 +1,125 @@
+"""The reference pages agree with the code: variables, options, error codes, routes, names and links."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import typer.main
+
+import openenv
+from openenv import errors, settings
+from openenv.cli.__main__ import app as command_line
+from openenv.client.env_client import EnvClient
+from openenv.errors import OpenEnvError
+from openenv.protocol import codec
+from openenv.types import Action, Observation, WSErrorCode
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def test_every_environment_variable_is_documented() -> None:
+    read = set(re.findall(r'"((?:OPENENV|ENABLE)_\w+)"', inspect.getsource(settings)))
+    documented = set(re.findall(r"^\| `(\w+)`", page("reference/settings.md"), re.MULTILINE))
+    assert documented == read
+
+
+def test_every_command_and_option_is_documented() -> None:
+    text = page("reference/cli.md")
+    group = typer.main.get_command(command_line)
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        assert f"## openenv {name}" in text
+        options = {option for param in command.params for option in param.opts if option.startswith("-")}
+        documented = set(re.findall(r"`(--?[a-z-]+)`", text.partition(f"## openenv {name}")[2]))
+        assert documented == options - {"--help"}
+
+
+def test_every_error_code_is_documented() -> None:
+    text = page("howto/errors.md")
+    public = [cls for cls in vars(errors).values() if inspect.isclass(cls) and issubclass(cls, OpenEnvError)]
+    internal = {"OpenEnvError", "ServerError", "SessionNotFoundError", "SessionClosedError", "SessionCreationError"}
+    for cls in public:
+        if cls.__name__ not in internal:
+            assert f"`{cls.__name__}`" in text
+            assert f"`{cls.code}`" in text
+    for code in WSErrorCode:
+        assert f"| `{code.value}` |" in page("reference/protocol.md")
+
+
+def test_every_route_is_documented_and_every_documented_route_is_there() -> None:
+    from openenv import create_app
+    from openenv.env.environment import Environment
+
+    class Anything(Environment):  # type: ignore[type-arg]
+        def reset(self, **kwargs: object) -> Observation:
+            return Observation()
+
+        def step(self, action: Action, **kwargs: object) -> Observation:
+            return Observation()
+
+        state = None  # type: ignore[assignment]
+
+    application = create_app(Anything, Action, Observation)
+    paths = {route.path for route in application.routes} - {"/docs/oauth2-redirect"}  # type: ignore[attr-defined]
+    section = (
+        page("reference/protocol.md").partition("## Routes")[2].partition("\n## ")[0].replace("{name}", "{env_name}")
+    )
+    documented = set(re.findall(r"(?:`|GET |POST |WS |DELETE )(/[\w/{}.]*)`", section))
+    # The Task API's later routes are written without their common beginning.
+    spelled = {
+        f"/{{env_name}}{path}" if path in ("/num_tasks", "/task", "/task_range") else path for path in documented
+    }
+    assert spelled == paths
+
+
+def test_every_name_of_the_package_is_documented() -> None:
+    text = page("reference/api.md")
+    for name in set(openenv.__all__) - {"__version__", "core", "cli"}:
+        assert f"`{name}`" in text, name
+
+
+def test_every_option_of_a_client_is_documented() -> None:
+    table = page("howto/clients.md").partition("## Options")[2]
+    for name in set(inspect.signature(EnvClient.__init__).parameters) - {"self"}:
+        assert f"`{name}`" in table, name
+
+
+def test_the_encodings_are_those_of_the_codec() -> None:
+    kinds = re.findall(r"^\| (\S.*?)\s+\|", inspect.getdoc(codec) or "", re.MULTILINE)[2:]
+    shown = re.findall(r"^\| (\S.*?)\s+\|", page("topics/encodings.md"), re.MULTILINE)[2:]
+    assert [kind.replace("`", "") for kind in shown] == kinds
+
+
+@pytest.mark.parametrize(
+    "file", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))], ids=lambda path: path.name
+)
+def test_links_lead_somewhere(file: Path) -> None:
+    text = re.sub(r"```.*?```", "", file.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        found = (file.parent / path).resolve() if path else file
+        assert found.exists(), target
+        if anchor:
+            titles = re.findall(r"^#+ (.+)$", found.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w-]", "", title.lower().replace(" ", "-")) for title in titles}, target
+
+
+def test_every_page_is_in_the_table_of_contents() -> None:
+    listed = set(re.findall(r'"([\w/]+\.md)"', (ROOT / "zensical.toml").read_text(encoding="utf-8")))
+    assert listed == {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+
+
+def test_versions_agree() -> None:
+    projects = [ROOT / "pyproject.toml", *ROOT.glob("packages/*/pyproject.toml"), *ROOT.glob("envs/*/pyproject.toml")]
+    versions = {re.search(r'^version = "(.+)"', path.read_text("utf-8"), re.MULTILINE)[1] for path in projects}  # type: ignore[index]
+    assert len(versions) == 1
+    assert f"## [{versions.pop()}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

@@ -1,0 +1,102 @@
+"""Every snippet of the documentation runs and prints what its page says, and every page shows the files as they are."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RunSnippet = Callable[..., str]
+RunPython = Callable[..., subprocess.CompletedProcess[str]]
+
+ALONE = {
+    "async_env.py": "{'answer': 'WHY?'}\n",
+    "guess.py": "",
+    "limits.py": "",
+    "observation_encodings.py": (
+        "{'observation': {'metadata': {}, 'raw': 'AP8=', 'pixels': [[0.0, 0.0], [0.0, 0.0]], 'depth': None}, "
+        "'reward': None, 'done': False, 'metadata': {'nonfinite_reward': 'inf'}}\n"
+    ),
+    "rubric_basic.py": "0.12\n{'Solved': 0.0, 'Closeness': 0.6}\n",
+    "rubric_gate.py": "1.0\n0.0\n0.0\n",
+    "rubric_judge.py": "0.8\n",
+    "rubric_trajectory.py": "0.0\n0.0\n1.0\n[0.25, 0.5, 1.0]\n",
+    "use_local.py": ".=.==\neagle\n",
+    "word_client.py": "",
+    "word_env.py": "",
+}
+WITH_WORD_SERVER = {
+    "handle_errors.py": "1.0\n",
+    "http_session.py": ".=.== 0.0 False\n===== 1.0 True\n",
+    "use_async.py": ".=.==\n",
+    "use_http.py": "2 True\n",
+    "use_many.py": "16 episodes, mean reward 1.0\n",
+    "use_sync.py": ".=.== 0.0 False\n1\n",
+    "ws_frames.py": "observation \nobservation \nerror VALIDATION_ERROR\nstate \n",
+}
+ELSEWHERE = {"play_guess.py", "tasks_env.py", "test_word_env.py", "word_app.py"}
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def test_every_page_shows_the_snippets_as_they_are(run_python: RunPython) -> None:
+    done = run_python("scripts/snippets.py", "--check")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_snippet_is_run_and_shown() -> None:
+    files = {path.name for path in (ROOT / "docs_src").glob("*.py")}
+    shown = {name for page in pages() for name in re.findall(r"<!-- snippet: ([\w.]+)", page.read_text("utf-8"))}
+    assert files == {*ALONE, *WITH_WORD_SERVER, *ELSEWHERE}
+    assert files == shown
+
+
+@pytest.mark.parametrize("file", sorted(ALONE))
+def test_a_snippet_that_needs_no_server_prints_what_it_should(file: str, run_snippet: RunSnippet) -> None:
+    assert run_snippet(file) == ALONE[file]
+
+
+def test_the_snippets_of_clients_print_what_they_should(
+    run_snippet: RunSnippet, serve_snippet: Callable[[str], str]
+) -> None:
+    url = serve_snippet("word_app.py")
+    printed = {file: run_snippet(file, url) for file in WITH_WORD_SERVER}
+    assert printed == WITH_WORD_SERVER
+
+
+def test_the_first_environment_is_served_as_a_bare_class(
+    run_snippet: RunSnippet, serve_snippet: Callable[[str], str]
+) -> None:
+    assert run_snippet("play_guess.py", serve_snippet("guess.py")) == "It was 3, reward 1.0\n"
+
+
+def test_the_example_of_a_test_passes(run_python: RunPython) -> None:
+    done = run_python(
+        "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-c", "/dev/null", "docs_src/test_word_env.py"
+    )
+    assert done.returncode == 0, done.stdout
+    assert "2 passed" in done.stdout
+
+
+def test_the_example_with_tasks_answers_the_task_api(
+    run_python: RunPython, serve_snippet: Callable[[str], str]
+) -> None:
+    url = serve_snippet("tasks_env.py")
+    code = (
+        "import json, urllib.request as u\n"
+        f"ask = lambda path, data=None: json.load(u.urlopen(u.Request('{url}/WordTasks' + path, data, "
+        "{'Content-Type': 'application/json'})))\n"
+        "print([split['name'] for split in ask('/splits')], ask('/num_tasks', b'{\"split\": \"test\"}'))\n"
+        'print(ask(\'/task_range\', b\'{"split": "train", "start": 3}\'))\n'
+    )
+    done = run_python("-c", code)
+    assert done.stdout.splitlines() == [
+        "['train', 'test'] {'num_tasks': 2}",
+        "{'tasks': [{'split': 'train', 'index': 3, 'letters': 5}]}",
+    ], done.stderr

@@ -1,0 +1,103 @@
+"""The Task API: shapes, unknown names, missing methods, sync and async catalogues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx2
+import pytest
+from pydantic import BaseModel
+
+from openenv.env.environment import Environment
+from openenv.server.app import create_app
+from openenv.types import Action, Observation, State
+
+
+class Item(BaseModel):
+    name: str
+
+
+class Plain(Environment[Action, Observation, State]):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
+        return Observation()
+
+    def step(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
+        return Observation()
+
+    @property
+    def state(self) -> State:
+        return State()
+
+
+class Catalogue(Plain):
+    TASKS = [Item(name=f"t{i}") for i in range(5)]
+
+    def list_splits(self) -> list[Any]:
+        return ["train", "extra", {"name": "mine", "type": "test"}, Item(name="model")]
+
+    def list_tasks(self, split: str) -> list[Any]:
+        return self.TASKS
+
+    async def num_tasks(self, split: str) -> int:
+        return len(self.TASKS)
+
+    def get_task(self, split: str, index: int) -> Any:
+        return self.TASKS[index]
+
+    def get_task_range(self, split: str, start: int | None = None, stop: int | None = None) -> list[Any]:
+        return self.TASKS[start:stop]
+
+
+class Partial(Plain):
+    def list_splits(self) -> list[Any]:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def tasks(serve: Callable[..., Any]) -> Iterator[httpx2.Client]:
+    server = serve(create_app(Catalogue, Action, Observation, env_name="Shop", max_concurrent_envs=2))
+    with httpx2.Client(base_url=server.url, trust_env=False) as client:
+        yield client
+
+
+def test_the_environment_is_listed_and_found_in_any_case(tasks: httpx2.Client) -> None:
+    assert tasks.get("/list_environments").json() == ["Shop"]
+    assert tasks.get("/shop/splits").status_code == 200
+    unknown = tasks.get("/other/splits")
+    assert (unknown.status_code, unknown.json()) == (404, {"detail": "unknown environment 'other'"})
+
+
+def test_splits_are_named_and_typed(tasks: httpx2.Client) -> None:
+    assert tasks.get("/Shop/splits").json() == [
+        {"name": "train", "type": "train"},
+        {"name": "extra", "type": "validation"},
+        {"name": "mine", "type": "test"},
+        {"name": "model"},
+    ]
+
+
+def test_tasks_are_listed_counted_and_fetched(tasks: httpx2.Client) -> None:
+    everything = [{"name": f"t{i}"} for i in range(5)]
+    assert tasks.post("/Shop/tasks", json={"split": "train"}).json() == {"tasks": everything, "env_name": "Shop"}
+    assert tasks.post("/Shop/num_tasks", json={"split": "train"}).json() == {"num_tasks": 5}
+    assert tasks.post("/Shop/task", json={"split": "train", "index": 2}).json() == {"task": {"name": "t2"}}
+    ranged = {"split": "train", "start": 1, "stop": 3}
+    assert tasks.post("/Shop/task_range", json=ranged).json() == {"tasks": everything[1:3]}
+    assert tasks.post("/Shop/task_range", json={"split": "train"}).json() == {"tasks": everything}
+
+
+def test_a_wrong_index_is_400_and_a_wrong_body_422(tasks: httpx2.Client) -> None:
+    assert tasks.post("/Shop/task", json={"split": "train", "index": 99}).status_code == 400
+    assert tasks.post("/Shop/task", json={"split": "train"}).status_code == 422
+    assert tasks.post("/Shop/tasks", json={"split": "train", "extra": 1}).status_code == 422
+
+
+@pytest.mark.parametrize("env_cls", [Plain, Partial])
+def test_an_environment_without_tasks_says_so(serve: Callable[..., Any], env_cls: type[Any]) -> None:
+    server = serve(create_app(env_cls, Action, Observation))
+    answer = httpx2.get(f"{server.url}/{env_cls.__name__}/splits", trust_env=False)
+    assert answer.status_code == 501
+    assert answer.json() == {"detail": "list_splits is not supported for this environment"}
