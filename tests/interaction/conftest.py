@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import uvloop
 
 from openenv import GenericEnvClient, HTTPEnvClient, LocalEnv
 from openenv.server.app import create_app
@@ -39,6 +40,17 @@ class WithoutTakeover:
             return await receive()
 
         await self._app(scope, receive_through, send)
+
+
+@contextlib.contextmanager
+def loops_by_uvloop() -> Iterator[None]:
+    """New event loops are uvloop's, as under `openenv serve`."""
+    before = asyncio.get_event_loop_policy()
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    try:
+        yield
+    finally:
+        asyncio.set_event_loop_policy(before)
 
 
 class Awaited:
@@ -96,10 +108,13 @@ class Way:
         if self.is_local:
             return self
         app: Any = create_app(env, action_cls, observation_cls, max_concurrent_envs=sessions)
-        settings: dict[str, Any] = {}
         if "plain" in self.name or "asgi" in self.name:
-            settings = {"ws": "auto", "http": "auto"}
-        self.server = self._serve(WithoutTakeover(app) if "asgi" in self.name else app, **settings)
+            self.server = self._serve(WithoutTakeover(app) if "asgi" in self.name else app, ws="auto", http="auto")
+        elif "dual" in self.name:
+            self.server = self._serve(app)
+        else:
+            with loops_by_uvloop():
+                self.server = self._serve(app)
         return self
 
     def client(self) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -11,6 +12,7 @@ from typing import Any
 
 import httpx2
 import pytest
+import uvloop
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
@@ -61,9 +63,21 @@ class Parrot(Environment[Say, Heard, State]):
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "serve": {},
+    "serve on uvloop": {},
     "plain uvicorn": {"ws": "websockets-sansio", "http": "auto"},
     "asgi": {"ws": "websockets-sansio", "ws_per_message_deflate": True},
 }
+
+
+@contextlib.contextmanager
+def loops_by_uvloop() -> Iterator[None]:
+    """New event loops are uvloop's, as under `openenv serve`."""
+    before = asyncio.get_event_loop_policy()
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    try:
+        yield
+    finally:
+        asyncio.set_event_loop_policy(before)
 
 
 @pytest.fixture
@@ -119,7 +133,8 @@ def carrier(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def started(serve: Callable[..., Any], carrier: str) -> Any:
     Parrot.gate.clear()
-    return serve(create_app(Parrot, Say, Heard, max_concurrent_envs=2), **SETTINGS[carrier])
+    with loops_by_uvloop() if "uvloop" in carrier else contextlib.nullcontext():
+        return serve(create_app(Parrot, Say, Heard, max_concurrent_envs=2), **SETTINGS[carrier])
 
 
 @pytest.fixture
@@ -267,7 +282,7 @@ def test_large_messages_pass_both_ways(dial: Callable[..., Peer]) -> None:
     assert dial().step(text)["data"]["observation"]["text"] == text
 
 
-@pytest.mark.parametrize("carrier", ["serve", "plain uvicorn"], indirect=True)
+@pytest.mark.parametrize("carrier", ["serve", "serve on uvloop", "plain uvicorn"], indirect=True)
 def test_a_message_over_the_limit_is_refused_and_the_session_lives(dial: Callable[..., Peer], started: Any) -> None:
     object.__setattr__(started.app.state.openenv_server.service.options, "max_message_bytes", 10_000)
     peer = dial()
@@ -287,13 +302,32 @@ def test_fragmented_messages_are_put_together(dial: Callable[..., Peer]) -> None
     assert peer.hear()["data"]["observation"]["text"] == "whole"
 
 
-@pytest.mark.parametrize("carrier", ["serve", "plain uvicorn"], indirect=True)
+@pytest.mark.parametrize("carrier", ["serve", "serve on uvloop", "plain uvicorn"], indirect=True)
 def test_a_peer_that_breaks_the_framing_rules_is_closed_with_1002(dial: Callable[..., Peer], started: Any) -> None:
     peer = dial()
     peer.step("a")
     peer.ws.socket.sendall(bytes((0x81, 0x01)) + b"x")
     assert peer.closed_with() == 1002
     started.wait_for(lambda: started.manager.active == 0)
+
+
+def test_the_loop_is_the_one_that_was_asked_for(
+    dial: Callable[..., Peer], carrier: str, carriers: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loops: list[str] = []
+    monkeypatch.setattr(
+        Parrot, "step_async", _noting_loop(loops), raising=False
+    )
+    assert dial().step("a")["type"] == "observation"
+    assert loops == ["uvloop" if "uvloop" in carrier else "asyncio"]
+
+
+def _noting_loop(loops: list[str]) -> Any:
+    async def step_async(self: Parrot, action: Say, **kwargs: Any) -> Heard:
+        loops.append(type(asyncio.get_running_loop()).__module__.partition(".")[0])
+        return self.step(action)
+
+    return step_async
 
 
 def test_in_production_mode_gym_frames_are_off(serve: Callable[..., Any], carrier: str) -> None:

@@ -26,6 +26,7 @@ from ..protocol.frames import (
     masked_control_frame,
     masked_text_frame,
 )
+from .flows import Unasked
 from .handshake import Handshake
 from .proxy import proxy_for, tunnel_request
 from .url import Address
@@ -165,11 +166,12 @@ class BlockingConnection:
         Raises:
             RequestTimeout: It did not come in time; the connection is dropped.
             SessionLost: The connection broke.
+            Unasked: A message was there already.
         """
+        if self._messages:
+            raise Unasked(self._messages.popleft())
         sock = self._socket
         if sock is None:
-            if self._messages:  # said right after the handshake, before hanging up: why it refuses
-                return self._messages.popleft()
             raise SessionLost(self.lost_reason)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
@@ -357,10 +359,11 @@ class LoopConnection(asyncio.BufferedProtocol):
         Raises:
             RequestTimeout: It did not come in time; the connection is dropped.
             SessionLost: The connection broke.
+            Unasked: A message was there already.
         """
+        if self._messages:
+            raise Unasked(self._messages.popleft())
         if self._transport is None or self._lost is not None:
-            if self._messages:  # said right after the handshake, before hanging up: why it refuses
-                return self._messages.popleft()
             raise SessionLost(self.lost_reason)
         self._transport.write(masked_text_frame(payload, self._keys.next()))
         if timeout_s is not None:

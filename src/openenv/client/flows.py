@@ -52,6 +52,14 @@ class Block:
     function: Callable[[], Any]
 
 
+class Unasked(Exception):
+    """A message was there before anything was asked: an error that ends the session, or nothing to trust."""
+
+    def __init__(self, payload: bytes) -> None:
+        super().__init__("a message came before the request")
+        self.payload = payload
+
+
 Command = Connect | Exchange | HangUp | Block
 Flow = Generator[Command, Any, T]
 
@@ -90,25 +98,39 @@ def request(link: Link, kind: str, data: Any, timeout_s: float | None) -> Flow[d
     was_open = link.is_open
     yield from connect_again(link)
     try:
-        raw = yield Exchange(payload, timeout_s)
-    except SessionLost as exc:
+        raw = yield from _exchange(link, kind, payload, timeout_s)
+    except SessionLost:
         # A reset begins anew anyway, so a connection that had died unnoticed may be replaced for it.
         if not (was_open and kind == "reset"):
-            link.session.lose(exc.reason)
             raise
         yield Connect()
-        raw = yield Exchange(payload, timeout_s)
-    except RequestTimeout:
-        link.session.lose("a request timed out")
-        raise
-    except BaseException:
-        link.session.lose("a request was interrupted")
-        raise
+        raw = yield from _exchange(link, kind, payload, timeout_s)
     try:
         return link.session.reply(kind, raw)
     except (SessionCapacityError, EnvironmentFactoryError, SessionError, ProtocolError) as exc:
         link.session.lose(f"the server ended the session: {exc}")
         yield HangUp()
+        raise
+
+
+def _exchange(link: Link, kind: str, payload: bytes, timeout_s: float | None) -> Flow[bytes]:
+    """Exchange messages; whatever goes wrong, the episode is lost with it."""
+    try:
+        raw: bytes = yield Exchange(payload, timeout_s)
+        return raw
+    except SessionLost as exc:
+        link.session.lose(exc.reason)
+        raise
+    except RequestTimeout:
+        link.session.lose("a request timed out")
+        raise
+    except Unasked as early:
+        link.session.lose("the server sent a message that nobody asked for")
+        yield HangUp()
+        link.session.reply(kind, early.payload)  # raises, where it is the reason why the server hung up
+        raise SessionLost("the server sent a message that nobody asked for") from None
+    except BaseException:
+        link.session.lose("a request was interrupted")
         raise
 
 
