@@ -48,7 +48,7 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
 @contextlib.contextmanager
 def running_server(app: Any, **settings: Any) -> Iterator[RunningServer]:
     """Serve an application on a free loopback port, as `openenv serve` does."""
-    sock = socket.socket()
+    sock = socket.socket(proto=socket.IPPROTO_TCP)  # or asyncio leaves Nagle's algorithm on
     sock.bind(("127.0.0.1", 0))
     port = sock.getsockname()[1]
     options = uvicorn_settings(ServeOptions(port=port, log_level="warning", drain_s=5)) | settings

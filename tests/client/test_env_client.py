@@ -12,7 +12,14 @@ import pytest
 
 from openenv import EnvClient, GenericAction, GenericEnvClient, SyncEnvClient
 from openenv.client.blocking import run_async_safely
-from openenv.errors import ClientModeError, ConnectFailed, ProtocolError, RequestTimeout, SessionCapacityError, SessionLost
+from openenv.errors import (
+    ClientModeError,
+    ConnectFailed,
+    ProtocolError,
+    RequestTimeout,
+    SessionCapacityError,
+    SessionLost,
+)
 from openenv.types import Action, StepResult
 
 

@@ -115,7 +115,7 @@ def test_a_proxy_that_refuses_is_named(
     async def reset() -> None:
         await client.reset()
 
-    with pytest.raises(ConnectFailed, match="the proxy .* refused"):
+    with pytest.raises(ConnectFailed, match=r"the proxy .* refused"):
         client.sync().reset() if blocking else asyncio.run(reset())
     assert len(refusing.heads) == 1
 

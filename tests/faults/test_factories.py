@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import threading
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from openenv.core.env_server.exceptions import ConcurrencyConfigurationError
 from openenv.core.env_server.http_server import create_app
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
+from openenv.sessions.manager import SessionLimits, SessionManager
+from openenv.sessions.session import SessionKind, SessionState
 
 BUILT: list[int] = []
 
@@ -147,6 +150,20 @@ def test_clients_that_come_at_once_to_an_unknown_class_wait_for_the_first(serve:
     answers = sorted(one.receive()["type"] for one in peers)
     assert answers == ["error", "error", "error", "observation"]
     assert log == [1]
+
+
+def test_what_the_first_environment_tells_is_known_before_others_are_let_in() -> None:
+    """W24: the class is learned while the session still counts as being created, so nobody slips in between."""
+    seen: list[tuple[SessionState, int]] = []
+
+    async def scenario() -> None:
+        manager = SessionManager(lambda: Plain([]), SessionLimits(sessions=4), runner="inline")
+        manager.listeners.append(lambda event: seen.extend((s.state, manager.max_sessions) for s in manager.sessions()))
+        await manager.open(SessionKind.SOCKET)
+        await manager.drain()
+
+    asyncio.run(scenario())
+    assert seen[:2] == [(SessionState.CREATING, 4), (SessionState.CREATING, 1)]
 
 
 MAIN_ENV = """

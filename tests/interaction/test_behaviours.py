@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from openenv.env.environment import Environment
 from openenv.errors import (
@@ -72,11 +72,11 @@ class Do(Action):
 class Saw(Observation):
     text: str = ""
     value: Any = None
-    seen: dict[str, Any] = {}
+    seen: dict[str, Any] = Field(default_factory=dict)
 
 
 class Inside(State):
-    history: list[str] = []
+    history: list[str] = Field(default_factory=list)
 
 
 class Lab(Environment[Do, Saw, Inside]):

@@ -96,7 +96,9 @@ def test_details_of_an_error_frame_are_kept() -> None:
     assert error_from_frame({"message": "m", "code": "VALIDATION_ERROR", "errors": [1]}).details == {"errors": [1]}
 
 
-@pytest.mark.parametrize("data", [{}, {"message": None, "code": None}, {"code": "CAPACITY_REACHED", "max_sessions": "x"}])
+@pytest.mark.parametrize(
+    "data", [{}, {"message": None, "code": None}, {"code": "CAPACITY_REACHED", "max_sessions": "x"}]
+)
 def test_a_poor_error_frame_is_still_an_error(data: dict[str, Any]) -> None:
     assert isinstance(error_from_frame(data), ServerError)
 

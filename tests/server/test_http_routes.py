@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx2
 import pytest
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from openenv.env.environment import Environment
 from openenv.server.app import create_app
@@ -32,16 +32,16 @@ class Say(Action):
 
 class Heard(Observation):
     text: str = ""
-    seen: dict[str, Any] = {}
+    seen: dict[str, Any] = Field(default_factory=dict)
 
 
 class Memory(State):
-    words: list[str] = []
+    words: list[str] = Field(default_factory=list)
 
 
 class Parrot(Environment[Say, Heard, Memory]):
     SUPPORTS_CONCURRENT_SESSIONS = True
-    threads: set[int] = set()
+    threads: ClassVar[set[int]] = set()
 
     def __init__(self) -> None:
         super().__init__()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx2
 import pytest
@@ -33,7 +33,7 @@ class Plain(Environment[Action, Observation, State]):
 
 
 class Catalogue(Plain):
-    TASKS = [Item(name=f"t{i}") for i in range(5)]
+    TASKS: ClassVar[list[Item]] = [Item(name=f"t{i}") for i in range(5)]
 
     def list_splits(self) -> list[Any]:
         return ["train", "extra", {"name": "mine", "type": "test"}, Item(name="model")]

@@ -367,9 +367,7 @@ async def test_drain_stops_admitting_lets_calls_finish_and_closes_every_environm
             pass
 
 
-async def test_a_drain_ends_although_an_environment_is_stuck(
-    env: type[Env], caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_drain_ends_although_an_environment_is_stuck(env: type[Env], caplog: pytest.LogCaptureFixture) -> None:
     gate = threading.Event()
     manager = SessionManager(env, SessionLimits(sessions=1, drain_s=0.05))
     session = await manager.open(SOCKET)

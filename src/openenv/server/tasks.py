@@ -17,6 +17,12 @@ from ..types import GetTaskRangeRequest, GetTaskRequest, ListTasksRequest, NumTa
 from .service import EnvService
 
 _SPLIT_TYPES = frozenset({"train", "validation", "test"})
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"description": "There is no such task"},
+    404: {"description": "No environment of that name is served here"},
+    500: {"description": "The environment failed"},
+    501: {"description": "The environment has no such catalogue"},
+}
 
 
 class TaskRoutes:
@@ -29,11 +35,11 @@ class TaskRoutes:
         """Add the routes to an application."""
         router = APIRouter(tags=["Task API"])
         router.add_api_route("/list_environments", self.list_environments, methods=["GET"])
-        router.add_api_route("/{env_name}/splits", self.splits, methods=["GET"])
-        router.add_api_route("/{env_name}/tasks", self.tasks, methods=["POST"])
-        router.add_api_route("/{env_name}/num_tasks", self.num_tasks, methods=["POST"])
-        router.add_api_route("/{env_name}/task", self.task, methods=["POST"])
-        router.add_api_route("/{env_name}/task_range", self.task_range, methods=["POST"])
+        router.add_api_route("/{env_name}/splits", self.splits, methods=["GET"], responses=_ERRORS)
+        router.add_api_route("/{env_name}/tasks", self.tasks, methods=["POST"], responses=_ERRORS)
+        router.add_api_route("/{env_name}/num_tasks", self.num_tasks, methods=["POST"], responses=_ERRORS)
+        router.add_api_route("/{env_name}/task", self.task, methods=["POST"], responses=_ERRORS)
+        router.add_api_route("/{env_name}/task_range", self.task_range, methods=["POST"], responses=_ERRORS)
         app.router.routes.extend(router.routes)
 
     async def list_environments(self) -> list[str]:

@@ -85,7 +85,10 @@ def read_state(env: Any) -> Any:
 
 
 def _construct(_: Any, factory: Callable[[], Any]) -> Any:
-    return factory()
+    env = factory()
+    if env is None:
+        raise TypeError("the environment factory returned None")
+    return env
 
 
 def _close(env: Any, _: Any) -> None:

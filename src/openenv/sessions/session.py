@@ -263,13 +263,13 @@ class Session:
         if error is None:
             self._adopt(call.result)
             call.result = self
+        self._on_ready(self, error)  # while it still counts as being created: others wait for what this one tells
         with self._lock:
             self.last_activity_at = self._clock()
             if error is not None:
                 self.state = SessionState.CLOSING
                 self.close_reason = self.close_reason or "factory failed"
             following = self._following()
-        self._on_ready(self, error)
         call.settle()
         if following is not None:
             self._start(following)
