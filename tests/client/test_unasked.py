@@ -73,3 +73,18 @@ def test_the_same_holds_on_an_event_loop(talkative: tuple[str, str]) -> None:
                 await client.step({})
 
     asyncio.run(main())
+
+
+def test_a_refusal_is_told_to_the_first_request_even_when_the_connection_is_already_gone(
+    talkative: tuple[str, str],
+) -> None:
+    kind, url = talkative
+    if kind != "_refuse":
+        return
+    with GenericEnvClient(base_url=url).sync() as client:
+        time.sleep(0.2)
+        client.async_client._driver.tend()
+        with pytest.raises(SessionCapacityError):
+            client.step({})
+        with pytest.raises(SessionLost):
+            client.step({})

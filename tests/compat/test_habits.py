@@ -305,7 +305,7 @@ def test_an_own_lifespan_is_stopped_with_the_sessions_closed() -> None:
     assert events == ["environment closed", "stopped"]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*websockets.*", "ignore:remove second")
 @pytest.mark.parametrize("ws", ["auto", "websockets", "websockets-sansio"])
 def test_an_application_runs_on_uvicorns_own_settings(ws: str, serve: Callable[..., Any]) -> None:
     url = serve(echo_app(), ws=ws, http="auto", ws_per_message_deflate=True).url

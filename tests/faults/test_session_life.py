@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from openenv.core.env_server.types import Action, Observation
 from openenv.errors import SessionClosedError
 from openenv.runners import current_hub
 from openenv.sessions.manager import SessionLimits, SessionManager
-from openenv.sessions.operations import CALL
+from openenv.sessions.operations import CALL, Operation
 from openenv.sessions.session import SessionKind, SessionState
 from openenv.types import ConcurrencyConfig
 
@@ -184,10 +184,10 @@ async def test_requests_that_wait_behind_a_close_are_refused(probe: Any) -> None
     answers: list[BaseException | None] = []
     hub = current_hub()
     for _ in range(3):
-        session.submit(CALL_STATE, None, lambda _, error: answers.append(error), hub)
+        session.submit(READ_STATE, None, lambda _, error: answers.append(error), hub)
     await asyncio.to_thread(probe.wait_entered, "state")
     session.close("asked to")
-    session.submit(CALL_STATE, None, lambda _, error: answers.append(error), hub)
+    session.submit(READ_STATE, None, lambda _, error: answers.append(error), hub)
     probe.release("state")
     await manager.drain()
     await asyncio.sleep(0)
@@ -195,15 +195,11 @@ async def test_requests_that_wait_behind_a_close_are_refused(probe: Any) -> None
     assert probe.count("state") == 1
 
 
-class _StateCall:
-    """Reads the state as any operation would."""
-
-    @staticmethod
-    def read(env: Any, _: Any) -> Any:
-        return env.state
+def _read_state(env: Any, _: Any) -> Any:
+    return env.state
 
 
-CALL_STATE = type(CALL)("state", _StateCall.read)
+READ_STATE = Operation("state", _read_state)
 
 
 # -- shutdown (W8) ------------------------------------------------------------------------------------------------
@@ -382,6 +378,14 @@ def test_a_close_that_raises_is_logged_with_its_session(
     assert peer(server.port).reset()["type"] == "observation"
 
 
+@pytest.fixture
+def no_logs() -> Iterator[None]:
+    """Log nothing: a report cannot carry text that is not Unicode from one test process to another."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
 class Wordless(Exception):
     """An exception that cannot even be printed."""
 
@@ -396,7 +400,7 @@ class Wordless(Exception):
 )
 @pytest.mark.parametrize("where", ["construct", "reset", "step", "state", "close"])
 def test_whatever_an_environment_raises_is_answered(
-    serve: Any, probe: Any, peer: Any, http: Any, where: str, error: BaseException
+    no_logs: None, serve: Any, probe: Any, peer: Any, http: Any, where: str, error: BaseException
 ) -> None:
     """W15: no exception, however odd, leaves a request unanswered, a slot taken or the server dead."""
     server = serve(probe.app(max_concurrent_envs=1))

@@ -97,6 +97,10 @@ class BlockingConnection:
         """Why it is closed."""
         return self._lost or "connection closed"
 
+    def last_words(self) -> bytes | None:
+        """Return a message that came before anybody asked, once."""
+        return self._messages.popleft() if self._messages else None
+
     def open(self) -> None:
         """Connect and shake hands.
 
@@ -308,6 +312,10 @@ class LoopConnection(asyncio.BufferedProtocol):
     def lost_reason(self) -> str:
         """Why it is closed."""
         return self._lost or "connection closed"
+
+    def last_words(self) -> bytes | None:
+        """Return a message that came before anybody asked, once."""
+        return self._messages.popleft() if self._messages else None
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:

@@ -67,6 +67,10 @@ class Driver:
         """Why it is not."""
         return "connection closed" if self._connection is None else self._connection.lost_reason
 
+    def last_words(self) -> bytes | None:
+        """What the server said before it hung up, if nobody has heard it yet."""
+        return None if self._connection is None else self._connection.last_words()
+
     # -- which way ------------------------------------------------------------------------------------------------
 
     @property

@@ -80,6 +80,10 @@ class Link(Protocol):
         """Why it is not."""
         ...
 
+    def last_words(self) -> bytes | None:
+        """What the server said before it hung up, if nobody has heard it yet."""
+        ...
+
 
 def connect(link: Link) -> Flow[None]:
     """Open a connection unless there is one."""
@@ -94,6 +98,8 @@ def request(link: Link, kind: str, data: Any, timeout_s: float | None) -> Flow[d
     """Send a request and return its reply's data; a lost episode stays lost until `reset`."""
     if not link.is_open and link.has_connected:
         link.session.lose(link.lost_reason)
+        if kind != "reset" and (farewell := link.last_words()) is not None:
+            link.session.reply(kind, farewell)  # raises: it says why the server has hung up
     payload = link.session.request(kind, data)
     was_open = link.is_open
     yield from connect_again(link)

@@ -21,8 +21,7 @@ import logging
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 from pydantic_core import from_json, to_json, to_jsonable_python
@@ -74,8 +73,7 @@ def jsonable(value: Any) -> Any:
     return repr(value)
 
 
-@dataclass(slots=True)
-class ObservationParts:
+class ObservationParts(NamedTuple):
     """An observation, cut into what travels apart. `fields` and `metadata` are JSON text."""
 
     fields: bytes
@@ -91,12 +89,8 @@ def split_observation(observation: Any) -> ObservationParts:
     reward = values.get("reward")
     if type(reward) is not float or not math.isfinite(reward):
         reward, metadata = _checked_reward(reward, metadata)
-    return ObservationParts(
-        _model_json(observation, exclude=_BESIDE),
-        reward,
-        bool(values.get("done")),
-        _dict_json(metadata) if metadata else None,
-    )
+    fields = _model_json(observation, exclude=_BESIDE)
+    return ObservationParts(fields, reward, bool(values.get("done")), _dict_json(metadata) if metadata else None)
 
 
 def observation_json(observation: Any, *, before: bytes = b"", after: bytes = b"") -> bytes:
@@ -107,11 +101,11 @@ def observation_json(observation: Any, *, before: bytes = b"", after: bytes = b"
         before: Text to put in front, so that an envelope costs no second copy of a large payload.
         after: Text to put behind.
     """
-    parts = split_observation(observation)
-    reward = b"null" if parts.reward is None else repr(parts.reward).lower().encode()
-    done = b',"done":true' if parts.done else b',"done":false'
-    beside = b"}" if parts.metadata is None else b',"metadata":' + parts.metadata + b"}"
-    return b"".join((before, b'{"observation":', parts.fields, b',"reward":', reward, done, beside, after))
+    fields, reward, done, metadata = split_observation(observation)
+    reward_json = b"null" if reward is None else repr(reward).lower().encode()
+    done_json = b',"done":true' if done else b',"done":false'
+    beside = b"}" if metadata is None else b',"metadata":' + metadata + b"}"
+    return b"".join((before, b'{"observation":', fields, b',"reward":', reward_json, done_json, beside, after))
 
 
 def _checked_reward(reward: Any, metadata: Any) -> tuple[Any, Any]:

@@ -108,8 +108,8 @@ class Call:
         """Tell the requester, on its own loop."""
         if error is not None:
             self.error = error
-        if self._hub.is_current:
-            self.deliver()
+        if self._hub.thread_id == threading.get_ident():
+            self._done(self.result, self.error)
         else:
             self._hub.post(self)
 
