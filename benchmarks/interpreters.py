@@ -93,7 +93,8 @@ def find_interpreter(python: str, inherited: Mapping[str, str], *, source: Path 
     environment = child_environment(inherited, source=source)
     found = _probe(python, environment)
     file, versions = found["file"], found["versions"]
-    assert isinstance(file, str) and isinstance(versions, dict)
+    assert isinstance(file, str)
+    assert isinstance(versions, dict)
     if source and not Path(file).is_relative_to(source):
         raise InterpreterError(f"its openenv is not the one in {source.name}/")
     if source:

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from openenv.client.connections import BlockingConnection, ConnectionOptions, LoopConnection
+from openenv.client.blocking_connection import BlockingConnection
 from openenv.client.keepalive import Tender
+from openenv.client.loop_connection import LoopConnection
 from openenv.client.url import parse_ws_url
+from openenv.client.wire import ConnectionOptions
 from openenv.errors import SessionLost
 
 

@@ -25,9 +25,9 @@ import httpx2
 import pytest
 
 import openenv
-from openenv.client.connections import ConnectionOptions
 from openenv.client.handshake import Handshake
 from openenv.client.url import parse_ws_url
+from openenv.client.wire import ConnectionOptions
 from openenv.core.env_server.http_server import create_app
 from openenv.env.environment import Environment
 from openenv.protocol.frames import FrameReader, Opcode, masked_control_frame, masked_text_frame

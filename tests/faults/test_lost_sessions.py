@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from openenv.client.connections import BlockingConnection, ConnectionOptions
+from openenv.client.blocking_connection import BlockingConnection
 from openenv.client.url import parse_ws_url
+from openenv.client.wire import ConnectionOptions
 from openenv.core import GenericEnvClient
 from openenv.errors import (
     ConnectFailed,

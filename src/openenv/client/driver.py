@@ -13,10 +13,12 @@ from typing import Any, Generic, TypeVar, cast
 
 from ..errors import ClientModeError
 from ..protocol.client import ClientSession
-from .connections import BlockingConnection, ConnectionOptions, LoopConnection
+from .blocking_connection import BlockingConnection
 from .flows import Flow, run_blocking, run_on_loop
 from .keepalive import TENDER
+from .loop_connection import LoopConnection
 from .url import parse_ws_url
+from .wire import ConnectionOptions
 
 T = TypeVar("T")
 

@@ -15,11 +15,11 @@ from typing_extensions import Self
 
 from ..settings import client_mode
 from ..types import StepResult
-from .connections import ConnectionOptions
 from .driver import Driver
 from .flows import Block, Flow, connect, hang_up, request
 from .provision import Bootstrap, provide_container, provide_space, stop_provider
 from .url import convert_to_ws_url
+from .wire import ConnectionOptions
 
 if TYPE_CHECKING:
     from .sync_client import SyncEnvClient

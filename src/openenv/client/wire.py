@@ -1,0 +1,49 @@
+"""What both kinds of connection share: options, mask keys, and how a close frame reads.
+
+Knows bytes; must not know sockets or loops.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+READ_BYTES = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionOptions:
+    """How to connect and how long to wait; times in seconds."""
+
+    connect_timeout_s: float = 10.0
+    message_timeout_s: float | None = 60.0
+    max_message_bytes: int = 100 * 1024 * 1024
+    ping_interval_s: float | None = 20.0
+    ping_timeout_s: float | None = 20.0
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class MaskKeys:
+    """Random mask keys (RFC 6455, 5.3), fetched from the system many at a time."""
+
+    __slots__ = ("_at", "_pool")
+
+    def __init__(self) -> None:
+        self._pool = b""
+        self._at = 0
+
+    def next(self) -> bytes:
+        """Return four random bytes."""
+        if self._at >= len(self._pool):
+            self._pool = os.urandom(1024)
+            self._at = 0
+        self._at += 4
+        return self._pool[self._at - 4 : self._at]
+
+
+def closed_reason(payload: bytes) -> str:
+    """Say what a close frame means."""
+    code = int.from_bytes(payload[:2], "big") if len(payload) >= 2 else 1005
+    text = payload[2:].decode("utf-8", "replace")
+    return f"the server closed the connection with code {code}" + (f": {text}" if text else "")
