@@ -197,17 +197,26 @@ RUN_AS_MAIN = (
     MAIN_ENV
     + """
 if __name__ == "__main__":
+    import socket
+    import threading
+    import time
+    import uvicorn
+    from openenv.core import GenericEnvClient
     from openenv.core.env_server.http_server import create_app
 
     assert Shout.__module__ == "__main__"
     app = create_app(ShoutEnv, Shout, Echo, env_name="shout")
-    from starlette.testclient import TestClient
-
-    with TestClient(app) as client, client.websocket_connect("/ws") as ws:
-        ws.send_json({"type": "reset"})
-        ws.receive_json()
-        ws.send_json({"type": "step", "data": {"word": "hey"}})
-        print(ws.receive_json()["data"]["observation"]["word"])
+    sock = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    with GenericEnvClient(base_url=f"http://127.0.0.1:{sock.getsockname()[1]}") as env:
+        env.reset()
+        print(env.step({"word": "hey"}).observation["word"])
+    server.should_exit = True
+    thread.join()
 """
 )
 

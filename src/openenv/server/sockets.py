@@ -262,6 +262,8 @@ class AsgiSocket:
         """Begin to deliver messages."""
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._read(handler)), loop.create_task(self._write())]
+        for task in self._tasks:
+            task.add_done_callback(_log_failure)
 
     def send(self, payload: bytes) -> None:
         """Send a text message."""
@@ -287,9 +289,9 @@ class AsgiSocket:
         try:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            # Not awaited: a caller that is being cancelled must see its own cancellation and not that of these.
             for task in self._tasks:
                 task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _read(self, handler: SocketHandler) -> None:
         try:
@@ -320,6 +322,11 @@ class AsgiSocket:
                 return
             if message["type"] == "websocket.close":
                 return
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        logger.warning("a WebSocket connection failed", exc_info=task.exception())
 
 
 def take_over(receive: Receive, *, max_size: int) -> FrameSocket | None:
