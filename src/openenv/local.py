@@ -13,7 +13,8 @@ from typing import Any, Generic, TypeVar, cast
 from pydantic import ValidationError
 from typing_extensions import Self
 
-from .env.binding import factory_class, infer_models
+from .env.binding import factory_class, factory_name, infer_models
+from .env.environment import Environment
 from .errors import ExecutionError, OpenEnvError, RequestValidationError, SessionLost
 from .protocol.schema import deserialize_action
 from .protocol.server import error_list
@@ -51,9 +52,17 @@ class LocalEnv(Generic[ActT, ObsT, StateT]):
     Args:
         env: The environment class, or a function without arguments that returns an environment.
         action_cls: The action model; by default what the environment declares.
+
+    Raises:
+        TypeError: An environment was given instead of what makes one.
     """
 
     def __init__(self, env: Callable[[], Any], action_cls: type[Any] | None = None) -> None:
+        if isinstance(env, Environment) or not callable(env):
+            raise TypeError(
+                f"env must be a callable that returns an environment (the class itself, or a factory function), "
+                f"not an instance of {type(env).__name__}"
+            )
         self._factory = env
         self._action_cls = action_cls
         self._manager: SessionManager | None = None
@@ -62,6 +71,10 @@ class LocalEnv(Generic[ActT, ObsT, StateT]):
         self._private_loop: asyncio.AbstractEventLoop | None = None
         self._children: list[LocalEnv[ActT, ObsT, StateT]] = []
 
+    def __repr__(self) -> str:
+        state = "not built" if self._session is None else "closed" if self._closed else self._session.state.value
+        return f"<{type(self).__name__} of {factory_name(self._factory)}, {state}>"
+
     @property
     def env(self) -> Any:
         """The environment itself, once there is one."""
@@ -69,12 +82,12 @@ class LocalEnv(Generic[ActT, ObsT, StateT]):
 
     def connect(self) -> Coroutine[Any, Any, Self]:
         """Build the environment now instead of at the first request."""
-        return self._dispatch(self._connect())
+        return self._dispatch(self._connect(), "LocalEnv.connect")
 
     def reset(self, **kwargs: Any) -> Coroutine[Any, Any, StepResult[ObsT]]:
         """Begin an episode; keywords go to the environment's `reset`."""
         self._closed = False
-        return self._dispatch(self._run(_OPERATIONS.reset, kwargs))
+        return self._dispatch(self._run(_OPERATIONS.reset, kwargs), "LocalEnv.reset")
 
     def step(self, action: ActT | Mapping[str, Any], **kwargs: Any) -> Coroutine[Any, Any, StepResult[ObsT]]:
         """Take an action.
@@ -84,11 +97,11 @@ class LocalEnv(Generic[ActT, ObsT, StateT]):
             ExecutionError: The environment raised; the cause is attached.
             SessionLost: The environment was closed; `reset` begins anew.
         """
-        return self._dispatch(self._run(_OPERATIONS.step, action))
+        return self._dispatch(self._run(_OPERATIONS.step, action), "LocalEnv.step")
 
     def state(self) -> Coroutine[Any, Any, StateT]:
         """Return the environment's state."""
-        return self._dispatch(self._run(_OPERATIONS.state, None))
+        return self._dispatch(self._run(_OPERATIONS.state, None), "LocalEnv.state")
 
     def disconnect(self) -> Coroutine[Any, Any, None]:
         """Close the environment."""
@@ -96,7 +109,7 @@ class LocalEnv(Generic[ActT, ObsT, StateT]):
 
     def close(self) -> Coroutine[Any, Any, None]:
         """Close the environment and those of child clients."""
-        return self._dispatch(self._close())
+        return self._dispatch(self._close(), "LocalEnv.close")
 
     def new_session(self) -> LocalEnv[ActT, ObsT, StateT]:
         """Return another client with an environment of its own; it is closed with this one."""
@@ -170,9 +183,11 @@ class LocalEnv(Generic[ActT, ObsT, StateT]):
             if self._session.state is not SessionState.CLOSED and self._manager is not None:
                 await self._manager.drain()  # its close is a coroutine, or another call still runs
 
-    def _dispatch(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+    def _dispatch(self, work: Coroutine[Any, Any, T], name: str) -> Coroutine[Any, Any, T]:
         """Return the work on a running loop and its result elsewhere; `sync()` has the exact types for the latter."""
         if asyncio._get_running_loop() is not None:
+            coroutine: Any = work
+            coroutine.__qualname__ = name  # for the warning when nobody awaits it
             return work
         return cast("Coroutine[Any, Any, T]", self._block(work))
 
@@ -199,6 +214,9 @@ class SyncLocalEnv(Generic[ActT, ObsT, StateT]):
 
     def __init__(self, local: LocalEnv[ActT, ObsT, StateT]) -> None:
         self._local = local
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._local!r}>"
 
     def reset(self, **kwargs: Any) -> StepResult[ObsT]:
         """Begin an episode."""

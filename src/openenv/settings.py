@@ -47,6 +47,12 @@ def session_timeout(environ: Mapping[str, str] | None = None) -> float | None:
     return _number("OPENENV_SESSION_TIMEOUT", float, environ)
 
 
+def allowed_origins(environ: Mapping[str, str] | None = None) -> frozenset[str]:
+    """Return the origins in `OPENENV_ALLOWED_ORIGINS`, which is separated by commas."""
+    given = _environ(environ).get("OPENENV_ALLOWED_ORIGINS", "").split(",")
+    return frozenset(origin.strip() for origin in given if origin.strip())
+
+
 def _number(name: str, kind: Callable[[str], _N], environ: Mapping[str, str] | None) -> _N | None:
     text = _environ(environ).get(name, "").strip()
     if not text:

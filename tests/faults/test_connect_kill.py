@@ -32,7 +32,6 @@ from typing import Any
 from openenv.core.env_server.http_server import create_app
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, ConcurrencyConfig, Observation, State
-from openenv.sessions.manager import thread_count
 from openenv.sessions.session import Session
 
 BUILT = []
@@ -95,7 +94,7 @@ async def inside() -> dict[str, int]:
         "active": manager.active,
         "once": len(manager._once),
         "tasks": len(asyncio.all_tasks()),
-        "runner_threads": thread_count(manager.runner),
+        "runner_threads": manager.runner.threads,
         "sessions": sum(isinstance(found, Session) for found in gc.get_objects()),
         "built": len(BUILT),
         "closed": len(CLOSED),

@@ -15,7 +15,6 @@ from openenv.core.env_server.http_server import create_app
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation
 from openenv.runners.thread import ThreadRunner
-from openenv.sessions.manager import thread_count
 
 HEADER = "X-OpenEnv-Session"
 
@@ -132,7 +131,7 @@ def test_hundreds_of_fast_sessions_need_few_threads(serve: Any, probe: Any, peer
         one.send({"type": "step", "data": {}})
     assert [one.receive()["data"]["observation"]["count"] for one in peers] == [1] * 500
     assert server.manager.active == 500
-    assert thread_count(server.manager.runner) < 64
+    assert server.manager.runner.threads < 64
     assert len(probe.threads()) < 64
 
 
@@ -166,11 +165,11 @@ def test_threads_of_slow_sessions_end_with_them(
     peers = [peer(server.port) for _ in range(30)]
     for one in peers:
         one.step(sleep_s=0.02)
-    assert thread_count(server.manager.runner) >= 30
+    assert server.manager.runner.threads >= 30
     for one in (*peers, scout):
         one.send({"type": "close"})
     wait_for(lambda: server.manager.active == 0)
-    wait_for(lambda: thread_count(server.manager.runner) <= 8)
+    wait_for(lambda: server.manager.runner.threads <= 8)
     wait_for(lambda: len(set(threading.enumerate()) - before) <= 9)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
@@ -356,3 +358,79 @@ def test_an_unused_http_session_expires(serve: Callable[..., Any]) -> None:
     server.wait_for(lambda: server.manager.active == 0)
     gone = httpx2.get(f"{server.url}/state", headers={SESSION: opened.headers[SESSION]}, trust_env=False)
     assert gone.json()["reason"] == "expired"
+
+
+class Fragile(Parrot):
+    """Waits in the constructor or the first reset until it is told to go on; fails with seed 7."""
+
+    waits_in: ClassVar[str] = ""
+    entered: ClassVar[threading.Event]
+    go_on: ClassVar[threading.Event]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._wait("constructor")
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Heard:
+        self._wait("reset")
+        if seed == 7:
+            raise ValueError("bad seed")
+        return super().reset(seed, episode_id, **kwargs)
+
+    def _wait(self, place: str) -> None:
+        if self.waits_in == place:
+            self.entered.set()
+            self.go_on.wait(20)
+
+
+@pytest.mark.parametrize("place", ["constructor", "reset"])
+def test_a_client_that_leaves_before_its_new_session_is_ready_leaves_no_session_behind(
+    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    for name, value in {"waits_in": place, "entered": threading.Event(), "go_on": threading.Event()}.items():
+        monkeypatch.setattr(Fragile, name, value, raising=False)
+    server = serve(create_app(Fragile, Say, Heard))
+    with socket.create_connection(("127.0.0.1", server.port)) as leaving:
+        request = f"POST /reset HTTP/1.1\r\nHost: x\r\n{SESSION}: new\r\nContent-Length: 2\r\n\r\n{{}}"
+        leaving.sendall(request.encode())
+        assert Fragile.entered.wait(10)
+    Fragile.go_on.set()
+    server.wait_for(lambda: server.manager.active == 0)
+    Fragile.waits_in = ""
+    with httpx2.Client(base_url=server.url, trust_env=False) as client:
+        assert client.post("/reset", headers={SESSION: "new"}).status_code == 200
+
+
+def test_a_first_reset_that_fails_opens_no_session(serve: Callable[..., Any]) -> None:
+    server = serve(create_app(Fragile, Say, Heard))
+    with httpx2.Client(base_url=server.url, trust_env=False) as client:
+        failed = client.post("/reset", json={"seed": 7}, headers={SESSION: "new"})
+        assert (failed.status_code, failed.json()) == (500, {"detail": "bad seed", "code": "EXECUTION_ERROR"})
+        assert SESSION not in failed.headers
+        again = client.post("/reset", json={}, headers={SESSION: "new"})
+        assert again.status_code == 200
+        name = {SESSION: again.headers[SESSION]}
+        assert client.post("/reset", json={"seed": 7}, headers=name).headers[SESSION] == name[SESSION]
+        assert client.get("/state", headers=name).status_code == 200, "a later reset that fails ends nothing"
+
+
+@pytest.mark.anyio
+async def test_a_server_that_is_shutting_down_lends_no_environment() -> None:
+    app = create_app(Parrot, Say, Heard, env_name="parrot")
+    await app.state.openenv_server.manager.drain()
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://x") as client:
+        for answer in (await client.get("/metadata"), await client.get("/parrot/splits")):
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert answer.json()["code"] == "CAPACITY_REACHED"
+
+
+def test_changing_one_limit_keeps_the_others() -> None:
+    limits = SessionLimits(sessions=4, drain_s=60, closing_wait_s=0.1, soft_sessions=2)
+    server = HTTPEnvServer(Parrot, Say, Heard, limits=limits)
+    server.reconfigure(runner="inline")
+    assert server.manager.limits == limits
+    server.reconfigure(sessions=5, session_timeout_s=7)
+    assert server.manager.limits == dataclasses.replace(limits, sessions=5, idle_s=7, soft_idle_s=7)
+    assert server.service.options.limits == server.manager.limits
+    assert server.service.options.runner == "inline"
+    assert (server.concurrency_config.max_concurrent_envs, server.concurrency_config.session_timeout) == (5, 7)

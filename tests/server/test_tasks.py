@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, ClassVar
 
 import httpx2
@@ -101,3 +104,44 @@ def test_an_environment_without_tasks_says_so(serve: Callable[..., Any], env_cls
     answer = httpx2.get(f"{server.url}/{env_cls.__name__}/splits", trust_env=False)
     assert answer.status_code == 501
     assert answer.json() == {"detail": "list_splits is not supported for this environment"}
+
+
+class Lazy(Plain):
+    """Makes its tasks while they are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def _task(self, number: int) -> dict[str, Any]:
+        return {"i": number, "closed": self.is_closed, "thread": threading.current_thread().name}
+
+    def list_splits(self) -> Iterator[str]:
+        yield from ("train", "test")
+
+    def list_tasks(self, split: str) -> Iterator[Any]:
+        for number in range(3):
+            time.sleep(0.02)
+            yield self._task(number)
+
+    async def get_task_range(self, split: str, start: int | None = None, stop: int | None = None) -> AsyncIterator[Any]:
+        for number in range(3):
+            await asyncio.sleep(0.02)
+            yield self._task(number)
+
+
+def test_tasks_that_are_made_while_they_are_read_are_read_in_the_environments_thread_while_it_lives(
+    serve: Callable[..., Any],
+) -> None:
+    server = serve(create_app(Lazy, Action, Observation, env_name="lazy"))
+    with httpx2.Client(base_url=server.url, trust_env=False) as client:
+        found = client.post("/lazy/tasks", json={"split": "train"}).json()["tasks"]
+        assert [task["i"] for task in found] == [0, 1, 2]
+        assert not any(task["closed"] for task in found)
+        assert "test-server" not in {task["thread"] for task in found}
+        ranged = client.post("/lazy/task_range", json={"split": "train"}).json()["tasks"]
+        assert [(task["i"], task["closed"]) for task in ranged] == [(0, False), (1, False), (2, False)]
+        assert [split["name"] for split in client.get("/lazy/splits").json()] == ["train", "test"]

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import socket
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
+
+from openenv.server.sockets import take_over
+from openenv.server.upgrade import UpgradeProtocol
 
 HANDSHAKE = (
     "GET /some%20path?a=1 HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -125,3 +132,90 @@ def test_a_client_that_leaves_is_reported_to_the_application(serve: Callable[...
     with connect(f"ws://127.0.0.1:{server.port}/", proxy=None):
         pass
     server.wait_for(lambda: events == ["websocket.disconnect"])
+
+
+def test_an_application_learns_with_which_code_its_client_has_closed(serve: Callable[..., Any]) -> None:
+    codes: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        while (message := await receive())["type"] == "websocket.receive":
+            pass
+        codes.append(message["code"])
+
+    server = serve(app, lifespan="off")
+    with connect(f"ws://127.0.0.1:{server.port}/", proxy=None) as connection:
+        connection.send("hi")
+        connection.close(4001)
+    server.wait_for(lambda: codes == [4001])
+
+
+@pytest.mark.parametrize(
+    ("status", "fails", "answered"), [(499, False, 499), (401, True, 500)], ids=["odd status", "failure in it"]
+)
+def test_a_denial_is_always_answered(serve: Callable[..., Any], status: int, fails: bool, answered: int) -> None:
+    async def deny(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.http.response.start", "status": status, "headers": []})
+        if fails:
+            raise RuntimeError("application failure")
+        await send({"type": "websocket.http.response.body", "body": b"x"})
+
+    answer = raw_answer(serve(deny, lifespan="off", log_level="critical").port)
+    assert answer.startswith(f"HTTP/1.1 {answered} ")
+
+
+def test_an_endpoint_that_took_the_connection_and_failed_closes_it(serve: Callable[..., Any]) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        assert take_over(receive, max_size=1000) is not None
+        raise RuntimeError("endpoint failure")
+
+    server = serve(app, lifespan="off", log_level="critical")
+    with connect(f"ws://127.0.0.1:{server.port}/", proxy=None) as connection:
+        with pytest.raises(ConnectionClosed) as caught:
+            connection.recv(timeout=10)
+    assert caught.value.rcvd is not None
+    assert caught.value.rcvd.code == 1011
+
+
+def test_an_application_that_outlives_the_shutdown_is_ended_without_a_traceback(
+    serve: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    ended: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+
+    logging.getLogger("uvicorn.error").addHandler(caplog.handler)
+    try:
+        server = serve(app, lifespan="off", timeout_graceful_shutdown=1)
+        logging.getLogger("uvicorn.error").addHandler(caplog.handler)
+        with connect(f"ws://127.0.0.1:{server.port}/", proxy=None):
+            server.server.should_exit = True
+            server.wait_for(lambda: ended == ["cancelled"])
+    finally:
+        logging.getLogger("uvicorn.error").removeHandler(caplog.handler)
+    assert "Exception in ASGI application" not in caplog.text
+
+
+@pytest.mark.anyio
+async def test_a_shutdown_bears_a_connection_that_is_closing() -> None:
+    here, there = socket.socketpair()
+    with there:
+        config = uvicorn.Config(echo, lifespan="off", ws=UpgradeProtocol, log_config=None)
+        config.load()
+        transport, protocol = await asyncio.get_running_loop().create_connection(
+            lambda: UpgradeProtocol(config, ServerState(), {}), sock=here
+        )
+        transport.close()
+        protocol.shutdown()
+        assert (await protocol.receive())["type"] == "websocket.disconnect"

@@ -21,7 +21,7 @@ from openenv.errors import (
 )
 from openenv.runners import InlineRunner
 from openenv.sessions.events import SessionEvent
-from openenv.sessions.manager import SessionLimits, SessionManager, thread_count
+from openenv.sessions.manager import SessionLimits, SessionManager
 from openenv.sessions.operations import CALL
 from openenv.sessions.session import Session, SessionKind, SessionState
 
@@ -358,7 +358,7 @@ async def test_drain_stops_admitting_lets_calls_finish_and_closes_every_environm
     await asyncio.sleep(0)
     await manager.drain()
     assert await work == "finished"
-    assert (manager.active, env.alive, thread_count(manager.runner)) == (0, 0, 0)
+    assert (manager.active, env.alive, manager.runner.threads) == (0, 0, 0)
     assert manager.is_draining
     with pytest.raises(SessionCapacityError):
         await manager.open(SOCKET)

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from openenv.sessions.reaper import Reaper
-from openenv.sessions.waiting import ChangeSignal, wait_until
+from openenv.sessions.waiting import Line, wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -53,28 +53,28 @@ def test_the_reaper_moves_to_another_loop_when_its_own_is_closed() -> None:
 
 
 async def test_a_change_from_any_thread_wakes_everybody() -> None:
-    signal = ChangeSignal()
+    signal = Line()
     waiting = [signal.subscribe() for _ in range(3)]
-    threading.Thread(target=signal.notify).start()
+    threading.Thread(target=signal.notify_all).start()
     assert all(await asyncio.gather(*(wait_until(future, None) for future in waiting)))
 
 
 async def test_waiting_ends_at_its_deadline() -> None:
-    signal, loop = ChangeSignal(), asyncio.get_running_loop()
+    signal, loop = Line(), asyncio.get_running_loop()
     change = signal.subscribe()
     assert not await wait_until(change, loop.time() - 1)
     assert not await wait_until(change, loop.time() + 0.01)
     signal.unsubscribe(change)
-    signal.notify()
+    signal.notify_all()
     await asyncio.sleep(0)
     assert not change.done()
 
 
 def test_a_waiter_of_a_closed_loop_is_forgotten() -> None:
-    signal = ChangeSignal()
+    signal = Line()
 
     async def subscribe() -> None:
         signal.subscribe()
 
     asyncio.run(subscribe())
-    signal.notify()
+    signal.notify_all()

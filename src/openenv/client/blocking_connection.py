@@ -25,7 +25,7 @@ from .flows import Unasked
 from .handshake import Handshake
 from .proxy import proxy_for, tunnel_request
 from .url import Address
-from .wire import READ_BYTES, ConnectionOptions, MaskKeys, closed_reason
+from .wire import READ_BYTES, ConnectionOptions, MaskKeys, closed_reason, oversize_reason
 
 
 class BlockingConnection:
@@ -67,18 +67,21 @@ class BlockingConnection:
         """
         deadline = time.monotonic() + self._options.connect_timeout_s
         try:
-            sock = self._dial()
-        except OSError as exc:
-            raise ConnectFailed(f"Failed to connect to {self._address.authority}: {exc}") from exc
+            self._open(deadline)
+        except ConnectFailed as exc:
+            raise ConnectFailed(f"Failed to connect to {self._address.url}: {exc}") from None
+        except (OSError, UnicodeError) as exc:
+            raise ConnectFailed(f"Failed to connect to {self._address.url}: {exc}") from exc
+
+    def _open(self, deadline: float) -> None:
+        sock = self._dial()
         try:
             handshake = Handshake(self._address, self._options.headers)
             sock.sendall(handshake.request)
             while (rest := handshake.feed(self._read_before(sock, deadline))) is None:
                 pass
-        except BaseException as exc:
+        except BaseException:
             sock.close()
-            if isinstance(exc, OSError) and not isinstance(exc, ConnectFailed):
-                raise ConnectFailed(f"Failed to connect to {self._address.authority}: {exc}") from exc
             raise
         self._socket = sock
         if rest:
@@ -207,7 +210,11 @@ class BlockingConnection:
         elif message.opcode == Opcode.CLOSE:
             self._drop(closed_reason(message.payload))
         elif message.opcode == Opcode.OVERSIZE:
-            raise FrameError(1009, f"a reply of {message.size} bytes is over the limit")
+            raise FrameError(1009, oversize_reason(message.size, self._options))
+
+    def abandon(self, reason: str) -> None:
+        """Close this process's end of the connection without a word; another process may go on with it."""
+        self._drop(reason)
 
     def _drop(self, reason: str) -> None:
         self._lost = self._lost or reason

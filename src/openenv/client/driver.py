@@ -7,8 +7,9 @@ and flows; must not know payloads.
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Coroutine, Generator
+import os
+import weakref
+from collections.abc import Coroutine, Generator
 from typing import Any, Generic, TypeVar, cast
 
 from ..errors import ClientModeError
@@ -17,10 +18,13 @@ from .blocking_connection import BlockingConnection
 from .flows import Flow, run_blocking, run_on_loop
 from .keepalive import TENDER
 from .loop_connection import LoopConnection
+from .process import ProcessLock, close_loop
 from .url import parse_ws_url
 from .wire import ConnectionOptions
 
 T = TypeVar("T")
+
+_ELSEWHERE = "opened in another process"
 
 
 class Ready(Generic[T]):
@@ -42,20 +46,23 @@ class Driver:
 
     Args:
         options: How to connect.
-        url: Tells the WebSocket URL when it is needed.
+        url: The WebSocket URL; may be set later, before it is needed.
     """
 
-    def __init__(self, options: ConnectionOptions, url: Callable[[], str]) -> None:
+    def __init__(self, options: ConnectionOptions, url: str) -> None:
         self.session = ClientSession()
         self.has_connected = False
+        self.url = url
         self._options = options
-        self._url = url
+        self._pid = os.getpid()
         self._connection: BlockingConnection | LoopConnection | None = None
         self._blocking = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread_lock = threading.Lock()
+        self._thread_lock = ProcessLock()
         self._loop_lock: asyncio.Lock | None = None
         self._private_loop: asyncio.AbstractEventLoop | None = None
+        self._end_private_loop: weakref.finalize[[asyncio.AbstractEventLoop, int], Driver] | None = None
+        self._let_go: weakref.finalize[[LoopConnection, int], Driver] | None = None
 
     # -- what flows ask -------------------------------------------------------------------------------------------
 
@@ -73,11 +80,44 @@ class Driver:
         """What the server said before it hung up, if nobody has heard it yet."""
         return None if self._connection is None else self._connection.last_words()
 
+    @property
+    def condition(self) -> str:
+        """How things stand, in a few words."""
+        if self._pid != os.getpid() and self._connection is not None:
+            return _ELSEWHERE
+        if self.is_open:
+            return "connected"
+        lost = self.session.lost_reason or (self.lost_reason if self.has_connected else None)
+        return "not connected" if lost is None else f"lost: {lost}"
+
+    # -- which process --------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """In a forked process, leave the connection to the one that opened it."""
+        if self._pid == os.getpid():
+            return
+        with self._thread_lock.here():
+            if self._pid != os.getpid():
+                self._leave_to_parent()
+
+    def _leave_to_parent(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self.session.lose(_ELSEWHERE)
+        if isinstance(connection, BlockingConnection):
+            connection.abandon(_ELSEWHERE)
+        if self._let_go is not None:
+            self._let_go.detach()
+        self._let_go = self._loop = self._loop_lock = None
+        self.drop_loop()
+        self._pid = os.getpid()
+
     # -- which way ------------------------------------------------------------------------------------------------
 
     @property
     def is_blocking(self) -> bool:
         """Whether this client blocks: it was claimed so, or nothing has been decided and no loop runs here."""
+        self._settle()
         return self._blocking or (self._loop is None and _running_loop() is None)
 
     def claim_blocking(self) -> None:
@@ -86,12 +126,13 @@ class Driver:
         Raises:
             ClientModeError: The client is used asynchronously.
         """
+        self._settle()
         if self._loop is not None:
             raise ClientModeError("This client is in asynchronous use; make another one, or new_session(), to block")
         self._blocking = True
 
-    def run(self, flow: Flow[T]) -> Coroutine[Any, Any, T]:
-        """Run a flow: return a coroutine on a running loop, the result otherwise."""
+    def run(self, flow: Flow[T], name: str) -> Coroutine[Any, Any, T]:
+        """Run a flow: return a coroutine of that name on a running loop, the result otherwise."""
         running = _running_loop()
         if self._blocking or running is None:
             self.claim_blocking()
@@ -99,7 +140,7 @@ class Driver:
                 flow.close()
                 raise ClientModeError("This client is in blocking use; make another one, or new_session(), to await")
             return self.settled(self.run_blocking(flow))
-        return self.run_on_loop(flow)
+        return named(self.run_on_loop(flow), name)
 
     def settled(self, value: T) -> Coroutine[Any, Any, T]:
         """Return a value so that the asynchronous helpers of a blocking client can await it.
@@ -110,11 +151,13 @@ class Driver:
 
     def run_blocking(self, flow: Flow[T]) -> T:
         """Run a flow in this thread; calls from several threads take turns."""
-        with self._thread_lock:
+        self._settle()
+        with self._thread_lock.here():
             return run_blocking(flow, self)
 
     async def run_on_loop(self, flow: Flow[T]) -> T:
         """Run a flow on the running loop; concurrent calls take turns."""
+        self._settle()
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._move_to(loop)
@@ -136,24 +179,33 @@ class Driver:
 
     def run_coroutine(self, coroutine: Any) -> Any:
         """Run a helper coroutine of a blocking client in this thread, on a private loop."""
+        self._settle()
         loop = self._private_loop
         if loop is None or loop.is_closed():
             loop = self._private_loop = asyncio.new_event_loop()
-        current = _running_loop()
-        if current is None:
-            return loop.run_until_complete(coroutine)
+            self._end_private_loop = weakref.finalize(self, close_loop, loop, os.getpid())
         # Inside somebody's running loop (a notebook): that one is set aside while ours runs.
+        current = _running_loop()
         asyncio._set_running_loop(None)
         try:
             return loop.run_until_complete(coroutine)
         finally:
             asyncio._set_running_loop(current)
+            if not self.is_open:  # the coroutine may have closed the client, but not the loop under itself
+                self.drop_loop()
+
+    def drop_loop(self) -> None:
+        """Close the private loop, unless it is running: then it is closed when it stops."""
+        loop = self._private_loop
+        if loop is not None and self._end_private_loop is not None and not loop.is_running():
+            self._private_loop = None
+            self._end_private_loop()
 
     # -- BlockingTransport ----------------------------------------------------------------------------------------
 
     def open(self) -> None:
         """Connect, blocking."""
-        connection = BlockingConnection(parse_ws_url(self._url()), self._options)
+        connection = BlockingConnection(parse_ws_url(self.url), self._options)
         connection.open()
         self._connection = connection
         if self._options.ping_interval_s is not None:
@@ -169,20 +221,19 @@ class Driver:
         TENDER.discard(self)
         assert isinstance(self._connection, BlockingConnection)
         self._connection.close(farewell)
-        loop, self._private_loop = self._private_loop, None
-        if loop is not None and not loop.is_running():
-            loop.close()
+        self.drop_loop()
 
     def tend(self) -> None:
         """Answer pings while nobody uses the connection."""
-        if self._thread_lock.acquire(blocking=False):
+        lock = self._thread_lock.here()
+        if self._pid == os.getpid() and lock.acquire(blocking=False):
             try:
                 if isinstance(self._connection, BlockingConnection):
                     self._connection.keep_alive()
                     if not self._connection.is_open:
                         TENDER.discard(self)
             finally:
-                self._thread_lock.release()
+                lock.release()
 
 
 class _LoopSide:
@@ -195,9 +246,14 @@ class _LoopSide:
 
     async def open(self) -> None:
         driver = self._driver
-        connection = LoopConnection(parse_ws_url(driver._url()), driver._options)
+        connection = LoopConnection(parse_ws_url(driver.url), driver._options)
         await connection.open()
         driver._connection = connection
+        if driver._let_go is not None:
+            driver._let_go.detach()
+        # The loop knows the connection, so it would outlive a client that nobody has any more.
+        driver._let_go = weakref.finalize(driver, _let_go, connection, os.getpid())
+        driver._let_go.atexit = False
 
     def exchange(self, payload: bytes, timeout_s: float | None) -> Coroutine[Any, Any, bytes]:
         connection = self._driver._connection
@@ -208,6 +264,19 @@ class _LoopSide:
         connection = self._driver._connection
         assert isinstance(connection, LoopConnection)
         await connection.close(farewell)
+
+
+def named(work: Coroutine[Any, Any, T], name: str) -> Coroutine[Any, Any, T]:
+    """Call a coroutine what its caller calls it, for the warning when nobody awaits it."""
+    coroutine: Any = work  # its type does not tell that it has a name
+    coroutine.__qualname__, coroutine.__name__ = name, name.rpartition(".")[2]
+    return work
+
+
+def _let_go(connection: LoopConnection, pid: int) -> None:
+    loop = connection.loop
+    if pid == os.getpid() and connection.is_open and not loop.is_closed():
+        loop.call_soon_threadsafe(connection.abandon, "dropped by the client")
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -7,6 +7,7 @@ knows its models.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -15,10 +16,10 @@ from typing_extensions import Self
 
 from ..settings import client_mode
 from ..types import StepResult
-from .driver import Driver
+from .driver import Driver, named
 from .flows import Block, Flow, connect, hang_up, request
 from .provision import Bootstrap, provide_container, provide_space, stop_provider
-from .url import convert_to_ws_url
+from .url import socket_url
 from .wire import ConnectionOptions
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
         headers: HTTP headers for the handshake.
 
     Raises:
-        ValueError: Neither `base_url` nor `provider` is given, or the mode is unknown.
+        ValueError: Neither `base_url` nor `provider` is given, or the address or the mode is none.
     """
 
     def __init__(
@@ -66,8 +67,8 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
         if base_url is None and provider is None:
             raise ValueError("Give base_url (where the server is) or provider (what starts one)")
         self._provider = provider
+        self._provider_pid = os.getpid()
         self._base_url = base_url
-        self._ws_url = "" if base_url is None else _socket_url(base_url)
         self._options = ConnectionOptions(
             connect_timeout_s=connect_timeout_s,
             message_timeout_s=message_timeout_s,
@@ -76,7 +77,7 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
             ping_timeout_s=websocket_ping_timeout_s,
             headers=dict(headers or {}),
         )
-        self._driver = Driver(self._options, lambda: self._ws_url)
+        self._driver = Driver(self._options, "" if base_url is None else socket_url(base_url))
         self._children: list[EnvClient[ActT, ObsT, StateT]] = []
         self._mode = _normalized_mode(mode)
 
@@ -84,6 +85,17 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
         if name == "_mode" and "_mode" in self.__dict__:
             raise AttributeError("the mode of a client cannot be changed")
         super().__setattr__(name, value)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._base_url or 'without a server yet'}, {self._driver.condition}>"
+
+    @property
+    def _ws_url(self) -> str:
+        return self._driver.url
+
+    @_ws_url.setter
+    def _ws_url(self, url: str) -> None:
+        self._driver.url = url
 
     # -- hooks of subclasses --------------------------------------------------------------------------------------
 
@@ -108,11 +120,11 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
 
     def connect(self) -> Coroutine[Any, Any, Self]:
         """Connect now instead of at the first request."""
-        return self._driver.run(self._connect_flow())
+        return self._driver.run(self._connect_flow(), "EnvClient.connect")
 
     def reset(self, **kwargs: Any) -> Coroutine[Any, Any, StepResult[ObsT]]:
         """Begin an episode; keywords go to the environment's `reset`."""
-        return self._driver.run(self._reset_flow(kwargs))
+        return self._driver.run(self._reset_flow(kwargs), "EnvClient.reset")
 
     def step(self, action: ActT, **kwargs: Any) -> Coroutine[Any, Any, StepResult[ObsT]]:
         """Take an action.
@@ -122,22 +134,22 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
             RequestTimeout: No reply came in time; the episode is lost.
             ServerError: The server reported an error; the class follows its code.
         """
-        return self._driver.run(self._step_flow(action))
+        return self._driver.run(self._step_flow(action), "EnvClient.step")
 
     def state(self) -> Coroutine[Any, Any, StateT]:
         """Ask for the environment's state."""
-        return self._driver.run(self._state_flow())
+        return self._driver.run(self._state_flow(), "EnvClient.state")
 
     def disconnect(self) -> Coroutine[Any, Any, None]:
         """End the session and hang up; the provider keeps running."""
-        return self._driver.run(hang_up(self._driver))
+        return self._driver.run(hang_up(self._driver), "EnvClient.disconnect")
 
     def close(self) -> Coroutine[Any, Any, None]:
         """End the session, the sessions of child clients, and the provider."""
         if self._driver.is_blocking:
             self._close_blocking()
             return self._driver.settled(None)
-        return self._close_on_loop()
+        return named(self._close_on_loop(), "EnvClient.close")
 
     def sync(self) -> SyncEnvClient[ActT, ObsT, StateT]:
         """Return the blocking twin of this client."""
@@ -242,15 +254,17 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
             return url
 
         try:
-            self._base_url = yield Block(start)
-            self._ws_url = _socket_url(self._base_url)
+            self._provider_pid = os.getpid()
+            base_url: str = yield Block(start)
+            self._ws_url = socket_url(base_url)
+            self._base_url = base_url
         except BaseException:
             yield from self._stop_provider()
             raise
 
     def _stop_provider(self) -> Flow[None]:
         provider, self._provider = self._provider, None
-        if provider is not None:
+        if provider is not None and self._provider_pid == os.getpid():  # a fork leaves it to its parent
             yield Block(lambda: stop_provider(provider))
 
     # -- drivers --------------------------------------------------------------------------------------------------
@@ -260,16 +274,13 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
         for child in children:
             child._close_blocking()
         self._driver.run_blocking(self._close_flow())
+        self._driver.drop_loop()
 
     async def _close_on_loop(self) -> None:
         children, self._children = self._children, []
         for child in children:
             await child._close_on_loop()
         await self._driver.run_on_loop(self._close_flow())
-
-
-def _socket_url(base_url: str) -> str:
-    return convert_to_ws_url(base_url) + "/ws"
 
 
 def _normalized_mode(mode: str | None) -> str:

@@ -130,14 +130,15 @@ def _exchange(link: Link, kind: str, payload: bytes, timeout_s: float | None) ->
     except RequestTimeout:
         link.session.lose("a request timed out")
         raise
-    except Unasked as early:
-        link.session.lose("the server sent a message that nobody asked for")
-        yield HangUp()
-        link.session.reply(kind, early.payload)  # raises, where it is the reason why the server hung up
-        raise SessionLost("the server sent a message that nobody asked for") from None
+    except Unasked as exc:
+        early = exc.payload
     except BaseException:
         link.session.lose("a request was interrupted")
         raise
+    link.session.lose("the server sent a message that nobody asked for")
+    yield HangUp()
+    link.session.reply(kind, early)  # raises, where it is the reason why the server hung up
+    raise SessionLost("the server sent a message that nobody asked for")
 
 
 def connect_again(link: Link) -> Flow[None]:
@@ -189,18 +190,20 @@ class LoopTransport(Protocol):
 
 def run_blocking(flow: Flow[T], transport: BlockingTransport) -> T:
     """Run a flow to its end in this thread."""
+    failure: BaseException | None = None
     try:
         command = next(flow)
         while True:
             try:
                 outcome = _do(command, transport)
             except BaseException as exc:
-                command = flow.throw(exc)
-            else:
-                command = flow.send(outcome)
+                failure = exc  # thrown outside this handler: what the flow raises instead does not hang on it
+            command, failure = (flow.send(outcome) if failure is None else flow.throw(failure)), None
     except StopIteration as stop:
         result: T = stop.value
         return result
+    finally:
+        failure = None  # or its traceback and this frame would keep each other, and the client, alive
 
 
 def _do(command: Command, transport: BlockingTransport) -> Any:
@@ -215,6 +218,7 @@ def _do(command: Command, transport: BlockingTransport) -> Any:
 
 async def run_on_loop(flow: Flow[T], transport: LoopTransport) -> T:
     """Run a flow to its end on the running loop."""
+    failure: BaseException | None = None
     try:
         command = next(flow)
         while True:
@@ -224,12 +228,13 @@ async def run_on_loop(flow: Flow[T], transport: LoopTransport) -> T:
                 else:
                     outcome = await _await(command, transport)
             except BaseException as exc:
-                command = flow.throw(exc)
-            else:
-                command = flow.send(outcome)
+                failure = exc  # as above
+            command, failure = (flow.send(outcome) if failure is None else flow.throw(failure)), None
     except StopIteration as stop:
         result: T = stop.value
         return result
+    finally:
+        failure = None
 
 
 async def _await(command: Connect | HangUp | Block, transport: LoopTransport) -> Any:

@@ -7,6 +7,7 @@ payloads; needs no event loop.
 from __future__ import annotations
 
 import contextlib
+import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -16,11 +17,11 @@ import httpx2
 from typing_extensions import Self
 
 from ..errors import ConnectFailed, ProtocolError, RequestTimeout, RequestValidationError, ServerError, SessionLost
-from ..protocol.client import error_from_frame
+from ..protocol.client import error_from_frame, field_errors
 from ..protocol.codec import decode, encode
 from ..types import StepResult
 from .provision import provide_container, stop_provider
-from .url import parse_ws_url
+from .url import parse_ws_url, socket_url
 
 ActT = TypeVar("ActT")
 ObsT = TypeVar("ObsT")
@@ -39,6 +40,9 @@ class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
         request_timeout_s: How long an answer may take; afterwards the episode is lost.
         default_headers: Sent with every request.
         provider: Stopped when the client is closed.
+
+    Raises:
+        ValueError: The address is none.
     """
 
     def __init__(
@@ -48,17 +52,33 @@ class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
         default_headers: Mapping[str, str] | None = None,
         provider: Any = None,
     ) -> None:
-        self._base = base_url.rstrip("/") if "://" in base_url else f"http://{base_url.rstrip('/')}"
+        socket = socket_url(base_url)
+        self._base = "http" + socket.removeprefix("ws").removesuffix("/ws")
         self._provider = provider
-        local = parse_ws_url("ws" + self._base.removeprefix("http")).is_local
-        self._http = httpx2.Client(
-            base_url=self._base,
-            timeout=request_timeout_s,
-            headers={**(default_headers or {}), "Content-Type": "application/json"},
-            trust_env=not local,
-        )
+        self._timeout_s = request_timeout_s
+        self._headers = {**(default_headers or {}), "Content-Type": "application/json"}
+        self._trust_env = not parse_ws_url(socket).is_local
+        self._http = self._new_http()
+        self._pid = os.getpid()
         self._session_id: str | None = None
         self._lost: str | None = None
+
+    def _new_http(self) -> httpx2.Client:
+        return httpx2.Client(
+            base_url=self._base, timeout=self._timeout_s, headers=self._headers, trust_env=self._trust_env
+        )
+
+    def _settle(self) -> None:
+        """In a forked process, leave connections, session and provider to the one that has them."""
+        if self._pid != os.getpid():
+            if self._session_id is not None:
+                self._lost = self._lost or "opened in another process"
+            self._http, self._session_id, self._provider = self._new_http(), None, None
+            self._pid = os.getpid()
+
+    def __repr__(self) -> str:
+        state = f"lost: {self._lost}" if self._lost else f"session {self._session_id}" if self._session_id else ""
+        return f"<{type(self).__name__} {self._base}, {state or 'no session'}>"
 
     @abstractmethod
     def _step_payload(self, action: ActT) -> dict[str, Any]:
@@ -92,6 +112,7 @@ class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
         """Begin an episode; further keywords go to the environment's `reset`."""
         given = {"seed": seed, "episode_id": episode_id}
         body = {**{key: value for key, value in given.items() if value is not None}, **kwargs}
+        self._settle()
         lost, self._lost = self._lost, None
         try:
             payload = self._call_reset(body)
@@ -124,14 +145,15 @@ class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
         given = {"timeout_s": timeout_s, "request_id": request_id}
         body = {"action": self._step_payload(action), **kwargs}
         body.update({key: value for key, value in given.items() if value is not None})
-        return self._parse_result(self._call("POST", "/step", body, session=self._session_id))
+        return self._parse_result(self._call("POST", "/step", body))
 
     def state(self) -> StateT:
         """Ask for the environment's state."""
-        return self._parse_state(self._call("GET", "/state", None, session=self._session_id))
+        return self._parse_state(self._call("GET", "/state", None))
 
     def close(self) -> None:
         """End the session, hang up, stop the provider. A server out of reach ends the session with its lease."""
+        self._settle()
         if self._session_id is not None and self._lost is None:
             with contextlib.suppress(httpx2.HTTPError):
                 self._http.delete(f"/sessions/{self._session_id}")
@@ -154,10 +176,14 @@ class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
             self._session_id, self._lost = None, None
             return self._call("POST", "/reset", body, session="new")
 
-    def _call(self, method: str, path: str, body: dict[str, Any] | None, *, session: str | None) -> dict[str, Any]:
+    def _call(
+        self, method: str, path: str, body: dict[str, Any] | None, *, session: str | None = None
+    ) -> dict[str, Any]:
+        self._settle()
         if self._lost is not None:
             raise SessionLost(self._lost)
-        headers = {SESSION_HEADER: session} if session is not None else {}
+        name = session or self._session_id
+        headers = {SESSION_HEADER: name} if name is not None else {}
         content = None if body is None else encode(body)
         try:
             response = self._http.request(method, path, content=content, headers=headers)
@@ -182,9 +208,8 @@ class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
             data = {"detail": content[:500].decode("utf-8", "replace")}
         detail = data.pop("detail", "")
         if status == 422:
-            return RequestValidationError(
-                f"Server error: {detail} (code: VALIDATION_ERROR)", details={"errors": detail}
-            )
+            text = field_errors(detail) or detail
+            return RequestValidationError(f"Server error: {text} (code: VALIDATION_ERROR)", details={"errors": detail})
         if "code" in data:
             error = error_from_frame({"message": detail, **data})
             if isinstance(error, SessionLost):

@@ -27,7 +27,7 @@ from .flows import Unasked
 from .handshake import Handshake
 from .proxy import proxy_for
 from .url import Address
-from .wire import READ_BYTES, ConnectionOptions, MaskKeys, closed_reason
+from .wire import READ_BYTES, ConnectionOptions, MaskKeys, closed_reason, oversize_reason
 
 _READ_BUFFERS: WeakKeyDictionary[asyncio.AbstractEventLoop, memoryview] = WeakKeyDictionary()
 
@@ -90,12 +90,13 @@ class LoopConnection(asyncio.BufferedProtocol):
         """
         try:
             await asyncio.wait_for(self._open(), self._options.connect_timeout_s)
-        except (OSError, asyncio.TimeoutError) as exc:
+        except ConnectFailed as exc:
             self._drop("not connected")
-            if isinstance(exc, ConnectFailed):
-                raise
+            raise ConnectFailed(f"Failed to connect to {self._address.url}: {exc}") from None
+        except (OSError, UnicodeError, asyncio.TimeoutError) as exc:
+            self._drop("not connected")
             detail = str(exc) or f"no answer within {self._options.connect_timeout_s} s"
-            raise ConnectFailed(f"Failed to connect to {self._address.authority}: {detail}") from exc
+            raise ConnectFailed(f"Failed to connect to {self._address.url}: {detail}") from exc
         except BaseException:
             self._drop("not connected")
             raise
@@ -199,6 +200,10 @@ class LoopConnection(asyncio.BufferedProtocol):
             self._transport.write(masked_control_frame(Opcode.PING, b"", self._keys.next()))
         self._schedule_ping()
 
+    def abandon(self, reason: str) -> None:
+        """Hang up without a word, from the loop's own thread."""
+        self._drop(reason)
+
     def _drop(self, reason: str) -> None:
         self._lost = self._lost or reason
         for timer in (self._timer, self._deadline_timer):
@@ -271,7 +276,7 @@ class LoopConnection(asyncio.BufferedProtocol):
         elif message.opcode == Opcode.CLOSE:
             self._drop(closed_reason(message.payload))
         elif message.opcode == Opcode.OVERSIZE:
-            raise FrameError(1009, f"a reply of {message.size} bytes is over the limit")
+            raise FrameError(1009, oversize_reason(message.size, self._options))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell whoever waits."""

@@ -28,6 +28,9 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
         self._client = async_client
         self._driver = async_client._driver
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._client!r}>"
+
     @property
     def async_client(self) -> EnvClient[ActT, ObsT, StateT]:
         """The client that this one drives."""

@@ -20,6 +20,22 @@ def convert_to_ws_url(url: str) -> str:
     return url if mapped is None else f"{mapped}://{rest}"
 
 
+def socket_url(base_url: object) -> str:
+    """Return the WebSocket address of the server that a user has named, with or without `/ws`.
+
+    Raises:
+        ValueError: It is not an address.
+    """
+    url = convert_to_ws_url(base_url) if isinstance(base_url, str) else ""
+    try:
+        path = parse_ws_url(url).target
+    except ValueError:
+        raise ValueError(
+            f"base_url must be the address of a server, such as 'http://localhost:8000', not {base_url!r}"
+        ) from None
+    return url if path.endswith("/ws") else f"{url}/ws"
+
+
 def hf_space_subdomain(repo_id: str) -> str:
     """Return the subdomain of a Hugging Face Space: `Org/My_Space` is `org-my-space`."""
     cleaned = "".join(char if char.isascii() and char.isalnum() else "-" for char in repo_id.lower())
@@ -40,6 +56,11 @@ class Address:
         """The value of the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self.secure else 80) else f"{host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """The address as users know it."""
+        return f"{'wss' if self.secure else 'ws'}://{self.authority}{self.target}"
 
     @property
     def is_local(self) -> bool:

@@ -42,6 +42,12 @@ class MaskKeys:
         return self._pool[self._at - 4 : self._at]
 
 
+def oversize_reason(size: int, options: ConnectionOptions) -> str:
+    """Say that a reply was too long, and what would let it through."""
+    limit = options.max_message_bytes / (1024 * 1024)
+    return f"a reply of {size} bytes is over the limit (max_message_size_mb={limit:g})"
+
+
 def closed_reason(payload: bytes) -> str:
     """Say what a close frame means."""
     code = int.from_bytes(payload[:2], "big") if len(payload) >= 2 else 1005

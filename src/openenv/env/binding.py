@@ -79,7 +79,10 @@ def _method(env_cls: type[Any], name: str) -> Method:
     if function is None:
         return Method(chosen, is_async, None)
     is_async = is_async or inspect.iscoroutinefunction(function)
-    parameters = list(inspect.signature(function).parameters.values())
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # compiled code does not always tell
+        return Method(chosen, is_async, None)
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return Method(chosen, is_async, None)
     named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}

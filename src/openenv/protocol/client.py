@@ -36,6 +36,8 @@ _SIMPLE_ERRORS: Mapping[str, type[ServerError]] = {
 _GONE_CODES = frozenset({SessionLost.code, SessionClosedError.code, SessionNotFoundError.code})
 _REPLY_TYPES: Mapping[str, str] = {"reset": "observation", "step": "observation", "state": "state", "mcp": "mcp"}
 
+_FIELDS_TOLD = 3
+
 
 class ClientSession:
     """Encodes requests, checks replies, remembers a lost episode until `reset`."""
@@ -90,8 +92,8 @@ class ClientSession:
 def error_from_frame(data: Mapping[str, Any]) -> OpenEnvError:
     """Build the exception of an error frame's code; its text keeps the form old code matches on."""
     code = str(data.get("code", "UNKNOWN"))
-    text = f"Server error: {data.get('message', 'Unknown error')} (code: {code})"
     details = {key: value for key, value in data.items() if key not in ("message", "code")}
+    text = f"Server error: {_explained(code, str(data.get('message', 'Unknown error')), details)} (code: {code})"
     if code == SessionCapacityError.code:
         return SessionCapacityError(_int(details.get("active_sessions")), _int(details.get("max_sessions")), text)
     if code == EnvironmentFactoryError.code:
@@ -101,6 +103,31 @@ def error_from_frame(data: Mapping[str, Any]) -> OpenEnvError:
     if code in _GONE_CODES:
         return SessionLost(str(details.get("reason", "unknown to the server")), text)
     return _SIMPLE_ERRORS.get(code, ServerError)(text, details=details)
+
+
+def _explained(code: str, message: str, details: Mapping[str, Any]) -> str:
+    """Add to a server's message what helps whoever reads only that."""
+    if code == RequestValidationError.code and (found := field_errors(details.get("errors"))):
+        return f"{message}: {found}"
+    if code == EnvironmentFactoryError.code and (reason := details.get("reason")) and str(reason) not in message:
+        return f"{message} {reason}"
+    if code == SessionCapacityError.code:
+        return f"{message} Close a session or serve with more (--max-sessions)."
+    return message
+
+
+def field_errors(errors: Any) -> str:
+    """Name the first fields that were refused, and why; empty where nothing is known."""
+    if not isinstance(errors, list):
+        return ""
+    lines = []
+    for error in errors[:_FIELDS_TOLD]:
+        if isinstance(error, dict) and isinstance(error.get("msg"), str):
+            loc = error.get("loc")
+            place = ".".join(str(part) for part in loc) if isinstance(loc, list) else ""
+            lines.append(f"{place}: {error['msg']}" if place else error["msg"])
+    more = len(errors) - _FIELDS_TOLD
+    return "; ".join(lines) + (f"; and {more} more" if lines and more > 0 else "")
 
 
 def _int(value: Any) -> int:

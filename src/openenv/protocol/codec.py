@@ -21,6 +21,7 @@ import logging
 import math
 import sys
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 __all__ = [
     "ObservationParts",
+    "check_observation",
     "decode",
     "encode",
     "encode_state",
@@ -82,8 +84,25 @@ class ObservationParts(NamedTuple):
     metadata: bytes | None
 
 
+def check_observation(observation: Any) -> Any:
+    """Return an observation; refuse what is none: a tuple or None would silently become a step without reward.
+
+    Raises:
+        TypeError: Neither a model nor a mapping nor a dataclass.
+    """
+    if isinstance(observation, (BaseModel, Mapping)) or is_dataclass(observation):
+        return observation
+    kind = "None" if observation is None else f"a {type(observation).__name__}"
+    raise TypeError(f"the environment returned {kind}, not an Observation (reward and done are fields of it)")
+
+
 def split_observation(observation: Any) -> ObservationParts:
-    """Encode an observation; never raises for a value that has no encoding."""
+    """Encode an observation; never raises for a field that has no encoding.
+
+    Raises:
+        TypeError: It is no observation at all.
+    """
+    check_observation(observation)
     values = observation.__dict__ if isinstance(observation, BaseModel) else _plain_fields(observation)
     metadata = values.get("metadata")
     reward = values.get("reward")

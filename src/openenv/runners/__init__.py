@@ -5,6 +5,17 @@ from __future__ import annotations
 from .base import Lane, LaneCall, Runner, make_runner
 from .hub import Hub, current_hub
 from .inline import InlineRunner
+from .loop_local import loop_local
 from .thread import ThreadRunner
 
-__all__ = ["Hub", "InlineRunner", "Lane", "LaneCall", "Runner", "ThreadRunner", "current_hub", "make_runner"]
+__all__ = [
+    "Hub",
+    "InlineRunner",
+    "Lane",
+    "LaneCall",
+    "Runner",
+    "ThreadRunner",
+    "current_hub",
+    "loop_local",
+    "make_runner",
+]

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
-from weakref import WeakKeyDictionary
+
+from .loop_local import loop_local
 
 logger = logging.getLogger(__name__)
 
@@ -27,11 +27,10 @@ class Delivery(Protocol):
 class Hub:
     """Delivers results on one loop; a burst of them costs one wake-up."""
 
-    __slots__ = ("__weakref__", "_ready", "_scheduled", "after_delivery", "is_delivering", "loop", "thread_id")
+    __slots__ = ("__weakref__", "_ready", "_scheduled", "after_delivery", "is_delivering", "loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.thread_id = threading.get_ident()
         self._ready: deque[Delivery] = deque()
         self._scheduled = False
         self.is_delivering = False
@@ -39,8 +38,8 @@ class Hub:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller runs on this hub's loop thread."""
-        return threading.get_ident() == self.thread_id
+        """Whether the caller runs on this hub's loop."""
+        return asyncio._get_running_loop() is self.loop
 
     def post(self, delivery: Delivery) -> None:
         """Deliver soon, on the loop; may be called from any thread. A closed loop has nobody left to tell."""
@@ -71,15 +70,7 @@ class Hub:
             self.loop.call_soon(self._drain)
 
 
-_hubs: WeakKeyDictionary[asyncio.AbstractEventLoop, Hub] = WeakKeyDictionary()
-_hubs_lock = threading.Lock()
-
-
 def current_hub() -> Hub:
     """Return the hub of the running loop."""
     loop = asyncio.get_running_loop()
-    hub = _hubs.get(loop)
-    if hub is None:
-        with _hubs_lock:
-            hub = _hubs.setdefault(loop, Hub(loop))
-    return hub
+    return loop_local(loop, Hub, lambda: Hub(loop))

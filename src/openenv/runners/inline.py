@@ -5,33 +5,45 @@ Knows nothing but how to call; blocking code here blocks its caller.
 
 from __future__ import annotations
 
+from collections import deque
+
 from .base import Lane, LaneCall
 
 
 class InlineLane:
-    """Runs each call as it is submitted."""
+    """Runs each call as it is submitted; one that is submitted by another runs right after it, not inside it."""
 
-    __slots__ = ()
+    __slots__ = ("_following", "_running")
+
+    def __init__(self) -> None:
+        self._running = False
+        self._following: deque[LaneCall] = deque()
 
     def submit(self, call: LaneCall) -> None:
-        """Run the call now."""
-        call.run()
+        """Run the call now, or as soon as the running one is done."""
+        if self._running:
+            self._following.append(call)
+            return
+        self._running = True
+        try:
+            call.run()
+            while self._following:
+                self._following.popleft().run()
+        finally:
+            self._running = False
 
     def release(self) -> None:
         """Nothing is held."""
 
 
 class InlineRunner:
-    """Hands out the one inline lane."""
+    """Hands out inline lanes."""
 
     name = "inline"
 
-    def __init__(self) -> None:
-        self._lane = InlineLane()
-
     def lane(self) -> Lane:
-        """Return the lane."""
-        return self._lane
+        """Return a lane."""
+        return InlineLane()
 
     def pin(self, lane: Lane) -> None:
         """All calls share the caller's thread already."""

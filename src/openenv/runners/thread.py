@@ -61,9 +61,16 @@ class Worker:
         self.sessions = 0
         self._inbox: SimpleQueue[LaneCall | None] = SimpleQueue()
         self._profile = profile
+        self._began: float | None = None
         # A daemon: an environment that hangs must not keep the process from ending.
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.thread.start()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the running call takes too long for others to share the thread."""
+        began = self._began
+        return began is not None and time.perf_counter() - began > SLOW_S
 
     def submit(self, call: LaneCall) -> None:
         """Queue a call."""
@@ -76,11 +83,12 @@ class Worker:
     def _run(self) -> None:
         take, record, clock = self._inbox.get, self._profile.record, time.perf_counter
         while (call := take()) is not None:
-            began = clock()
+            began = self._began = clock()
             try:
                 call.run()
             except BaseException:
                 logger.exception("a call broke its promise not to raise")
+            self._began = None
             record(call.kind, clock() - began)
             del call  # or an idle thread would keep the last action alive
 
@@ -147,13 +155,11 @@ class ThreadRunner:
                 self._single = self._new_worker()
             return self._single
         if self.profile.is_fast:
-            if self._shared is None:
-                self._shared = self._emptiest(self._workers) or self._new_worker()
+            if self._shared is None or self._shared.is_stuck:
+                free = [worker for worker in self._workers if not worker.is_stuck]
+                self._shared = self._emptiest(free) or self._new_worker()
             return self._shared
         limit = self._max_threads if self.profile.is_slow else min(SPREAD, self._max_threads)
-        idle = next((worker for worker in self._workers if worker.sessions == 0), None)
-        if idle is not None:
-            return idle
         if len(self._workers) < limit:
             return self._new_worker()
         return self._emptiest(self._workers) or self._new_worker()

@@ -5,8 +5,9 @@ Knows ASGI messages; must not know what they are about.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
-from typing import Any
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
+from typing import Any, TypeVar
 
 from ..protocol.codec import encode
 
@@ -16,6 +17,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 HeaderList = Sequence[tuple[bytes, bytes]]
+_T = TypeVar("_T")
 
 
 class BodyTooLarge(Exception):
@@ -27,7 +29,7 @@ class BodyTooLarge(Exception):
 
 
 class ClientGone(Exception):
-    """The client went away before its request was whole."""
+    """The client went away before its request was whole, or before it was answered."""
 
 
 def header(scope: Scope, name: bytes) -> str | None:
@@ -76,6 +78,30 @@ async def read_body(receive: Receive, limit: int) -> bytes:
     if size > limit:
         raise BodyTooLarge(limit)
     return b"".join(chunks)
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
+    """Do the work of a request whose body was read; a client that leaves meanwhile cancels it.
+
+    Raises:
+        ClientGone: The client disconnected before the work was done.
+    """
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if watching.done() and not working.done():
+            raise ClientGone
+        return await working
+    finally:
+        watching.cancel()
+        if working.cancel():
+            await asyncio.wait((working,))  # what it holds is given back when this returns
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def respond(send: Send, status: int, body: bytes, headers: HeaderList = ()) -> None:

@@ -6,6 +6,7 @@ Knows which routes a mode has; what they do is elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from fastapi import Body, FastAPI
@@ -14,8 +15,8 @@ from starlette.routing import WebSocketRoute
 
 from ..env.environment import Environment
 from ..sessions.manager import SessionLimits, SessionManager
+from ..settings import allowed_origins, runner_name, session_timeout
 from ..settings import max_sessions as configured_max_sessions
-from ..settings import runner_name, session_timeout
 from ..types import (
     ConcurrencyConfig,
     EnvironmentMetadata,
@@ -32,12 +33,16 @@ from ..types import (
 )
 from .http import GymRoutes
 from .lifespan import add_to_lifespan
+from .origin import OriginPolicy
 from .routes import DocumentedRoute, ErrorBody, GetEndpointConfig, SessionClosed, register_get_endpoints
 from .rpc import RpcEndpoint
 from .service import EnvService, ServiceOptions
 from .tasks import TaskRoutes
 from .ws import GymEndpoint
 
+_FOREIGN: dict[int | str, dict[str, Any]] = {
+    403: {"model": ErrorBody, "description": "A web page of another origin asks"},
+}
 _SESSION_ERRORS: dict[int | str, dict[str, Any]] = {
     404: {"model": ErrorBody, "description": "No session has the name that was sent"},
     410: {"model": ErrorBody, "description": "The session has ended and its episode with it"},
@@ -86,6 +91,7 @@ class HTTPEnvServer:
         self.action_cls = action_cls
         self.observation_cls = observation_cls
         self._env_factory = env
+        self._origins = OriginPolicy(allowed_origins())
         self.service = EnvService(
             env,
             action_cls=action_cls,
@@ -136,12 +142,15 @@ class HTTPEnvServer:
             ConcurrencyConfigurationError: The class does not support so many sessions.
             RuntimeError: Sessions are open.
         """
-        current = self.concurrency_config
-        self.concurrency_config = ConcurrencyConfig(
-            max_concurrent_envs=sessions or current.max_concurrent_envs,
-            session_timeout=session_timeout_s or current.session_timeout,
-        )
-        self.manager.reconfigure(_limits(self.concurrency_config), runner=runner)
+        limits, config = self.manager.limits, self.concurrency_config
+        if sessions is not None:
+            limits = replace(limits, sessions=sessions)
+            config = config.model_copy(update={"max_concurrent_envs": sessions})
+        if session_timeout_s is not None:
+            limits = _expiring(limits, session_timeout_s)
+            config = config.model_copy(update={"session_timeout": session_timeout_s})
+        self.service.reconfigure(limits, runner=runner)
+        self.concurrency_config = config
 
     def register_routes(self, app: FastAPI, mode: ServerMode | str = ServerMode.SIMULATION) -> None:
         """Add the routes of a mode to an application, and the drain to its shutdown.
@@ -154,7 +163,7 @@ class HTTPEnvServer:
         if mode is ServerMode.SIMULATION:
             self._register_gym_routes(app)
         self._register_info_routes(app)
-        app.router.routes.append(WebSocketRoute("/ws", GymEndpoint(self.service), name="ws"))
+        app.router.routes.append(WebSocketRoute("/ws", self._origins.guard(GymEndpoint(self.service)), name="ws"))
         TaskRoutes(self.service).register(app)
         add_to_lifespan(app, self.manager)
 
@@ -163,13 +172,13 @@ class HTTPEnvServer:
 
     def _register_gym_routes(self, app: FastAPI) -> None:
         gym = self._gym_routes()
-        control: dict[str, Any] = {"tags": ["Environment Control"], "responses": _SESSION_ERRORS}
+        control: dict[str, Any] = {"tags": ["Environment Control"], "responses": {**_FOREIGN, **_SESSION_ERRORS}}
         state_cls = _documentable(self.service.state_cls)
         app.router.routes += [
             DocumentedRoute(
                 "/reset",
                 _reset_signature,
-                gym.reset,
+                self._origins.guard(gym.reset),
                 methods=["POST"],
                 response_model=ResetResponse,
                 summary="Begin an episode",
@@ -180,7 +189,7 @@ class HTTPEnvServer:
             DocumentedRoute(
                 "/step",
                 _step_signature,
-                gym.step,
+                self._origins.guard(gym.step),
                 methods=["POST"],
                 response_model=StepResponse,
                 summary="Take an action",
@@ -201,13 +210,13 @@ class HTTPEnvServer:
             DocumentedRoute(
                 "/sessions/{session_id}",
                 _close_signature,
-                gym.close,
+                self._origins.guard(gym.close),
                 methods=["DELETE"],
                 response_model=SessionClosed,
                 summary="End a session",
                 description="Close the environment of a session that `/reset` has opened, and free its slot.",
                 tags=["Environment Control"],
-                responses={code: _SESSION_ERRORS[code] for code in (404, 410)},
+                responses={**_FOREIGN, **{code: _SESSION_ERRORS[code] for code in (404, 410)}},
             ),
         ]
 
@@ -236,10 +245,16 @@ class HTTPEnvServer:
                 ),
             ],
         )
-        rpc = RpcEndpoint(self.service.options.max_message_bytes)
+        rpc = self._origins.guard(RpcEndpoint(self.service.options.max_message_bytes))
         app.router.routes.append(
             DocumentedRoute(
-                "/mcp", _rpc_signature, rpc, methods=["POST"], tags=["Environment Info"], summary="JSON-RPC"
+                "/mcp",
+                _rpc_signature,
+                rpc,
+                methods=["POST"],
+                tags=["Environment Info"],
+                summary="JSON-RPC",
+                responses=_FOREIGN,
             )
         )
 
@@ -275,10 +290,11 @@ def _concurrency(
 
 def _limits(config: ConcurrencyConfig) -> SessionLimits:
     limits = SessionLimits(sessions=config.max_concurrent_envs)
-    if config.session_timeout is None:
-        return limits
-    timeout = config.session_timeout
-    return SessionLimits(sessions=limits.sessions, idle_s=timeout, soft_idle_s=min(timeout, limits.soft_idle_s))
+    return limits if config.session_timeout is None else _expiring(limits, config.session_timeout)
+
+
+def _expiring(limits: SessionLimits, timeout_s: float) -> SessionLimits:
+    return replace(limits, idle_s=timeout_s, soft_idle_s=min(timeout_s, limits.soft_idle_s))
 
 
 async def _health() -> HealthResponse:

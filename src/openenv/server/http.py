@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from contextlib import asynccontextmanager
 from typing import Any
 
 from pydantic import ValidationError
@@ -30,7 +29,19 @@ from ..protocol.server import error_list
 from ..sessions.operations import Operation, StepInput, build_operations
 from ..sessions.session import Session, SessionKind
 from ..types import ResetRequest, StepRequest
-from .asgi import BodyTooLarge, ClientGone, HeaderList, Receive, Scope, Send, cookie, header, read_body, respond
+from .asgi import (
+    BodyTooLarge,
+    ClientGone,
+    HeaderList,
+    Receive,
+    Scope,
+    Send,
+    cookie,
+    header,
+    read_body,
+    respond,
+    while_connected,
+)
 from .asgi import respond_json as answer
 from .service import EnvService
 
@@ -40,6 +51,7 @@ SESSION_HEADER = "X-OpenEnv-Session"
 SESSION_COOKIE = "openenv_session"
 _HEADER = SESSION_HEADER.lower().encode()
 _NEW = "new"
+_UNANSWERED = "the first reset was not answered"
 _STATUS: Mapping[type[OpenEnvError], int] = {
     SessionNotFoundError: 404,
     SessionLost: 410,
@@ -80,7 +92,7 @@ class GymRoutes:
             await _unprocessable(send, exc, prefix=("body",))
             return
         kwargs = request.model_dump(exclude_unset=True)
-        await self._run(scope, send, self._operations.reset, kwargs, begins=True)
+        await self._run(scope, receive, send, self._operations.reset, kwargs, begins=True)
 
     async def step(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `POST /step`."""
@@ -104,11 +116,11 @@ class GymRoutes:
         kwargs = dict(request.model_extra or {})
         for name in request.model_fields_set - {"action"}:
             kwargs.setdefault(name, getattr(request, name))
-        await self._run(scope, send, self._operations.step_with, StepInput(action, kwargs))
+        await self._run(scope, receive, send, self._operations.step_with, StepInput(action, kwargs))
 
     async def state(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `GET /state`."""
-        await self._run(scope, send, self._operations.state, None)
+        await self._run(scope, receive, send, self._operations.state, None)
 
     async def close(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `DELETE /sessions/{session_id}`."""
@@ -130,13 +142,23 @@ class GymRoutes:
         return None
 
     async def _run(
-        self, scope: Scope, send: Send, operation: Operation, argument: Any, *, begins: bool = False
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        operation: Operation,
+        argument: Any,
+        *,
+        begins: bool = False,
     ) -> None:
         """Find out whose environment this is for, run there, answer."""
         named = header(scope, _HEADER)
         try:
+            if named is not None and named.strip().lower() == _NEW:
+                await self._run_new(receive, send, operation, argument, begins=begins)
+                return
             if named is not None:
-                await self._run_named(named, send, operation, argument, begins=begins)
+                await self._run_named(self._manager.find(named), send, operation, argument)
                 return
             soft = self._soft_session(scope, begins=begins)
             if soft is not None:
@@ -147,31 +169,45 @@ class GymRoutes:
             return
         await self._run_plain(send, operation, argument, begins=begins)
 
-    async def _run_named(self, named: str, send: Send, operation: Operation, argument: Any, *, begins: bool) -> None:
-        async with self._named_session(named, begins=begins) as session:
-            try:
-                result = await session.run(operation, argument)
-            except OpenEnvError:
-                raise
-            except Exception as exc:
-                logger.exception("session %s: %s failed", session.id, operation.kind)
-                details = {"detail": message_of(exc), "code": "EXECUTION_ERROR"}
-                await answer(send, 500, details, _name(session))
-                return
-        await respond(send, 200, result, _name(session))
+    async def _run_named(self, session: Session, send: Send, operation: Operation, argument: Any) -> None:
+        try:
+            result = await session.run(operation, argument)
+        except OpenEnvError:
+            raise
+        except Exception as exc:
+            logger.exception("session %s: %s failed", session.id, operation.kind)
+            await answer(send, 500, _failure(exc), _name(session))
+        else:
+            await respond(send, 200, result, _name(session))
 
-    @asynccontextmanager
-    async def _named_session(self, named: str, *, begins: bool) -> Any:
-        if named.strip().lower() != _NEW:
-            yield self._manager.find(named)
-            return
+    async def _run_new(
+        self, receive: Receive, send: Send, operation: Operation, argument: Any, *, begins: bool
+    ) -> None:
+        """Open a session with its first reset; it stays if that went well and its client is there to learn its name."""
         if not begins:
             raise SessionNotFoundError(_NEW, f"'{SESSION_HEADER}: new' opens a session on POST /reset only.")
+        try:
+            session, result = await while_connected(receive, self._begin(operation, argument))
+        except ClientGone:
+            logger.info("a client left before its new session was ready")
+        except OpenEnvError:
+            raise
+        except Exception as exc:
+            logger.exception("a new session: %s failed", operation.kind)
+            await answer(send, 500, _failure(exc))
+        else:
+            try:
+                await respond(send, 200, result, _name(session))
+            except BaseException:
+                session.close(_UNANSWERED)
+                raise
+
+    async def _begin(self, operation: Operation, argument: Any) -> tuple[Session, Any]:
         session = await self._manager.open(SessionKind.HTTP)
         try:
-            yield session
+            return session, await session.run(operation, argument)
         except BaseException:
-            session.close("the first reset was not answered")
+            session.close(_UNANSWERED)
             raise
 
     def _soft_session(self, scope: Scope, *, begins: bool) -> Session | None:
@@ -201,6 +237,10 @@ class GymRoutes:
             await _refuse(send, exc)
             return
         await respond(send, 200, result, headers)
+
+
+def _failure(exc: Exception) -> dict[str, Any]:
+    return {"detail": message_of(exc), "code": "EXECUTION_ERROR"}
 
 
 def _name(session: Session) -> HeaderList:

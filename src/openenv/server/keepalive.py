@@ -6,8 +6,12 @@ Knows when a connection was last heard of; must not know what it carries.
 from __future__ import annotations
 
 import asyncio
-from typing import ClassVar, Protocol
-from weakref import WeakKeyDictionary
+import logging
+from typing import Protocol
+
+from ..runners import loop_local
+
+logger = logging.getLogger(__name__)
 
 INTERVAL_S = 20.0
 TIMEOUT_S = 20.0
@@ -18,6 +22,10 @@ class Pingable(Protocol):
     """A connection that can be asked for a sign of life."""
 
     last_heard: float
+
+    def can_be_heard(self, now: float) -> bool:
+        """Say whether an answer could reach us now; a connection that is not being read cannot give one."""
+        ...
 
     def ping(self) -> None:
         """Ask."""
@@ -30,8 +38,6 @@ class Pingable(Protocol):
 
 class KeepAlive:
     """Watches the connections of one loop."""
-
-    _by_loop: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, KeepAlive]] = WeakKeyDictionary()
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, *, interval_s: float = INTERVAL_S, timeout_s: float = TIMEOUT_S
@@ -46,10 +52,7 @@ class KeepAlive:
     @classmethod
     def of(cls, loop: asyncio.AbstractEventLoop) -> KeepAlive:
         """Return the loop's own watcher."""
-        watcher = cls._by_loop.get(loop)
-        if watcher is None:
-            watcher = cls._by_loop[loop] = cls(loop)
-        return watcher
+        return loop_local(loop, cls, lambda: cls(loop))
 
     def add(self, connection: Pingable) -> None:
         """Watch a connection."""
@@ -67,12 +70,23 @@ class KeepAlive:
     def _look(self) -> None:
         now = self._loop.time()
         for connection, pinged_at in list(self._pinged.items()):
-            if pinged_at is not None and connection.last_heard < pinged_at:
-                if now - pinged_at >= self._timeout_s:
-                    connection.abort()
-            elif now - connection.last_heard >= self._interval_s:
-                self._pinged[connection] = now
-                connection.ping()
-            elif pinged_at is not None:
-                self._pinged[connection] = None
+            try:
+                self._pinged[connection] = self._judge(connection, pinged_at, now)
+            except Exception:  # one broken connection must not end the watch over the others
+                logger.exception("a connection could not be checked and is dropped")
+                self._pinged.pop(connection, None)
+                connection.abort()
         self._timer = self._loop.call_later(self._look_s, self._look) if self._pinged else None
+
+    def _judge(self, connection: Pingable, pinged_at: float | None, now: float) -> float | None:
+        """Ask or drop where it is time; return when the connection was asked, if its answer is still due."""
+        if not connection.can_be_heard(now):
+            return None
+        if pinged_at is not None and connection.last_heard < pinged_at:
+            if now - pinged_at >= self._timeout_s:
+                connection.abort()
+            return pinged_at
+        if now - connection.last_heard >= self._interval_s:
+            connection.ping()
+            return now
+        return None

@@ -5,15 +5,18 @@ The document comes from a signature, the hot path pays for none of it. Knows Fas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 
+from ..errors import SessionCapacityError
 from .asgi import Handler, Receive, Scope, Send
 
 
@@ -31,6 +34,23 @@ class SessionClosed(BaseModel):
     closed: bool = True
 
 
+class AdmittingRoute(APIRoute):
+    """A route whose handler borrows an environment; a server that lends none answers 503."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Wrap the handler that FastAPI builds."""
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            try:
+                return await handler(request)
+            except SessionCapacityError as exc:
+                body = {"detail": str(exc), "code": exc.code, **exc.details}
+                return JSONResponse(body, 503, headers={"retry-after": "1"})
+
+        return handle
+
+
 @dataclass(frozen=True)
 class GetEndpointConfig:
     """A GET route: where it is, what it calls, what it returns."""
@@ -46,7 +66,7 @@ class GetEndpointConfig:
 def register_get_endpoints(app: FastAPI, configs: Sequence[GetEndpointConfig]) -> None:
     """Add several GET routes to an application."""
     for config in configs:
-        app.add_api_route(
+        app.router.add_api_route(
             config.path,
             config.handler,
             methods=["GET"],
@@ -54,6 +74,7 @@ def register_get_endpoints(app: FastAPI, configs: Sequence[GetEndpointConfig]) -
             tags=[config.tag],
             summary=config.summary,
             description=config.description,
+            route_class_override=AdmittingRoute,
         )
 
 

@@ -6,7 +6,7 @@ Models, schemas, metadata, operations and the session manager, each built once. 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..env.binding import factory_name, infer_models
@@ -68,6 +68,11 @@ class EnvService:
         self.frame_operations = build_operations(observation_frame, state_frame)
         self._metadata: EnvironmentMetadata | None = None
         self._schema: SchemaResponse | None = None
+
+    def reconfigure(self, limits: SessionLimits, *, runner: str | None = None) -> None:
+        """Change limits and runner before the first session; raises as `SessionManager.reconfigure` does."""
+        self.manager.reconfigure(limits, runner=runner)
+        self.options = replace(self.options, limits=limits, runner=runner or self.options.runner)
 
     @property
     def state_cls(self) -> type[Any]:

@@ -15,12 +15,13 @@ from typing import Any, Protocol, cast
 
 from ..protocol.frames import FrameError, FrameReader, Opcode, close_payload, control_frame, text_head
 from .asgi import Receive, Send
-from .keepalive import KeepAlive
+from .keepalive import INTERVAL_S, TIMEOUT_S, KeepAlive
 from .writes import WriteBatch
 
 logger = logging.getLogger(__name__)
 
 _BIG = 65_536
+_OUTBOX = 16
 CLOSE_TIMEOUT_S = 2.0
 
 
@@ -39,6 +40,10 @@ class SocketHandler(Protocol):
         """A message over the limit came and was dropped."""
         ...
 
+    def on_writable(self) -> None:
+        """The peer has caught up; `is_full` is False again."""
+        ...
+
     def on_shutdown(self) -> None:
         """The server is going down: finish what is under way, then close the socket."""
         ...
@@ -50,6 +55,11 @@ class SocketHandler(Protocol):
 
 class Socket(Protocol):
     """A WebSocket connection after its handshake."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the peer reads too slowly for more to be sent now."""
+        ...
 
     def send(self, payload: bytes) -> None:
         """Send a text message."""
@@ -83,12 +93,16 @@ class FrameSocket(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._closed: asyncio.Future[None] = self._loop.create_future()
         self._closing = False
-        self._is_paused = False
+        self._is_reading = True
+        self._handler_paused = False
+        self._stalled_since = 0.0
+        self._unsent = 0
         self._keepalive = KeepAlive.of(self._loop)
         self._writes = WriteBatch.of(self._loop)
         self._full: asyncio.Future[None] | None = None
         self._close_timer: asyncio.TimerHandle | None = None
         self.last_heard = self._loop.time()
+        self.close_code: int | None = None  # what the peer said when it closed
 
     def start(self, handler: SocketHandler) -> None:
         """Begin to deliver messages."""
@@ -97,6 +111,11 @@ class FrameSocket(asyncio.Protocol):
         self._keepalive.add(self)
 
     # -- Socket ---------------------------------------------------------------------------------------------------
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the peer reads too slowly for more to be sent now."""
+        return self._full is not None
 
     def send(self, payload: bytes) -> None:
         """Send a text message."""
@@ -121,11 +140,19 @@ class FrameSocket(asyncio.Protocol):
         while self._full is not None:
             await asyncio.shield(self._full)
 
+    def can_be_heard(self, now: float) -> bool:
+        """Say whether we read from the peer. One that takes nothing in for too long is dropped instead."""
+        if self._full is not None:
+            unsent = self._transport.get_write_buffer_size()
+            if unsent < self._unsent or self._stalled_since == 0.0:
+                self._unsent, self._stalled_since = unsent, now
+            elif now - self._stalled_since > INTERVAL_S + TIMEOUT_S:
+                self.abort()
+        return self._is_reading and not self._closing
+
     def ping(self) -> None:
-        """Ask the peer for a sign of life; one that is not being read cannot give any."""
-        if self._is_paused:
-            self.last_heard = self._loop.time()
-        else:
+        """Ask the peer for a sign of life."""
+        if not self._closing:
             self._transport.write(control_frame(Opcode.PING))
 
     def shutdown(self) -> None:
@@ -136,20 +163,27 @@ class FrameSocket(asyncio.Protocol):
     def close(self, code: int = 1000, reason: str = "") -> None:
         """Send a close frame, and hang up when the peer has answered it or its time is over (RFC 6455, 7.1.1)."""
         if not self._closing:
-            self._closing = True
-            self._writes.flush()
-            self._transport.write(control_frame(Opcode.CLOSE, close_payload(code, reason)))
-            if self._transport.can_write_eof():
-                self._transport.write_eof()  # the peer sees the end now; what it has still sent causes no reset
-            self._close_timer = self._loop.call_later(CLOSE_TIMEOUT_S, self._transport.close)
-            self.resume()
+            self._start_closing(close_payload(code, reason))
+            with contextlib.suppress(OSError, RuntimeError):  # the peer may be gone without our knowing yet
+                if self._transport.can_write_eof():
+                    self._transport.write_eof()  # the peer sees the end now; what it still sends causes no reset
+            self._update_reading()
 
     def _answer_close(self, payload: bytes) -> None:
         """The peer says goodbye first: say it too, and hang up."""
-        self._closing = True
-        self._writes.flush()
-        self._transport.write(control_frame(Opcode.CLOSE, payload[:2]))
+        whole = len(payload) >= 2
+        self.close_code = int.from_bytes(payload[:2], "big") if whole else 1005
+        self._start_closing(payload[:2] if whole else b"")
         self._transport.close()
+
+    def _start_closing(self, payload: bytes) -> None:
+        self._closing = True
+        self._keepalive.discard(self)
+        self._writes.flush()
+        with contextlib.suppress(OSError, RuntimeError):
+            self._transport.write(control_frame(Opcode.CLOSE, payload))
+        # A peer that neither answers nor reads is not waited for.
+        self._close_timer = self._loop.call_later(CLOSE_TIMEOUT_S, self._transport.abort)
 
     def _await_close(self, data: bytes) -> None:
         """After our goodbye only the peer's counts; whatever else it sends is dropped."""
@@ -167,16 +201,25 @@ class FrameSocket(asyncio.Protocol):
         self._transport.abort()
 
     def pause(self) -> None:
-        """Stop reading."""
-        self._is_paused = True
-        if not self._transport.is_closing():
-            self._transport.pause_reading()
+        """Take in no more for now."""
+        self._handler_paused = True
+        self._update_reading()
 
     def resume(self) -> None:
-        """Read again."""
-        self._is_paused = False
-        if not self._transport.is_closing():
+        """Go on taking in."""
+        self._handler_paused = False
+        self._update_reading()
+
+    def _update_reading(self) -> None:
+        """Read unless the handler has enough or the peer does not take our replies; a closing socket always reads."""
+        wanted = self._closing or not (self._handler_paused or self._full is not None)
+        if wanted is self._is_reading or self._transport.is_closing():
+            return
+        self._is_reading = wanted
+        if wanted:
             self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
 
     async def wait_closed(self) -> None:
         """Wait for the end of the connection."""
@@ -218,13 +261,17 @@ class FrameSocket(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """A client that does not read gets no further replies to buffer."""
-        self._full = self._loop.create_future()
-        self.pause()
+        if self._full is None:
+            self._full = self._loop.create_future()
+            self._stalled_since = 0.0
+        self._update_reading()
 
     def resume_writing(self) -> None:
         """The client has caught up."""
         self._relieve()
-        self.resume()
+        self._update_reading()
+        if self._handler is not None and not self._closing:
+            self._handler.on_writable()
 
     def _relieve(self) -> None:
         full, self._full = self._full, None
@@ -252,6 +299,7 @@ class AsgiSocket:
         self._receive = receive
         self._send = send
         self._max_size = max_size
+        self._handler: SocketHandler | None = None
         self._outbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._readable = asyncio.Event()
         self._readable.set()
@@ -260,10 +308,16 @@ class AsgiSocket:
 
     def start(self, handler: SocketHandler) -> None:
         """Begin to deliver messages."""
+        self._handler = handler
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._read(handler)), loop.create_task(self._write())]
         for task in self._tasks:
             task.add_done_callback(_log_failure)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the peer reads too slowly for more to be sent now."""
+        return self._outbox.qsize() >= _OUTBOX
 
     def send(self, payload: bytes) -> None:
         """Send a text message."""
@@ -322,6 +376,8 @@ class AsgiSocket:
                 return
             if message["type"] == "websocket.close":
                 return
+            if self._outbox.qsize() == _OUTBOX // 2 and self._handler is not None:
+                self._handler.on_writable()
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:

@@ -6,6 +6,7 @@ Knows the routes and their shapes; the catalogue itself is the environment's.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, HTTPException
@@ -14,6 +15,7 @@ from pydantic import BaseModel
 
 from ..sessions.operations import CALL
 from ..types import GetTaskRangeRequest, GetTaskRequest, ListTasksRequest, NumTasksRequest
+from .routes import AdmittingRoute, ErrorBody
 from .service import EnvService
 
 _SPLIT_TYPES = frozenset({"train", "validation", "test"})
@@ -22,6 +24,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     404: {"description": "No environment of that name is served here"},
     500: {"description": "The environment failed"},
     501: {"description": "The environment has no such catalogue"},
+    503: {"model": ErrorBody, "description": "The server is shutting down"},
 }
 
 
@@ -33,7 +36,7 @@ class TaskRoutes:
 
     def register(self, app: FastAPI) -> None:
         """Add the routes to an application."""
-        router = APIRouter(tags=["Task API"])
+        router = APIRouter(tags=["Task API"], route_class=AdmittingRoute)
         router.add_api_route("/list_environments", self.list_environments, methods=["GET"])
         router.add_api_route("/{env_name}/splits", self.splits, methods=["GET"], responses=_ERRORS)
         router.add_api_route("/{env_name}/tasks", self.tasks, methods=["POST"], responses=_ERRORS)
@@ -48,13 +51,13 @@ class TaskRoutes:
 
     async def splits(self, env_name: str) -> list[Any]:
         """List the splits of an environment's tasks."""
-        found = await self._ask(env_name, "list_splits")
+        found = await self._ask(env_name, "list_splits", shape=list)
         return [_split(item) for item in found]
 
     async def tasks(self, env_name: str, request: ListTasksRequest) -> dict[str, Any]:
         """List the tasks of a split."""
-        found = await self._ask(env_name, "list_tasks", request.split)
-        return {"tasks": jsonable_encoder(list(found)), "env_name": self._service.env_name}
+        found = await self._ask(env_name, "list_tasks", request.split, shape=list)
+        return {"tasks": jsonable_encoder(found), "env_name": self._service.env_name}
 
     async def num_tasks(self, env_name: str, request: NumTasksRequest) -> dict[str, int]:
         """Count the tasks of a split."""
@@ -66,10 +69,17 @@ class TaskRoutes:
 
     async def task_range(self, env_name: str, request: GetTaskRangeRequest) -> dict[str, Any]:
         """Return some tasks of a split."""
-        found = await self._ask(env_name, "get_task_range", request.split, request.start, request.stop)
-        return {"tasks": jsonable_encoder(list(found))}
+        arguments = (request.split, request.start, request.stop)
+        return {"tasks": jsonable_encoder(await self._ask(env_name, "get_task_range", *arguments, shape=list))}
 
-    async def _ask(self, env_name: str, method: str, *arguments: Any) -> Any:
+    async def _ask(
+        self, env_name: str, method: str, *arguments: Any, shape: Callable[[Any], Any] = lambda found: found
+    ) -> Any:
+        """Call a method of the catalogue. A result that is made while it is read is read while the environment lives.
+
+        Args:
+            shape: Applied to the result, in the environment's thread.
+        """
         if env_name.lower() != self._service.env_name.lower():
             raise HTTPException(404, f"unknown environment '{env_name}'")
         unsupported = HTTPException(501, f"{method} is not supported for this environment")
@@ -78,12 +88,15 @@ class TaskRoutes:
             function = getattr(env, method, None)
             if not callable(function):
                 raise NotImplementedError(method)
-            return function(*arguments)
+            found = function(*arguments)
+            return found if inspect.isawaitable(found) or inspect.isasyncgen(found) else shape(found)
 
         try:
             async with self._service.manager.borrow() as session:
                 found = await session.run(CALL, call)
-                return await found if inspect.isawaitable(found) else found
+                if inspect.isasyncgen(found):
+                    return [item async for item in found]
+                return shape(await found) if inspect.isawaitable(found) else found
         except NotImplementedError:
             raise unsupported from None
         except IndexError:

@@ -25,6 +25,7 @@ from .sockets import FrameSocket
 logger = logging.getLogger("uvicorn.error")
 
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+_PHRASES = {int(status): status.phrase for status in http.HTTPStatus}
 
 
 class Disconnected(OSError):
@@ -74,7 +75,8 @@ class UpgradeProtocol(asyncio.Protocol):
         self._state.connections.discard(self)
         if self._phase != "taken":
             self._phase = "closed"
-            self._put({"type": "websocket.disconnect", "code": 1006})
+            code = self._socket.close_code if self._socket is not None else None
+            self._put({"type": "websocket.disconnect", "code": 1006 if code is None else code})
 
     def shutdown(self) -> None:
         """The server is going down: say so and hang up."""
@@ -126,18 +128,24 @@ class UpgradeProtocol(asyncio.Protocol):
             await self._app(self._scope, self.receive, self.send)
         except Disconnected:
             pass
+        except asyncio.CancelledError:  # the shutdown waits no longer
+            self._finish(1012, http.HTTPStatus.SERVICE_UNAVAILABLE)
+            raise
         except BaseException:
             logger.exception("Exception in ASGI application\n")
             self._finish(1011, http.HTTPStatus.INTERNAL_SERVER_ERROR)
             return
         self._finish(1000, http.HTTPStatus.INTERNAL_SERVER_ERROR)
 
-    def _finish(self, code: int, status: http.HTTPStatus) -> None:
-        """The application has returned; nothing stays open that it did not hand on."""
-        if self._phase == "connecting":
+    def _finish(self, code: int, status: int) -> None:
+        """The application has ended; nothing stays open that it did not hand on."""
+        if self._phase in ("connecting", "denying"):
             self._reject(status)
         elif self._phase == "accepted":
             self._carry().close(code)
+        elif self._phase == "taken" and code != 1000:  # whoever has taken it has failed
+            assert self._socket is not None
+            self._socket.close(code)
 
     def _accept(self, message: dict[str, Any]) -> None:
         answer = base64.b64encode(hashlib.sha1(self._key + _GUID).digest())
@@ -154,18 +162,20 @@ class UpgradeProtocol(asyncio.Protocol):
         self._write(b"".join(lines))
         self._phase = "accepted"
 
-    def _reject(self, status: http.HTTPStatus, headers: Any = (), body: bytes = b"") -> None:
-        lines = [f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode(), b"connection: close\r\n"]
+    def _reject(self, status: int, headers: Any = (), body: bytes = b"") -> None:
+        phrase = _PHRASES.get(status, "")
+        lines = [f"HTTP/1.1 {int(status)} {phrase}\r\n".encode(), b"connection: close\r\n"]
         names = {name.lower() for name, _ in headers}
         for name, value in headers:
             lines += [name, b": ", value, b"\r\n"]
         if b"content-length" not in names:
             lines += [b"content-length: ", str(len(body)).encode(), b"\r\n"]
         lines += [b"\r\n", body]
-        self._write(b"".join(lines))
         self._phase = "closed"
         assert self._transport is not None
-        self._transport.close()
+        if not self._transport.is_closing():
+            self._transport.write(b"".join(lines))
+            self._transport.close()
         self._put({"type": "websocket.disconnect", "code": 1006})
 
     def _write(self, data: bytes) -> None:
@@ -222,7 +232,7 @@ class UpgradeProtocol(asyncio.Protocol):
         body += message.get("body", b"")
         self._denial = (status, headers, body)
         if not message.get("more_body"):
-            self._reject(http.HTTPStatus(status), headers, body)
+            self._reject(status, headers, body)
 
     def _put(self, event: dict[str, Any]) -> None:
         self._events.append(event)
@@ -261,6 +271,9 @@ class UpgradeProtocol(asyncio.Protocol):
         """Close, as servers do (RFC 6455, 7.4.1)."""
         assert self._socket is not None
         self._socket.close(1009, "message too big")
+
+    def on_writable(self) -> None:
+        """`send` waits for that by itself."""
 
     def on_shutdown(self) -> None:
         """Hang up; the application learns of it as of any disconnect."""

@@ -7,16 +7,15 @@ each. Knows transports and bytes.
 from __future__ import annotations
 
 import asyncio
-from typing import ClassVar
-from weakref import WeakKeyDictionary
+import logging
 
-from ..runners import current_hub
+from ..runners import current_hub, loop_local
+
+logger = logging.getLogger(__name__)
 
 
 class WriteBatch:
     """The writes of one loop that are due at the end of this pass."""
-
-    _by_loop: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, WriteBatch]] = WeakKeyDictionary()
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -27,10 +26,7 @@ class WriteBatch:
     @classmethod
     def of(cls, loop: asyncio.AbstractEventLoop) -> WriteBatch:
         """Return the loop's own batch."""
-        batch = cls._by_loop.get(loop)
-        if batch is None:
-            batch = cls._by_loop[loop] = cls(loop)
-        return batch
+        return loop_local(loop, cls, lambda: cls(loop))
 
     def add(self, transport: asyncio.WriteTransport, data: bytes) -> None:
         """Write soon, in order."""
@@ -42,4 +38,9 @@ class WriteBatch:
         """Write what is due."""
         due, self._due = self._due, []
         for transport, data in due:
-            transport.write(data)
+            if transport.is_closing():
+                continue
+            try:
+                transport.write(data)
+            except Exception:  # one connection that has just died must not cost the others their replies
+                logger.debug("a reply could not be written", exc_info=True)

@@ -1,13 +1,14 @@
 """`/ws`: the Gym protocol v1 on a WebSocket. One connection, one session, one reply per request, in order.
 
-The reader never stops while a step runs, so a client that goes away is noticed at once. Knows frames and sessions;
-must not know transports (`sockets`) or encodings (`protocol`).
+Frames are read while a step runs, up to a limit, so a client that goes away is noticed at once. Knows frames and
+sessions; must not know transports (`sockets`) or encodings (`protocol`).
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -35,7 +36,15 @@ from .sockets import Socket, open_socket
 logger = logging.getLogger(__name__)
 
 # A client that sends ahead is read this far; then the transport makes it wait.
-_AHEAD = 32
+_AHEAD = 128
+_AHEAD_BYTES = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Oversize:
+    """Stands in line for a message that was too big to keep."""
+
+    size: int
 
 
 class GymConnection:
@@ -50,8 +59,10 @@ class GymConnection:
         self._session: Session | None = None
         self._owns_session = True
         self._answering = True  # until the session is there, frames wait
-        self._ahead: deque[bytes] = deque()
+        self._ahead: deque[bytes | _Oversize] = deque()
+        self._ahead_bytes = 0
         self._paused = False
+        self._catching_up = False
         self._leaving = False
         self._lost = False
 
@@ -68,7 +79,9 @@ class GymConnection:
         except OpenEnvError as exc:
             self._fail(exc.code, str(exc), exc.details)
         else:
-            self._next()
+            if self._session is not None:
+                self._answering = False
+                self._next()
 
     def _reserved(self, session: Session) -> None:
         self._session = session
@@ -87,6 +100,7 @@ class GymConnection:
             self._fail(WSErrorCode.SESSION_ERROR, f"Session {session_id} already has an attached WebSocket")
         else:
             session.is_attached = True
+            session.touch()
             self._session, self._owns_session = session, False
 
     def _fail(self, code: WSErrorCode | str, message: str, details: dict[str, Any] | None = None) -> None:
@@ -97,21 +111,27 @@ class GymConnection:
 
     def on_message(self, payload: bytes) -> None:
         """Handle a frame, or keep it until those before it are answered."""
-        if not self._answering:
+        if not self._answering and not self._ahead and not self._socket.is_full:
             self._handle(payload)
             return
         self._ahead.append(payload)
-        if len(self._ahead) >= _AHEAD and not self._paused:
+        self._ahead_bytes += len(payload)
+        if not self._paused and (len(self._ahead) >= _AHEAD or self._ahead_bytes >= _AHEAD_BYTES):
             self._paused = True
             self._socket.pause()
 
     on_binary = on_message  # JSON is JSON in either kind of frame
 
     def on_oversize(self, size: int) -> None:
-        """Refuse a message over the limit; the session lives on."""
-        limit = self._service.options.max_message_bytes
-        text = f"A message of {size} bytes is over the limit of {limit} bytes"
-        self._socket.send(error_frame(WSErrorCode.VALIDATION_ERROR, text, {"errors": [], "limit_bytes": limit}))
+        """Refuse a message over the limit, in its turn; the session lives on."""
+        self._ahead.append(_Oversize(size))
+        if not self._answering:
+            self._next()
+
+    def on_writable(self) -> None:
+        """Go on where a client that did not read had made us stop."""
+        if not self._answering:
+            self._next()
 
     def on_shutdown(self) -> None:
         """Answer the request that is under way, then hang up."""
@@ -126,6 +146,7 @@ class GymConnection:
             return
         self._lost = True
         self._ahead.clear()
+        self._ahead_bytes = 0
         session = self._session
         if session is None:
             return
@@ -133,6 +154,7 @@ class GymConnection:
             session.close("client disconnected")
         else:
             session.is_attached = False
+            session.touch()
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -148,7 +170,8 @@ class GymConnection:
         elif isinstance(request, Rpc):
             self._socket.send(rpc_frame(answer_rpc(request.data)))
         elif self._service.mode is ServerMode.PRODUCTION:
-            text = f"Unknown message type: {type(request).__name__.lower()} frames are off in production mode"
+            name = "state" if isinstance(request, GetState) else type(request).__name__.lower()
+            text = f"Unknown message type: {name} frames are off in production mode"
             self._socket.send(error_frame(WSErrorCode.UNKNOWN_TYPE, text))
         elif isinstance(request, Reset):
             self._submit(self._service.frame_operations.reset, request.kwargs)
@@ -163,6 +186,7 @@ class GymConnection:
     def _answer(self, reply: Any, error: BaseException | None) -> None:
         if self._lost:
             return
+        self._answering = False
         if error is None:
             self._socket.send(reply)
         elif isinstance(error, SessionClosedError):
@@ -171,21 +195,33 @@ class GymConnection:
         else:
             logger.info("session %s: a request failed", self._session.id if self._session else "-", exc_info=error)
             self._socket.send(exception_frame(error))
-        self._answering = False
         if self._ahead or self._leaving:
             self._next()
 
     def _next(self) -> None:
-        """Go on with the frames that came ahead."""
-        self._answering = False
+        """Go on with the frames that came ahead, as long as the client takes our answers."""
         if self._leaving:
             self._socket.close(1012, "the server is shutting down")
             return
-        while self._ahead and not self._answering and not self._lost:
-            self._handle(self._ahead.popleft())
-        if self._paused and len(self._ahead) < _AHEAD // 2:
+        if self._catching_up:
+            return  # the loop below is at work already, further up the stack
+        self._catching_up = True
+        while self._ahead and not (self._answering or self._lost or self._leaving or self._socket.is_full):
+            frame = self._ahead.popleft()
+            if isinstance(frame, _Oversize):
+                self._refuse(frame)
+            else:
+                self._ahead_bytes -= len(frame)
+                self._handle(frame)
+        self._catching_up = False
+        if self._paused and len(self._ahead) <= _AHEAD // 2 and self._ahead_bytes <= _AHEAD_BYTES // 2:
             self._paused = False
             self._socket.resume()
+
+    def _refuse(self, message: _Oversize) -> None:
+        limit = self._service.options.max_message_bytes
+        text = f"A message of {message.size} bytes is over the limit of {limit} bytes"
+        self._socket.send(error_frame(WSErrorCode.VALIDATION_ERROR, text, {"errors": [], "limit_bytes": limit}))
 
 
 class GymEndpoint:

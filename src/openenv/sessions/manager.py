@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from ..env.binding import factory_class, factory_name
 from ..errors import (
@@ -28,12 +28,12 @@ from ..errors import (
     SessionNotFoundError,
     message_of,
 )
-from ..runners import Runner, ThreadRunner, current_hub, make_runner
+from ..runners import Runner, current_hub, make_runner
 from ..types import SessionInfo
 from .events import Listener, SessionEvent
 from .reaper import Reaper
 from .session import Session, SessionKind, SessionState
-from .waiting import ChangeSignal, wait_until
+from .waiting import Line, wait_until
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +62,14 @@ class SessionLimits:
     drain_s: float = 10.0
 
 
+class Reservation(NamedTuple):
+    """What came of asking for a slot: a session, or whom to evict and what to wait for."""
+
+    session: Session | None
+    victim: Session | None = None
+    wait_for: Literal["slot", "class"] | None = None
+
+
 class SessionManager:
     """Opens, finds, counts and closes sessions.
 
@@ -84,7 +92,9 @@ class SessionManager:
         self._clock = clock
         self._max_sessions = limits.sessions
         self._lock = threading.Lock()
-        self._changed = ChangeSignal()
+        self._line = Line()  # for slots
+        self._line_once = Line()  # for single requests, which are counted apart
+        self._endings = Line()
         self._live: dict[str, Session] = {}
         self._once: set[Session] = set()
         self._ended: OrderedDict[str, str] = OrderedDict()
@@ -228,7 +238,7 @@ class SessionManager:
     def keep_soft(self, session: Session) -> bool:
         """Give a borrowed session a slot of its own, if one is free, so that a cookie can continue it."""
         with self._lock:
-            soft = [other for other in self._live.values() if other.kind is SessionKind.SOFT]
+            soft = self._evictable()
             full = len(self._live) >= self._max_sessions
             oldest = min(soft, key=lambda other: other.last_activity_at, default=None)
             crowded = len(soft) >= self.limits.soft_sessions or full
@@ -245,12 +255,12 @@ class SessionManager:
             self._live[session.id] = session
         if crowded and oldest is not None:
             oldest.close("evicted")
-        self._changed.notify()
+        self._line_once.notify_one()
         self._reaper.ensure_running()
         return True
 
     async def _reserve(self, kind: SessionKind) -> Session:
-        session = self._try_reserve(kind)[0] or await self._reserve_patiently(kind)
+        session = self._try_reserve(kind).session or await self._reserve_patiently(kind)
         self._emit("opened", session)
         if kind is not SessionKind.ONCE:
             self._reaper.ensure_running()
@@ -261,45 +271,57 @@ class SessionManager:
         deadline = None
         if kind is not SessionKind.ONCE:
             deadline = asyncio.get_running_loop().time() + self.limits.closing_wait_s
+        line = self._line_once if kind is SessionKind.ONCE else self._line
         while True:
-            change = self._changed.subscribe()
+            turn = line.subscribe()
+            was_called = False
             try:
-                session, victim, must_wait = self._try_reserve(kind)
+                session, victim, wait_for = self._try_reserve(kind)
                 if session is not None:
                     return session
                 if victim is not None:
                     victim.close("evicted")
-                if not must_wait:
+                if wait_for is None:
                     raise self._refusal()
-                if not await wait_until(change, deadline) and not self._drop_stuck_soft():
+                # A constructor takes the time it takes; a session that is closing is not waited for as long.
+                was_called = await wait_until(turn, None if wait_for == "class" else deadline)
+                if not was_called and not self._drop_stuck_soft():
                     raise self._refusal()
             finally:
-                self._changed.unsubscribe(change)
+                if not line.unsubscribe(turn) and not was_called:
+                    line.notify_one()  # called, but no longer waiting: the turn goes to the next
 
     def _refusal(self) -> SessionCapacityError:
         text = "The server is shutting down and opens no more sessions." if self._draining else None
         return SessionCapacityError(self.active, self._max_sessions, text)
 
-    def _try_reserve(self, kind: SessionKind) -> tuple[Session | None, Session | None, bool]:
-        """Reserve if possible; else name a session to evict, and say whether waiting makes sense."""
+    def _try_reserve(self, kind: SessionKind) -> Reservation:
+        """Reserve if possible; else name a session to evict, and what to wait for."""
         with self._lock:
             if self._draining:
-                return None, None, False
+                return Reservation(None)
             if self.env_cls is None and any(
                 s.state is SessionState.CREATING for s in (*self._live.values(), *self._once)
             ):
-                return None, None, True  # the first environment will tell which class it is, and what that allows
+                return Reservation(None, wait_for="class")  # the first will tell which it is, and what that allows
             held = self._once if kind is SessionKind.ONCE else self._live
             if len(held) < self._max_sessions:
-                return self._insert(kind), None, False
+                return Reservation(self._insert(kind))
             if kind is SessionKind.ONCE:
-                return None, None, True
-            soft = [
-                s for s in self._live.values() if s.kind is SessionKind.SOFT and s.state is not SessionState.CLOSING
-            ]
-            victim = min(soft, key=lambda s: (not s.is_idle, s.last_activity_at), default=None)
-            closing = any(s.state is SessionState.CLOSING for s in self._live.values())
-            return None, victim, victim is not None or closing
+                return Reservation(None, wait_for="slot")
+            victim = min(self._evictable(), key=lambda s: (not s.is_idle, s.last_activity_at), default=None)
+            closing = victim is not None or any(s.state is SessionState.CLOSING for s in self._live.values())
+            return Reservation(None, victim, "slot" if closing else None)
+
+    def _evictable(self) -> list[Session]:
+        """Soft sessions that nobody is connected to; the caller holds the lock."""
+        return [
+            session
+            for session in self._live.values()
+            if session.kind is SessionKind.SOFT
+            and not session.is_attached
+            and session.state is not SessionState.CLOSING
+        ]
 
     def _insert(self, kind: SessionKind) -> Session:
         session = Session(
@@ -364,14 +386,16 @@ class SessionManager:
                 self._max_sessions = 1
         if getattr(cls, "REQUIRES_SINGLE_THREAD_EXECUTOR", False):
             self._runner.pin(session.lane)
-        self._changed.notify()
+        self._line.notify_all()
+        self._line_once.notify_all()
 
     def _on_closed(self, session: Session) -> None:
         with self._lock:
             self._once.discard(session)
             if self._live.get(session.id) is session:
                 self._forget(session, session.close_reason or "closed")
-        self._changed.notify()
+        (self._line_once if session.kind is SessionKind.ONCE else self._line).notify_one()
+        self._endings.notify_all()
         self._emit("closed", session, session.close_reason)
 
     def _forget(self, session: Session, reason: str) -> None:
@@ -412,17 +436,19 @@ class SessionManager:
         """Stop admitting, let running calls finish within the limit, close every environment, stop the threads."""
         self._draining = True
         self._reaper.stop()
+        self._line.notify_all()
+        self._line_once.notify_all()
         deadline = asyncio.get_running_loop().time() + self.limits.drain_s
         with self._lock:
             sessions = [*self._live.values(), *self._once]
         for session in sessions:
             session.close("server shutting down")
         while True:
-            change = self._changed.subscribe()
+            ending = self._endings.subscribe()
             with self._lock:
                 left = [*self._live.values(), *self._once]
-            if not left or not await wait_until(change, deadline):
-                self._changed.unsubscribe(change)
+            if not left or not await wait_until(ending, deadline):
+                self._endings.unsubscribe(ending)
                 break
         if left:
             logger.warning("%d session(s) did not end within %.0f s of shutdown", len(left), self.limits.drain_s)
@@ -437,8 +463,3 @@ class SessionManager:
 
 def _is_concurrent(env_cls: type[Any]) -> bool:
     return bool(getattr(env_cls, "SUPPORTS_CONCURRENT_SESSIONS", False))
-
-
-def thread_count(runner: Runner) -> int:
-    """Threads that a runner keeps now."""
-    return runner.threads if isinstance(runner, ThreadRunner) else 0

@@ -65,7 +65,8 @@ def build_operations(encode_observation: Encoder, encode_state: Encoder) -> Oper
 
     async def step_with_async(env: Any, given: StepInput) -> Any:
         method = bind(type(env)).step
-        return encode_observation(await getattr(env, method.name)(given.action, **method.accept(given.kwargs)))
+        observation = await getattr(env, method.name)(given.action, **method.accept(given.kwargs))
+        return encode_observation(observation)
 
     def state(env: Any, _: Any) -> Any:
         return encode_state(read_state(env))

@@ -84,11 +84,16 @@ class Call:
         session._finished(self)
 
     def launch(self) -> None:
-        """Start the coroutine on the requester's loop."""
+        """Start the coroutine on the requester's loop, or elsewhere when that one has ended."""
         if self._hub.is_current:
             self._start_task()
-        else:
+        elif self._hub.loop.is_running():
             self._hub.loop.call_soon_threadsafe(self._start_task)
+        elif asyncio._get_running_loop() is not None:
+            self._hub = current_hub()
+            self._start_task()
+        else:
+            asyncio.run(self._run_in_loop())
 
     def _start_task(self) -> None:
         session = self._session
@@ -108,7 +113,7 @@ class Call:
         """Tell the requester, on its own loop."""
         if error is not None:
             self.error = error
-        if self._hub.thread_id == threading.get_ident():
+        if self._hub.is_current:
             self._done(self.result, self.error)
         else:
             self._hub.post(self)
@@ -155,6 +160,11 @@ class Session:
         self._home = hub
         self._running = call
         self.lane.submit(call)
+
+    def touch(self) -> None:
+        """Note that somebody uses the session."""
+        with self._lock:
+            self.last_activity_at = self._clock()
 
     def submit(self, operation: Operation, argument: Any, done: Done, hub: Hub) -> None:
         """Run an operation after those before it; `done(result, error)` is called once, on the hub's loop."""
@@ -259,10 +269,14 @@ class Session:
 
     def _finished_first(self, call: Call) -> None:
         """The environment is built, or could not be."""
-        error = call.error
-        if error is None:
-            self._adopt(call.result)
+        if call.error is None:
+            self.env = call.result
+            try:
+                self._async_kinds = bind(type(self.env)).async_kinds
+            except Exception as exc:
+                call.error = exc
             call.result = self
+        error = call.error
         self._on_ready(self, error)  # while it still counts as being created: others wait for what this one tells
         with self._lock:
             self.last_activity_at = self._clock()
@@ -275,10 +289,6 @@ class Session:
             self._start(following)
         elif error is not None:
             self._end(None)
-
-    def _adopt(self, env: Any) -> None:
-        self.env = env
-        self._async_kinds = bind(type(env)).async_kinds
 
     def _end(self, call: Call | None) -> None:
         with self._lock:

@@ -15,7 +15,7 @@ from openenv.env.environment import Environment
 from openenv.server.app import create_app as _create_app
 from openenv.server.app import create_fastapi_app as _create_fastapi_app
 from openenv.server.app import new_application
-from openenv.server.asgi import Scope, Send, respond
+from openenv.server.asgi import Receive, Scope, Send, respond
 from openenv.server.compat import HTTPEnvServer as _HTTPEnvServer
 from openenv.server.http import GymRoutes
 from openenv.server.service import EnvService
@@ -39,7 +39,14 @@ class SharedGymRoutes(GymRoutes):
         self._opening = asyncio.Lock()
 
     async def _run(
-        self, scope: Scope, send: Send, operation: Operation, argument: Any, *, begins: bool = False
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        operation: Operation,
+        argument: Any,
+        *,
+        begins: bool = False,
     ) -> None:
         async with self._opening:
             session = self._shared

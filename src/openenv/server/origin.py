@@ -1,0 +1,70 @@
+"""Which web pages may use a server: its own, and those that a setting names.
+
+Browsers let any page send requests to a server on loopback or in a private network, and say in `Origin` where the page
+is from. Programs send no such header and are not concerned. Knows ASGI and headers; must not know routes or sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from .asgi import Handler, Receive, Scope, Send, header, respond_json
+
+FOREIGN_ORIGIN = "FOREIGN_ORIGIN"
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class OriginPolicy:
+    """Tells pages of this server from foreign ones.
+
+    Args:
+        allowed: Origins that may use the server as well, such as `https://lab.example`; `*` allows all.
+    """
+
+    def __init__(self, allowed: Iterable[str] = ()) -> None:
+        self._allowed = frozenset(origin.rstrip("/").lower() for origin in allowed)
+
+    def refuses(self, scope: Scope) -> bool:
+        """Say whether a request comes from a page that may not make it."""
+        origin = header(scope, b"origin")
+        if origin is None or "*" in self._allowed or origin.lower() in self._allowed:
+            return False
+        return not _is_same(origin, header(scope, b"host") or "")
+
+    def guard(self, handler: Handler) -> Handler:
+        """Answer 403 to foreign pages in front of a handler of HTTP requests or WebSocket connections."""
+        return _Guard(self, handler)
+
+
+class _Guard:
+    """A handler that only what a policy admits can reach."""
+
+    # A class, since routes take functions for handlers of another kind.
+    def __init__(self, policy: OriginPolicy, handler: Handler) -> None:
+        self._refuses = policy.refuses
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse, or hand on."""
+        if not self._refuses(scope):
+            await self._handler(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await receive()  # websocket.connect
+            await send({"type": "websocket.close", "code": 1008, "reason": FOREIGN_ORIGIN})
+        else:
+            text = f"Pages of {header(scope, b'origin')} may not use this server; see OPENENV_ALLOWED_ORIGINS."
+            await respond_json(send, 403, {"detail": text, "code": FOREIGN_ORIGIN})
+
+
+def _is_same(origin: str, host: str) -> bool:
+    """Compare host and port; where none is written, the port is the default of the page's scheme.
+
+    The scheme of the request is not asked: behind a proxy that ends TLS it is not the one that the browser sees.
+    """
+    try:
+        page, own = urlsplit(origin), urlsplit(f"//{host}")
+        default = _DEFAULT_PORTS[page.scheme]
+        return bool(own.hostname) and (page.hostname, page.port or default) == (own.hostname, own.port or default)
+    except (KeyError, ValueError):  # "null", the schemes of extensions and files, and nonsense
+        return False

@@ -1,0 +1,199 @@
+"""Clients in forked processes: the connection stays the parent's, the child says so and may begin anew."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from openenv import GenericEnvClient, HTTPEnvClient
+from openenv.client.keepalive import TENDER, Tender
+from openenv.errors import SessionLost
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+
+
+def in_a_fork(work: Callable[[], Any]) -> None:
+    """Run something in a forked process and fail if it fails there."""
+    sys.stdout.flush()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons do not like forks of threads
+        pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    done = threading.Timer(30, os.kill, (pid, 9))
+    done.start()
+    _, status = os.waitpid(pid, 0)
+    done.cancel()
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def steps(client: Any, name: str) -> None:
+    for i in range(20):
+        assert client.step({"message": f"{name}{i}"}).observation["text"] == f"{name}{i}"
+
+
+def test_a_fork_does_not_use_the_connection_of_its_parent_until_it_resets(parrot: Any) -> None:
+    with GenericEnvClient(parrot.url).sync() as client:
+        client.reset()
+
+        def child() -> None:
+            for use in (lambda: client.step({"message": "a"}), client.state):
+                with pytest.raises(SessionLost, match="opened in another process"):
+                    use()
+            assert "opened in another process" in repr(client)
+            client.reset()
+            steps(client, "child")
+            assert client.state()["step_count"] == 20
+            client.close()
+
+        client.step({"message": "first"})
+        in_a_fork(child)
+        steps(client, "parent")
+        assert client.state()["step_count"] == 21
+
+
+def test_closing_or_dropping_a_client_in_a_fork_leaves_the_session_of_the_parent(parrot: Any) -> None:
+    client = GenericEnvClient(parrot.url)
+    client.reset()
+    twins = [client]
+
+    def drop() -> None:
+        nonlocal client
+        twins.clear()
+        del client
+
+    in_a_fork(client.close)
+    in_a_fork(drop)
+    with client:
+        steps(client, "parent")
+        assert parrot.manager.active == 1
+
+
+def test_an_awaited_client_is_left_to_its_loop_and_can_be_used_in_a_fork_after_reset(parrot: Any) -> None:
+    async def main() -> None:
+        async with GenericEnvClient(parrot.url) as client:
+            await client.reset()
+            in_a_fork(lambda: lost_then_anew(client))
+            in_a_fork(lambda: asyncio.run(awaited(client)))
+            in_a_fork(client.close)
+            assert (await client.step({"message": "parent"})).observation["text"] == "parent"
+            assert (await client.state())["step_count"] == 1
+
+    def lost_then_anew(client: Any) -> None:
+        with pytest.raises(SessionLost, match="opened in another process"):
+            client.step({"message": "a"})
+        client.reset()
+        steps(client, "child")
+
+    async def awaited(client: Any) -> None:
+        with pytest.raises(SessionLost, match="opened in another process"):
+            await client.step({"message": "a"})
+        await client.reset()
+        assert (await client.step({"message": "child"})).observation["text"] == "child"
+        await client.close()
+
+    asyncio.run(main())
+
+
+def test_a_lock_that_was_held_at_the_fork_does_not_stop_the_child(parrot: Any) -> None:
+    with GenericEnvClient(parrot.url).sync() as client:
+        client.reset()
+
+        def child() -> None:
+            client.reset()
+            client.close()
+
+        with client._driver._thread_lock.here(), TENDER._lock.here():  # as other threads may at that moment
+            in_a_fork(child)
+
+
+class Tended:
+    def __init__(self) -> None:
+        self.tended = threading.Event()
+
+    def tend(self) -> None:
+        self.tended.set()
+
+
+def test_connections_of_a_fork_are_looked_after_there() -> None:
+    tender, ours, theirs = Tender(period_s=0.01), Tended(), Tended()
+    tender.add(ours)
+
+    def child() -> None:
+        ours.tended.clear()
+        tender.add(theirs)
+        assert theirs.tended.wait(10)
+        assert not ours.tended.is_set()
+
+    assert ours.tended.wait(10)
+    in_a_fork(child)
+    tender.discard(ours)
+
+
+class Starter:
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.stopped = False
+
+    def start(self) -> str:
+        return self.url
+
+    def wait_for_ready(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+def test_a_fork_does_not_stop_the_server_that_its_parent_has_started(parrot: Any) -> None:
+    starter = Starter(parrot.url)
+    client = GenericEnvClient(provider=starter).sync()
+    client.reset()
+
+    def child() -> None:
+        client.close()
+        assert not starter.stopped
+
+    in_a_fork(child)
+    client.close()
+    assert starter.stopped
+
+
+class OverHTTP(HTTPEnvClient[Any, Any, Any]):
+    _step_payload = GenericEnvClient._step_payload  # type: ignore[assignment]
+    _parse_result = GenericEnvClient._parse_result  # type: ignore[assignment]
+    _parse_state = GenericEnvClient._parse_state  # type: ignore[assignment]
+
+
+def test_an_http_client_keeps_to_its_process_too(parrot: Any) -> None:
+    starter = Starter(parrot.url)
+    with OverHTTP(parrot.url, provider=starter) as client:
+        client.reset()
+
+        def child() -> None:
+            with pytest.raises(SessionLost, match="opened in another process"):
+                client.step({"message": "a"})
+            client.reset()
+            steps(client, "child")
+            client.close()
+            assert not starter.stopped
+
+        in_a_fork(child)
+        in_a_fork(client.close)
+        steps(client, "parent")
+        assert client.state()["step_count"] == 20

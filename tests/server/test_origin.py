@@ -1,0 +1,93 @@
+"""Web pages of another origin cannot drive a server; its own pages, listed ones and programs can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+
+from openenv.env.environment import Environment
+from openenv.server.app import create_app
+from openenv.server.origin import OriginPolicy
+from openenv.settings import allowed_origins
+from openenv.types import Action, Observation, State
+
+
+class Still(Environment[Action, Observation, State]):
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
+        return Observation()
+
+    def step(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
+        return Observation()
+
+    @property
+    def state(self) -> State:
+        return State()
+
+
+CALLS = [
+    ("POST", "/reset", {}),
+    ("POST", "/step", {"action": {}}),
+    ("POST", "/mcp", {}),
+    ("DELETE", "/sessions/x", None),
+]
+
+
+def test_a_foreign_page_is_refused_on_everything_that_acts(serve: Callable[..., Any]) -> None:
+    server = serve(create_app(Still, Action, Observation))
+    foreign = {"Origin": "http://evil.example", "Content-Type": "text/plain"}
+    with httpx2.Client(base_url=server.url, trust_env=False) as client:
+        for method, path, body in CALLS:
+            refused = client.request(method, path, json=body, headers=foreign)
+            assert (refused.status_code, refused.json()["code"]) == (403, "FOREIGN_ORIGIN")
+            for allowed in ({}, {"Origin": server.url}):
+                assert client.request(method, path, json=body, headers=allowed).status_code != 403
+    address = f"ws://127.0.0.1:{server.port}/ws"
+    with pytest.raises(InvalidStatus) as caught:
+        connect(address, proxy=None, origin="http://evil.example").__enter__()  # type: ignore[arg-type]
+    assert caught.value.response.status_code == 403
+    with connect(address, proxy=None, origin=server.url) as connection:
+        connection.send('{"type": "reset"}')
+        assert "observation" in str(connection.recv(timeout=10))
+
+
+def test_a_setting_allows_further_origins(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENENV_ALLOWED_ORIGINS", "https://lab.example, http://localhost:3000/")
+    server = serve(create_app(Still, Action, Observation))
+    with httpx2.Client(base_url=server.url, trust_env=False) as client:
+        for origin, status in [("https://lab.example", 200), ("http://localhost:3000", 200), ("http://x.example", 403)]:
+            assert client.post("/reset", json={}, headers={"Origin": origin}).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "refused"),
+    [
+        ("http://127.0.0.1:8000", "127.0.0.1:8000", False),
+        ("http://LOCALHOST:8000", "localhost:8000", False),
+        ("http://[::1]:8000", "[::1]:8000", False),
+        ("https://envs.example", "envs.example", False),
+        ("https://envs.example", "envs.example:443", False),
+        ("http://localhost:3000", "localhost:8000", True),
+        ("http://localhost:8000", "127.0.0.1:8000", True),
+        ("http://evil.example", "127.0.0.1:8000", True),
+        ("null", "127.0.0.1:8000", True),
+        ("file://", "127.0.0.1:8000", True),
+        ("http://127.0.0.1:port", "127.0.0.1:8000", True),
+        ("http://", "", True),
+    ],
+)
+def test_an_origin_is_foreign_unless_host_and_port_are_those_of_the_request(
+    origin: str, host: str, refused: bool
+) -> None:
+    scope = {"headers": [(b"host", host.encode()), (b"origin", origin.encode())]}
+    assert OriginPolicy().refuses(scope) is refused
+    assert OriginPolicy(["*"]).refuses(scope) is False
+
+
+def test_the_setting_is_a_list_separated_by_commas() -> None:
+    assert allowed_origins({}) == frozenset()
+    assert allowed_origins({"OPENENV_ALLOWED_ORIGINS": " a , ,b"}) == {"a", "b"}
