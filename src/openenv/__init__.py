@@ -5,7 +5,7 @@ Importing this module costs next to nothing; every name loads what it needs at i
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._lazy import lazy_exports
 
@@ -22,37 +22,59 @@ def _load_package_version() -> str:
     return "0.0.0"
 
 
-_lazy_getattr, __dir__, _names = lazy_exports(
-    __name__,
-    {
-        "Action": "openenv.types",
-        "Observation": "openenv.types",
-        "State": "openenv.types",
-        "StepResult": "openenv.types",
-        "Environment": "openenv.env.environment",
-        "Transform": "openenv.env.environment",
-        "Rubric": "openenv.rubrics",
-        "create_app": "openenv.server.app",
-        "create_fastapi_app": "openenv.server.app",
-        "EnvClient": "openenv.client.env_client",
-        "SyncEnvClient": "openenv.client.sync_client",
-        "GenericEnvClient": "openenv.client.generic",
-        "GenericAction": "openenv.client.generic",
-        "HTTPEnvClient": "openenv.client.http_client",
-        "LocalEnv": "openenv.local",
-        "AutoEnv": "openenv.auto",
-        "AutoAction": "openenv.auto",
-        "core": "openenv.core:",
-        "cli": "openenv.cli:",
-        "errors": "openenv.errors:",
-    },
-)
-# A star import takes what there is; these two say themselves what is missing.
-__all__ = ["__version__", *(name for name in _names if name not in ("AutoEnv", "AutoAction"))]
+_EXPORTS = {
+    "Action": "openenv.types",
+    "Observation": "openenv.types",
+    "State": "openenv.types",
+    "StepResult": "openenv.types",
+    "Environment": "openenv.env.environment",
+    "Transform": "openenv.env.environment",
+    "Rubric": "openenv.rubrics",
+    "create_app": "openenv.server.app",
+    "create_fastapi_app": "openenv.server.app",
+    "EnvClient": "openenv.client.env_client",
+    "SyncEnvClient": "openenv.client.sync_client",
+    "GenericEnvClient": "openenv.client.generic",
+    "GenericAction": "openenv.client.generic",
+    "HTTPEnvClient": "openenv.client.http_client",
+    "LocalEnv": "openenv.local",
+    "AutoEnv": "openenv.auto",
+    "AutoAction": "openenv.auto",
+    "core": "openenv.core:",
+    "cli": "openenv.cli:",
+    "errors": "openenv.errors:",
+}
 
+if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py holds the two together
+    from openenv.client.env_client import EnvClient as EnvClient
+    from openenv.client.generic import GenericAction as GenericAction
+    from openenv.client.generic import GenericEnvClient as GenericEnvClient
+    from openenv.client.http_client import HTTPEnvClient as HTTPEnvClient
+    from openenv.client.sync_client import SyncEnvClient as SyncEnvClient
+    from openenv.env.environment import Environment as Environment
+    from openenv.env.environment import Transform as Transform
+    from openenv.local import LocalEnv as LocalEnv
+    from openenv.rubrics import Rubric as Rubric
+    from openenv.server.app import create_app as create_app
+    from openenv.server.app import create_fastapi_app as create_fastapi_app
+    from openenv.types import Action as Action
+    from openenv.types import Observation as Observation
+    from openenv.types import State as State
+    from openenv.types import StepResult as StepResult
 
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        globals()["__version__"] = found = _load_package_version()
-        return found
-    return _lazy_getattr(name)
+    from . import cli as cli
+    from . import core as core
+    from . import errors as errors
+
+    __all__: list[str]
+    __version__: str
+else:
+    _lazy_getattr, __dir__, _names = lazy_exports(__name__, _EXPORTS)
+    # A star import takes what there is; these two say themselves what is missing.
+    __all__ = ["__version__", *(name for name in _names if name not in ("AutoEnv", "AutoAction"))]
+
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            globals()["__version__"] = found = _load_package_version()
+            return found
+        return _lazy_getattr(name)

@@ -20,6 +20,7 @@ import pytest
 
 import openenv
 from openenv import GenericEnvClient
+from openenv.cli.serve import _show_banner
 
 ENV = """
 import pathlib, time
@@ -68,11 +69,11 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 class Served:
     """A running `openenv serve` and what it has printed."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, columns: int) -> None:
         self.process = subprocess.Popen(
             command("serve", *arguments),
             cwd=folder,
-            env=environ(),
+            env={**environ(), "COLUMNS": str(columns)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -119,8 +120,8 @@ def folder(tmp_path: Path) -> Path:
 def started(folder: Path) -> Iterator[Callable[..., Served]]:
     running: list[Served] = []
 
-    def start(*arguments: str) -> Served:
-        running.append(Served(folder, *arguments))
+    def start(*arguments: str, columns: int = 200) -> Served:
+        running.append(Served(folder, *arguments, columns=columns))
         return running[-1]
 
     yield start
@@ -152,6 +153,43 @@ def test_options_are_applied_and_a_quiet_server_prints_no_banner(started: Callab
         GenericEnvClient(url).sync().reset()
     first.close()
     assert "is served" not in served.output
+
+
+def test_the_banner_has_lines_that_can_be_copied_and_run(started: Callable[..., Served], folder: Path) -> None:
+    served = started("walk.py", "--port", "0", columns=60)
+    served.wait_for(lambda: "env.reset())" in served.output)
+    lines = served.output.partition("Try it:\n")[2].splitlines()[:2]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], env=environ(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "GREETING" in done.stdout, done.stderr
+    assert "authentication" not in served.output
+
+
+def test_a_quiet_server_on_any_port_says_which(started: Callable[..., Served]) -> None:
+    served = started("walk.py", "--port", "0", "--log-level", "warning")
+    served.wait_for(lambda: _answers(served.url))
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+\n", served.output)
+
+
+@pytest.mark.parametrize(
+    ("host", "place", "warned"),
+    [
+        ("0.0.0.0", "127.0.0.1:80", True),
+        ("::", "[::1]:80", True),
+        ("192.0.2.1", "192.0.2.1:80", True),
+        ("::1", "[::1]:80", False),
+        ("localhost", "localhost:80", False),
+    ],
+)
+def test_the_banner_shows_an_address_that_can_be_used_and_warns_of_the_network(
+    capsys: pytest.CaptureFixture[str], host: str, place: str, warned: bool
+) -> None:
+    _show_banner(object(), "[target]", host, 80)
+    shown = capsys.readouterr().err
+    assert f"http://{place}" in shown
+    assert ("without authentication" in shown) is warned
+    assert "[target] is served" in shown
 
 
 def _answers(url: str) -> bool:
@@ -200,7 +238,11 @@ def test_a_target_that_fails_to_import_says_why(folder: Path) -> None:
     (folder / "broken.py").write_text("import a_package_nobody_has\n")
     done = run(folder, "serve", "broken.py", "--port", "0")
     assert done.returncode == 1
-    assert "a_package_nobody_has" in done.stderr
+    lines = done.stderr.splitlines()
+    assert 'broken.py", line 1, in <module>' in lines[1]
+    assert lines[-1] == (
+        "Error: broken.py cannot be loaded: ModuleNotFoundError: No module named 'a_package_nobody_has'"
+    )
 
 
 def test_a_busy_port_is_told_with_a_way_out(folder: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from openenv.errors import ConcurrencyConfigurationError
-from openenv.server.loading import CLASS_SESSIONS, TargetError, load_app, read_manifest
+from openenv.server.loading import CLASS_SESSIONS, TargetError, TargetFailed, load_app, read_manifest
 from openenv.server.run import ServeOptions, app_from_environment, environment_server, prepare, serve, uvicorn_settings
 from openenv.server.upgrade import UpgradeProtocol
 
@@ -35,12 +35,25 @@ class Walk(Environment[Go, Seen, State]):
         return State()
 """
 SECOND = """
+import json
+import fastapi
+from openenv import create_app
 class Run(Walk):
     SUPPORTS_CONCURRENT_SESSIONS = False
 def make() -> Walk:
     return Walk()
 def make_unnamed():
     return Walk()
+def make_app() -> fastapi.FastAPI:
+    return create_app(Walk, Go, Seen, max_concurrent_envs=4)
+def make_nothing() -> fastapi.FastAPI:
+    return None
+class Half(Environment[Go, Seen, State]):
+    def reset(self, **kwargs):
+        return Seen()
+class Sized(Walk):
+    def __init__(self, size, *, depth, colour="red"):
+        super().__init__()
 number = 7
 """
 APP = ENV + "from openenv import create_app\napp = create_app(Walk, Go, Seen, max_concurrent_envs=3)\n"
@@ -124,11 +137,21 @@ def test_a_folder_that_is_no_package_is_put_on_the_path(folder: Path, monkeypatc
         ("no_such_module", "no folder, file or module 'no_such_module'"),
         ("no_such.module:app", "no folder, file or module"),
         ("empty", "has no openenv.yaml"),
-        ("several.py", r"several environments \(Run, Walk\)"),
+        ("several.py", r"several environments \(Run, Sized, Walk\); pick one with several.py:NAME"),
+        ("several.py:Half", "^Half lacks step, state$"),
+        ("half.py", "^Half lacks step, state$"),
+        ("several.py:Sized", r"cannot be made without size, depth; .* -> Sized: return Sized\(size=..., depth=...\)"),
+        ("several.py:json", "neither an application nor"),
+        ("several.py:make_nothing", "no application: NoneType"),
+        ("json:loads", "neither an application nor an Environment class"),
+        ("five.py", "five.py:app is neither an application nor an Environment class"),
+        ("notes.txt", "notes.txt is not a Python file"),
+        (".relative", "no folder, file or module '.relative'"),
+        ("astray", r"astray/openenv.yaml says that the application is 'server.ap:app', but .* no module 'server.ap'"),
         ("nothing.py", "neither an `app` nor an Environment class"),
         ("several.py:Nobody", "has no 'Nobody'"),
         ("several.py:number", "neither an application nor an Environment class"),
-        ("several.py:make_unnamed", "make_unnamed"),
+        ("several.py:make_unnamed", "several.py:make_unnamed does not say what it makes; annotate it"),
         ("bad_yaml", "not valid YAML"),
         ("list_yaml", "must be a mapping"),
     ],
@@ -136,6 +159,11 @@ def test_a_folder_that_is_no_package_is_put_on_the_path(folder: Path, monkeypatc
 def test_a_target_that_cannot_be_served_says_what_to_do(folder: Path, target: str, said: str) -> None:
     write(folder, "several.py", ENV + SECOND)
     write(folder, "nothing.py", "x = 1\n")
+    write(folder, "half.py", ENV.replace("    def step", "    def leap").replace("def state", "def stage"))
+    (folder / "half.py").write_text((folder / "half.py").read_text().replace("Walk", "Half"))
+    write(folder, "five.py", "app = 5\n")
+    write(folder, "notes.txt", "x\n")
+    write(folder, "astray/openenv.yaml", "name: astray\napp: server.ap:app\n")
     (folder / "empty").mkdir()
     write(folder, "bad_yaml/openenv.yaml", "a: [1\n")
     write(folder, "list_yaml/openenv.yaml", "- 1\n")
@@ -146,8 +174,74 @@ def test_a_target_that_cannot_be_served_says_what_to_do(folder: Path, target: st
 def test_an_import_error_inside_the_users_code_is_not_disguised(folder: Path) -> None:
     write(folder, "needs_more.py", "import a_package_nobody_has\n")
     for target in ("needs_more.py", "needs_more"):
-        with pytest.raises(ModuleNotFoundError, match="a_package_nobody_has"):
+        with pytest.raises(TargetFailed, match="a_package_nobody_has") as caught:
             load_app(target)
+        assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+def test_the_report_of_a_failure_begins_in_the_users_code(folder: Path) -> None:
+    write(folder, "deep.py", "import deeper\n")
+    write(folder, "deeper.py", "def fail():\n    raise ValueError('too deep')\nfail()\n")
+    for target in ("deep.py", "deep"):
+        with pytest.raises(TargetFailed, match=f"^{target} cannot be loaded: ValueError: too deep$") as caught:
+            load_app(target)
+        report = caught.value.report()
+        frames = [line for line in report.splitlines() if line.startswith("  File")]
+        assert "deep.py" in frames[0]
+        assert "importlib" not in report
+        assert "loading.py" not in report
+        assert report.rstrip().endswith("ValueError: too deep")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("def broken(:\n", "SyntaxError"), ("import sys\nsys.exit(3)\n", "SystemExit: 3"), ("1 / 0\n", "ZeroDivision")],
+)
+def test_any_failure_of_the_users_code_is_reported(folder: Path, text: str, said: str) -> None:
+    write(folder, "failing.py", text)
+    with pytest.raises(TargetFailed, match=said) as caught:
+        load_app("failing.py")
+    assert "failing.py" in caught.value.report()
+
+
+def test_a_function_that_makes_an_application_is_called(folder: Path) -> None:
+    assert sessions(load_app(f"{write(folder, 'walk_maker.py', ENV + SECOND)}:make_app")) == 4
+
+
+def test_every_kind_of_asgi_application_is_taken(folder: Path) -> None:
+    write(
+        folder,
+        "kinds.py",
+        """
+        import functools
+
+        async def plain(scope, receive, send): pass
+
+        async def configured(setting, scope, receive, send): pass
+        partial = functools.partial(configured, 1)
+
+        class Instance:
+            async def __call__(self, scope, receive, send): pass
+        instance = Instance()
+
+        class Awaited:
+            def __init__(self, scope, receive, send): pass
+            def __await__(self): yield
+        """,
+    )
+    for name in ("plain", "partial", "instance", "Awaited"):
+        assert load_app(f"kinds.py:{name}") is not None
+
+
+def test_a_file_named_like_another_module_replaces_nothing(folder: Path) -> None:
+    import colorsys
+    import random
+
+    for name, known in (("random", random), ("colorsys", colorsys)):
+        app = load_app(str(write(folder, f"{name}.py", ENV)))
+        assert sessions(app) == CLASS_SESSIONS
+        assert sys.modules[name] is known
+    assert sys.path[0] != str(folder), "modules of Python's that are loaded later are still Python's"
 
 
 def test_a_manifest_is_read(folder: Path) -> None:
@@ -200,6 +294,13 @@ def test_a_port_that_is_taken_is_told_before_anything_is_loaded(folder: Path) ->
         port = taken.getsockname()[1]
         with pytest.raises(TargetError, match=f"cannot listen on 127.0.0.1:{port}"):
             serve("missing.py", ServeOptions(port=port), lambda app, actual: None)
+
+
+@pytest.mark.parametrize("host", ["300.1.1.1", "192.0.2.1"])
+def test_an_address_that_is_not_ours_is_not_blamed_on_the_port(folder: Path, host: str) -> None:
+    with pytest.raises(TargetError, match="--host") as caught:
+        serve("missing.py", ServeOptions(host=host, port=0), lambda app, actual: None)
+    assert "--port" not in str(caught.value)
 
 
 def test_the_settings_of_uvicorn_ask_for_the_fast_websocket() -> None:

@@ -195,10 +195,9 @@ def test_an_application_that_outlives_the_shutdown_is_ended_without_a_traceback(
             ended.append("cancelled")
             raise
 
+    server = serve(app, lifespan="off", timeout_graceful_shutdown=1)
     logging.getLogger("uvicorn.error").addHandler(caplog.handler)
     try:
-        server = serve(app, lifespan="off", timeout_graceful_shutdown=1)
-        logging.getLogger("uvicorn.error").addHandler(caplog.handler)
         with connect(f"ws://127.0.0.1:{server.port}/", proxy=None):
             server.server.should_exit = True
             server.wait_for(lambda: ended == ["cancelled"])

@@ -5,6 +5,7 @@ Knows options and the banner; loading and running are the server's.
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Any
 
 import typer
@@ -35,7 +36,7 @@ def serve(
     reload: bool = typer.Option(False, "--reload", help="Start anew when a source file changes."),
     log_level: str = typer.Option("info", help="critical, error, warning, info, debug or trace."),
 ) -> None:
-    from ..server.loading import TargetError  # servers load only for this command
+    from ..server.loading import TargetError, TargetFailed  # servers load only for this command
     from ..server.run import ServeOptions
     from ..server.run import serve as run
 
@@ -43,8 +44,19 @@ def serve(
     _check_choice("log-level", log_level, ("critical", "error", "warning", "info", "debug", "trace"))
     options = ServeOptions(host, port, max_sessions, session_timeout, runner, reload, log_level)
     quiet = log_level in ("critical", "error", "warning")
+
+    def started(app: Any, actual: int) -> None:
+        if not quiet:
+            _show_banner(app, target, host, actual)
+        elif port == 0:  # nobody could know it otherwise
+            typer.echo(f"http://{_place(host, actual)}", err=True)
+
     try:
-        run(target, options, lambda app, actual: None if quiet else _show_banner(app, target, host, actual))
+        run(target, options, started)
+    except TargetFailed as exc:
+        typer.echo(exc.report(), err=True)
+        typer.secho(f"Error: {exc}", fg="red", err=True)
+        raise typer.Exit(1) from None
     except TargetError as exc:
         typer.secho(f"Error: {exc}", fg="red", err=True)
         raise typer.Exit(1) from None
@@ -58,14 +70,28 @@ def _check_choice(option: str, value: str | None, choices: tuple[str, ...]) -> N
         raise typer.BadParameter(f"{value!r} is not one of {', '.join(choices)}", param_hint=f"--{option}")
 
 
+def _place(host: str, port: int) -> str:
+    """Where a program on this machine finds the server."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _show_banner(app: Any, target: str, host: str, port: int) -> None:
     from rich.console import Console  # a server that starts quietly need not load it
+    from rich.markup import escape
     from rich.panel import Panel
     from rich.table import Table
 
     from ..server.run import environment_server
 
-    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    place = _place(host, port)
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column(no_wrap=True)
@@ -79,6 +105,15 @@ def _show_banner(app: Any, target: str, host: str, port: int) -> None:
         table.add_row("Sessions", f"up to {server.max_concurrent_envs}, {server.manager.runner.name} runner")
         if any(getattr(route, "path", None) == "/web" for route in app.routes):
             table.add_row("Web page", f"http://{place}/web")
-    table.add_row("Try it", f'GenericEnvClient(base_url="http://{place}").reset()')
-    panel = Panel(table, title=f"[bold]{name}[/] is served", subtitle="Ctrl-C stops", expand=False)
-    Console(stderr=True).print(panel)
+    if not _is_loopback(host):
+        table.add_row("Network", f"[yellow]{escape(host)}: open to others, without authentication[/]")
+    console = Console(stderr=True)
+    console.print(Panel(table, title=f"[bold]{escape(name)}[/] is served", subtitle="Ctrl-C stops", expand=False))
+    if server is not None:
+        # Outside of the frame and never wrapped, so that it can be copied.
+        lines = (
+            "Try it:",
+            "from openenv import GenericEnvClient",
+            f'with GenericEnvClient("http://{place}").sync() as env: print(env.reset())',
+        )
+        console.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)

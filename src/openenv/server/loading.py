@@ -6,12 +6,17 @@ manifests; must not know how the application is run.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
+import traceback
+import typing
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any
 
 from ..env.binding import factory_class, infer_models
@@ -19,11 +24,46 @@ from ..env.environment import Environment
 from .app import create_app
 
 MANIFEST = "openenv.yaml"
+_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 CLASS_SESSIONS = 256  # of a bare class that supports several; an application says for itself
 
 
 class TargetError(Exception):
     """The target cannot be served; the text says what to do."""
+
+
+class TargetFailed(TargetError):
+    """The target's own code raised while it was loaded; `__cause__` is what it raised."""
+
+    def __init__(self, label: str, cause: BaseException) -> None:
+        super().__init__(f"{label} cannot be loaded: {type(cause).__name__}: {cause}")
+        self.__cause__ = cause
+
+    def report(self) -> str:
+        """Show the traceback of what was raised, from the target's first frame on."""
+        cause = self.__cause__
+        assert cause is not None
+        return "".join(traceback.format_exception(type(cause), cause, _own_frames(cause.__traceback__)))
+
+
+@contextlib.contextmanager
+def _loading(label: str) -> Iterator[None]:
+    try:
+        yield
+    except TargetError:
+        raise
+    except (Exception, SystemExit) as exc:
+        raise TargetFailed(label, exc) from exc
+
+
+def _own_frames(frames: TracebackType | None) -> TracebackType | None:
+    """Leave out the frames that lead to the target: ours and those of the import system."""
+    while frames is not None:
+        file = frames.tb_frame.f_code.co_filename
+        if not file.startswith((_PACKAGE, "<frozen importlib")) and file != importlib.__file__:
+            break
+        frames = frames.tb_next
+    return frames
 
 
 def load_app(target: str) -> Any:
@@ -39,10 +79,13 @@ def load_app(target: str) -> Any:
     if path.suffix == ".py":
         if not path.is_file():
             raise TargetError(f"there is no file {path}")
-        module = _import_file(path.resolve())
+        module = _import_file(path.resolve(), place)
+    elif path.is_file() and not place.isidentifier():
+        raise TargetError(f"{place} is not a Python file, nor a folder with {MANIFEST}, nor a module")
     else:
-        module = _import_module(place)
-    return _to_app(module, name)
+        missing = f"there is no folder, file or module {place!r} (looked from {Path.cwd().name}/)"
+        module = _import_module(place, place, missing=missing)
+    return _to_app(module, place, name)
 
 
 def split_target(target: str) -> tuple[str, str, str]:
@@ -65,7 +108,10 @@ def _load_package(folder: Path, name: str) -> Any:
         module_name = f"{folder.name}.{module_name}"
     else:
         _add_to_path(folder)
-    return _to_app(_import_module(module_name), name or attribute or "app")
+    label = f"{folder.name}/{MANIFEST}"
+    missing = f"{label} says that the application is {entry!r}, but there is no module {module_name!r}"
+    module = _import_module(module_name, label, missing=missing)
+    return _to_app(module, module_name, name or attribute or "app")
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -85,67 +131,139 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return data
 
 
-def _add_to_path(folder: Path) -> None:
+def _add_to_path(folder: Path, *, last: bool = False) -> None:
     if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+        sys.path.insert(len(sys.path) if last else 0, str(folder))
 
 
-def _import_file(path: Path) -> ModuleType:
-    _add_to_path(path.parent)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+def _import_file(path: Path, label: str) -> ModuleType:
+    name = _module_name(path)
+    # A file named like a module of Python's comes last on the path, so that others still find Python's.
+    _add_to_path(path.parent, last=name != path.stem)
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise TargetError(f"{path} cannot be imported")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        with _loading(label):
+            spec.loader.exec_module(module)
     except BaseException:
-        sys.modules.pop(path.stem, None)  # half a module must not be found by the next import
+        sys.modules.pop(name, None)  # half a module must not be found by the next import
         raise
     return module
 
 
-def _import_module(name: str) -> ModuleType:
+def _module_name(path: Path) -> str:
+    """Name a file's module after the file, unless that is another module's name."""
+    loaded = sys.modules.get(path.stem)
+    is_itself = loaded is not None and getattr(loaded, "__file__", None) == str(path)
+    if is_itself or (loaded is None and path.stem not in sys.stdlib_module_names):
+        return path.stem
+    return f"_served_{path.stem}"
+
+
+def _import_module(name: str, label: str, *, missing: str) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise TargetError(missing)
     _add_to_path(Path.cwd())
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as exc:
-        if exc.name is not None and (name == exc.name or name.startswith(exc.name + ".")):
-            raise TargetError(f"there is no folder, file or module {name!r} (looked from {Path.cwd().name}/)") from exc
-        raise
+    with _loading(label):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as exc:
+            if exc.name is not None and (name == exc.name or name.startswith(exc.name + ".")):
+                raise TargetError(missing) from exc
+            raise
 
 
-def _to_app(module: ModuleType, name: str) -> Any:
+def _to_app(module: ModuleType, place: str, name: str) -> Any:
+    """Find what to serve in a module that the user knows as `place`."""
     if name:
         if not hasattr(module, name):
-            raise TargetError(f"{module.__name__} has no {name!r}")
-        return _as_app(getattr(module, name), f"{module.__name__}:{name}")
+            raise TargetError(f"{place} has no {name!r}")
+        return _as_app(getattr(module, name), f"{place}:{name}")
     if hasattr(module, "app"):
-        return module.app
-    found = [
+        return _as_app(module.app, f"{place}:app")
+    defined = [
         value
         for value in vars(module).values()
-        if inspect.isclass(value)
-        and issubclass(value, Environment)
-        and value.__module__ == module.__name__
-        and not inspect.isabstract(value)
+        if inspect.isclass(value) and issubclass(value, Environment) and value.__module__ == module.__name__
     ]
+    found = [cls for cls in defined if not inspect.isabstract(cls)] or defined[:1]
     if len(found) == 1:
         return _as_app(found[0], found[0].__name__)
     if not found:
-        raise TargetError(f"{module.__name__} has neither an `app` nor an Environment class")
+        raise TargetError(f"{place} has neither an `app` nor an Environment class")
     names = ", ".join(sorted(cls.__name__ for cls in found))
-    raise TargetError(f"{module.__name__} has several environments ({names}); pick one with {module.__name__}:NAME")
+    raise TargetError(f"{place} has several environments ({names}); pick one with {place}:NAME")
 
 
 def _as_app(value: Any, label: str) -> Any:
     env_cls = factory_class(value) if callable(value) else None
-    if env_cls is None or not issubclass(env_cls, Environment):
-        if callable(value):
-            if inspect.isfunction(value) and not inspect.signature(value).parameters:
-                raise TargetError(f"{label} does not say which environment it makes; annotate it: -> MyEnvironment")
-            return value
+    if env_cls is not None and issubclass(env_cls, Environment):
+        return _app_of(value, env_cls, label)
+    if is_asgi(value):
+        return value
+    if not inspect.isfunction(value) or _needed(value):
         raise TargetError(f"{label} is neither an application nor an Environment class")
+    if not _makes_application(value):
+        raise TargetError(
+            f"{label} does not say what it makes; annotate it: `-> MyEnvironment` if it makes an environment, "
+            "`-> FastAPI` if it makes an application"
+        )
+    with _loading(label):
+        app = value()
+    if not is_asgi(app):
+        raise TargetError(f"{label} has returned something that is no application: {type(app).__name__}")
+    return app
+
+
+def is_asgi(value: Any) -> bool:
+    """Say whether something can be called as an ASGI application: with a scope, `receive` and `send`."""
+    if not callable(value) or (inspect.isclass(value) and not hasattr(value, "__await__")):
+        return False
+    return _takes(value, 3)
+
+
+def _makes_application(function: Callable[..., Any]) -> bool:
+    try:
+        made = typing.get_type_hints(function).get("return")
+    except Exception:  # annotations may name what is not importable here
+        return False
+    return inspect.isclass(made) and "__call__" in dir(made) and _takes(made.__call__, 4)
+
+
+def _takes(function: Any, count: int) -> bool:
+    try:
+        inspect.signature(function).bind(*range(count))
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _needed(factory: Callable[..., Any]) -> list[str]:
+    """The parameters without which a factory cannot be called."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # builtins do not always tell
+        return []
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
+
+
+def _app_of(value: Any, env_cls: type[Any], label: str) -> Any:
+    """Serve a class, or a factory that says which class it makes."""
+    lacking: frozenset[str] = getattr(env_cls, "__abstractmethods__", frozenset())
+    if lacking:
+        known = [name for name in vars(Environment) if name in lacking]
+        names = ", ".join([*known, *sorted(lacking.difference(known))])
+        raise TargetError(f"{env_cls.__name__} lacks {names}")
+    if needed := _needed(value):
+        given = ", ".join(f"{name}=..." for name in needed)
+        raise TargetError(
+            f"{label} cannot be made without {', '.join(needed)}; give defaults, or serve a function: "
+            f"def make() -> {env_cls.__name__}: return {env_cls.__name__}({given})"
+        )
     models = infer_models(env_cls)
     sessions = CLASS_SESSIONS if env_cls.SUPPORTS_CONCURRENT_SESSIONS else 1
     return create_app(value, models.action, models.observation, env_name=env_cls.__name__, max_concurrent_envs=sessions)

@@ -6,6 +6,7 @@ Knows uvicorn's settings; must not know what is served.
 from __future__ import annotations
 
 import contextlib
+import errno
 import signal
 import socket
 import sys
@@ -178,6 +179,6 @@ def _check_port(options: ServeOptions) -> None:
         try:
             probe.bind((options.host, options.port))
         except OSError as exc:
-            raise TargetError(
-                f"cannot listen on {options.host}:{options.port} ({exc.strerror}); choose another --port, or 0 for any"
-            ) from exc
+            foreign = isinstance(exc, socket.gaierror) or exc.errno == errno.EADDRNOTAVAIL
+            advice = "give an address of this machine as --host" if foreign else "choose another --port, or 0 for any"
+            raise TargetError(f"cannot listen on {options.host}:{options.port} ({exc.strerror}); {advice}") from exc

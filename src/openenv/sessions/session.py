@@ -85,13 +85,12 @@ class Call:
 
     def launch(self) -> None:
         """Start the coroutine on the requester's loop, or elsewhere when that one has ended."""
+        if self.kind == "close" and asyncio._get_running_loop() is not None:
+            self._hub = current_hub()  # the loop of its first days may have ended, or stand still under this one
         if self._hub.is_current:
             self._start_task()
         elif self._hub.loop.is_running():
             self._hub.loop.call_soon_threadsafe(self._start_task)
-        elif asyncio._get_running_loop() is not None:
-            self._hub = current_hub()
-            self._start_task()
         else:
             asyncio.run(self._run_in_loop())
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from openenv._lazy import lazy_exports
 
 _EXPORTS = {
@@ -87,5 +89,77 @@ _SUBMODULES = {
     )
 }
 
-__getattr__, __dir__, _names = lazy_exports(__name__, {**_EXPORTS, **_LATER, **_SUBMODULES})
-__all__ = list(_EXPORTS)
+if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py holds the two together
+    from openenv.env.environment import Environment as Environment
+    from openenv.env.environment import Message as Message
+    from openenv.env.environment import ModelTokenizer as ModelTokenizer
+    from openenv.env.environment import TaskProvider as TaskProvider
+    from openenv.env.environment import Transform as Transform
+    from openenv.env.transforms import CompositeTransform as CompositeTransform
+    from openenv.env.transforms import NullTransform as NullTransform
+    from openenv.errors import ConcurrencyConfigurationError as ConcurrencyConfigurationError
+    from openenv.errors import EnvironmentFactoryError as EnvironmentFactoryError
+    from openenv.errors import OpenEnvError as OpenEnvError
+    from openenv.errors import SessionCapacityError as SessionCapacityError
+    from openenv.errors import SessionCreationError as SessionCreationError
+    from openenv.errors import SessionNotFoundError as SessionNotFoundError
+    from openenv.protocol.codec import serialize_observation as serialize_observation
+    from openenv.protocol.jsonrpc import JsonRpcError as JsonRpcError
+    from openenv.protocol.jsonrpc import JsonRpcErrorCode as JsonRpcErrorCode
+    from openenv.protocol.jsonrpc import JsonRpcRequest as JsonRpcRequest
+    from openenv.protocol.jsonrpc import JsonRpcResponse as JsonRpcResponse
+    from openenv.protocol.jsonrpc import McpMethod as McpMethod
+    from openenv.protocol.jsonrpc import WSMCPMessage as WSMCPMessage
+    from openenv.protocol.jsonrpc import WSMCPResponse as WSMCPResponse
+    from openenv.protocol.schema import deserialize_action as deserialize_action
+    from openenv.protocol.schema import deserialize_action_with_preprocessing as deserialize_action_with_preprocessing
+    from openenv.server.app import create_app as create_app
+    from openenv.server.app import create_fastapi_app as create_fastapi_app
+    from openenv.server.compat import HTTPEnvServer as HTTPEnvServer
+    from openenv.server.routes import GetEndpointConfig as GetEndpointConfig
+    from openenv.tool_types import RESERVED_TOOL_NAMES as RESERVED_TOOL_NAMES
+    from openenv.tool_types import CallToolAction as CallToolAction
+    from openenv.tool_types import CallToolObservation as CallToolObservation
+    from openenv.tool_types import ListToolsAction as ListToolsAction
+    from openenv.tool_types import ListToolsObservation as ListToolsObservation
+    from openenv.tool_types import Tool as Tool
+    from openenv.tool_types import ToolError as ToolError
+    from openenv.tool_types import ToolErrorType as ToolErrorType
+    from openenv.types import Action as Action
+    from openenv.types import BaseMessage as BaseMessage
+    from openenv.types import ConcurrencyConfig as ConcurrencyConfig
+    from openenv.types import GetTaskRangeRequest as GetTaskRangeRequest
+    from openenv.types import GetTaskRequest as GetTaskRequest
+    from openenv.types import HealthResponse as HealthResponse
+    from openenv.types import HealthStatus as HealthStatus
+    from openenv.types import ListTasksRequest as ListTasksRequest
+    from openenv.types import NumTasksRequest as NumTasksRequest
+    from openenv.types import Observation as Observation
+    from openenv.types import SchemaResponse as SchemaResponse
+    from openenv.types import ServerCapacityStatus as ServerCapacityStatus
+    from openenv.types import ServerMode as ServerMode
+    from openenv.types import SessionInfo as SessionInfo
+    from openenv.types import State as State
+    from openenv.types import WSCloseMessage as WSCloseMessage
+    from openenv.types import WSErrorCode as WSErrorCode
+    from openenv.types import WSErrorResponse as WSErrorResponse
+    from openenv.types import WSIncomingMessage as WSIncomingMessage
+    from openenv.types import WSObservationResponse as WSObservationResponse
+    from openenv.types import WSResetMessage as WSResetMessage
+    from openenv.types import WSStateMessage as WSStateMessage
+    from openenv.types import WSStateResponse as WSStateResponse
+    from openenv.types import WSStepMessage as WSStepMessage
+
+    from . import base_transforms as base_transforms
+    from . import exceptions as exceptions
+    from . import http_server as http_server
+    from . import interfaces as interfaces
+    from . import mcp_types as mcp_types
+    from . import route_config as route_config
+    from . import serialization as serialization
+    from . import types as types
+
+    __all__: list[str]
+else:
+    __getattr__, __dir__, _names = lazy_exports(__name__, {**_EXPORTS, **_LATER, **_SUBMODULES})
+    __all__ = list(_EXPORTS)
