@@ -184,3 +184,44 @@ async def test_concurrent_steps_take_turns() -> None:
         await env.reset()
         results = await asyncio.gather(*(env.step({"by": 1}) for _ in range(5)))
         assert sorted(result.observation.total for result in results) == [1, 2, 3, 4, 5]
+
+
+def test_an_environment_instead_of_its_class_is_refused_at_once() -> None:
+    for given in (Counter(), "counter"):
+        with pytest.raises(TypeError, match="must be a callable"):
+            LocalEnv(given)  # type: ignore[arg-type]
+
+
+def test_a_local_client_shows_what_it_runs_and_how_it_is() -> None:
+    local = LocalEnv(Counter)
+    assert repr(local) == "<LocalEnv of Counter, not built>"
+    with local.sync() as twin:
+        assert repr(twin) == "<SyncLocalEnv of <LocalEnv of Counter, ready>>"
+    assert repr(local) == "<LocalEnv of Counter, closed>"
+
+
+def test_a_forgotten_await_names_the_method() -> None:
+    async def forget() -> None:
+        LocalEnv(Counter).reset()
+
+    with pytest.warns(RuntimeWarning, match=r"LocalEnv\.reset"):
+        asyncio.run(forget())
+
+
+@pytest.mark.parametrize("value", [None, ("observation", 0.0, True)])
+def test_what_is_no_observation_is_an_error_in_process_too(value: object) -> None:
+    class Wrong(Environment[Action, Observation, State]):
+        def reset(self, **_: object) -> Observation:
+            return Observation()
+
+        def step(self, action: Action, **_: object) -> Observation:
+            return value  # type: ignore[return-value]
+
+        @property
+        def state(self) -> State:
+            return State()
+
+    with LocalEnv(Wrong).sync() as env:
+        env.reset()
+        with pytest.raises(ExecutionError, match="not an Observation"):
+            env.step(Action())

@@ -16,6 +16,7 @@ from typing_extensions import Self
 from .env.binding import factory_class, factory_name, infer_models
 from .env.environment import Environment
 from .errors import ExecutionError, OpenEnvError, RequestValidationError, SessionLost
+from .protocol.codec import check_observation
 from .protocol.schema import deserialize_action
 from .protocol.server import error_list
 from .runners import InlineRunner
@@ -28,11 +29,13 @@ T = TypeVar("T")
 
 
 def _result(observation: Any) -> StepResult[Any]:
+    check_observation(observation)
+    fields = observation if isinstance(observation, Mapping) else vars(observation)
     return StepResult(
         observation=observation,
-        reward=getattr(observation, "reward", None),
-        done=bool(getattr(observation, "done", False)),
-        metadata=getattr(observation, "metadata", None) or None,
+        reward=fields.get("reward"),
+        done=bool(fields.get("done", False)),
+        metadata=fields.get("metadata") or None,
     )
 
 

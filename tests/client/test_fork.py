@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -120,6 +121,30 @@ def test_a_lock_that_was_held_at_the_fork_does_not_stop_the_child(parrot: Any) -
 
         with client._driver._thread_lock.here(), TENDER._lock.here():  # as other threads may at that moment
             in_a_fork(child)
+
+
+class Helped(GenericEnvClient):
+    async def in_a_thread(self) -> int:
+        await self.step({"message": "a"})
+        began = time.monotonic()
+        answer = await asyncio.wait_for(asyncio.to_thread(lambda: 42), 20)
+        assert time.monotonic() - began < 15, "the thread did not wake the loop, only the timer did"
+        return answer
+
+
+@pytest.mark.parametrize("used", [True, False], ids=["closed there", "dropped there"])
+def test_helpers_of_the_parent_still_work_after_a_fork_has_let_go_of_their_loop(parrot: Any, used: bool) -> None:
+    client = Helped(parrot.url).sync()
+    client.reset()
+    assert client.in_a_thread() == 42
+
+    def drop() -> None:
+        nonlocal client
+        del client
+
+    in_a_fork(client.close if used else drop)
+    assert client.in_a_thread() == 42
+    client.close()
 
 
 class Tended:

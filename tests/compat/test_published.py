@@ -114,7 +114,9 @@ def test_refused_actions_and_a_failing_environment_leave_the_episode_as_it_is(pa
         client="generic",
         use=use,
     )
-    assert error(too_much) == error(no_number) == "Server error: Invalid message (code: VALIDATION_ERROR)"
+    for refused in (error(too_much), error(no_number)):
+        assert refused.startswith("Server error: Invalid message")
+        assert refused.endswith("(code: VALIDATION_ERROR)")
     assert error(failed) == "Server error: no luck (code: EXECUTION_ERROR)"
     assert after["observation"]["total"] == 1
 
@@ -130,9 +132,9 @@ def test_a_second_client_meets_a_full_server(pair: Pair, use: str) -> None:
         begun, refused, step, _ = pair(calls, ONE, use=use)
         if "raised" not in begun:
             break
-    assert error(refused) == (
-        "Server error: Server at capacity: 1/1 sessions active. Cannot accept new connections. (code: CAPACITY_REACHED)"
-    )
+    told = error(refused)
+    assert told.startswith("Server error: Server at capacity: 1/1 sessions active. Cannot accept new connections.")
+    assert told.endswith("(code: CAPACITY_REACHED)")
     assert step["observation"]["total"] == 1
 
 

@@ -279,7 +279,8 @@ def test_a_reset_that_fails_is_told_and_the_next_one_works(way: Any, lab: type[L
         with pytest.raises(ExecutionError, match="no episode today"):
             client.reset(fail=True)
     assert fields(client.reset())["text"] == "ready"
-    assert lab.built == 1
+    # Over HTTP the session that a failed reset has opened is closed: its name never reached anybody for sure.
+    assert lab.built == (3 if way.name == "http" else 1)
 
 
 @behaviour("state.first")

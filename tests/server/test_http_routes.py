@@ -16,6 +16,7 @@ from openenv.env.environment import Environment
 from openenv.server.app import create_app
 from openenv.server.compat import HTTPEnvServer, parse_mode
 from openenv.sessions.manager import SessionLimits
+from openenv.sessions.session import SessionState
 from openenv.types import Action, ConcurrencyConfig, EnvironmentMetadata, Observation, ServerMode, State
 
 SESSION = "X-OpenEnv-Session"
@@ -394,6 +395,7 @@ def test_a_client_that_leaves_before_its_new_session_is_ready_leaves_no_session_
         request = f"POST /reset HTTP/1.1\r\nHost: x\r\n{SESSION}: new\r\nContent-Length: 2\r\n\r\n{{}}"
         leaving.sendall(request.encode())
         assert Fragile.entered.wait(10)
+    server.wait_for(lambda: [s.state for s in server.manager.sessions()] == [SessionState.CLOSING])
     Fragile.go_on.set()
     server.wait_for(lambda: server.manager.active == 0)
     Fragile.waits_in = ""

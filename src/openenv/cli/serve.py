@@ -90,6 +90,7 @@ def _show_banner(app: Any, target: str, host: str, port: int) -> None:
     from rich.table import Table
 
     from ..server.run import environment_server
+    from ..types import ServerMode
 
     place = _place(host, port)
     table = Table.grid(padding=(0, 2))
@@ -109,7 +110,7 @@ def _show_banner(app: Any, target: str, host: str, port: int) -> None:
         table.add_row("Network", f"[yellow]{escape(host)}: open to others, without authentication[/]")
     console = Console(stderr=True)
     console.print(Panel(table, title=f"[bold]{escape(name)}[/] is served", subtitle="Ctrl-C stops", expand=False))
-    if server is not None:
+    if server is not None and server.service.mode is ServerMode.SIMULATION:
         # Outside of the frame and never wrapped, so that it can be copied.
         lines = (
             "Try it:",

@@ -12,12 +12,11 @@ from urllib.parse import urlsplit
 
 def convert_to_ws_url(url: str) -> str:
     """Turn `http(s)://`, `ws(s)://` or a bare host into a WebSocket URL without a trailing slash."""
-    url = url.strip().rstrip("/")
-    scheme, separator, rest = url.partition("://")
+    scheme, separator, rest = url.strip().partition("://")
     if not separator:
-        return f"ws://{url}"
-    mapped = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}.get(scheme.lower())
-    return url if mapped is None else f"{mapped}://{rest}"
+        return f"ws://{scheme.rstrip('/')}"
+    mapped = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}.get(scheme.lower(), scheme)
+    return f"{mapped}://{rest.rstrip('/')}"
 
 
 def socket_url(base_url: object) -> str:

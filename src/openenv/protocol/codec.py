@@ -102,8 +102,8 @@ def split_observation(observation: Any) -> ObservationParts:
     Raises:
         TypeError: It is no observation at all.
     """
-    check_observation(observation)
-    values = observation.__dict__ if isinstance(observation, BaseModel) else _plain_fields(observation)
+    is_model = isinstance(observation, BaseModel)
+    values = observation.__dict__ if is_model else _plain_fields(check_observation(observation))
     metadata = values.get("metadata")
     reward = values.get("reward")
     if type(reward) is not float or not math.isfinite(reward):
