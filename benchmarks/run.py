@@ -81,8 +81,18 @@ def sections(text: str) -> list[str]:
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--published", metavar="PYTHON", help="interpreter with the published package (default: make one)")
-    p.add_argument("--ours", metavar="PYTHON", help="interpreter that runs the source tree (default: this one)")
+    p.add_argument(
+        "--published",
+        metavar="PYTHON",
+        type=os.path.abspath,
+        help="interpreter with the published package (default: make one)",
+    )
+    p.add_argument(
+        "--ours",
+        metavar="PYTHON",
+        type=os.path.abspath,
+        help="interpreter that runs the source tree (default: this one)",
+    )
     p.add_argument("--rounds", type=int, help="interleaved rounds (default 3)")
     p.add_argument("--seconds", type=float, help="load per measurement (default 3)")
     p.add_argument("--levels", type=levels, help="session counts of ws (default 1,64,256,1000,4000)")
