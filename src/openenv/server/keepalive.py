@@ -54,6 +54,11 @@ class KeepAlive:
         """Return the loop's own watcher."""
         return loop_local(loop, cls, lambda: cls(loop))
 
+    @property
+    def watched(self) -> int:
+        """How many connections the loop has."""
+        return len(self._pinged)
+
     def add(self, connection: Pingable) -> None:
         """Watch a connection."""
         self._pinged[connection] = None

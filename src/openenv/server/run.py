@@ -20,6 +20,7 @@ import uvicorn
 from uvicorn.config import LOGGING_CONFIG
 
 from .. import settings
+from .allocator import keep_freed_memory
 from .compat import HTTPEnvServer
 from .loading import TargetError, load_app, split_target
 from .upgrade import UpgradeProtocol
@@ -125,6 +126,7 @@ def serve(target: str, options: ServeOptions, on_started: Callable[[Any, int], N
     if options.reload:
         _serve_reloading(target, options)
         return
+    keep_freed_memory()
     app = prepare(target, options)
     config = uvicorn.Config(app, log_config=log_config(options), **uvicorn_settings(options))
     with _ended_well_by_sigterm():

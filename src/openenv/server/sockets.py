@@ -123,7 +123,7 @@ class FrameSocket(asyncio.Protocol):
             return
         head = text_head(len(payload))
         if len(payload) < _BIG:
-            self._writes.add(self._transport, head + payload)
+            self._writes.add(self._transport, head + payload, is_alone=self._keepalive.watched == 1)
         else:
             self._writes.flush()
             self._transport.writelines((head, payload))

@@ -28,8 +28,11 @@ class WriteBatch:
         """Return the loop's own batch."""
         return loop_local(loop, cls, lambda: cls(loop))
 
-    def add(self, transport: asyncio.WriteTransport, data: bytes) -> None:
-        """Write soon, in order."""
+    def add(self, transport: asyncio.WriteTransport, data: bytes, *, is_alone: bool = False) -> None:
+        """Write soon, in order; at once for a connection that has none beside it to wait for."""
+        if is_alone and not self._due:
+            transport.write(data)
+            return
         if not self._due and not self._hub.is_delivering:
             self._loop.call_soon(self.flush)
         self._due.append((transport, data))
