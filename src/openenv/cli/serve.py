@@ -5,6 +5,7 @@ Knows options and the banner; loading and running are the server's.
 
 from __future__ import annotations
 
+import gc
 import ipaddress
 from typing import Any
 
@@ -36,6 +37,7 @@ def serve(
     reload: bool = typer.Option(False, "--reload", help="Start anew when a source file changes."),
     log_level: str = typer.Option("info", help="critical, error, warning, info, debug or trace."),
 ) -> None:
+    gc.disable()  # until all is loaded, nothing is garbage; `run` turns it on again
     from ..server.loading import TargetError, TargetFailed  # servers load only for this command
     from ..server.run import ServeOptions
     from ..server.run import serve as run
@@ -60,6 +62,8 @@ def serve(
     except TargetError as exc:
         typer.secho(f"Error: {exc}", fg="red", err=True)
         raise typer.Exit(1) from None
+    finally:
+        gc.enable()
 
 
 serve.__doc__ = _EXAMPLES

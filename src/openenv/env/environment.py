@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Generic, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, runtime_checkable
 
 from typing_extensions import TypedDict
 
-from ..rubrics.base import Rubric
 from ..types import Action, ActT, EnvironmentMetadata, Observation, ObsT, State, StateT
+
+if TYPE_CHECKING:
+    from ..rubrics.base import Rubric  # an environment without a rubric loads none
 
 __all__ = [
     "ActT",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import signal
 import socket
 import sys
@@ -124,10 +125,13 @@ def serve(target: str, options: ServeOptions, on_started: Callable[[Any, int], N
     """
     _check_port(options)
     if options.reload:
+        gc.enable()
         _serve_reloading(target, options)
         return
     keep_freed_memory()
     app = prepare(target, options)
+    gc.freeze()  # what is loaded now stays; the collector need not look at it again
+    gc.enable()
     config = uvicorn.Config(app, log_config=log_config(options), **uvicorn_settings(options))
     with _ended_well_by_sigterm():
         _Server(config, lambda port: on_started(app, port)).run()
