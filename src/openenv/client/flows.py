@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from ..errors import (
-    ConnectFailed,
     EnvironmentFactoryError,
     ProtocolError,
     RequestTimeout,
@@ -102,7 +101,7 @@ def request(link: Link, kind: str, data: Any, timeout_s: float | None) -> Flow[d
             link.session.reply(kind, farewell)  # raises: it says why the server has hung up
     payload = link.session.request(kind, data)
     was_open = link.is_open
-    yield from connect_again(link)
+    yield from connect(link)
     try:
         raw = yield from _exchange(link, kind, payload, timeout_s)
     except SessionLost:
@@ -139,13 +138,6 @@ def _exchange(link: Link, kind: str, payload: bytes, timeout_s: float | None) ->
     yield HangUp()
     link.session.reply(kind, early)  # raises, where it is the reason why the server hung up
     raise SessionLost("the server sent a message that nobody asked for")
-
-
-def connect_again(link: Link) -> Flow[None]:
-    """Open a connection for a request that is allowed to have a new one."""
-    if not link.is_open:
-        yield Connect()
-        link.has_connected = True
 
 
 def hang_up(link: Link) -> Flow[None]:
@@ -248,7 +240,6 @@ async def _await(command: Connect | HangUp | Block, transport: LoopTransport) ->
 __all__ = [
     "Block",
     "Connect",
-    "ConnectFailed",
     "Exchange",
     "Flow",
     "HangUp",

@@ -13,7 +13,7 @@ import hashlib
 import http
 import logging
 from collections import deque
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote
 
 from uvicorn.config import Config
@@ -60,8 +60,8 @@ class UpgradeProtocol(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport; the server keeps us."""
-        self._transport = transport  # type: ignore[assignment]
-        self._state.connections.add(self)  # type: ignore[arg-type]
+        self._transport = cast(asyncio.Transport, transport)
+        self._state.connections.add(self)  # type: ignore[arg-type]  # uvicorn lists its own classes only
 
     def data_received(self, data: bytes) -> None:
         """Read the upgrade request; anything after it belongs to whoever has the connection by then."""
@@ -91,6 +91,8 @@ class UpgradeProtocol(asyncio.Protocol):
     # -- handshake ------------------------------------------------------------------------------------------------
 
     def _begin(self, data: bytes) -> None:
+        transport = self._transport
+        assert transport is not None
         request_line, *lines = data.split(b"\r\n\r\n", 1)[0].split(b"\r\n")
         method, target, _ = request_line.split(b" ", 2)
         headers = [(name.lower(), value.strip()) for name, _, value in (line.partition(b":") for line in lines)]
@@ -106,9 +108,9 @@ class UpgradeProtocol(asyncio.Protocol):
             "type": "websocket",
             "asgi": {"version": self._config.asgi_version, "spec_version": "2.4"},
             "http_version": "1.1",
-            "scheme": "wss" if is_ssl(self._transport) else "ws",  # type: ignore[arg-type]
-            "server": get_local_addr(self._transport),  # type: ignore[arg-type]
-            "client": get_remote_addr(self._transport),  # type: ignore[arg-type]
+            "scheme": "wss" if is_ssl(transport) else "ws",
+            "server": get_local_addr(transport),
+            "client": get_remote_addr(transport),
             "root_path": root_path,
             "path": root_path + unquote(raw_path.decode("ascii")),
             "raw_path": root_path.encode("ascii") + raw_path,

@@ -113,7 +113,7 @@ class Call:
         if error is not None:
             self.error = error
         if self._hub.is_current:
-            self._done(self.result, self.error)
+            self.deliver()
         else:
             self._hub.post(self)
 
