@@ -1,20 +1,36 @@
-"""Fixtures for all tests: real servers on free loopback ports, stopped when the test ends."""
+"""Fixtures for all tests: real servers on free loopback ports, stopped when the test ends, and two interpreters.
+
+One is that of the tests, the other has the published package, in a virtual environment of its own:
+`OPENENV_PUBLISHED_PYTHON`, or `.bench/published`, which is made when it is missing.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
 
+import openenv
 from openenv.server.run import ServeOptions, uvicorn_settings
+
+SOURCE = Path(openenv.__file__).resolve().parent.parent
+PUBLISHED_VENV = Path(__file__).resolve().parents[1] / ".bench" / "published"
+PUBLISHED_REQUIREMENTS = ["openenv==0.10.0", "uvloop", "httptools"]
+IS_PUBLISHED = "from importlib.metadata import version; assert version('openenv') == '0.10.0'"
+NOT_INHERITED = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "OPENENV_MODE", "ENABLE_WEB_INTERFACE"}
 
 
 @dataclass
@@ -77,3 +93,51 @@ def serve() -> Iterator[Callable[..., RunningServer]]:
 def anyio_backend() -> str:
     """Asynchronous tests run on asyncio."""
     return "asyncio"
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python with one of the two packages in it."""
+
+    name: str
+    python: str
+    source: Path | None = None
+
+    def environment(self, folder: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+        """What its processes inherit: a folder of test code on the path, and our source where it is ours."""
+        path = [str(folder)] if self.source is None else [str(self.source), str(folder)]
+        inherited = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED}
+        return {**inherited, "PYTHONPATH": os.pathsep.join(path), **(extra or {})}
+
+
+@pytest.fixture(scope="session")
+def ours() -> Interpreter:
+    """The interpreter that runs these tests."""
+    return Interpreter("ours", sys.executable, SOURCE)
+
+
+@pytest.fixture(scope="session")
+def published() -> Interpreter:
+    """An interpreter with the published package."""
+    given = os.environ.get("OPENENV_PUBLISHED_PYTHON")
+    if given:
+        return Interpreter("published", given)
+    python = PUBLISHED_VENV / "bin" / "python"
+    PUBLISHED_VENV.parent.mkdir(exist_ok=True)
+    with (PUBLISHED_VENV.parent / "published.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several test workers may come here at once
+        if not _has_published(python):
+            _install_published(python)
+    return Interpreter("published", str(python))
+
+
+def _has_published(python: Path) -> bool:
+    return python.exists() and subprocess.run([str(python), "-c", IS_PUBLISHED], check=False).returncode == 0
+
+
+def _install_published(python: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED}
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(PUBLISHED_VENV)], check=True, env=environment)
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, *PUBLISHED_REQUIREMENTS], check=True, env=environment)
+    (PUBLISHED_VENV / "complete").touch()

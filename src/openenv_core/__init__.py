@@ -1,6 +1,6 @@
 """Legacy name of `openenv.core`, with what only the first release had: stateful HTTP and one shared environment.
 
-Importing it warns; new code imports `openenv`.
+Its models may be dataclasses. Importing it warns; new code imports `openenv`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ warnings.warn(
 )
 
 _LEGACY = {
+    "Action": "openenv_core.env_server.types",
+    "Observation": "openenv_core.env_server.types",
+    "State": "openenv_core.env_server.types",
     "HTTPEnvClient": "openenv_core.http_env_client",
     "HTTPEnvServer": "openenv_core.env_server",
     "create_app": "openenv_core.env_server",

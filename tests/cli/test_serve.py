@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from websockets.sync.client import connect
 
 import openenv
 from openenv import GenericEnvClient
@@ -37,9 +38,9 @@ class Walk(Environment[Go, Seen, State]):
     def reset(self, **kwargs):
         return Seen(place="GREETING")
     def step(self, action, **kwargs):
-        if action.where == "slowly":
+        if action.where in ("slowly", "for ever"):
             pathlib.Path("started").touch()
-            time.sleep(0.5)
+            time.sleep(0.5 if action.where == "slowly" else 300)
         return Seen(place=action.where)
     @property
     def state(self):
@@ -214,6 +215,24 @@ def test_sigterm_lets_a_running_step_finish_closes_the_environment_and_exits_wit
     assert answers == ["slowly"]
     assert (folder / "closed").exists()
     assert "Traceback" not in served.output
+
+
+@pytest.mark.parametrize("client_stays", [True, False])
+def test_a_second_ctrl_c_ends_it_at_once_and_without_a_word(
+    started: Callable[..., Served], folder: Path, client_stays: bool
+) -> None:
+    served = started("walk.py", "--port", "0")
+    with connect(f"ws{served.url.removeprefix('http')}/ws", proxy=None) as client:
+        client.send('{"type": "step", "data": {"where": "for ever"}}')
+        served.wait_for((folder / "started").exists)
+        if not client_stays:
+            client.socket.shutdown(socket.SHUT_RDWR)
+        served.process.send_signal(signal.SIGINT)
+        served.wait_for(lambda: "Shutting down" in served.output)
+        shown = served.output.index("Shutting down")
+        assert served.stop(signal.SIGINT) == 130
+    assert "Traceback" not in served.output
+    assert all(line.startswith("INFO:") for line in served.output[shown:].splitlines()[1:])
 
 
 @pytest.mark.parametrize(

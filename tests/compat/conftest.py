@@ -1,18 +1,11 @@
-"""Fixtures that put this package beside the published one: an interpreter for each, servers and clients as processes.
-
-The published package lives in a virtual environment of its own: `OPENENV_PUBLISHED_PYTHON`, or `.bench/published`,
-which is made when it is missing.
-"""
+"""Fixtures that put this package beside the published one: servers and clients of each as processes."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,31 +15,8 @@ from typing import IO, Any
 import httpx2
 import pytest
 
-import openenv
-
-ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
-SOURCE = Path(openenv.__file__).resolve().parent.parent
-PUBLISHED_VENV = ROOT / ".bench" / "published"
-PUBLISHED_REQUIREMENTS = ["openenv==0.10.0", "uvloop", "httptools"]
-IS_PUBLISHED = "from importlib.metadata import version; assert version('openenv') == '0.10.0'"
-NOT_INHERITED = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "OPENENV_MODE", "ENABLE_WEB_INTERFACE"}
 START_TIMEOUT_S = 90.0
-
-
-@dataclass(frozen=True)
-class Interpreter:
-    """A Python with one of the two packages in it."""
-
-    name: str
-    python: str
-    source: Path | None = None
-
-    def environment(self, extra: Mapping[str, str]) -> dict[str, str]:
-        """What its processes inherit: the sample environment on the path, and our source where it is ours."""
-        path = [str(HERE)] if self.source is None else [str(self.source), str(HERE)]
-        inherited = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED}
-        return {**inherited, "PYTHONPATH": os.pathsep.join(path), **extra}
 
 
 @dataclass(frozen=True)
@@ -76,44 +46,10 @@ class Peer:
         return outcomes
 
 
-@pytest.fixture(scope="session")
-def ours() -> Interpreter:
-    """The interpreter that runs these tests."""
-    return Interpreter("ours", sys.executable, SOURCE)
-
-
-@pytest.fixture(scope="session")
-def published() -> Interpreter:
-    """An interpreter with the published package."""
-    given = os.environ.get("OPENENV_PUBLISHED_PYTHON")
-    if given:
-        return Interpreter("published", given)
-    python = PUBLISHED_VENV / "bin" / "python"
-    PUBLISHED_VENV.parent.mkdir(exist_ok=True)
-    with (PUBLISHED_VENV.parent / "published.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # several test workers may come here at once
-        if not _has_published(python):
-            _install_published(python)
-    return Interpreter("published", str(python))
-
-
-def _has_published(python: Path) -> bool:
-    return python.exists() and subprocess.run([str(python), "-c", IS_PUBLISHED], check=False).returncode == 0
-
-
-def _install_published(python: Path) -> None:
-    environment = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED}
-    subprocess.run([sys.executable, "-m", "venv", "--clear", str(PUBLISHED_VENV)], check=True, env=environment)
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, *PUBLISHED_REQUIREMENTS], check=True, env=environment)
-    (PUBLISHED_VENV / "complete").touch()
-
-
 @pytest.fixture(scope="session", params=["ours", pytest.param("published", marks=pytest.mark.published)])
-def either(request: pytest.FixtureRequest) -> Interpreter:
+def either(request: pytest.FixtureRequest) -> Any:
     """Each of the two interpreters."""
-    interpreter: Interpreter = request.getfixturevalue(request.param)
-    return interpreter
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(scope="session")
@@ -122,7 +58,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., S
     started: dict[Any, ServerProcess] = {}
     with contextlib.ExitStack() as stack:
 
-        def start(interpreter: Interpreter, how: str = "uvicorn", **extra: str) -> ServerProcess:
+        def start(interpreter: Any, how: str = "uvicorn", **extra: str) -> ServerProcess:
             key = (interpreter.name, how, tuple(sorted(extra.items())))
             if key not in started:
                 log = tmp_path_factory.mktemp("server") / "log"
@@ -133,13 +69,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., S
 
 
 @contextlib.contextmanager
-def _server_process(interpreter: Interpreter, how: str, extra: Mapping[str, str], log: Path) -> Iterator[ServerProcess]:
+def _server_process(interpreter: Any, how: str, extra: Mapping[str, str], log: Path) -> Iterator[ServerProcess]:
     with log.open("wb") as output:
         for attempt in range(3):
             port = _free_port()
             process = subprocess.Popen(
                 [interpreter.python, *_command(how, port)],
-                env=interpreter.environment(extra),
+                env=interpreter.environment(HERE, extra),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -187,12 +123,12 @@ def _stop(process: subprocess.Popen[Any]) -> None:
 
 
 @pytest.fixture(scope="session")
-def peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Interpreter], Peer]]:
+def peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Any], Peer]]:
     """Start a client process under an interpreter, once for each."""
     started: dict[str, Peer] = {}
     with contextlib.ExitStack() as stack:
 
-        def start(interpreter: Interpreter) -> Peer:
+        def start(interpreter: Any) -> Peer:
             if interpreter.name not in started:
                 log = stack.enter_context((tmp_path_factory.mktemp("peer") / "log").open("w"))
                 process = stack.enter_context(_peer_process(interpreter, log))
@@ -203,10 +139,10 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Interpr
 
 
 @contextlib.contextmanager
-def _peer_process(interpreter: Interpreter, log: IO[str]) -> Iterator[subprocess.Popen[str]]:
+def _peer_process(interpreter: Any, log: IO[str]) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [interpreter.python, str(HERE / "peer.py")],
-        env=interpreter.environment({}),
+        env=interpreter.environment(HERE),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log,

@@ -7,6 +7,11 @@ from __future__ import annotations
 
 import gc
 import ipaddress
+import os
+import signal
+import sys
+import threading
+from types import FrameType
 from typing import Any
 
 import typer
@@ -48,6 +53,7 @@ def serve(
     quiet = log_level in ("critical", "error", "warning")
 
     def started(app: Any, actual: int) -> None:
+        _leave_on_second_interrupt()
         if not quiet:
             _show_banner(app, target, host, actual)
         elif port == 0:  # nobody could know it otherwise
@@ -67,6 +73,27 @@ def serve(
 
 
 serve.__doc__ = _EXAMPLES
+
+
+def _leave_on_second_interrupt() -> None:
+    """Let the first Ctrl-C end the server as it wishes, and a second one the process at once.
+
+    An environment's call cannot be interrupted, so anything gentler would wait for it.
+    """
+    stop = signal.getsignal(signal.SIGINT)
+    if not callable(stop) or threading.current_thread() is not threading.main_thread():
+        return
+
+    def leave(signum: int, frame: FrameType | None) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(128 + signum)
+
+    def stop_once(signum: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, leave)
+        stop(signum, frame)
+
+    signal.signal(signal.SIGINT, stop_once)
 
 
 def _check_choice(option: str, value: str | None, choices: tuple[str, ...]) -> None:
@@ -102,6 +129,7 @@ def _show_banner(app: Any, target: str, host: str, port: int) -> None:
     table.add_column(no_wrap=True)
     table.add_row("WebSocket", f"ws://{place}/ws")
     table.add_row("HTTP", f"http://{place}")
+    table.add_row("MCP", f"http://{place}/mcp")
     table.add_row("API docs", f"http://{place}/docs")
     server = environment_server(app)
     name = target

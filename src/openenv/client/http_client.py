@@ -11,10 +11,10 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import httpx2
-from typing_extensions import Self
+from typing_extensions import Self, TypeVar
 
 from ..errors import ConnectFailed, ProtocolError, RequestTimeout, RequestValidationError, ServerError, SessionLost
 from ..protocol.client import error_from_frame, field_errors
@@ -25,7 +25,7 @@ from .url import parse_ws_url, socket_url
 
 ActT = TypeVar("ActT")
 ObsT = TypeVar("ObsT")
-StateT = TypeVar("StateT")
+StateT = TypeVar("StateT", default=Any)  # the first release had two parameters
 
 SESSION_HEADER = "X-OpenEnv-Session"
 

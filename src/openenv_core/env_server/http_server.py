@@ -21,7 +21,9 @@ from openenv.server.http import GymRoutes
 from openenv.server.service import EnvService
 from openenv.sessions.operations import Operation
 from openenv.sessions.session import Session, SessionKind, SessionState
-from openenv.types import ServerMode
+from openenv.types import Action, ServerMode
+
+from .types import Action as LegacyAction
 
 __all__ = ["HTTPEnvServer", "SharedGymRoutes", "create_app", "create_fastapi_app"]
 
@@ -61,7 +63,7 @@ class HTTPEnvServer(_HTTPEnvServer):
     def __init__(self, env: Any, action_cls: Any, observation_cls: Any, *args: Any, **kwargs: Any) -> None:
         self._is_shared = isinstance(env, Environment)
         factory = _always(env) if self._is_shared else env
-        super().__init__(factory, action_cls, observation_cls, *args, **kwargs)
+        super().__init__(factory, _current(action_cls), observation_cls, *args, **kwargs)
         if self._is_shared:
             self.service.describe_as(env.get_metadata())
 
@@ -89,10 +91,15 @@ def _always(env: Any) -> Callable[[], Any]:
     return shared
 
 
+def _current(action_cls: Any) -> Any:
+    """Return the class that servers know as open to every action, where it is meant."""
+    return Action if action_cls is LegacyAction else action_cls
+
+
 def create_fastapi_app(env: Any, action_cls: Any, observation_cls: Any, *args: Any, **kwargs: Any) -> FastAPI:
     """Build the application of an environment instance or class."""
     if not isinstance(env, Environment):
-        return _create_fastapi_app(env, action_cls, observation_cls, *args, **kwargs)
+        return _create_fastapi_app(env, _current(action_cls), observation_cls, *args, **kwargs)
     app = new_application()
     app.state.openenv_server = server = HTTPEnvServer(env, action_cls, observation_cls, *args, **kwargs)
     server.register_routes(app)
@@ -102,5 +109,5 @@ def create_fastapi_app(env: Any, action_cls: Any, observation_cls: Any, *args: A
 def create_app(env: Any, action_cls: Any, observation_cls: Any, env_name: str | None = None, **kwargs: Any) -> FastAPI:
     """Build the application of an environment instance or class."""
     if not isinstance(env, Environment):
-        return _create_app(env, action_cls, observation_cls, env_name, **kwargs)
+        return _create_app(env, _current(action_cls), observation_cls, env_name, **kwargs)
     return create_fastapi_app(env, action_cls, observation_cls, env_name=env_name)
