@@ -83,3 +83,59 @@ def test_posting_to_a_closed_loop_is_silent() -> None:
     loop.close()
     hub.post(Parcel(lambda: None))
     hub.post(Parcel(lambda: None))
+
+
+@pytest.mark.anyio
+async def test_a_hub_is_at_hand_in_its_running_loops_thread_only() -> None:
+    hub = current_hub()
+    assert hub.is_at_hand
+    assert not await asyncio.to_thread(lambda: hub.is_at_hand)
+
+
+def test_a_hub_whose_loop_has_ended_is_not_at_hand() -> None:
+    async def hub() -> Hub:
+        return current_hub()
+
+    ended = asyncio.run(hub())
+    assert not ended.is_at_hand
+
+
+def test_a_hub_goes_with_its_loop_to_another_thread() -> None:
+    loop = asyncio.new_event_loop()
+
+    async def look() -> bool:
+        return current_hub().is_at_hand
+
+    try:
+        assert loop.run_until_complete(look())
+        seen: list[bool] = []
+        thread = threading.Thread(target=lambda: seen.append(loop.run_until_complete(look())))
+        thread.start()
+        thread.join(10)
+        assert seen == [True]
+    finally:
+        loop.close()
+
+
+@pytest.mark.anyio
+async def test_what_is_put_off_to_the_end_of_the_pass_is_done_in_order_and_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    hub, done = current_hub(), []
+
+    def fail() -> None:
+        raise ValueError("not this one")
+
+    def again() -> None:
+        hub.at_end_of_pass(done.append, "later")
+
+    hub.at_end_of_pass(done.append, 1)
+    hub.at_end_of_pass(fail)
+    hub.at_end_of_pass(again)
+    hub.at_end_of_pass(done.append, 2)
+    assert not done
+    await asyncio.sleep(0)
+    assert done == [1, 2]
+    await asyncio.sleep(0)
+    assert done == [1, 2, "later"]
+    assert "could not be handed over" in caplog.text

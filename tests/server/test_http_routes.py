@@ -267,7 +267,7 @@ def test_wrong_methods_are_405(http: httpx2.Client) -> None:
         (b"nonsense", -32700),
         (b"[]", -32700),
         (b'{"jsonrpc":"2.0"}', -32600),
-        (b'{"jsonrpc":"2.0","method":"initialize","id":1}', -32601),
+        (b'{"jsonrpc":"2.0","method":"nonsense","id":1}', -32601),
         (b'{"jsonrpc":"2.0","method":"tools/call","id":1}', -32602),
         (b'{"jsonrpc":"2.0","method":"tools/list","id":1}', -32603),
     ],

@@ -91,3 +91,13 @@ def test_an_origin_is_foreign_unless_host_and_port_are_those_of_the_request(
 def test_the_setting_is_a_list_separated_by_commas() -> None:
     assert allowed_origins({}) == frozenset()
     assert allowed_origins({"OPENENV_ALLOWED_ORIGINS": " a , ,b"}) == {"a", "b"}
+
+
+def test_a_page_whose_name_was_made_to_point_at_loopback_is_refused(serve: Callable[..., Any]) -> None:
+    server = serve(create_app(Still, Action, Observation))
+    rebound = {"Host": f"evil.example:{server.port}", "Origin": f"http://evil.example:{server.port}"}
+    with httpx2.Client(base_url=server.url, trust_env=False) as client:
+        assert client.post("/reset", headers=rebound).status_code == 403
+        by_name = {"Host": f"localhost:{server.port}", "Origin": f"http://localhost:{server.port}"}
+        assert client.post("/reset", headers=by_name).status_code == 200
+        assert client.post("/reset", headers={"Host": "gateway.internal"}).status_code == 200  # a program, no page

@@ -84,14 +84,13 @@ def loops_by_uvloop() -> Iterator[None]:
 def carriers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[type[Any], str]]:
     """What each accepted connection is carried on, and by which kind of loop; the choice itself is the real one."""
     chosen: list[tuple[type[Any], str]] = []
-    choose = ws_module.open_socket
+    begin = ws_module.GymEndpoint.begin
 
-    def watching(*args: Any, **kwargs: Any) -> Any:
-        made = choose(*args, **kwargs)
-        chosen.append((type(made), type(asyncio.get_running_loop()).__module__.partition(".")[0]))
-        return made
+    def watching(endpoint: Any, scope: Any, socket: Any) -> Any:
+        chosen.append((type(socket), type(asyncio.get_running_loop()).__module__.partition(".")[0]))
+        return begin(endpoint, scope, socket)
 
-    monkeypatch.setattr(ws_module, "open_socket", watching)
+    monkeypatch.setattr(ws_module.GymEndpoint, "begin", watching)
     return chosen
 
 

@@ -115,17 +115,19 @@ class FrameReader:
         Raises:
             FrameError: The connection must be closed.
         """
-        if not self._chunks and not self._skip and self._fragment_opcode is None:
-            message = self._whole(data)
-            if message is not None:
-                return [message]
-        return self._feed_slowly(data)
+        payload = self.whole(data)
+        return [Message(data[0] & 0x0F, payload)] if payload is not None else self._feed_slowly(data)
 
-    def _whole(self, data: bytes) -> Message | None:
-        """Read data that is exactly one short, final frame."""
+    def whole(self, data: bytes) -> bytes | None:
+        """Return the payload of data that is exactly one short text or binary message; None, and nothing taken, if not.
+
+        Nearly every read is such a message: whoever does not care which of the two kinds it is saves half of `feed`.
+        """
         size = len(data)
         if size < 6 or (data[0] != 0x81 and data[0] != 0x82):
             return None
+        if self._chunks or self._skip or self._fragment_opcode is not None:
+            return None  # a frame or a message has begun and is not complete
         length, start = (data[1] - 0x80, 6) if self._masked else (data[1], 2)
         if length == 126:
             length, start = int.from_bytes(data[2:4], "big"), start + 2
@@ -134,7 +136,7 @@ class FrameReader:
         if size != start + length or length > self._max_size:
             return None
         payload = data[start:]
-        return Message(data[0] & 0x0F, apply_mask(payload, data[start - 4 : start]) if self._masked else payload)
+        return apply_mask(payload, data[start - 4 : start]) if self._masked else payload
 
     def _feed_slowly(self, data: bytes) -> list[Message]:
         messages: list[Message] = []

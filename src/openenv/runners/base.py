@@ -23,6 +23,11 @@ class LaneCall(Protocol):
 class Lane(Protocol):
     """Where all code of one session runs."""
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether calls of other sessions run on the same thread: then calls are best handed over many at a time."""
+        ...
+
     def submit(self, call: LaneCall) -> None:
         """Run a call after those submitted before it; may be called from any thread."""
         ...

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from .loop_local import loop_local
 
@@ -27,12 +28,14 @@ class Delivery(Protocol):
 class Hub:
     """Delivers results on one loop; a burst of them costs one wake-up."""
 
-    __slots__ = ("__weakref__", "_ready", "_scheduled", "after_delivery", "is_delivering", "loop")
+    __slots__ = ("__weakref__", "_due", "_ready", "_scheduled", "_thread", "after_delivery", "is_delivering", "loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._ready: deque[Delivery] = deque()
         self._scheduled = False
+        self._due: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        self._thread = threading.get_ident()
         self.is_delivering = False
         self.after_delivery: Callable[[], None] | None = None
 
@@ -40,6 +43,33 @@ class Hub:
     def is_current(self) -> bool:
         """Whether the caller runs on this hub's loop."""
         return asyncio._get_running_loop() is self.loop
+
+    @property
+    def is_at_hand(self) -> bool:
+        """Whether the caller may touch the loop's objects: its thread is the caller's, and it runs.
+
+        Asked for every result. `is_current` would cost a system call: asyncio looks at the process id each time, which
+        was a tenth of an inline step.
+        """
+        return self._thread == threading.get_ident() and self.loop.is_running()
+
+    def at_end_of_pass(self, action: Callable[..., object], *arguments: Any) -> None:
+        """Do something on this loop, whose thread the caller is in, once all that has just come in is read.
+
+        For calls to a thread that several sessions share. Handed over one by one, each of them would wake the thread,
+        which then takes the interpreter from the loop: with 1000 sessions a quarter of a step's cost.
+        """
+        if not self._due:
+            self.loop.call_soon(self._act)
+        self._due.append((action, arguments))
+
+    def _act(self) -> None:
+        due, self._due = self._due, []
+        for action, arguments in due:
+            try:
+                action(*arguments)
+            except Exception:
+                logger.exception("a call could not be handed over")
 
     def post(self, delivery: Delivery) -> None:
         """Deliver soon, on the loop; may be called from any thread. A closed loop has nobody left to tell."""
@@ -73,4 +103,6 @@ class Hub:
 def current_hub() -> Hub:
     """Return the hub of the running loop."""
     loop = asyncio.get_running_loop()
-    return loop_local(loop, Hub, lambda: Hub(loop))
+    hub = loop_local(loop, Hub, lambda: Hub(loop))
+    hub._thread = threading.get_ident()  # a loop may be run again, by another thread
+    return hub

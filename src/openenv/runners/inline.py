@@ -15,6 +15,8 @@ class InlineLane:
 
     __slots__ = ("_following", "_running")
 
+    is_shared = False  # nothing is handed over
+
     def __init__(self) -> None:
         self._running = False
         self._following: deque[LaneCall] = deque()

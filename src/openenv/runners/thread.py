@@ -40,7 +40,7 @@ class Profile:
         """Take in one call. Races between threads lose a sample, never more."""
         mean = self._mean_s.get(kind)
         self._mean_s[kind] = seconds if mean is None else mean + _WEIGHT * (seconds - mean)
-        if kind == "step":
+        if kind in ("step", "tool"):
             self._steps += 1
 
     @property
@@ -102,6 +102,11 @@ class ThreadLane:
         self._worker = worker
         self._runner = runner
         self.submit = worker.submit
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other sessions have their place on the same worker."""
+        return self._worker.sessions > 1
 
     def release(self) -> None:
         """Leave the worker."""

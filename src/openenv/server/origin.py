@@ -6,6 +6,7 @@ is from. Programs send no such header and are not concerned. Knows ASGI and head
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
@@ -30,20 +31,25 @@ class OriginPolicy:
         origin = header(scope, b"origin")
         if origin is None or "*" in self._allowed or origin.lower() in self._allowed:
             return False
-        return not _is_same(origin, header(scope, b"host") or "")
+        host = header(scope, b"host") or ""
+        return not _is_same(origin, host) or _is_rebound(scope, host)
 
     def guard(self, handler: Handler) -> Handler:
         """Answer 403 to foreign pages in front of a handler of HTTP requests or WebSocket connections."""
-        return _Guard(self, handler)
+        return Guard(self, handler)
 
 
-class _Guard:
+class Guard:
     """A handler that only what a policy admits can reach."""
 
     # A class, since routes take functions for handlers of another kind.
     def __init__(self, policy: OriginPolicy, handler: Handler) -> None:
         self._refuses = policy.refuses
         self._handler = handler
+
+    def admitted(self, scope: Scope) -> Handler | None:
+        """Return the handler behind, or None for a request that is to be refused."""
+        return None if self._refuses(scope) else self._handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse, or hand on."""
@@ -55,6 +61,26 @@ class _Guard:
         else:
             text = f"Pages of {header(scope, b'origin')} may not use this server; see OPENENV_ALLOWED_ORIGINS."
             await respond_json(send, 403, {"detail": text, "code": FOREIGN_ORIGIN})
+
+
+def _is_rebound(scope: Scope, host: str) -> bool:
+    """Whether a page reached loopback under another name: its owner has let that name point here (DNS rebinding)."""
+    address = (scope.get("server") or ("",))[0]
+    if not _is_loopback(address):
+        return False
+    try:
+        return not _is_loopback(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return True
+
+
+def _is_loopback(name: str) -> bool:
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def _is_same(origin: str, host: str) -> bool:

@@ -23,8 +23,13 @@ from uvicorn.config import LOGGING_CONFIG
 from .. import settings
 from .allocator import keep_freed_memory
 from .compat import HTTPEnvServer
+from .door import Door
 from .loading import TargetError, load_app, split_target
 from .upgrade import UpgradeProtocol
+
+# Sessions are many objects that live long: with Python's own 700, looking for garbage among them was an eighth of
+# opening one.
+_GARBAGE_THRESHOLD = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,12 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._on_started = on_started
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        server = environment_server(self.config.app)
+        if server is not None:
+            server.end_streams()  # they would be waited for otherwise
+        await super().shutdown(sockets=sockets)
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         if self.started:
@@ -104,7 +115,7 @@ def uvicorn_settings(options: ServeOptions) -> dict[str, Any]:
         "host": options.host,
         "port": options.port,
         "log_level": options.log_level,
-        "http": "httptools",
+        "http": Door,
         "ws": UpgradeProtocol,
         "timeout_graceful_shutdown": options.drain_s,
         "access_log": options.log_level in ("debug", "trace"),
@@ -131,6 +142,7 @@ def serve(target: str, options: ServeOptions, on_started: Callable[[Any, int], N
     keep_freed_memory()
     app = prepare(target, options)
     gc.freeze()  # what is loaded now stays; the collector need not look at it again
+    gc.set_threshold(_GARBAGE_THRESHOLD, *gc.get_threshold()[1:])
     gc.enable()
     config = uvicorn.Config(app, log_config=log_config(options), **uvicorn_settings(options))
     with _ended_well_by_sigterm():

@@ -21,6 +21,7 @@ from .writes import WriteBatch
 logger = logging.getLogger(__name__)
 
 _BIG = 65_536
+_WHOLE_TEXT = 0x81  # first byte of a text message in a single frame
 _OUTBOX = 16
 CLOSE_TIMEOUT_S = 2.0
 
@@ -225,6 +226,11 @@ class FrameSocket(asyncio.Protocol):
         """Wait for the end of the connection."""
         await asyncio.shield(self._closed)
 
+    @property
+    def ending(self) -> asyncio.Future[None]:
+        """Done once the connection has ended. Whoever lets others cancel it closes the socket then."""
+        return self._closed
+
     # -- asyncio.Protocol -----------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
@@ -236,6 +242,15 @@ class FrameSocket(asyncio.Protocol):
             self._await_close(data)
             return
         self.last_heard = self._loop.time()
+        payload = self._reader.whole(data)
+        if payload is None:
+            self._read_slowly(data, handler)
+        elif data[0] == _WHOLE_TEXT:
+            handler.on_message(payload)
+        else:
+            handler.on_binary(payload)
+
+    def _read_slowly(self, data: bytes, handler: SocketHandler) -> None:
         try:
             messages = self._reader.feed(data)
         except FrameError as exc:

@@ -2,7 +2,7 @@
 
 Any WebSocket route of the application works on it; the environment's own route takes the connection over (see
 `sockets`). No extension is offered: on a fast network compression costs more than it saves. Knows RFC 6455 section 4
-and uvicorn's protocol interface; must not know what is served.
+and uvicorn's protocol interface; what is served it learns from `shortcut` only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from uvicorn.config import Config
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
+from .shortcut import Shortcut
 from .sockets import FrameSocket
+from .ws import GymEndpoint
 
 logger = logging.getLogger("uvicorn.error")
 
@@ -103,19 +105,26 @@ class UpgradeProtocol(asyncio.Protocol):
             return
         raw_path, _, query = target.partition(b"?")
         root_path = self._config.root_path
-        protocols = found.get(b"sec-websocket-protocol", b"").decode("latin-1")
         self._scope = {
             "type": "websocket",
+            "root_path": root_path,
+            "path": root_path + unquote(raw_path.decode("ascii")),
+            "query_string": query,
+            "headers": headers,
+        }
+        endpoint = Shortcut.of(self._config).endpoint(self._scope)
+        if endpoint is not None:
+            # Soon and not now: the server makes us the transport's protocol when this returns.
+            self._loop.call_soon(self._serve_directly, endpoint)
+            return
+        protocols = found.get(b"sec-websocket-protocol", b"").decode("latin-1")
+        self._scope |= {
             "asgi": {"version": self._config.asgi_version, "spec_version": "2.4"},
             "http_version": "1.1",
             "scheme": "wss" if is_ssl(transport) else "ws",
             "server": get_local_addr(transport),
             "client": get_remote_addr(transport),
-            "root_path": root_path,
-            "path": root_path + unquote(raw_path.decode("ascii")),
             "raw_path": root_path.encode("ascii") + raw_path,
-            "query_string": query,
-            "headers": headers,
             "subprotocols": [name.strip() for name in protocols.split(",") if name.strip()],
             "state": self._app_state.copy(),
             "extensions": {"websocket.http.response": {}},
@@ -124,6 +133,28 @@ class UpgradeProtocol(asyncio.Protocol):
         task = self._loop.create_task(self._run())
         self._state.tasks.add(task)
         task.add_done_callback(self._state.tasks.discard)
+
+    def _serve_directly(self, endpoint: GymEndpoint) -> None:
+        """Do what the application would do with this connection, without a task for it."""
+        assert self._transport is not None
+        if self._phase != "connecting" or self._transport.is_closing():
+            return
+        try:
+            self._accept({})
+            socket = self.take_frames(endpoint.max_size)
+            if socket is None:
+                return
+            self._state.tasks.add(socket.ending)  # type: ignore[arg-type]  # what the server waits for, and cancels
+            socket.ending.add_done_callback(self._ended)
+            endpoint.begin(self._scope, socket)
+        except Exception:
+            logger.exception("Exception in ASGI application\n")
+            self._finish(1011, http.HTTPStatus.INTERNAL_SERVER_ERROR)
+
+    def _ended(self, ending: asyncio.Future[None]) -> None:
+        self._state.tasks.discard(ending)
+        if ending.cancelled():  # the shutdown waits no longer
+            self._finish(1012, http.HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def _run(self) -> None:
         try:

@@ -1,0 +1,78 @@
+"""The first look at a connection: WebSocket upgrades go straight to `upgrade`, all else to uvicorn's own protocol.
+
+Most connections to an environment are upgrades. Letting the HTTP protocol set itself up for each of them, parse the
+request, write it down again and hand it on was a sixth of opening a session. Knows what a plain upgrade request looks
+like and uvicorn's protocol interface; must not know what is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any, cast
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from .shortcut import Shortcut
+from .upgrade import UpgradeProtocol
+
+# A whole request head in its simplest form (RFC 9112, 3 and 5): no folding, nothing before a colon, nothing behind.
+# Whatever is written in another way is left to the real parser, which also says what is wrong with it.
+_PLAIN_HEAD = re.compile(rb"GET /[!-~]* HTTP/1\.1\r\n(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*\r\n)+\r\n")
+_UPGRADE = re.compile(rb"\r\nupgrade:[\t ]*websocket[\t ]*\r\n", re.IGNORECASE)
+_CONNECTION = re.compile(rb"\r\nconnection:[^\r]*\bupgrade\b", re.IGNORECASE)
+
+
+class Door(asyncio.Protocol):
+    """A connection of which nothing has been read yet."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._config = config
+        self._state = server_state
+        self._app_state = app_state
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport; the server keeps us."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._state.connections.add(self)  # type: ignore[arg-type]  # uvicorn lists its own classes only
+
+    def data_received(self, data: bytes) -> None:
+        """Hand the connection on."""
+        assert self._transport is not None
+        self._state.connections.discard(self)
+        ours = self._config.ws_protocol_class is UpgradeProtocol and is_plain_upgrade(data)
+        protocol = (UpgradeProtocol if ours else _ShortHttpProtocol)(self._config, self._state, self._app_state)
+        self._transport.set_protocol(protocol)
+        protocol.connection_made(self._transport)
+        protocol.data_received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """A client that has said nothing is gone."""
+        self._state.connections.discard(self)
+
+    def shutdown(self) -> None:
+        """The server is going down; nobody waits for an answer here."""
+        assert self._transport is not None
+        self._transport.close()
+
+
+class _ShortHttpProtocol(HttpToolsProtocol):
+    """Uvicorn's protocol, for requests that may take the short way."""
+
+    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any]) -> None:
+        super().__init__(config, server_state, app_state)
+        self.app = Shortcut.of(config)
+
+
+def is_plain_upgrade(head: bytes) -> bool:
+    """Say whether this is a whole request for a WebSocket and nothing else."""
+    return bool(_UPGRADE.search(head) and _CONNECTION.search(head) and _PLAIN_HEAD.fullmatch(head))
