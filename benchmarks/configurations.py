@@ -11,9 +11,9 @@ from interpreters import Interpreter
 BENCHMARKS = Path(__file__).resolve().parent
 APPS = BENCHMARKS / "apps"
 
-# {python} and {port} are filled in; the working directory is benchmarks/apps
-UVICORN = "{python} -m uvicorn echo_app:app --host 127.0.0.1 --port {port} --log-level warning"
-SERVE = "{python} -m openenv.cli serve echo_app:app --host 127.0.0.1 --port {port} --log-level warning"
+# {python}, {app} and {port} are filled in; the working directory is benchmarks/apps
+UVICORN = "{python} -m uvicorn {app}:app --host 127.0.0.1 --port {port} --log-level warning"
+SERVE = "{python} -m openenv.cli serve {app}:app --host 127.0.0.1 --port {port} --log-level warning"
 STUB = "{python} stub_server.py --port {port}"
 
 PUBLISHED, OURS = "published", "ours"
@@ -21,7 +21,7 @@ PUBLISHED, OURS = "published", "ours"
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A way to serve the echo app."""
+    """A way to serve an app."""
 
     key: str
     label: str
@@ -73,6 +73,7 @@ class Runnable:
     configuration: Configuration
     interpreter: Interpreter | None
     missing: str = ""
+    app: str = "echo_app"
 
     @property
     def key(self) -> str:
@@ -82,7 +83,8 @@ class Runnable:
     def command(self, port: int) -> list[str]:
         """Return the command line that serves on a port."""
         assert self.interpreter
-        return [part.format(python=self.interpreter.python, port=port) for part in self.configuration.command.split()]
+        filled = {"python": self.interpreter.python, "app": self.app, "port": port}
+        return [part.format(**filled) for part in self.configuration.command.split()]
 
     def environment(self) -> Mapping[str, str]:
         """Return the environment of the server process."""

@@ -7,7 +7,8 @@ for an error). Each session has one request in flight and sends the next when th
 
   loadgen.py --url http://127.0.0.1:8000 --mode ws --sessions 64 --seconds 5
   modes: ws (reset/step on /ws), http (POST /step, keep-alive; with --http-session each connection first opens a
-         session of its own), mcp (tools/call in an mcp message on /ws), mcp-http (POST /mcp)
+         session of its own), mcp (tools/call in an mcp message on /ws), mcp-http (POST /mcp; with --http-session each
+         connection first creates a session of its own and names it in every call)
 
 It prints one JSON object. Sessions that cannot be opened or break are counted in "errors" and the rest goes on.
 With --pid, the server's CPU, memory and threads are read from /proc for that process and its descendants.
@@ -35,6 +36,7 @@ from connection import Connection, client_frame
 from procfs import ProcessStats, machine_cpu_s, process_stats, raise_file_limit
 
 SESSION_HEADER = "X-OpenEnv-Session"
+SESSION_MARK = "{session}"
 STALL_S = 60.0
 clock = time.perf_counter
 
@@ -100,7 +102,7 @@ class Load:
         rpc = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
         action = json.loads(options.action) if options.action else {"message": text}
         if options.mode == "mcp-http":
-            return compact(rpc)
+            return compact({**rpc, "params": {**call, "session_id": SESSION_MARK}} if options.http_session else rpc)
         if options.mode == "http":
             return compact({"action": action})
         if options.mode == "mcp":
@@ -111,7 +113,9 @@ class Load:
         """Build the request that is repeated; over HTTP it may name its session."""
         if self.is_ws:
             return client_frame(self.step_body)
-        return self.post("/mcp" if self.options.mode == "mcp-http" else "/step", self.step_body, session=session)
+        if self.options.mode == "mcp-http":
+            return self.post("/mcp", self.step_body.replace(SESSION_MARK.encode(), (session or "").encode()))
+        return self.post("/step", self.step_body, session=session)
 
     def post(self, path: str, body: bytes, *, session: str | None = None) -> bytes:
         """Build a POST request."""
@@ -121,6 +125,22 @@ class Load:
             f"{named}Content-Length: {len(body)}\r\n\r\n"
         )
         return head.encode() + body
+
+    def session_request(self) -> bytes:
+        """Build the request that opens a session over HTTP."""
+        if self.options.mode == "mcp-http":
+            return self.post("/mcp", compact({"jsonrpc": "2.0", "id": 0, "method": "openenv/session/create"}))
+        return self.post("/reset", b"{}", session="new")
+
+    def session_of(self, connection: Connection) -> str:
+        """Return the session that a connection has opened."""
+        if self.options.mode == "mcp-http":
+            reply: dict[str, Any] = json.loads(connection.body)
+            return str(reply["result"]["session_id"])
+        session = connection.header(SESSION_HEADER)
+        if not session:
+            raise SystemExit(f"the server answered no {SESSION_HEADER}: it has no stateful HTTP")
+        return session
 
     def upgrade(self) -> bytes:
         """Build the WebSocket upgrade request."""
@@ -159,7 +179,7 @@ class Load:
         if self.is_ws:
             opening = self.upgrade()
         else:
-            opening = self.post("/reset", b"{}", session="new") if self.options.http_session else request
+            opening = self.session_request() if self.options.http_session else request
         while todo or busy:
             if clock() > limit:
                 self.abandon(todo)
@@ -206,10 +226,7 @@ class Load:
             status = b"" if self.is_ws else connection.head[:4]
             raise ConnectionError(f"error at set-up: {(status + connection.body)[:160].decode('utf-8', 'replace')}")
         if self.options.http_session:
-            session = connection.header(SESSION_HEADER)
-            if not session:
-                raise SystemExit(f"the server answered no {SESSION_HEADER}: it has no stateful HTTP")
-            connection.request = self.step_request(session)
+            connection.request = self.step_request(self.session_of(connection))
         connection.ready = True
         return True
 
@@ -367,7 +384,7 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--url", default="http://127.0.0.1:8000", help="http://127.0.0.1:PORT or unix:/path")
     p.add_argument("--mode", choices=["ws", "http", "mcp", "mcp-http"], default="ws")
-    p.add_argument("--http-session", action="store_true", help=f"http: POST /reset with {SESSION_HEADER}: new first")
+    p.add_argument("--http-session", action="store_true", help="http, mcp-http: open a session first, and name it")
     p.add_argument("--sessions", type=int, default=1)
     p.add_argument("--seconds", type=float, default=5)
     p.add_argument("--warmup", type=float, default=0.5)

@@ -1,10 +1,11 @@
-"""Sections that put servers under load: WebSocket sessions at rising levels, HTTP steps, large messages.
+"""Sections that put servers under load: WebSocket sessions at rising levels, HTTP steps, tool calls, large messages.
 
 All servers of a round run side by side and take turns, level by level, so that each ratio compares neighbours in time.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ from samples import Sample
 from servers import Server
 
 HTTP_CONNECTIONS = 64
+TOOL_SESSIONS = 64
 MESSAGE_SESSIONS = 8
 MESSAGES = {"10 KB": 10_000, "1 MB": 1_000_000}
 SETUP_TIMEOUT_S = 120.0
@@ -77,6 +79,22 @@ def measure_http(plan: Plan) -> None:
                 sample(
                     plan, server, **where, round_=round_, sessions=HTTP_CONNECTIONS, subject=subject, extra=stateless
                 )
+
+
+def measure_mcp(plan: Plan) -> None:
+    """Call a tool: as a step and in an mcp message on /ws, and with POST /mcp on a session."""
+    action = json.dumps({"type": "call_tool", "tool_name": "echo", "arguments": {"message": "x" * 100}})
+    cases = {
+        "step on /ws": ("--action", action),
+        "mcp on /ws": ("--mode", "mcp"),
+        "POST /mcp": ("--mode", "mcp-http", "--http-session"),
+    }
+    for round_ in range(1, plan.rounds + 1):
+        with ExitStack() as stack:
+            servers = plan.start_servers(stack, section="mcp", round_=round_, app="tool_app")
+            for case, extra in cases.items():
+                for server in servers:
+                    sample(plan, server, section="mcp", case=case, round_=round_, sessions=TOOL_SESSIONS, extra=extra)
 
 
 def measure_messages(plan: Plan) -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from configurations import Runnable
@@ -46,10 +46,10 @@ class Plan:
             file=sys.stderr,
         )
 
-    def start_servers(self, stack: ExitStack, *, section: str, round_: int) -> list[Server]:
+    def start_servers(self, stack: ExitStack, *, section: str, round_: int, app: str = "echo_app") -> list[Server]:
         """Start one fresh server per configuration; those that fail are recorded and left out."""
         servers = []
-        for runnable in self.runnables:
+        for runnable in (replace(runnable, app=app) for runnable in self.runnables):
             try:
                 servers.append(stack.enter_context(Server(runnable)))
             except ServerError as error:

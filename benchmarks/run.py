@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Measure ours beside the published openenv 0.10.0 in one interleaved run and write the report.
 
-Every configuration serves the same file, apps/echo_app.py. In each round all servers are started afresh and take
+Every configuration serves the same files, apps/echo_app.py and apps/tool_app.py. In each round all servers are started afresh and take
 turns; figures are medians over rounds, ratios are against the better published configuration of the same run.
 
 sections:
   ws        WebSocket sessions at rising levels: steps/s, p50, p99, CPU, connect + reset/s, memory, threads, errors
   http      POST /step over 64 connections, with a session header (ours) and stateless (both)
+  mcp       tool calls of 64 sessions: as steps and in mcp messages on /ws, and with POST /mcp on a session
   messages  10 KB and 1 MB messages, 8 sessions
   clients   async and sync client round trips against a stub, the published server and their own server
   import    what importing the client costs
@@ -43,7 +44,7 @@ from interpreters import (
     find_interpreter,
 )
 from measure_clients import measure_clients
-from measure_load import measure_http, measure_messages, measure_ws
+from measure_load import measure_http, measure_mcp, measure_messages, measure_ws
 from measure_start import measure_import, measure_start
 from plan import Plan
 from procfs import raise_file_limit
@@ -57,6 +58,7 @@ SECTIONS = {
     "clients": measure_clients,
     "messages": measure_messages,
     "http": measure_http,
+    "mcp": measure_mcp,
     "ws": measure_ws,
 }
 CLIENT_STEPS, QUICK_CLIENT_STEPS = 2000, 300

@@ -52,6 +52,7 @@ TARGETS = (
     Target("RSS", "ws", "server_rss_mb", SERVERS, ("4000",), 1 / 2, "<= 1/2"),
     Target("CPU per step, growth", "ws", "server_cpu_us_per_step", SERVERS, ("4000",), 2.0, "<= 2x of 64", OWN_64),
     Target("HTTP step, stateful", "http", "steps_per_s", ("ours-thread",), ("64",), 3.0, ">= 3x"),
+    Target("MCP tool call", "mcp", "steps_per_s", ("ours-thread",), ("step on /ws", "POST /mcp"), 20.0, ">= 20x"),
     Target("client import CPU", "import", "cpu_s", ("ours",), ("client",), 1 / 10, "<= 1/10"),
     Target("client import modules", "import", "modules", ("ours",), ("client",), 350.0, "<= 350", NOTHING),
     Target("start to healthy, wall", "start", "wall_s", ("ours-thread",), ("healthy",), 1 / 8, "<= 1/8"),

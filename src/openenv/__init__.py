@@ -8,19 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ._lazy import lazy_exports
-
-
-def _load_package_version() -> str:
-    """Return the installed version of `openenv`, or of its older distribution name."""
-    from importlib.metadata import PackageNotFoundError, version  # costs more than everything else here
-
-    for name in ("openenv", "openenv-core"):
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return "0.0.0"
-
+from ._version import load_package_version as _load_package_version
 
 _EXPORTS = {
     "Action": "openenv.types",
@@ -28,6 +16,7 @@ _EXPORTS = {
     "State": "openenv.types",
     "StepResult": "openenv.types",
     "Environment": "openenv.env.environment",
+    "MCPEnvironment": "openenv.env.mcp",
     "Transform": "openenv.env.environment",
     "Rubric": "openenv.rubrics",
     "create_app": "openenv.server.app",
@@ -37,6 +26,7 @@ _EXPORTS = {
     "GenericEnvClient": "openenv.client.generic",
     "GenericAction": "openenv.client.generic",
     "HTTPEnvClient": "openenv.client.http_client",
+    "MCPToolClient": "openenv.client.mcp_client",
     "LocalEnv": "openenv.local",
     "AutoEnv": "openenv.auto",
     "AutoAction": "openenv.auto",
@@ -50,9 +40,11 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.client.generic import GenericAction as GenericAction
     from openenv.client.generic import GenericEnvClient as GenericEnvClient
     from openenv.client.http_client import HTTPEnvClient as HTTPEnvClient
+    from openenv.client.mcp_client import MCPToolClient as MCPToolClient
     from openenv.client.sync_client import SyncEnvClient as SyncEnvClient
     from openenv.env.environment import Environment as Environment
     from openenv.env.environment import Transform as Transform
+    from openenv.env.mcp import MCPEnvironment as MCPEnvironment
     from openenv.local import LocalEnv as LocalEnv
     from openenv.rubrics import Rubric as Rubric
     from openenv.server.app import create_app as create_app

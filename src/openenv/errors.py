@@ -12,7 +12,12 @@
     │   ├── SessionError                   SESSION_ERROR
     │   ├── SessionCapacityError           CAPACITY_REACHED
     │   ├── SessionCreationError           SESSION_CREATION_FAILED
-    │   └── EnvironmentFactoryError        FACTORY_ERROR
+    │   ├── EnvironmentFactoryError        FACTORY_ERROR
+    │   └── ToolCallError                  TOOL_FAILED         a tool raised
+    │       ├── ToolNotFoundError          TOOL_NOT_FOUND
+    │       ├── ToolArgumentsError         INVALID_TOOL_ARGUMENTS
+    │       ├── ToolTimeout (TimeoutError) TOOL_TIMEOUT
+    │       └── ToolTransportError         TOOL_TRANSPORT      the way to the tool is broken
     ├── ClientModeError (RuntimeError)     CLIENT_MODE         one client used both with and without await
     ├── ProtocolError (RuntimeError)       PROTOCOL_ERROR      the peer does not speak the protocol
     ├── ConnectFailed (ConnectionError)    CONNECT_FAILED
@@ -177,6 +182,52 @@ class EnvironmentFactoryError(ServerError):
         if reason is not None:
             details["reason"] = reason
         super().__init__(message or f"Environment factory '{factory_name}' failed to create instance.", details=details)
+
+
+class ToolCallError(ServerError):
+    """A tool call failed; the session lives on. `error_type` is the name that observations carry."""
+
+    code = "TOOL_FAILED"
+    error_type: ClassVar[str] = "execution_error"
+
+    def __init__(self, tool_name: str, message: str) -> None:
+        self.tool_name = tool_name
+        super().__init__(message, details={"tool_name": tool_name, "error_type": self.error_type})
+
+
+class ToolNotFoundError(ToolCallError):
+    """There is no tool of that name, or none in this mode."""
+
+    code = "TOOL_NOT_FOUND"
+    error_type = "tool_not_found"
+
+    def __init__(self, tool_name: str, message: str | None = None) -> None:
+        super().__init__(tool_name, message or f"Tool '{tool_name}' not found")
+
+
+class ToolArgumentsError(ToolCallError):
+    """The arguments do not fit the tool's schema; the tool was not called."""
+
+    code = "INVALID_TOOL_ARGUMENTS"
+    error_type = "invalid_args"
+
+
+class ToolTimeout(ToolCallError, TimeoutError):
+    """The tool did not return in time."""
+
+    code = "TOOL_TIMEOUT"
+    error_type = "timeout"
+
+    def __init__(self, tool_name: str, message: str | None = None, *, timeout_s: float | None = None) -> None:
+        self.timeout_s = timeout_s
+        super().__init__(tool_name, message or f"Tool '{tool_name}' timed out after {timeout_s} seconds")
+
+
+class ToolTransportError(ToolCallError):
+    """The way to the tool is broken, not the tool."""
+
+    code = "TOOL_TRANSPORT"
+    error_type = "transport_error"
 
 
 class ClientModeError(OpenEnvError, RuntimeError):

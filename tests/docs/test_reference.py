@@ -37,7 +37,7 @@ def test_every_command_and_option_is_documented() -> None:
     for name, command in group.commands.items():  # type: ignore[attr-defined]
         assert f"## openenv {name}" in text
         options = {option for param in command.params for option in param.opts if option.startswith("-")}
-        documented = set(re.findall(r"`(--?[a-z-]+)`", text.partition(f"## openenv {name}")[2]))
+        documented = set(re.findall(r"`(--?[a-z-]+)`", text.partition(f"## openenv {name}")[2].partition("\n## ")[0]))
         assert documented == options - {"--help"}
 
 

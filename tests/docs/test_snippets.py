@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Callable
@@ -38,7 +39,20 @@ WITH_WORD_SERVER = {
     "use_sync.py": ".=.== 0.0 False\n1\n",
     "ws_frames.py": "observation \nobservation \nerror VALIDATION_ERROR\nstate \n",
 }
-ELSEWHERE = {"play_guess.py", "tasks_env.py", "test_word_env.py", "word_app.py"}
+WITH_SHELF_SERVER = {
+    "connect_fastmcp.py": "1 of 2\n2 of 2\n['apple', 'pear']\n",
+    "connect_mcp.py": "['put', 'sort']\n{'result': 2} False\n",
+    "use_tools.py": "['put', 'sort']\n1 2\n1 of 2\n2 of 2\n['apple', 'pear']\nput\n",
+}
+ELSEWHERE = {
+    "agent_session.py",
+    "play_guess.py",
+    "shelf_app.py",
+    "tasks_env.py",
+    "test_word_env.py",
+    "tool_reward.py",
+    "word_app.py",
+}
 
 
 def pages() -> list[Path]:
@@ -53,7 +67,7 @@ def test_every_page_shows_the_snippets_as_they_are(run_python: RunPython) -> Non
 def test_every_snippet_is_run_and_shown() -> None:
     files = {path.name for path in (ROOT / "docs_src").glob("*.py")}
     shown = {name for page in pages() for name in re.findall(r"<!-- snippet: ([\w.]+)", page.read_text("utf-8"))}
-    assert files == {*ALONE, *WITH_WORD_SERVER, *ELSEWHERE}
+    assert files == {*ALONE, *WITH_WORD_SERVER, *WITH_SHELF_SERVER, *ELSEWHERE}
     assert files == shown
 
 
@@ -74,6 +88,42 @@ def test_the_first_environment_is_served_as_a_bare_class(
     run_snippet: RunSnippet, serve_snippet: Callable[[str], str]
 ) -> None:
     assert run_snippet("play_guess.py", serve_snippet("guess.py")) == "It was 3, reward 1.0\n"
+
+
+def test_the_snippets_with_tools_print_what_they_should(
+    run_snippet: RunSnippet, serve_snippet: Callable[[str], str]
+) -> None:
+    url = serve_snippet("shelf_app.py")
+    printed = {file: run_snippet(file, url) for file in WITH_SHELF_SERVER}
+    assert printed == WITH_SHELF_SERVER
+
+
+def test_the_example_of_agent_and_orchestrator_prints_what_it_should(
+    run_snippet: RunSnippet, serve_snippet: Callable[[str], str]
+) -> None:
+    printed = run_snippet("agent_session.py", serve_snippet("tool_reward.py"))
+    episode = {"steps": 4, "reward": 1.0, "total_reward": 1.0, "done": True}
+    assert printed == f"['apple', 'pear', 'plum']\n{episode}\n"
+
+
+def test_the_configuration_of_a_desktop_agent_starts_a_server(run_python: RunPython) -> None:
+    page = (ROOT / "docs" / "howto" / "tools.md").read_text("utf-8")
+    config = json.loads(re.search(r"```json\n(.*?)```", page, re.DOTALL)[1])  # type: ignore[index]
+    server = config["mcpServers"]["shelf"]
+    assert server["command"] == "openenv"
+    arguments = ["-m", "openenv", *(part.replace("shelf_app.py", "docs_src/shelf_app.py") for part in server["args"])]
+    code = (
+        "import asyncio, os, sys\n"
+        "from fastmcp import Client\n"
+        "from fastmcp.client.transports import StdioTransport\n"
+        "async def main():\n"
+        f"    async with Client(StdioTransport(sys.executable, {arguments!r}, env=dict(os.environ))) as client:\n"
+        "        await client.call_tool('put', {'item': 'pear'})\n"
+        "        print((await client.call_tool('put', {'item': 'apple'})).data)\n"
+        "asyncio.run(main())\n"
+    )
+    done = run_python("-c", code)
+    assert done.stdout == "2\n", done.stderr
 
 
 def test_the_example_of_a_test_passes(run_python: RunPython) -> None:

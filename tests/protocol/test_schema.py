@@ -96,7 +96,7 @@ def test_the_one_pass_parser_exists_for_ordinary_models(action_cls: type[Any]) -
     assert step_frame_parser(action_cls) is not None
 
 
-@pytest.mark.parametrize("action_cls", [None, Action, CallToolAction, PlainAction, OwnValidation])
+@pytest.mark.parametrize("action_cls", [None, Action, ListToolsAction, PlainAction, OwnValidation])
 def test_the_one_pass_parser_is_absent_where_it_would_change_the_meaning(action_cls: type[Any] | None) -> None:
     assert step_frame_parser(action_cls) is None
 

@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from .mcp import mcp
 from .serve import serve
 
 app = typer.Typer(
@@ -17,6 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("serve")(serve)
+app.command("mcp")(mcp)
 
 
 @app.callback(invoke_without_command=True)

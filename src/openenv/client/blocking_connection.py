@@ -125,8 +125,8 @@ class BlockingConnection:
             raise ConnectFailed("the server closed the connection during the handshake")
         return data
 
-    def exchange(self, payload: bytes, timeout_s: float | None) -> bytes:
-        """Send a message and wait for the next one.
+    def exchange(self, payload: bytes | None, timeout_s: float | None) -> bytes:
+        """Send a message, unless it is None, and wait for the next one.
 
         Raises:
             RequestTimeout: It did not come in time; the connection is dropped.
@@ -134,14 +134,15 @@ class BlockingConnection:
             Unasked: A message was there already.
         """
         if self._messages:
-            raise Unasked(self._messages.popleft())
+            return self._early(payload)
         sock = self._socket
         if sock is None:
             raise SessionLost(self.lost_reason)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
             self._set_timeout(sock, timeout_s)
-            sock.sendall(masked_text_frame(payload, self._keys.next()))
+            if payload is not None:
+                sock.sendall(masked_text_frame(payload, self._keys.next()))
             while not self._messages:
                 self._take(self._read(sock))
                 if self._messages:
@@ -162,6 +163,13 @@ class BlockingConnection:
             self._drop("a request was interrupted")
             raise
         return self._messages.popleft()
+
+    def _early(self, payload: bytes | None) -> bytes:
+        """Return a message that was there already, where it is more of what was asked for."""
+        message = self._messages.popleft()
+        if payload is not None:
+            raise Unasked(message)
+        return message
 
     def _set_timeout(self, sock: socket.socket, timeout_s: float | None) -> None:
         if timeout_s != self._timeout_s:  # saves a system call per request

@@ -7,9 +7,10 @@ and flows; must not know payloads.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import weakref
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Generic, TypeVar, cast
 
 from ..errors import ClientModeError
@@ -177,6 +178,16 @@ class Driver:
             self.session.lose("its event loop was closed")
             self._connection = None
 
+    def run_helper(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of a blocking client, plain or not, as if no loop ran here: in a notebook one does."""
+        current = _running_loop()
+        asyncio._set_running_loop(None)
+        try:
+            outcome = function(*args, **kwargs)
+        finally:
+            asyncio._set_running_loop(current)
+        return self.run_coroutine(outcome) if inspect.iscoroutine(outcome) else outcome
+
     def run_coroutine(self, coroutine: Any) -> Any:
         """Run a helper coroutine of a blocking client in this thread, on a private loop."""
         self._settle()
@@ -211,7 +222,7 @@ class Driver:
         if self._options.ping_interval_s is not None:
             TENDER.add(self)
 
-    def exchange(self, payload: bytes, timeout_s: float | None) -> bytes:
+    def exchange(self, payload: bytes | None, timeout_s: float | None) -> bytes:
         """Send and wait, blocking."""
         assert isinstance(self._connection, BlockingConnection)
         return self._connection.exchange(payload, timeout_s)
@@ -255,7 +266,7 @@ class _LoopSide:
         driver._let_go = weakref.finalize(driver, _let_go, connection, os.getpid())
         driver._let_go.atexit = False
 
-    def exchange(self, payload: bytes, timeout_s: float | None) -> Coroutine[Any, Any, bytes]:
+    def exchange(self, payload: bytes | None, timeout_s: float | None) -> Coroutine[Any, Any, bytes]:
         connection = self._driver._connection
         assert isinstance(connection, LoopConnection)
         return connection.exchange(payload, timeout_s)

@@ -31,9 +31,9 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Send a message, return the next one that comes."""
+    """Send a message, unless it is None, and return the next one that comes."""
 
-    payload: bytes
+    payload: bytes | None
     timeout_s: float | None
 
 
@@ -110,6 +110,17 @@ def request(link: Link, kind: str, data: Any, timeout_s: float | None) -> Flow[d
             raise
         yield Connect()
         raw = yield from _exchange(link, kind, payload, timeout_s)
+    return (yield from _reply(link, kind, raw))
+
+
+def next_reply(link: Link, kind: str, timeout_s: float | None) -> Flow[dict[str, Any]]:
+    """Wait for one more message of the server to the request that it is still at work on."""
+    raw = yield from _exchange(link, kind, None, timeout_s)
+    return (yield from _reply(link, kind, raw))
+
+
+def _reply(link: Link, kind: str, raw: bytes) -> Flow[dict[str, Any]]:
+    """Read a reply; one that ends the session ends the connection as well."""
     try:
         return link.session.reply(kind, raw)
     except (SessionCapacityError, EnvironmentFactoryError, SessionError, ProtocolError) as exc:
@@ -118,7 +129,7 @@ def request(link: Link, kind: str, data: Any, timeout_s: float | None) -> Flow[d
         raise
 
 
-def _exchange(link: Link, kind: str, payload: bytes, timeout_s: float | None) -> Flow[bytes]:
+def _exchange(link: Link, kind: str, payload: bytes | None, timeout_s: float | None) -> Flow[bytes]:
     """Exchange messages; whatever goes wrong, the episode is lost with it."""
     try:
         raw: bytes = yield Exchange(payload, timeout_s)
@@ -155,7 +166,7 @@ class BlockingTransport(Protocol):
         """Connect."""
         ...
 
-    def exchange(self, payload: bytes, timeout_s: float | None) -> bytes:
+    def exchange(self, payload: bytes | None, timeout_s: float | None) -> bytes:
         """Send and wait."""
         ...
 
@@ -171,7 +182,7 @@ class LoopTransport(Protocol):
         """Connect."""
         ...
 
-    def exchange(self, payload: bytes, timeout_s: float | None) -> Awaitable[bytes]:
+    def exchange(self, payload: bytes | None, timeout_s: float | None) -> Awaitable[bytes]:
         """Send and wait."""
         ...
 
@@ -246,6 +257,7 @@ __all__ = [
     "Link",
     "connect",
     "hang_up",
+    "next_reply",
     "request",
     "run_blocking",
     "run_on_loop",

@@ -122,8 +122,8 @@ class LoopConnection(asyncio.BufferedProtocol):
             await self._change()
         self._schedule_ping()
 
-    async def exchange(self, payload: bytes, timeout_s: float | None) -> bytes:
-        """Send a message and wait for the next one.
+    async def exchange(self, payload: bytes | None, timeout_s: float | None) -> bytes:
+        """Send a message, unless it is None, and wait for the next one.
 
         Raises:
             RequestTimeout: It did not come in time; the connection is dropped.
@@ -131,10 +131,11 @@ class LoopConnection(asyncio.BufferedProtocol):
             Unasked: A message was there already.
         """
         if self._messages:
-            raise Unasked(self._messages.popleft())
+            return self._early(payload)
         if self._transport is None or self._lost is not None:
             raise SessionLost(self.lost_reason)
-        self._transport.write(masked_text_frame(payload, self._keys.next()))
+        if payload is not None:
+            self._transport.write(masked_text_frame(payload, self._keys.next()))
         if timeout_s is not None:
             self._set_deadline(self._loop.time() + timeout_s)
         try:
@@ -151,6 +152,13 @@ class LoopConnection(asyncio.BufferedProtocol):
         finally:
             self._deadline = None
         return self._messages.popleft()
+
+    def _early(self, payload: bytes | None) -> bytes:
+        """Return a message that was there already, where it is more of what was asked for."""
+        message = self._messages.popleft()
+        if payload is not None:
+            raise Unasked(message)
+        return message
 
     def _change(self) -> asyncio.Future[None]:
         """Return a future for the next thing that happens on the connection."""

@@ -80,7 +80,6 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
 
         @functools.wraps(value)
         def call(*args: Any, **kwargs: Any) -> Any:
-            outcome = value(*args, **kwargs)
-            return self._driver.run_coroutine(outcome) if inspect.iscoroutine(outcome) else outcome
+            return self._driver.run_helper(value, *args, **kwargs)
 
         return call

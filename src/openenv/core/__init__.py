@@ -12,14 +12,15 @@ _CLIENTS = {
     "GenericEnvClient": "openenv.client.generic",
     "GenericAction": "openenv.client.generic",
     "HTTPEnvClient": "openenv.client.http_client",
+    "MCPClientBase": "openenv.client.mcp_client",
+    "MCPToolClient": "openenv.client.mcp_client",
 }
 _LATER = {
-    **dict.fromkeys(("MCPClientBase", "MCPToolClient"), "openenv.core.mcp_client"),
     **dict.fromkeys(
         ("AnthropicClient", "LLMClient", "LLMResponse", "OpenAIClient", "ToolCall", "create_llm_client"),
         "openenv.core.llm_client",
     ),
-    **dict.fromkeys(("MCPEnvironment", "WebInterfaceManager", "create_web_interface_app"), "openenv.core.env_server"),
+    **dict.fromkeys(("WebInterfaceManager", "create_web_interface_app"), "openenv.core.env_server"),
 }
 _SUBMODULES = {
     name: f"{__name__}.{name}:"
@@ -31,12 +32,15 @@ if TYPE_CHECKING:  # the tables, for type checkers; tests/test_typing.py holds t
     from openenv.client.generic import GenericAction as GenericAction
     from openenv.client.generic import GenericEnvClient as GenericEnvClient
     from openenv.client.http_client import HTTPEnvClient as HTTPEnvClient
+    from openenv.client.mcp_client import MCPClientBase as MCPClientBase
+    from openenv.client.mcp_client import MCPToolClient as MCPToolClient
     from openenv.client.sync_client import SyncEnvClient as SyncEnvClient
     from openenv.env.environment import Environment as Environment
     from openenv.env.environment import Message as Message
     from openenv.env.environment import ModelTokenizer as ModelTokenizer
     from openenv.env.environment import TaskProvider as TaskProvider
     from openenv.env.environment import Transform as Transform
+    from openenv.env.mcp import MCPEnvironment as MCPEnvironment
     from openenv.env.transforms import CompositeTransform as CompositeTransform
     from openenv.env.transforms import NullTransform as NullTransform
     from openenv.errors import ConcurrencyConfigurationError as ConcurrencyConfigurationError

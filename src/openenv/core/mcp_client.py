@@ -1,7 +1,41 @@
-"""Facade: clients for MCP tools. Not part of this release; every name says so when it is asked for."""
+"""Facade: clients for tools. Re-exports only; the code lives in `openenv.client.mcp_client`."""
 
 from __future__ import annotations
 
-from openenv._lazy import missing_exports
+from openenv.client.env_client import (
+    EnvClient,
+)
+from openenv.client.mcp_client import (
+    GenericMCPObservation,
+    MCPClientBase,
+    MCPToolClient,
+)
+from openenv.tool_types import (
+    CallToolAction,
+    CallToolObservation,
+    ListToolsAction,
+    ListToolsObservation,
+    Tool,
+    ToolError,
+)
+from openenv.types import (
+    Observation,
+    State,
+    StepResult,
+)
 
-__getattr__ = missing_exports(__name__, ("MCPClientBase", "MCPToolClient", "GenericMCPObservation"), "MCP clients")
+__all__ = [
+    "CallToolAction",
+    "CallToolObservation",
+    "EnvClient",
+    "GenericMCPObservation",
+    "ListToolsAction",
+    "ListToolsObservation",
+    "MCPClientBase",
+    "MCPToolClient",
+    "Observation",
+    "State",
+    "StepResult",
+    "Tool",
+    "ToolError",
+]

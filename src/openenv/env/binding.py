@@ -39,11 +39,15 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """How to call one class, and which of its operations are coroutines and run on an event loop."""
+    """How to call one class, and which of its operations are coroutines and run on an event loop.
+
+    `step_is_twofold`: both kinds of `step` are a base class's and do the same; `only_blocks` tells which suits.
+    """
 
     reset: Method
     step: Method
     async_kinds: frozenset[str]
+    step_is_twofold: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,9 @@ def bind(env_cls: type[Any]) -> Binding:
         close_is_async = inspect.iscoroutinefunction(getattr(env_cls, "close", None))
         kinds = {"reset": reset.is_async, "step": step.is_async, "close": close_is_async}
         names = frozenset(kind for kind, is_async in kinds.items() if is_async)
-        binding = _BINDINGS[env_cls] = Binding(reset, step, names)
+        base = getattr(env_cls, step.name, None)
+        twofold = getattr(base, "yields_to_sync", False) and _depth(env_cls, "step") == _depth(env_cls, step.name)
+        binding = _BINDINGS[env_cls] = Binding(reset, step, names, twofold)
     return binding
 
 
@@ -74,6 +80,8 @@ def _method(env_cls: type[Any], name: str) -> Method:
     async_name = f"{name}_async"
     override = getattr(env_cls, async_name, None)
     is_async = override is not None and override is not getattr(Environment, async_name)
+    if is_async and getattr(override, "yields_to_sync", False):  # a base class's; the author's own method comes first
+        is_async = _depth(env_cls, async_name) <= _depth(env_cls, name)
     chosen = async_name if is_async else name
     function = getattr(env_cls, chosen, None)
     if function is None:
@@ -87,6 +95,11 @@ def _method(env_cls: type[Any], name: str) -> Method:
         return Method(chosen, is_async, None)
     named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     return Method(chosen, is_async, frozenset(named - _withheld(chosen)))
+
+
+def _depth(env_cls: type[Any], name: str) -> int:
+    """How far up the class hierarchy a method comes from."""
+    return next((depth for depth, cls in enumerate(env_cls.__mro__) if name in vars(cls)), len(env_cls.__mro__))
 
 
 def _withheld(method: str) -> frozenset[str]:
@@ -122,7 +135,9 @@ def infer_models(env_cls: type[Any]) -> Models:
     found = _generic_arguments(env_cls)
     action = _model(found.get("action")) or _annotation(env_cls, "step", "action") or Action
     observation = _model(found.get("observation")) or _annotation(env_cls, "step", "return") or Observation
-    state = _model(found.get("state")) or _annotation(env_cls, "state", "return") or State
+    state = _model(found.get("state"))
+    if state is None or state is State:  # a base class may have said no more than that
+        state = _annotation(env_cls, "state", "return") or State
     return Models(action, observation, state)
 
 

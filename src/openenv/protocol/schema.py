@@ -35,6 +35,11 @@ def json_schema(model: type[Any]) -> dict[str, Any]:
     return TypeAdapter(model).json_schema(schema_generator=_TolerantSchema)
 
 
+def takes_tool_actions(action_cls: type[Any] | None) -> bool:
+    """Whether an environment of that action class is stepped with tool calls."""
+    return action_cls in _OPEN_ACTION_CLASSES
+
+
 def deserialize_action(data: Mapping[str, Any], action_cls: type[Any]) -> Any:
     """Validate a dict as an action; tool actions are recognised where the class is open to them.
 
@@ -94,8 +99,8 @@ def step_frame_parser(action_cls: type[Any] | None) -> Callable[[bytes], Any] | 
     The parser raises `pydantic.ValidationError` for anything but a valid step frame; the caller then takes the
     long way to find out what is wrong.
     """
-    if action_cls is None or action_cls in _OPEN_ACTION_CLASSES:
-        return None
+    if action_cls is None or action_cls is Action or action_cls is ListToolsAction:
+        return None  # a call of a tool would not be told from another action
     if not (isinstance(action_cls, type) and issubclass(action_cls, BaseModel)):
         return None
     if _function(action_cls) is not _function(BaseModel):

@@ -18,6 +18,7 @@ Send = Callable[[Message], Awaitable[None]]
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 HeaderList = Sequence[tuple[bytes, bytes]]
 _T = TypeVar("_T")
+_LOOK_AFTER_S = 0.02
 
 
 class BodyTooLarge(Exception):
@@ -86,17 +87,41 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T
     Raises:
         ClientGone: The client disconnected before the work was done.
     """
-    working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(_disconnected(receive))
+    watch = _Watch(receive)
     try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        if watching.done() and not working.done():
-            raise ClientGone
-        return await working
+        return await work
+    except asyncio.CancelledError:
+        if watch.is_gone:
+            raise ClientGone from None
+        raise
     finally:
-        watching.cancel()
-        if working.cancel():
-            await asyncio.wait((working,))  # what it holds is given back when this returns
+        watch.end()
+
+
+class _Watch:
+    """Cancels the task it is made in when its client goes. Most requests are over before it has to look."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._watching: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(_LOOK_AFTER_S, self._begin)
+        self.is_gone = False
+
+    def _begin(self) -> None:
+        self._watching = asyncio.ensure_future(self._wait())
+
+    async def _wait(self) -> None:
+        await _disconnected(self._receive)
+        self.is_gone = True
+        self._task.cancel()
+
+    def end(self) -> None:
+        self._timer.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
 
 
 async def _disconnected(receive: Receive) -> None:

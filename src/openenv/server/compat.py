@@ -11,7 +11,7 @@ from typing import Any
 
 from fastapi import Body, FastAPI
 from pydantic import TypeAdapter
-from starlette.routing import WebSocketRoute
+from starlette.routing import Route, WebSocketRoute
 
 from ..env.environment import Environment
 from ..sessions.manager import SessionLimits, SessionManager
@@ -33,9 +33,10 @@ from ..types import (
 )
 from .http import GymRoutes
 from .lifespan import add_to_lifespan
+from .mcp.endpoint import McpEndpoint
+from .mcp.socket import RpcEndpoint
 from .origin import OriginPolicy
-from .routes import DocumentedRoute, ErrorBody, GetEndpointConfig, SessionClosed, register_get_endpoints
-from .rpc import RpcEndpoint
+from .routes import DocumentedRoute, ErrorBody, GetEndpointConfig, SessionClosed, SessionView, register_get_endpoints
 from .service import EnvService, ServiceOptions
 from .tasks import TaskRoutes
 from .ws import GymEndpoint
@@ -92,6 +93,7 @@ class HTTPEnvServer:
         self.observation_cls = observation_cls
         self._env_factory = env
         self._origins = OriginPolicy(allowed_origins())
+        self._mcp: McpEndpoint | None = None
         self.service = EnvService(
             env,
             action_cls=action_cls,
@@ -167,6 +169,11 @@ class HTTPEnvServer:
         TaskRoutes(self.service).register(app)
         add_to_lifespan(app, self.manager)
 
+    def end_streams(self) -> None:
+        """End the event streams that are open, since nobody else will: for whoever shuts a server down."""
+        if self._mcp is not None:
+            self._mcp.episodes.end_streams()
+
     def _gym_routes(self) -> GymRoutes:
         return GymRoutes(self.service)
 
@@ -209,6 +216,18 @@ class HTTPEnvServer:
             ),
             DocumentedRoute(
                 "/sessions/{session_id}",
+                _describe_signature,
+                self._origins.guard(gym.describe),
+                methods=["GET"],
+                response_model=SessionView,
+                summary="Show a session",
+                description="Its state, its steps, and what the tool calls of an agent have led to: reward and end of "
+                "an episode are shown here and never to the agent.",
+                tags=["State Management"],
+                responses={**_FOREIGN, **{code: _SESSION_ERRORS[code] for code in (404, 410)}},
+            ),
+            DocumentedRoute(
+                "/sessions/{session_id}",
                 _close_signature,
                 self._origins.guard(gym.close),
                 methods=["DELETE"],
@@ -245,18 +264,23 @@ class HTTPEnvServer:
                 ),
             ],
         )
-        rpc = self._origins.guard(RpcEndpoint(self.service.options.max_message_bytes))
-        app.router.routes.append(
+        self._mcp = McpEndpoint(self.service)
+        guarded = self._origins.guard(self._mcp)
+        app.router.routes += [
             DocumentedRoute(
                 "/mcp",
                 _rpc_signature,
-                rpc,
+                guarded,
                 methods=["POST"],
                 tags=["Environment Info"],
-                summary="JSON-RPC",
+                summary="MCP and JSON-RPC",
+                description="Standard MCP (Streamable HTTP), and OpenEnv's own `tools/list`, `tools/call`, "
+                "`openenv/session/create` and `openenv/session/close`.",
                 responses=_FOREIGN,
-            )
-        )
+            ),
+            Route("/mcp", guarded, methods=["GET", "DELETE", "PUT", "PATCH", "OPTIONS"], include_in_schema=False),
+            WebSocketRoute("/mcp", self._origins.guard(RpcEndpoint(self.service)), name="mcp"),
+        ]
 
     async def _schema(self) -> SchemaResponse:
         return self.service.schema()
@@ -311,6 +335,10 @@ async def _step_signature(request: StepRequest) -> None:
 
 async def _state_signature() -> None:
     """Documents `GET /state`."""
+
+
+async def _describe_signature(session_id: str) -> None:
+    """Documents `GET /sessions/{session_id}`."""
 
 
 async def _close_signature(session_id: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from pydantic import ValidationError
@@ -59,6 +60,11 @@ _STATUS: Mapping[type[OpenEnvError], int] = {
     SessionCapacityError: 503,
     EnvironmentFactoryError: 500,
 }
+
+
+def names_session(scope: Scope) -> bool:
+    """Say whether a request is for a session of its own; all that can happen there is answered here."""
+    return header(scope, _HEADER) is not None
 
 
 def observation_body(observation: Any) -> bytes:
@@ -121,6 +127,19 @@ class GymRoutes:
     async def state(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `GET /state`."""
         await self._run(scope, receive, send, self._operations.state, None)
+
+    async def describe(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle `GET /sessions/{session_id}`."""
+        session_id = scope["path_params"]["session_id"]
+        try:
+            session = self._manager.find(session_id)
+        except OpenEnvError as exc:
+            await _refuse(send, exc)
+            return
+        info = self._manager.info(session_id)
+        assert info is not None
+        shown = {**info.model_dump(), "state": session.state.value, "episode": asdict(session.episode)}
+        await answer(send, 200, shown)
 
     async def close(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `DELETE /sessions/{session_id}`."""

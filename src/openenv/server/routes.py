@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 
 from ..errors import SessionCapacityError
+from ..types import SessionInfo
 from .asgi import Handler, Receive, Scope, Send
 
 
@@ -32,6 +33,22 @@ class SessionClosed(BaseModel):
 
     session_id: str
     closed: bool = True
+
+
+class EpisodeView(BaseModel):
+    """What the tool calls of an agent have led to, since the last reset."""
+
+    steps: int
+    reward: float | None
+    total_reward: float
+    done: bool
+
+
+class SessionView(SessionInfo):
+    """A session, as whoever looks after it sees it."""
+
+    state: str
+    episode: EpisodeView
 
 
 class AdmittingRoute(APIRoute):

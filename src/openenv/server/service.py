@@ -11,6 +11,7 @@ from typing import Any
 
 from ..env.binding import factory_name, infer_models
 from ..env.environment import Environment
+from ..env.tools.source import ToolSource
 from ..protocol.schema import json_schema
 from ..protocol.server import ServerProtocol, observation_frame, state_frame
 from ..runners import Runner
@@ -57,7 +58,7 @@ class EnvService:
             )
         self.factory = factory
         self.options = options
-        self.manager = SessionManager(factory, options.limits, runner=options.runner)
+        self.manager = SessionManager(factory, options.limits, runner=options.runner, prepare=self._prepare)
         self.env_name = env_name or factory_name(factory)
         self.action_cls = action_cls
         self.observation_cls = observation_cls
@@ -68,6 +69,11 @@ class EnvService:
         self.frame_operations = build_operations(observation_frame, state_frame)
         self._metadata: EnvironmentMetadata | None = None
         self._schema: SchemaResponse | None = None
+
+    def _prepare(self, env: Any) -> None:
+        """Tell an environment with tools which mode it is served in: some tools exist in one only."""
+        if isinstance(getattr(env, "tools", None), ToolSource):
+            env._mode = self.mode.value
 
     def reconfigure(self, limits: SessionLimits, *, runner: str | None = None) -> None:
         """Change limits and runner before the first session; raises as `SessionManager.reconfigure` does."""

@@ -6,10 +6,12 @@ sessions; must not know transports (`sockets`) or encodings (`protocol`).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import parse_qs
 
 from ..errors import OpenEnvError, SessionClosedError, SessionLost, SessionNotFoundError
@@ -29,9 +31,9 @@ from ..sessions.operations import Operation
 from ..sessions.session import Session, SessionKind, SessionState
 from ..types import ServerMode, WSErrorCode
 from .asgi import Receive, Scope, Send
-from .rpc import answer_rpc
+from .mcp.own import OwnMethods
 from .service import EnvService
-from .sockets import Socket, open_socket
+from .sockets import AsgiSocket, FrameSocket, Socket, open_socket
 
 logger = logging.getLogger(__name__)
 
@@ -50,13 +52,16 @@ class _Oversize:
 class GymConnection:
     """One client's connection: takes frames, runs them on its session, answers."""
 
-    def __init__(self, service: EnvService, socket: Socket, hub: Hub) -> None:
+    def __init__(self, service: EnvService, socket: Socket, hub: Hub, rpc: OwnMethods) -> None:
         self._service = service
-        self._parse = service.protocol.parse
+        self._rpc = rpc
+        self._parse_step = service.protocol.parse_step
         self._step = service.frame_operations.step
+        self._takes_steps = service.mode is ServerMode.SIMULATION
         self._socket = socket
         self._hub = hub
         self._session: Session | None = None
+        self._waiting: asyncio.Task[None] | None = None
         self._owns_session = True
         self._answering = True  # until the session is there, frames wait
         self._ahead: deque[bytes | _Oversize] = deque()
@@ -66,22 +71,39 @@ class GymConnection:
         self._leaving = False
         self._lost = False
 
-    async def open(self, session_id: str | None) -> None:
+    def begin(self, session_id: str | None) -> None:
         """Open a session, or attach to the named one; a failure is reported and ends the connection."""
+        if session_id is not None:
+            self._attach(session_id)
+            return
         manager = self._service.manager
-        try:
-            if session_id is None:
-                await manager.open(SessionKind.SOCKET, on_reserved=self._reserved)
-            else:
-                self._attach(session_id)
-        except SessionClosedError:
-            self._fail(WSErrorCode.SESSION_ERROR, "The session was closed while it was created")
-        except OpenEnvError as exc:
-            self._fail(exc.code, str(exc), exc.details)
+        session = manager.reserve_at_once(SessionKind.SOCKET)
+        if session is None:
+            self._waiting = self._hub.loop.create_task(self._open_patiently())
         else:
-            if self._session is not None:
-                self._answering = False
-                self._next()
+            self._session = session
+            manager.build(session, self._opened)
+
+    async def _open_patiently(self) -> None:
+        """Open a session where one has to wait for a slot; the server refuses what it cannot give."""
+        try:
+            await self._service.manager.open(SessionKind.SOCKET, on_reserved=self._reserved)
+        except OpenEnvError as exc:
+            self._opened(exc)
+        except Exception:
+            logger.exception("a session could not be opened")
+            self._socket.close(1011)
+        else:
+            self._opened(None)
+
+    def _opened(self, problem: OpenEnvError | None) -> None:
+        if problem is None:
+            self._answering = False
+            self._next()
+        elif isinstance(problem, SessionClosedError):
+            self._fail(WSErrorCode.SESSION_ERROR, "The session was closed while it was created")
+        else:
+            self._fail(problem.code, str(problem), problem.details)
 
     def _reserved(self, session: Session) -> None:
         self._session = session
@@ -102,6 +124,7 @@ class GymConnection:
             session.is_attached = True
             session.touch()
             self._session, self._owns_session = session, False
+            self._opened(None)
 
     def _fail(self, code: WSErrorCode | str, message: str, details: dict[str, Any] | None = None) -> None:
         self._socket.send(error_frame(code, message, details))
@@ -147,20 +170,28 @@ class GymConnection:
         self._lost = True
         self._ahead.clear()
         self._ahead_bytes = 0
+        if self._waiting is not None:
+            self._waiting.cancel()
         session = self._session
         if session is None:
             return
         if self._owns_session:
             session.close("client disconnected")
         else:
-            session.is_attached = False
+            session.is_attached, session.was_attached = False, True
             session.touch()
+            if session.close_when_detached:
+                session.close("closed by the client")
 
     # -- requests -------------------------------------------------------------------------------------------------
 
     def _handle(self, payload: bytes) -> None:
-        request = self._parse(payload)
-        if type(request) is Step and self._service.mode is ServerMode.SIMULATION:
+        action = self._parse_step(payload) if self._takes_steps else None
+        if action is not None:
+            self._submit(self._step, action)
+            return
+        request = self._service.protocol.parse(payload)
+        if type(request) is Step and self._takes_steps:
             self._submit(self._step, request.action)
         elif isinstance(request, Malformed):
             self._socket.send(request.reply)
@@ -168,8 +199,8 @@ class GymConnection:
             self._socket.close()
             self.on_lost()
         elif isinstance(request, Rpc):
-            self._socket.send(rpc_frame(answer_rpc(request.data)))
-        elif self._service.mode is ServerMode.PRODUCTION:
+            self._submit_rpc(request.data)
+        elif not self._takes_steps:
             name = "state" if isinstance(request, GetState) else type(request).__name__.lower()
             text = f"Unknown message type: {name} frames are off in production mode"
             self._socket.send(error_frame(WSErrorCode.UNKNOWN_TYPE, text))
@@ -179,9 +210,28 @@ class GymConnection:
             self._submit(self._service.frame_operations.state, None)
 
     def _submit(self, operation: Operation, argument: Any) -> None:
-        assert self._session is not None
+        session = self._session
+        assert session is not None
         self._answering = True
-        self._session.submit(operation, argument, self._answer, self._hub)
+        if session.lane.is_shared:
+            self._hub.at_end_of_pass(session.submit, operation, argument, self._answer, self._hub)
+        else:
+            session.submit(operation, argument, self._answer, self._hub)
+
+    def _submit_rpc(self, data: Any) -> None:
+        self._answering = True
+        self._waiting = self._hub.loop.create_task(self._answer_rpc(data))
+
+    async def _answer_rpc(self, data: Any) -> None:
+        answer = await self._rpc.answer(data, own=self._session, notify=self._notify)
+        self._answer(self._rpc_frame(answer), None)
+
+    def _notify(self, note: Mapping[str, Any]) -> None:
+        if not self._lost:
+            self._socket.send(self._rpc_frame(note))
+
+    def _rpc_frame(self, message: Mapping[str, Any]) -> bytes:
+        return rpc_frame(message)
 
     def _answer(self, reply: Any, error: BaseException | None) -> None:
         if self._lost:
@@ -219,27 +269,43 @@ class GymConnection:
             self._socket.resume()
 
     def _refuse(self, message: _Oversize) -> None:
-        limit = self._service.options.max_message_bytes
-        text = f"A message of {message.size} bytes is over the limit of {limit} bytes"
-        self._socket.send(error_frame(WSErrorCode.VALIDATION_ERROR, text, {"errors": [], "limit_bytes": limit}))
+        self._socket.send(self._too_large(message.size, self._service.options.max_message_bytes))
+
+    def _too_large(self, size: int, limit: int) -> bytes:
+        text = f"A message of {size} bytes is over the limit of {limit} bytes"
+        return error_frame(WSErrorCode.VALIDATION_ERROR, text, {"errors": [], "limit_bytes": limit})
 
 
 class GymEndpoint:
     """The ASGI endpoint of `/ws`."""
 
+    connection: ClassVar[type[GymConnection]] = GymConnection
+
     def __init__(self, service: EnvService) -> None:
         self._service = service
+        self._rpc = OwnMethods(service)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Accept, open a session, serve it until the connection ends."""
         await receive()  # websocket.connect
         await send({"type": "websocket.accept"})
-        socket = open_socket(receive, send, max_size=self._service.options.max_message_bytes)
-        connection = GymConnection(self._service, socket, current_hub())
-        socket.start(connection)
-        wanted = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("session_id")
+        socket = open_socket(receive, send, max_size=self.max_size)
+        connection = self.begin(scope, socket)
         try:
-            await connection.open(wanted[0] if wanted else None)
             await socket.wait_closed()
         finally:
             connection.on_lost()
+
+    @property
+    def max_size(self) -> int:
+        """The largest message that is read."""
+        return self._service.options.max_message_bytes
+
+    def begin(self, scope: Scope, socket: FrameSocket | AsgiSocket) -> GymConnection:
+        """Serve an accepted connection until its socket is lost."""
+        connection = self.connection(self._service, socket, current_hub(), self._rpc)
+        socket.start(connection)
+        query = scope.get("query_string")
+        wanted = parse_qs(query.decode("latin-1")).get("session_id") if query else None
+        connection.begin(wanted[0] if wanted else None)
+        return connection

@@ -22,6 +22,7 @@ from ..env.binding import factory_class, factory_name
 from ..errors import (
     ConcurrencyConfigurationError,
     EnvironmentFactoryError,
+    OpenEnvError,
     SessionCapacityError,
     SessionClosedError,
     SessionLost,
@@ -73,6 +74,13 @@ class Reservation(NamedTuple):
 class SessionManager:
     """Opens, finds, counts and closes sessions.
 
+    Args:
+        factory: Makes an environment.
+        limits: How many, and how long they live.
+        runner: Where their code runs.
+        clock: Tells the time.
+        prepare: Called with each new environment, where its code runs.
+
     Raises:
         ConcurrencyConfigurationError: More than one session is asked for, and the class does not allow it.
     """
@@ -84,8 +92,10 @@ class SessionManager:
         *,
         runner: Runner | str = "auto",
         clock: Callable[[], float] = time.time,
+        prepare: Callable[[Any], None] | None = None,
     ) -> None:
         self.factory = factory
+        self._prepare = prepare
         self.limits = limits
         self.env_cls = factory_class(factory)
         self.listeners: list[Listener] = []
@@ -221,6 +231,13 @@ class SessionManager:
         await self._construct(session)
         return session
 
+    def reserve_at_once(self, kind: SessionKind) -> Session | None:
+        """Reserve a slot for `build` to fill; None where `open` would have to wait for one, or to refuse."""
+        session = self._try_reserve(kind).session
+        if session is not None:
+            self._admitted(session)
+        return session
+
     @asynccontextmanager
     async def borrow(self) -> Any:
         """Build an environment for a single request, beside the slots; at most as many at once as there are slots.
@@ -259,12 +276,21 @@ class SessionManager:
         self._reaper.ensure_running()
         return True
 
+    def promote(self, session: Session) -> None:
+        """Give a soft session the life of an explicit one: its client has shown that it comes back."""
+        with self._lock:
+            if session.kind is SessionKind.SOFT and self._live.get(session.id) is session:
+                session.kind = SessionKind.HTTP
+
     async def _reserve(self, kind: SessionKind) -> Session:
         session = self._try_reserve(kind).session or await self._reserve_patiently(kind)
-        self._emit("opened", session)
-        if kind is not SessionKind.ONCE:
-            self._reaper.ensure_running()
+        self._admitted(session)
         return session
+
+    def _admitted(self, session: Session) -> None:
+        self._emit("opened", session)
+        if session.kind is not SessionKind.ONCE:
+            self._reaper.ensure_running()
 
     async def _reserve_patiently(self, kind: SessionKind) -> Session:
         """Wait while a slot is about to come free; single requests wait their turn, sessions not for long."""
@@ -348,25 +374,46 @@ class SessionManager:
         return False
 
     async def _construct(self, session: Session) -> None:
-        hub = current_hub()
-        future: asyncio.Future[Any] = hub.loop.create_future()
+        future: asyncio.Future[OpenEnvError | None] = asyncio.get_running_loop().create_future()
 
-        def done(result: Any, error: BaseException | None) -> None:
+        def told(problem: OpenEnvError | None) -> None:
             if not future.done():
-                future.set_result(error)
+                future.set_result(problem)
 
-        session.construct(self.factory, done, hub)
+        self.build(session, told)
         try:
-            error = await future
+            problem = await future
         except BaseException:
             session.close("cancelled while it was created")
             raise
+        if problem is not None:
+            raise problem
+
+    def build(self, session: Session, done: Callable[[OpenEnvError | None], None]) -> None:
+        """Build the environment of a reserved session; `done` is told of a problem or None, on the running loop."""
+
+        def built(_: Any, error: BaseException | None) -> None:
+            done(self._problem(session, error))
+
+        session.construct(self._build, built, current_hub())
+
+    def _build(self) -> Any:
+        env = self.factory()
+        if self._prepare is not None:
+            self._prepare(env)
+        return env
+
+    def _problem(self, session: Session, error: BaseException | None) -> OpenEnvError | None:
+        """What whoever opened a session has to know once its constructor has run."""
         if error is not None:
             name = factory_name(self.factory)
             logger.error("session %s: the environment factory %s failed", session.id, name, exc_info=error)
-            raise EnvironmentFactoryError(name, reason=f"{type(error).__name__}: {message_of(error)}") from error
+            problem = EnvironmentFactoryError(name, reason=f"{type(error).__name__}: {message_of(error)}")
+            problem.__cause__ = error
+            return problem
         if session.state in (SessionState.CLOSING, SessionState.CLOSED):
-            raise SessionClosedError(session.id, session.close_reason or "closed")
+            return SessionClosedError(session.id, session.close_reason or "closed")
+        return None
 
     # -- what sessions report, from any thread ------------------------------------------------------------------
 
@@ -421,16 +468,18 @@ class SessionManager:
     def _expired(self) -> bool:
         """Close sessions that nobody uses; say whether any are left to watch. Attached and running ones are spared."""
         now = self._clock()
-        idle_limits = {SessionKind.HTTP: self.limits.idle_s, SessionKind.SOFT: self.limits.soft_idle_s}
-        watched = [session for session in self.sessions() if session.kind in idle_limits]
+        watched = [session for session in self.sessions() if session.kind in (SessionKind.HTTP, SessionKind.SOFT)]
         for session in watched:
-            if (
-                session.is_idle
-                and not session.is_attached
-                and now - session.last_activity_at > idle_limits[session.kind]
-            ):
+            unused_s = now - session.last_activity_at
+            if session.is_idle and not session.is_attached and unused_s > self._idle_limit(session):
                 session.close("expired")
         return bool(watched)
+
+    def _idle_limit(self, session: Session) -> float:
+        """How long a session may be unused; one whose socket went has most likely lost its client."""
+        return (
+            self.limits.soft_idle_s if session.kind is SessionKind.SOFT or session.was_attached else self.limits.idle_s
+        )
 
     async def drain(self) -> None:
         """Stop admitting, let running calls finish within the limit, close every environment, stop the threads."""

@@ -12,18 +12,29 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..env.binding import bind
+from ..env.tools.source import ToolSource
 
-Kind = Literal["construct", "reset", "step", "state", "call", "close"]
+Kind = Literal["construct", "reset", "step", "state", "tool", "call", "close"]
 Encoder = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation; `in_loop` is taken instead of `in_lane` where the environment overrides the async method."""
+    """One operation; `in_loop` is taken instead of `in_lane` where the environment overrides the async method.
+
+    Args:
+        kind: What it is.
+        in_lane: Does it where blocking code runs.
+        in_loop: Does it on the event loop.
+        prefers_lane: Says of an environment and an argument that it would only block; then `in_lane` is taken.
+        interrupt: Ends a call of the environment's that runs in its lane, as far as that is possible.
+    """
 
     kind: Kind
     in_lane: Callable[[Any, Any], Any]
     in_loop: Callable[[Any, Any], Awaitable[Any]] | None = None
+    prefers_lane: Callable[[Any, Any], bool] | None = None
+    interrupt: Callable[[Any], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +84,28 @@ def build_operations(encode_observation: Encoder, encode_state: Encoder) -> Oper
 
     return Operations(
         reset=Operation("reset", reset, reset_async),
-        step=Operation("step", step, step_async),
-        step_with=Operation("step", step_with, step_with_async),
+        step=Operation("step", step, step_async, step_only_blocks, interrupt_tools),
+        step_with=Operation(
+            "step",
+            step_with,
+            step_with_async,
+            lambda env, given: step_only_blocks(env, given.action),
+            interrupt_tools,
+        ),
         state=Operation("state", state),
     )
+
+
+def step_only_blocks(env: Any, action: Any) -> bool:
+    """Whether a step that could run on the event loop would have to leave it again for all its work."""
+    return bind(type(env)).step_is_twofold and bool(env.only_blocks(action))
+
+
+def interrupt_tools(env: Any) -> None:
+    """End the tool that an environment is running, if any."""
+    tools = getattr(env, "tools", None)
+    if isinstance(tools, ToolSource):
+        tools.interrupt()
 
 
 def read_state(env: Any) -> Any:

@@ -19,8 +19,10 @@ from enum import Enum
 from typing import Any
 
 from ..env.binding import bind
+from ..env.offload import OFFLOAD
 from ..errors import SessionClosedError
 from ..runners import Hub, Lane, current_hub
+from .episode import Episode
 from .operations import CLOSE, CONSTRUCT, Operation
 
 logger = logging.getLogger(__name__)
@@ -36,6 +38,18 @@ class SessionState(str, Enum):
     BUSY = "busy"
     CLOSING = "closing"
     CLOSED = "closed"
+
+
+# A member looked up in its class costs four times a global; every step asks several times.
+_READY, _BUSY, _CREATING, _CLOSING = (
+    SessionState.READY,
+    SessionState.BUSY,
+    SessionState.CREATING,
+    SessionState.CLOSING,
+)
+
+
+_INTERRUPT_AGAIN_S = 0.05
 
 
 class SessionKind(str, Enum):
@@ -75,6 +89,7 @@ class Call:
     async def _run_in_loop(self) -> None:
         session = self._session
         assert self.operation.in_loop is not None
+        OFFLOAD.set(session.run_in_lane)
         try:
             self.result = await self.operation.in_loop(session.env, self.argument)
         except asyncio.CancelledError:
@@ -103,16 +118,27 @@ class Call:
         self.task = self._hub.loop.create_task(self._run_in_loop())
 
     def cancel(self) -> None:
-        """Interrupt a coroutine; code that runs in a thread cannot be interrupted and is waited for."""
+        """Interrupt a coroutine, or a tool in the lane; other code that runs in a thread is waited for."""
         if self.task is not None:
             task = self.task
             self._hub.loop.call_soon_threadsafe(task.cancel)
+        elif self.operation.interrupt is not None:
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        """Interrupt until the call has ended: it may have been about to begin."""
+        session, loop = self._session, self._hub.loop
+        if session._running is not self or self.operation.interrupt is None:
+            return
+        self.operation.interrupt(session.env)
+        if loop.is_running():
+            loop.call_soon_threadsafe(loop.call_later, _INTERRUPT_AGAIN_S, self._interrupt)
 
     def settle(self, error: BaseException | None = None) -> None:
         """Tell the requester, on its own loop."""
         if error is not None:
             self.error = error
-        if self._hub.is_current:
+        if self._hub.is_at_hand:
             self.deliver()
         else:
             self._hub.post(self)
@@ -144,6 +170,9 @@ class Session:
         self.step_count = 0
         self.close_reason: str | None = None
         self.is_attached = kind is SessionKind.SOCKET
+        self.was_attached = False
+        self.close_when_detached = False
+        self.episode = Episode()
         self._clock = clock
         self._on_ready = on_ready
         self._on_closed = on_closed
@@ -165,26 +194,35 @@ class Session:
         with self._lock:
             self.last_activity_at = self._clock()
 
-    def submit(self, operation: Operation, argument: Any, done: Done, hub: Hub) -> None:
+    @property
+    def unused_s(self) -> float:
+        """Seconds since somebody has used the session."""
+        return self._clock() - self.last_activity_at
+
+    def submit(self, operation: Operation, argument: Any, done: Done, hub: Hub) -> Call:
         """Run an operation after those before it; `done(result, error)` is called once, on the hub's loop."""
         call = Call(self, operation, argument, done, hub)
         with self._lock:
-            if self.state is SessionState.READY:
-                self.state = SessionState.BUSY
+            state = self.state
+            if state is _READY:
+                self.state = _BUSY
                 self._running = call
                 self.last_activity_at = self._clock()
-            elif self.state in (SessionState.BUSY, SessionState.CREATING):
+            elif state is _BUSY or state is _CREATING:
                 self._waiting.append(call)
-                return
-            else:
-                call.error = SessionClosedError(self.id, self.close_reason or "closed")
-        if call.error is not None:
-            call.settle()
-        else:
+                return call
+        if state is _READY:
             self._start(call)
+        else:
+            call.settle(SessionClosedError(self.id, self.close_reason or "closed"))
+        return call
 
-    async def run(self, operation: Operation, argument: Any = None) -> Any:
-        """Run an operation and wait for its result."""
+    async def run(self, operation: Operation, argument: Any = None, *, cancellable: bool = False) -> Any:
+        """Run an operation and wait for its result.
+
+        Args:
+            cancellable: Whether cancelling the wait cancels the operation too; otherwise it runs to its end.
+        """
         hub = current_hub()
         future: asyncio.Future[Any] = hub.loop.create_future()
 
@@ -196,7 +234,28 @@ class Session:
             else:
                 future.set_exception(_raisable(error))
 
-        self.submit(operation, argument, done, hub)
+        call = self.submit(operation, argument, done, hub)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if cancellable:
+                self._withdraw(call)
+            raise
+
+    def _withdraw(self, call: Call) -> None:
+        """Take back a call that waits, or interrupt the one that runs."""
+        with self._lock:
+            running = self._running is call
+            if call in self._waiting:
+                self._waiting.remove(call)
+        if running:
+            call.cancel()
+
+    async def run_in_lane(self, function: Callable[[], Any]) -> Any:
+        """Run a blocking part of the running call where all blocking code of the session runs."""
+        hub = current_hub()
+        future: asyncio.Future[Any] = hub.loop.create_future()
+        self.lane.submit(_LanePart(function, future, hub))
         return await future
 
     def close(self, reason: str = "closed") -> None:
@@ -231,23 +290,31 @@ class Session:
         return Call(self, CLOSE, None, _nobody_waits, self._home)
 
     def _start(self, call: Call) -> None:
-        if call.kind in self._async_kinds and call.operation.in_loop is not None:
-            call.launch()
-        else:
+        operation = call.operation
+        if (
+            operation.in_loop is None
+            or call.kind not in self._async_kinds
+            or (operation.prefers_lane is not None and operation.prefers_lane(self.env, call.argument))
+        ):
             self.lane.submit(call)
+        else:
+            call.launch()
 
     def _finished(self, call: Call) -> None:
         """Take note of a finished call and start the next; called wherever the call ran."""
-        if call.kind == "close":
+        kind = call.kind
+        if kind == "close":
             self._end(call)
             return
-        if call.kind == "construct":
+        if kind == "construct":
             self._finished_first(call)
             return
         with self._lock:
             self.last_activity_at = self._clock()
-            if call.kind == "step" and call.error is None:
+            if kind == "step" and call.error is None:
                 self.step_count += 1
+            elif kind == "reset":
+                self.episode = Episode()
             following = self._following()
         call.settle()
         if following is not None:
@@ -256,13 +323,13 @@ class Session:
     def _following(self) -> Call | None:
         """Choose what runs next; the caller holds the lock."""
         following: Call | None = None
-        if self.state is SessionState.CLOSING:
+        if self.state is _CLOSING:
             following = self._closing_call() if self.env is not None else None
         elif self._waiting:
-            self.state = SessionState.BUSY
+            self.state = _BUSY
             following = self._waiting.popleft()
         else:
-            self.state = SessionState.READY
+            self.state = _READY
         self._running = following
         return following
 
@@ -271,7 +338,7 @@ class Session:
         if call.error is None:
             self.env = call.result
             try:
-                self._async_kinds = bind(type(self.env)).async_kinds
+                self._async_kinds = bind(type(self.env)).async_kinds | {"tool"}
             except Exception as exc:
                 call.error = exc
             call.result = self
@@ -301,6 +368,40 @@ class Session:
             logger.error("session %s: close() of the environment failed", self.id, exc_info=call.error)
         self.lane.release()
         self._on_closed(self)
+
+
+class _LanePart:
+    """A piece of a coroutine's work that runs in the lane. If nobody waits any more, it is not begun."""
+
+    __slots__ = ("_error", "_function", "_future", "_hub", "_result", "kind")
+
+    def __init__(self, function: Callable[[], Any], future: asyncio.Future[Any], hub: Hub) -> None:
+        self.kind = "step"
+        self._function = function
+        self._future = future
+        self._hub = hub
+        self._result: Any = None
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        if self._future.cancelled():
+            return
+        try:
+            self._result = self._function()
+        except BaseException as exc:
+            self._error = exc
+        if self._hub.is_at_hand:
+            self.deliver()
+        else:
+            self._hub.post(self)
+
+    def deliver(self) -> None:
+        if self._future.done():
+            return
+        if self._error is None:
+            self._future.set_result(self._result)
+        else:
+            self._future.set_exception(_raisable(self._error))
 
 
 def _nobody_waits(_: Any, error: BaseException | None) -> None:

@@ -42,6 +42,7 @@ _EXPORTS = {
     "SessionNotFoundError": "openenv.errors",
     "SessionCreationError": "openenv.errors",
     "EnvironmentFactoryError": "openenv.errors",
+    "MCPEnvironment": "openenv.env.mcp",
     "CompositeTransform": "openenv.env.transforms",
     "NullTransform": "openenv.env.transforms",
     "HTTPEnvServer": "openenv.server.compat",
@@ -69,7 +70,6 @@ _EXPORTS = {
 }
 # Their modules say what is missing; they join the table above when they land.
 _LATER = {
-    "MCPEnvironment": "openenv.core.env_server.mcp_environment",
     "WebInterfaceManager": "openenv.core.env_server.web_interface",
     "create_web_interface_app": "openenv.core.env_server.web_interface",
 }
@@ -95,6 +95,7 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.env.environment import ModelTokenizer as ModelTokenizer
     from openenv.env.environment import TaskProvider as TaskProvider
     from openenv.env.environment import Transform as Transform
+    from openenv.env.mcp import MCPEnvironment as MCPEnvironment
     from openenv.env.transforms import CompositeTransform as CompositeTransform
     from openenv.env.transforms import NullTransform as NullTransform
     from openenv.errors import ConcurrencyConfigurationError as ConcurrencyConfigurationError

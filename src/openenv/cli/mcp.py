@@ -1,0 +1,50 @@
+"""`openenv mcp`: an environment's tools for a desktop agent, over standard input and output.
+
+Knows options; loading and serving are the server's.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import typer
+
+_EXAMPLES = """
+Offer an environment's tools to an MCP client that starts this command.
+
+TARGET is what `openenv serve` takes: a folder with an openenv.yaml, a Python file or a module. The client and this
+process share one session; it begins with a reset and ends with the client. In a desktop agent's configuration:
+
+    {"mcpServers": {"notes": {"command": "openenv", "args": ["mcp", "envs/notes_env"]}}}
+
+Agents that speak HTTP connect to `/mcp` of a running `openenv serve` instead.
+"""
+
+
+def mcp(
+    target: str = typer.Argument(".", metavar="TARGET", help="What to offer; by default the folder you are in."),
+    mode: str = typer.Option("simulation", help="simulation or production: some tools exist in one only."),
+    log_level: str = typer.Option("warning", help="critical, error, warning, info or debug; logs go to stderr."),
+) -> None:
+    from ..server.compat import parse_mode  # servers load only for this command
+    from ..server.loading import TargetError, TargetFailed, load_app
+    from ..server.mcp.stdio import serve_stdio
+    from ..server.run import environment_server
+
+    logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    try:
+        server = environment_server(load_app(target))
+        if server is None:
+            raise TargetError(f"{target} was not made by create_app, so its environment is not known")
+        server.service.mode = parse_mode(mode)
+    except TargetFailed as exc:
+        typer.echo(exc.report(), err=True)
+        typer.secho(f"Error: {exc}", fg="red", err=True)
+        raise typer.Exit(1) from None
+    except (TargetError, ValueError) as exc:
+        typer.secho(f"Error: {exc}", fg="red", err=True)
+        raise typer.Exit(1) from None
+    serve_stdio(server.service)
+
+
+mcp.__doc__ = _EXAMPLES

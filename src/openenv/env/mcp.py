@@ -1,0 +1,190 @@
+"""`MCPEnvironment`: an environment whose actions are tools of a FastMCP server.
+
+One registry serves `step`, code mode and the MCP endpoints. Knows tools; must not know the wire or who calls.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Literal, TypeVar
+
+from ..errors import ToolCallError, message_of
+from ..tool_types import (
+    CallToolAction,
+    CallToolObservation,
+    ListToolsAction,
+    ListToolsObservation,
+    ToolError,
+    ToolErrorType,
+)
+from ..types import Action, Observation, State
+from .code_mode import execute
+from .environment import Environment, Transform
+from .offload import run_blocking
+from .tools.connection import new_client
+from .tools.outcome import ToolOutcome
+from .tools.registry import ToolRegistry, check_names
+from .tools.server import ServerTools
+
+MCP_TOOL_CALL_TIMEOUT = 30.0
+"""Seconds that a tool may take when the step names no limit."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+ToolMode = Literal["production", "simulation"]
+
+
+def get_server_tools(server: Any) -> dict[str, Any]:
+    """Return the tools that a FastMCP server was given, by name."""
+    return {tool.name: tool for tool in ServerTools(server).local_tools()}
+
+
+class MCPEnvironment(Environment[Action, Observation, State]):
+    """Base class of environments with tools: write `reset`, `state` and `_step_impl`, and give it a FastMCP server.
+
+    A step with `ListToolsAction` or `CallToolAction` reaches the tools; every other action reaches `_step_impl`.
+
+    Args:
+        mcp_server: The FastMCP server whose tools the environment offers.
+        transform: Changes observations on their way out.
+
+    Raises:
+        ValueError: A tool has a reserved name: reset, step, state or close.
+    """
+
+    def __init__(self, mcp_server: Any, transform: Transform[Observation] | None = None) -> None:
+        super().__init__(transform=transform)
+        self.mcp_server = mcp_server
+        self._mode: str | None = None
+        self.tools = ToolRegistry(mcp_server, mode=self._active_mode)
+        self.tools.check_names()
+        self._mcp_client: Any = None
+
+    def _active_mode(self) -> str | None:
+        return self._mode
+
+    @property
+    def mcp_client(self) -> Any:
+        """FastMCP's client of the environment's own server; None once the environment is closed."""
+        if self._mcp_client is None and self.mcp_server is not None:
+            self._mcp_client = new_client(self.mcp_server)
+        return self._mcp_client
+
+    @mcp_client.setter
+    def mcp_client(self, client: Any) -> None:
+        self._mcp_client = client
+
+    @asynccontextmanager
+    async def mcp_session(self) -> AsyncIterator[Any]:
+        """Open the client for a while; blocks may be nested, the outermost one opens and closes."""
+        client = self.mcp_client
+        if client is None:
+            raise RuntimeError("the environment is closed")
+        async with client:
+            yield client
+
+    @property
+    def supports_code_mode(self) -> bool:
+        """Whether `execute_code` can be used."""
+        return True
+
+    def get_callables(self) -> dict[str, Callable[..., Any]]:
+        """Return the tools of the active mode as plain functions."""
+        return self.tools.functions()
+
+    def execute_code(self, code: str) -> Observation:
+        """Run a program that calls the tools by name; its variable `result` comes back in the metadata."""
+        return execute(code, self.get_callables())
+
+    def tool(self, mode: ToolMode | None = None) -> Callable[[F], F]:
+        """Decorate a function as a tool, of one mode only or of both.
+
+        Raises:
+            ValueError: There is no such mode, or the name is reserved.
+        """
+        if mode not in (None, "production", "simulation"):
+            raise ValueError(f"Invalid mode {mode!r}: choose 'production', 'simulation' or None")
+
+        def decorate(function: F) -> F:
+            check_names([function.__name__])
+            if mode is None:
+                self.mcp_server.tool(function)
+            else:
+                self.tools.add(function, mode)
+            return function
+
+        return decorate
+
+    def step(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
+        """List tools, call one, or take another action."""
+        if isinstance(action, ListToolsAction):
+            return self._apply_transform(_listed(self.tools.list_tools_blocking))
+        if isinstance(action, CallToolAction):
+            call = functools.partial(
+                self.tools.call_blocking, action.tool_name, action.arguments, timeout_s=_limit(timeout_s)
+            )
+            return self._apply_transform(_called(action.tool_name, call))
+        return self._step_impl(action, timeout_s=timeout_s, **kwargs)
+
+    async def step_async(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
+        """List tools, call one, or take another action, without blocking the event loop."""
+        if isinstance(action, ListToolsAction):
+            try:
+                return self._apply_transform(ListToolsObservation(tools=await self.tools.list_tools()))
+            except Exception as exc:
+                return _list_failed(exc)
+        if isinstance(action, CallToolAction):
+            name = action.tool_name
+            try:
+                outcome = await self.tools.call(name, action.arguments, timeout_s=_limit(timeout_s))
+            except ToolCallError as exc:
+                return self._apply_transform(_failed(name, exc))
+            return self._apply_transform(CallToolObservation(tool_name=name, result=outcome))
+        return await run_blocking(functools.partial(self._step_impl, action, timeout_s=timeout_s, **kwargs))
+
+    def only_blocks(self, action: Action) -> bool:
+        """Whether a step has nothing to wait for, so that `step` does it at less cost than `step_async`."""
+        if isinstance(action, CallToolAction):
+            return self.tools.is_blocking(action.tool_name)
+        return not isinstance(action, ListToolsAction)
+
+    step_async.yields_to_sync = True  # type: ignore[attr-defined]
+
+    @abstractmethod
+    def _step_impl(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
+        """Take an action that is not about tools."""
+
+    def close(self) -> None:
+        """Close the way to the tools; afterwards the environment has neither server nor client."""
+        self.tools.close()
+        self._mcp_client = None
+        self.mcp_server = None
+
+
+def _limit(timeout_s: float | None) -> float:
+    return MCP_TOOL_CALL_TIMEOUT if timeout_s is None else timeout_s
+
+
+def _listed(list_tools: Callable[[], Any]) -> Observation:
+    try:
+        return ListToolsObservation(tools=list_tools())
+    except Exception as exc:
+        return _list_failed(exc)
+
+
+def _list_failed(exc: Exception) -> Observation:
+    return ListToolsObservation(tools=[], metadata={"error": message_of(exc), "error_type": "list_tools_failed"})
+
+
+def _called(name: str, call: Callable[[], ToolOutcome]) -> Observation:
+    try:
+        return CallToolObservation(tool_name=name, result=call())
+    except ToolCallError as exc:
+        return _failed(name, exc)
+
+
+def _failed(name: str, exc: ToolCallError) -> Observation:
+    error = ToolError(error_type=ToolErrorType(exc.error_type), message=str(exc))
+    return CallToolObservation(tool_name=name, error=error)

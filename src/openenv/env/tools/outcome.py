@@ -1,0 +1,78 @@
+"""What a tool call led to, in the shapes of the two protocols that carry it.
+
+Knows FastMCP's results by their attributes; must not know how tools are called, nor which FastMCP it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+class Block(dict[str, Any]):
+    """One block of content, `type` and what belongs to it; its keys are readable as attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    @classmethod
+    def read(cls, block: Any) -> Block:
+        """Take over a block of FastMCP's; every release of it writes the same keys here."""
+        if type(block).__name__ == "TextContent" and block.annotations is None and block.meta is None:
+            return cls(type="text", text=block.text, annotations=None, meta=None)
+        fields = block.model_dump(mode="json", by_alias=True, exclude_none=True)
+        return cls({**fields, "annotations": fields.get("annotations"), "meta": fields.pop("_meta", None)})
+
+    def as_mcp(self) -> dict[str, Any]:
+        """Return the block as MCP writes it."""
+        shown = {key: value for key, value in self.items() if value is not None and key != "meta"}
+        return {**shown, "_meta": self["meta"]} if self.get("meta") else shown
+
+
+@dataclass(slots=True)
+class ToolOutcome:
+    """A tool's result. Its fields are the OpenEnv wire shape.
+
+    Args:
+        content: Text, images and other blocks.
+        structured_content: The result as an object, where it is one or is wrapped as one.
+        meta: What the tool says about the call.
+        data: The plain value: what the tool returned, as JSON.
+        is_error: Whether the tool itself reports a failure.
+    """
+
+    content: list[Block]
+    structured_content: dict[str, Any] | None = None
+    meta: dict[str, Any] | None = None
+    data: Any = None
+    is_error: bool = False
+
+    @classmethod
+    def from_result(cls, result: Any, *, wraps_result: bool) -> ToolOutcome:
+        """Read a FastMCP `ToolResult`, or what its client returns.
+
+        Args:
+            wraps_result: Whether the tool's schema wraps plain values as `{"result": value}`.
+        """
+        structured = result.structured_content
+        data = structured
+        if structured is not None and wraps_result:
+            data = structured.get("result")
+        content = [Block.read(block) for block in result.content]
+        return cls(content, structured, result.meta, data, bool(getattr(result, "is_error", False)))
+
+    def text(self) -> str:
+        """Join the text blocks."""
+        return "\n".join(block["text"] for block in self.content if block.get("type") == "text")
+
+    def as_mcp(self) -> dict[str, Any]:
+        """Return the result of MCP's `tools/call`."""
+        result: dict[str, Any] = {"content": [block.as_mcp() for block in self.content], "isError": self.is_error}
+        if self.structured_content is not None:
+            result["structuredContent"] = self.structured_content
+        if self.meta:
+            result["_meta"] = self.meta
+        return result

@@ -1,0 +1,206 @@
+"""A tool that is a plain function, ready to be called: arguments checked by a validator that is built once.
+
+Environments make their tools anew in every constructor; the validator belongs to the function's code and is shared by
+all of them. Knows FastMCP's `FunctionTool`; must not know where the call runs.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import inspect
+import typing
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+from fastmcp import Context
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError, to_json
+
+from ...errors import ToolArgumentsError
+from .loop import TOOL_LOOP
+from .outcome import ToolOutcome
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+Validator = Callable[[Any], Arguments]
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """A validator and what it was built from."""
+
+    hints: dict[str, Any]
+    defaults: tuple[Any, ...]
+    validate: Validator
+
+
+_NAP_S = 0.05
+_MOST_VARIANTS = 8  # of one function: annotations that are made anew in every constructor must not pile up
+_VALIDATORS: WeakKeyDictionary[CodeType, list[_Built]] = WeakKeyDictionary()
+
+
+class PreparedTool:
+    """One function tool. `is_plain` says whether it can be called as it is, with nothing injected but its context."""
+
+    __slots__ = (
+        "_call",
+        "_context_name",
+        "_validate",
+        "is_async",
+        "is_plain",
+        "name",
+        "timeout_s",
+        "tool",
+        "wraps_result",
+    )
+
+    def __init__(self, tool: Any) -> None:
+        self.tool = tool
+        self.name: str = tool.name
+        self._call: Callable[..., Any] = tool.fn
+        self.is_async = inspect.iscoroutinefunction(tool.fn) or inspect.isasyncgenfunction(tool.fn)
+        self.timeout_s: float | None = getattr(tool, "timeout", None)
+        self.wraps_result = wraps_result(tool.output_schema)
+        signature = inspect.signature(tool.fn)
+        offered = tool.parameters.get("properties", {})
+        injected = [parameter for name, parameter in signature.parameters.items() if name not in offered]
+        self.is_plain = not injected or (len(injected) == 1 and _is_context(tool.fn, injected[0]))
+        self._context_name = injected[0].name if injected and self.is_plain else None
+        self._validate = _validator(tool.fn, signature, frozenset(offered))
+
+    def check(self, arguments: Mapping[str, Any]) -> Arguments:
+        """Validate arguments.
+
+        Raises:
+            ToolArgumentsError: They do not fit the tool's schema.
+        """
+        try:
+            return self._validate(dict(arguments))
+        except ValidationError as exc:
+            raise ToolArgumentsError(self.name, _problems(exc)) from exc
+
+    def run(self, arguments: Arguments, context: Context) -> ToolOutcome:
+        """Call a synchronous tool."""
+        value = self._begin(arguments, context)
+        if inspect.isgenerator(value):
+            value = list(value)
+        elif inspect.isawaitable(value):
+            value = _settle(value)
+        return self.convert(value)
+
+    async def run_async(self, arguments: Arguments, context: Context) -> ToolOutcome:
+        """Call an asynchronous tool."""
+        value = self._begin(arguments, context)
+        if inspect.isasyncgen(value):
+            return self.convert([item async for item in value])
+        return self.convert(await value)
+
+    def _begin(self, arguments: Arguments, context: Context) -> Any:
+        args, kwargs = arguments
+        if self._context_name is not None:
+            kwargs = {**kwargs, self._context_name: context}
+        return self._call(*args, **kwargs)
+
+    def convert(self, value: Any) -> ToolOutcome:
+        """Turn what the function returned into a result.
+
+        Raises:
+            TypeError: It cannot be written as JSON.
+        """
+        result = self.tool.convert_result(value)
+        if result.structured_content is None:
+            _check_sendable(value, result.content)
+        return ToolOutcome.from_result(result, wraps_result=self.wraps_result)
+
+
+def wraps_result(output_schema: Mapping[str, Any] | None) -> bool:
+    """Whether FastMCP wraps this tool's plain values as `{"result": value}`."""
+    return bool(output_schema and output_schema.get("x-fastmcp-wrap-result"))
+
+
+def _is_context(fn: Callable[..., Any], parameter: inspect.Parameter) -> bool:
+    """Whether FastMCP gives a parameter the context of the call, and nothing else."""
+    try:
+        hint = typing.get_type_hints(fn).get(parameter.name)
+    except Exception:  # annotations may name what only FastMCP can resolve
+        hint = parameter.annotation
+    kinds = [kind for kind in typing.get_args(hint) or (hint,) if kind is not type(None)]
+    return parameter.kind is not parameter.POSITIONAL_ONLY and kinds == [Context]
+
+
+def _settle(value: Awaitable[Any]) -> Any:
+    """Wait, in short naps that can be interrupted, for what a synchronous wrapper of an asynchronous tool returned."""
+    future = TOOL_LOOP.submit(_awaited(value))
+    try:
+        while not future.done():
+            concurrent.futures.wait((future,), timeout=_NAP_S)
+        return future.result()
+    finally:
+        future.cancel()
+
+
+async def _awaited(value: Awaitable[Any]) -> Any:
+    return await value
+
+
+def _check_sendable(value: Any, content: list[Any]) -> None:
+    """FastMCP sends the `repr` of what it cannot encode; an agent is better told that the tool is broken."""
+    if value is None or isinstance(value, (str, bytes)) or any(block is value for block in content):
+        return
+    if any(type(block).__name__ != "TextContent" for block in content):
+        return
+    if isinstance(value, (list, tuple)) and any(item is block for item in value for block in content):
+        return
+    try:
+        to_json(value)
+    except (PydanticSerializationError, ValueError) as exc:
+        raise TypeError(f"the tool returned something that cannot be sent: {exc}") from exc
+
+
+def _validator(fn: Callable[..., Any], signature: inspect.Signature, offered: frozenset[str]) -> Validator:
+    try:
+        hints = typing.get_type_hints(fn, include_extras=True)
+    except Exception:  # annotations may name what only FastMCP can resolve, or nothing can
+        hints = dict(getattr(fn, "__annotations__", {}))
+    parameters = [parameter for name, parameter in signature.parameters.items() if name in offered]
+    hints = {p.name: hints.get(p.name, Any) for p in parameters}
+    defaults = tuple(parameter.default for parameter in parameters)
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    if code is None:
+        return _build(parameters, hints)
+    known = _VALIDATORS.setdefault(code, [])
+    for built in tuple(known):
+        if built.hints == hints and _same(built.defaults, defaults):
+            return built.validate
+    validate = _build(parameters, hints)
+    known.append(_Built(hints, defaults, validate))
+    del known[:-_MOST_VARIANTS]
+    return validate
+
+
+def _same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Compare defaults without calling anybody's `__eq__` in vain: equal types and values, or the same objects."""
+    return len(one) == len(other) and all(
+        a is b or (type(a) is type(b) and isinstance(a, (str, int, float)) and a == b)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def _build(parameters: list[inspect.Parameter], hints: dict[str, Any]) -> Validator:
+    def take(*args: Any, **kwargs: Any) -> Arguments:
+        return args, kwargs
+
+    take.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    take.__annotations__ = hints
+    adapter: TypeAdapter[Arguments] = TypeAdapter(cast(Any, take))
+    return adapter.validator.validate_python
+
+
+def _problems(exc: ValidationError) -> str:
+    lines = []
+    for error in exc.errors(include_url=False, include_context=False, include_input=False):
+        where = ".".join(str(part) for part in error["loc"])
+        lines.append(f"{where}: {error['msg']}" if where else error["msg"])
+    return "Invalid arguments: " + "; ".join(lines)

@@ -1,0 +1,359 @@
+"""`/mcp` over HTTP: Streamable HTTP of both eras of MCP, and OpenEnv's own JSON-RPC for everybody else.
+
+Knows HTTP; what requests mean is in `methods` and `own`, whose session they are for in `episodes`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qs
+
+from ...errors import OpenEnvError, SessionLost, SessionNotFoundError, message_of
+from ...protocol.codec import decode
+from ...protocol.jsonrpc import JsonRpcErrorCode, JsonRpcResponse
+from ...protocol.mcp import (
+    META_SESSION,
+    REQUEST_CANCELLED,
+    McpError,
+    Message,
+    check_modern,
+    era_of,
+    error_message,
+    invalid_params,
+    method_not_found,
+    read_message,
+    result_message,
+    status_of,
+)
+from ...sessions.session import Session, SessionKind
+from ..asgi import (
+    BodyTooLarge,
+    ClientGone,
+    HeaderList,
+    Receive,
+    Scope,
+    Send,
+    cookie,
+    header,
+    read_body,
+    respond,
+    respond_json,
+    while_connected,
+)
+from ..http import SESSION_HEADER
+from ..service import EnvService
+from .episodes import Episodes, McpSession
+from .methods import Exchange, McpMethods, failure, negotiated, session_error
+from .own import OwnMethods
+from .reply import PING_S, Reply, start_stream, stream_until
+from .tools import NoTools
+
+logger = logging.getLogger(__name__)
+
+COOKIE = "openenv_mcp"
+_SESSION = b"mcp-session-id"
+_HANDLE = SESSION_HEADER.lower().encode()
+_LOST = "The session has ended ({reason}) and its episode with it. The next call begins a new one."
+
+
+class McpEndpoint:
+    """The ASGI handler of POST, GET and DELETE on `/mcp`."""
+
+    def __init__(self, service: EnvService) -> None:
+        self._service = service
+        self._limit = service.options.max_message_bytes
+        self.episodes = Episodes(service)
+        self._methods = McpMethods(service)
+        self._own = OwnMethods(service)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one HTTP request."""
+        match scope["method"]:
+            case "POST":
+                await self._post(scope, receive, send)
+            case "GET":
+                await self._get(scope, receive, send)
+            case "DELETE":
+                await self._delete(scope, send)
+            case _:
+                await respond_json(send, 405, {"detail": "Method Not Allowed"}, [(b"allow", b"GET, POST, DELETE")])
+
+    # -- POST -----------------------------------------------------------------------------------------------------
+
+    async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = _headers(scope)
+        try:
+            data = decode(await read_body(receive, self._limit))
+        except ClientGone:
+            return
+        except (ValueError, BodyTooLarge) as exc:
+            problem = JsonRpcResponse.error_response(JsonRpcErrorCode.PARSE_ERROR, f"Parse error: {exc}").model_dump()
+            is_mcp = era_of(headers, None) is not None
+            await respond_json(send, 400 if is_mcp else 200, problem)
+            return
+        era = era_of(headers, data)
+        if era is None:
+            await self._answer_own(data, receive, send)
+        elif era == "modern":
+            await self._answer_modern(scope, headers, data, receive, send)
+        else:
+            await self._answer_handshake(scope, headers, data, receive, send)
+
+    async def _answer_own(self, data: Any, receive: Receive, send: Send) -> None:
+        try:
+            answer = await while_connected(receive, self._own.answer(data))
+        except ClientGone:
+            return
+        await respond_json(send, 200, answer)
+
+    # -- the handshake era ----------------------------------------------------------------------------------------
+
+    async def _answer_handshake(
+        self, scope: Scope, headers: Mapping[str, str], data: Any, receive: Receive, send: Send
+    ) -> None:
+        try:
+            message = read_message(data)
+        except McpError as exc:
+            await respond_json(send, 400, error_message(None, exc))
+            return
+        if message.method == "initialize" and message.is_request and "mcp-session-id" not in headers:
+            await self._initialize(scope, message, send)
+            return
+        client = await self._client(headers, message, send)
+        if client is None:
+            return
+        named: HeaderList = [(_SESSION, client.id.encode())]
+        if not message.is_request:
+            self._take_note(message, client)
+            await respond(send, 202, b"", named)
+            return
+        reply = Reply(send, named)
+        if message.method == "initialize":  # once more: the session stays as it is
+            await reply.finish(result_message(message.id, self._methods.initialized(message.params, client)))
+            return
+        exchange = Exchange("handshake", client.session, reply.notify, client)
+        work = asyncio.ensure_future(self._methods.answer(message, exchange))
+        assert message.id is not None
+        client.running[message.id] = work
+        client.session.touch()
+        watch = asyncio.ensure_future(self._end_abandoned(client, receive, work))
+        try:
+            await reply.follow(work)
+            await reply.finish(_outcome(message, work))
+        finally:
+            watch.cancel()
+            client.running.pop(message.id, None)
+            work.cancel()
+
+    async def _end_abandoned(self, client: McpSession, receive: Receive, work: asyncio.Future[Any]) -> None:
+        """End a call whose client has hung up, which cancels nothing, and has not come back within the lease."""
+        await _disconnected(receive)
+        lease_s = self._service.manager.limits.idle_s
+        while not work.done():
+            left_s = lease_s - client.session.unused_s
+            if left_s <= 0:
+                break
+            await asyncio.sleep(left_s)
+        if client.is_owner:
+            client.session.close("expired")
+        else:
+            work.cancel()
+
+    async def _initialize(self, scope: Scope, message: Message, send: Send) -> None:
+        """Open a session. A refusal is sent with 200: older clients lose what comes with another status."""
+        try:
+            client = await self.episodes.begin(negotiated(message.params), _handle(scope, message))
+        except McpError as exc:
+            problem = exc
+        except NoTools as exc:
+            problem = McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, str(exc))
+        except OpenEnvError as exc:
+            problem = session_error(exc)
+        except Exception as exc:
+            logger.exception("the first reset of an MCP session failed")
+            problem = McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, f"reset failed: {message_of(exc)}")
+        else:
+            result = result_message(message.id, self._methods.initialized(message.params, client))
+            await respond_json(send, 200, result, [(_SESSION, client.id.encode())])
+            return
+        await respond_json(send, 200, error_message(message.id, problem))
+
+    async def _client(self, headers: Mapping[str, str], message: Message | None, send: Send) -> McpSession | None:
+        """Find whose request this is; answers itself if that is nobody's."""
+        request_id = message.id if message is not None else None
+        name = headers.get("mcp-session-id")
+        if name is None:
+            problem = McpError(JsonRpcErrorCode.INVALID_REQUEST.value, "Missing Mcp-Session-Id: begin with initialize")
+            await respond_json(send, 400, error_message(request_id, problem))
+            return None
+        try:
+            return self.episodes.find(name)
+        except (SessionNotFoundError, SessionLost) as exc:
+            problem = McpError(JsonRpcErrorCode.INVALID_REQUEST.value, f"Session not found: {exc}")
+            await respond_json(send, 404, error_message(request_id, problem))
+            return None
+
+    @staticmethod
+    def _take_note(message: Message, client: McpSession) -> None:
+        client.session.touch()
+        if message.method == "notifications/cancelled":
+            wanted = message.params.get("requestId")
+            work = client.running.get(wanted) if isinstance(wanted, (str, int)) else None
+            if work is not None:
+                work.cancel()
+
+    # -- since 2026-07-28 -----------------------------------------------------------------------------------------
+
+    async def _answer_modern(
+        self, scope: Scope, headers: Mapping[str, str], data: Any, receive: Receive, send: Send
+    ) -> None:
+        message: Message | None = None
+        try:
+            message = read_message(data)
+            if not message.is_request:
+                await respond(send, 202, b"")  # there is nothing that a notification could still change
+                return
+            check_modern(headers, message)
+            if not self._methods.knows(message.method, "modern"):
+                raise method_not_found(message.method or "")
+            session, extra = await self._modern_session(scope, message)
+        except McpError as exc:
+            await respond_json(send, status_of(exc), error_message(message.id if message else None, exc))
+            return
+        except _Gone as exc:
+            await self._refuse_lost(message, exc, send)
+            return
+        reply = Reply(send, extra)
+        work = asyncio.ensure_future(self._methods.answer(message, Exchange("modern", session, reply.notify)))
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await reply.follow(work, gone)
+            if not gone.done():
+                await reply.finish(_outcome(message, work), _status(work))
+        finally:
+            gone.cancel()
+            work.cancel()  # a client that hangs up cancels its request
+
+    async def _modern_session(self, scope: Scope, message: Message) -> tuple[Session | None, HeaderList]:
+        """Find the session that a request names, by a handle or by the cookie of an earlier answer, or open one."""
+        handle = _handle(scope, message)
+        kept = cookie(scope, COOKIE)
+        try:
+            if handle is not None:
+                return self._service.manager.find(handle), ()
+            if kept is not None:
+                session = self._service.manager.find(kept)
+                self._service.manager.promote(session)
+                return session, ()
+        except (SessionNotFoundError, SessionLost) as exc:
+            if not self._methods.needs_session(message.method):
+                return None, ()
+            raise _Gone(exc, by_cookie=handle is None) from exc
+        if not self._methods.needs_session(message.method):
+            return None, ()
+        try:
+            session = await self.episodes.open(SessionKind.SOFT)
+        except OpenEnvError as exc:
+            raise session_error(exc) from exc
+        except NoTools as exc:
+            raise McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, str(exc)) from exc
+        except Exception as exc:
+            raise McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, f"reset failed: {message_of(exc)}") from exc
+        return session, [_cookie(session.id)]
+
+    async def _refuse_lost(self, message: Message | None, lost: _Gone, send: Send) -> None:
+        """Say that an episode is gone; never go on with a fresh environment in its place."""
+        assert message is not None
+        extra: HeaderList = [_cookie("", expired=True)] if lost.by_cookie else ()
+        text = _LOST.format(reason=lost.reason) if lost.by_cookie else f"No such session: {lost.reason}"
+        if message.method == "tools/call":
+            result = {"resultType": "complete", **failure(text)}
+            await respond_json(send, 200, result_message(message.id, result), extra)
+        else:
+            await respond_json(send, 400, error_message(message.id, invalid_params(text)), extra)
+
+    # -- GET and DELETE -------------------------------------------------------------------------------------------
+
+    async def _get(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = _headers(scope)
+        if "text/event-stream" not in headers.get("accept", "") or "mcp-session-id" not in headers:
+            await respond_json(send, 405, {"detail": "Method Not Allowed"}, [(b"allow", b"GET, POST, DELETE")])
+            return
+        client = await self._client(headers, None, send)
+        if client is None:
+            return
+        named: HeaderList = [(_SESSION, client.id.encode())]
+        if client.stream_ended is not None:
+            problem = McpError(JsonRpcErrorCode.INVALID_REQUEST.value, "The session has an open stream already")
+            await respond_json(send, 409, error_message(None, problem), named)
+            return
+        ended = client.stream_ended = asyncio.Event()
+        period = min(PING_S, self._service.manager.limits.idle_s / 3)
+        try:
+            await start_stream(send, named)
+            await stream_until(ended, receive, send, period_s=period, on_beat=client.session.touch)
+        finally:
+            client.stream_ended = None
+
+    async def _delete(self, scope: Scope, send: Send) -> None:
+        headers = _headers(scope)
+        client = await self._client(headers, None, send)
+        if client is not None:
+            self.episodes.end(client)
+            await respond(send, 200, b"", [(_SESSION, client.id.encode())])
+
+
+class _Gone(Exception):
+    """The session that a request names is not there."""
+
+    def __init__(self, cause: SessionNotFoundError | SessionLost, *, by_cookie: bool) -> None:
+        self.reason = cause.reason if isinstance(cause, SessionLost) else "unknown"
+        self.by_cookie = by_cookie
+        super().__init__(self.reason)
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def _handle(scope: Scope, message: Message) -> str | None:
+    """The name of an existing session: in a header, in the address, or in the request itself."""
+    named = header(scope, _HANDLE)
+    if named is not None:
+        return named.strip()
+    query = scope.get("query_string", b"")
+    if query and (found := parse_qs(query.decode("latin-1")).get("session_id")):
+        return str(found[0])
+    inside = message.meta.get(META_SESSION)
+    return inside if isinstance(inside, str) else None
+
+
+def _cookie(value: str, *, expired: bool = False) -> tuple[bytes, bytes]:
+    life = "; Max-Age=0" if expired else ""
+    return b"set-cookie", f"{COOKIE}={value}; Path=/; HttpOnly; SameSite=Lax{life}".encode()
+
+
+def _status(work: asyncio.Future[Any]) -> int:
+    problem = None if work.cancelled() else work.exception()
+    return status_of(problem) if isinstance(problem, McpError) else 200
+
+
+def _outcome(message: Message, work: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
+    """Word what came of a request."""
+    if work.cancelled():
+        return error_message(message.id, McpError(REQUEST_CANCELLED, "Request cancelled"))
+    problem = work.exception()
+    if problem is None:
+        return result_message(message.id, work.result())
+    if not isinstance(problem, McpError):
+        logger.error("MCP %s failed", message.method, exc_info=problem)
+        problem = McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, message_of(problem))
+    return error_message(message.id, problem)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

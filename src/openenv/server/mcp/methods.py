@@ -1,0 +1,357 @@
+"""Standard MCP: what each method does, the same for every era and transport.
+
+Resources, prompts and completions are passed through to the environment's FastMCP server. A tool call is a step of the
+episode where the environment takes tool actions; its reward and end are kept for the orchestrator and never shown to
+the agent. Knows sessions and shapes; must not know HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..._version import load_package_version
+from ...env.tools.events import ToolEvents
+from ...env.tools.outcome import ToolOutcome
+from ...env.tools.source import ToolSource
+from ...errors import OpenEnvError, SessionCapacityError, ToolCallError, ToolNotFoundError, message_of
+from ...protocol.codec import decode, encode, split_observation
+from ...protocol.jsonrpc import JsonRpcErrorCode
+from ...protocol.mcp import (
+    LOG_LEVELS,
+    META_LOG_LEVEL,
+    Era,
+    McpError,
+    Message,
+    invalid_params,
+    method_not_found,
+    modern_result,
+    negotiate,
+    notification,
+    page,
+    supported_versions,
+)
+from ...protocol.schema import takes_tool_actions
+from ...sessions.session import Session
+from ...types import ServerMode
+from ..service import EnvService
+from .calls import StepOutcome, ToolCall, ToolOperations
+from .episodes import McpSession
+from .own import progress_params
+from .tools import NoTools, StepTools, outcome_of, raise_error, tools_of
+
+PAGE_SIZE = 100
+_HANDSHAKE_ONLY = frozenset({"ping", "logging/setLevel"})
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request on its way: whose it is, and where notifications go before its answer."""
+
+    era: Era
+    session: Session | None
+    notify: Callable[[dict[str, Any]], None]
+    client: McpSession | None = None
+
+
+class McpMethods:
+    """Answers MCP requests for one served environment."""
+
+    def __init__(self, service: EnvService) -> None:
+        self._service = service
+        self._operations = ToolOperations(service.action_cls)
+        self._described: list[dict[str, Any]] | None = None
+        self._server_info: dict[str, Any] | None = None
+        self._table: Mapping[str, Callable[[Message, Exchange], Awaitable[dict[str, Any]]]] = {
+            "ping": self._ping,
+            "logging/setLevel": self._set_level,
+            "server/discover": self._discover,
+            "tools/list": self._list_tools,
+            "tools/call": self._call_tool,
+            "resources/list": self._list_resources,
+            "resources/templates/list": self._list_templates,
+            "resources/read": self._read_resource,
+            "prompts/list": self._list_prompts,
+            "prompts/get": self._get_prompt,
+            "completion/complete": self._complete,
+        }
+
+    @property
+    def server_info(self) -> dict[str, Any]:
+        """Name and version of what is served."""
+        if self._server_info is None:
+            self._server_info = {"name": self._service.env_name, "version": load_package_version()}
+        return self._server_info
+
+    def needs_session(self, method: str | None) -> bool:
+        """Whether a method works on an episode, and not only on what is the same for all."""
+        return method in ("tools/call", "resources/read", "prompts/get", "completion/complete")
+
+    def knows(self, method: str | None, era: Era) -> bool:
+        """Whether there is such a method in an era."""
+        if method == "server/discover":
+            return True
+        return method in self._table and (era == "handshake" or method not in _HANDSHAKE_ONLY)
+
+    def initialized(self, params: Mapping[str, Any], client: McpSession) -> dict[str, Any]:
+        """Answer `initialize`."""
+        result: dict[str, Any] = {
+            "protocolVersion": client.version,
+            "capabilities": {**_capabilities(), "logging": {}},
+            "serverInfo": self.server_info,
+        }
+        instructions = getattr(getattr(client.session.env, "mcp_server", None), "instructions", None)
+        return {**result, "instructions": instructions} if instructions else result
+
+    async def answer(self, message: Message, exchange: Exchange) -> dict[str, Any]:
+        """Answer one request with its result.
+
+        Raises:
+            McpError: It cannot be answered.
+        """
+        method = message.method or ""
+        if not self.knows(method, exchange.era):
+            raise method_not_found(method)
+        try:
+            result = await self._table[method](message, exchange)
+        except NoTools as exc:
+            raise McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, str(exc)) from exc
+        except OpenEnvError as exc:
+            raise session_error(exc) from exc
+        return modern_result(method, result, self.server_info) if exchange.era == "modern" else result
+
+    # -- about the server -----------------------------------------------------------------------------------------
+
+    async def _ping(self, message: Message, exchange: Exchange) -> dict[str, Any]:
+        return {}
+
+    async def _set_level(self, message: Message, exchange: Exchange) -> dict[str, Any]:
+        level = message.params.get("level")
+        if level not in LOG_LEVELS:
+            raise invalid_params(f"Invalid level: choose one of {', '.join(LOG_LEVELS)}")
+        if exchange.client is not None:
+            exchange.client.log_level = level
+        return {}
+
+    async def _discover(self, message: Message, exchange: Exchange) -> dict[str, Any]:
+        return {"supportedVersions": list(supported_versions()), "capabilities": _capabilities()}
+
+    # -- tools ----------------------------------------------------------------------------------------------------
+
+    async def _list_tools(self, message: Message, exchange: Exchange) -> dict[str, Any]:
+        tools = [_without_nulls(tool) for tool in await self._tools(exchange.session)]
+        return _listed("tools", tools, message)
+
+    async def _tools(self, session: Session | None) -> list[dict[str, Any]]:
+        if session is not None:
+            tools = tools_of(session.env, self._service.action_cls)
+            if not isinstance(tools, StepTools):
+                return await tools.describe()  # needs no turn: a long call must not keep a client from looking
+            found: list[dict[str, Any]] = await session.run(self._operations.list)
+            return found
+        if self._described is None:
+            async with self._service.manager.borrow() as borrowed:
+                self._described = await borrowed.run(self._operations.list)
+        return self._described
+
+    async def _call_tool(self, message: Message, exchange: Exchange) -> dict[str, Any]:
+        session = exchange.session
+        assert session is not None
+        call = self._tool_call(message, exchange)
+        try:
+            if self._is_step(session.env):
+                taken: StepOutcome = await session.run(self._operations.step, call, cancellable=True)
+                session.episode.record(taken.reward, done=taken.done)
+                return _observed(taken.observation)
+            return _observed(await session.run(self._operations.call, call, cancellable=True))
+        except ToolNotFoundError as exc:
+            raise invalid_params(f"Unknown tool: {exc.tool_name}") from exc
+        except ToolCallError as exc:
+            return failure(str(exc))
+        except (OpenEnvError, NoTools, asyncio.CancelledError):
+            raise
+        except Exception as exc:  # an environment's own `step` may raise anything
+            return failure(message_of(exc))
+
+    def _is_step(self, env: Any) -> bool:
+        """Whether a tool call counts as a step: in a simulation, where the environment takes tool actions."""
+        if self._service.mode is not ServerMode.SIMULATION or not takes_tool_actions(self._service.action_cls):
+            return False
+        return isinstance(getattr(env, "tools", None), ToolSource) or isinstance(
+            tools_of(env, self._service.action_cls), StepTools
+        )
+
+    @staticmethod
+    def _tool_call(message: Message, exchange: Exchange) -> ToolCall:
+        name, arguments = message.params.get("name"), message.params.get("arguments")
+        if not isinstance(name, str) or not name:
+            raise invalid_params("Missing 'name' in params")
+        if arguments is not None and not isinstance(arguments, dict):
+            raise invalid_params("'arguments' must be an object")
+        return ToolCall(name, arguments or {}, events=_events(message, exchange))
+
+    # -- what the FastMCP server has ------------------------------------------------------------------------------
+
+    async def _list_resources(self, message: Message, exchange: Exchange) -> dict[str, Any]:
+        return _listed("resources", await self._ask(exchange, lambda client: client.list_resources()), message)
+
+    async def _list_templates(self, message: Message, exchange: Exchange) -> dict[str, Any]:
+        found = await self._ask(exchange, lambda client: client.list_resource_templates())
+        return _listed("resourceTemplates", found, message)
+
+    async def _list_prompts(self, message: Message, exchange: Exchange) -> dict[str, Any]:
+        return _listed("prompts", await self._ask(exchange, lambda client: client.list_prompts()), message)
+
+    async def _read_resource(self, message: Message, exchange: Exchange) -> dict[str, Any]:
+        uri = message.params.get("uri")
+        if not isinstance(uri, str):
+            raise invalid_params("Missing 'uri' in params")
+        try:
+            found: dict[str, Any] = await self._ask(exchange, lambda client: client.read_resource_mcp(uri))
+        except McpError as exc:
+            if exc.code in (-32002, JsonRpcErrorCode.INVALID_PARAMS.value):
+                code = -32002 if exchange.era == "handshake" else JsonRpcErrorCode.INVALID_PARAMS.value
+                raise McpError(code, f"Resource not found: {uri}", {"uri": uri}) from exc
+            raise
+        return found
+
+    async def _get_prompt(self, message: Message, exchange: Exchange) -> dict[str, Any]:
+        name, arguments = message.params.get("name"), message.params.get("arguments") or {}
+        if not isinstance(name, str):
+            raise invalid_params("Missing 'name' in params")
+        found: dict[str, Any] = await self._ask(exchange, lambda client: client.get_prompt_mcp(name, arguments))
+        return found
+
+    async def _complete(self, message: Message, exchange: Exchange) -> dict[str, Any]:
+        ref, argument = message.params.get("ref"), message.params.get("argument")
+        if not isinstance(ref, dict) or not isinstance(argument, dict):
+            raise invalid_params("'ref' and 'argument' must be objects")
+        try:
+            found: dict[str, Any] = await self._ask(exchange, lambda client: _completion(client, ref, argument))
+        except McpError as exc:
+            if exc.code == JsonRpcErrorCode.METHOD_NOT_FOUND.value:  # a server without completions has none to offer
+                return {"completion": {"values": [], "hasMore": False}}
+            raise
+        return found
+
+    async def _ask(self, exchange: Exchange, work: Callable[[Any], Awaitable[Any]]) -> Any:
+        async def asked(client: Any) -> Any:
+            try:
+                return await work(client)
+            except Exception as exc:
+                raise _passed_on(exc) from exc
+
+        if exchange.session is not None:
+            found = await exchange.session.run(self._operations.ask, asked, cancellable=True)
+        else:
+            async with self._service.manager.borrow() as borrowed:
+                found = await borrowed.run(self._operations.ask, asked, cancellable=True)
+        return [_dumped(item) for item in found] if isinstance(found, list) else _dumped(found)
+
+
+def _capabilities() -> dict[str, Any]:
+    return {
+        "tools": {"listChanged": False},
+        "resources": {"subscribe": False, "listChanged": False},
+        "prompts": {"listChanged": False},
+        "completions": {},
+    }
+
+
+def _listed(key: str, items: list[dict[str, Any]], message: Message) -> dict[str, Any]:
+    cut, cursor = page(items, message.params.get("cursor"), PAGE_SIZE)
+    return {key: cut} if cursor is None else {key: cut, "nextCursor": cursor}
+
+
+def _without_nulls(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if "input_schema" in tool:
+        return {"name": tool["name"], "description": tool["description"], "inputSchema": tool["input_schema"]}
+    return {key: value for key, value in tool.items() if value is not None}
+
+
+def failure(text: str) -> dict[str, Any]:
+    """Return the result of a tool call that failed."""
+    return {"content": [{"type": "text", "text": text}], "isError": True}
+
+
+def session_error(exc: OpenEnvError) -> McpError:
+    """Word a session's failure as a JSON-RPC error."""
+    code = JsonRpcErrorCode.SERVER_ERROR if isinstance(exc, SessionCapacityError) else JsonRpcErrorCode.INTERNAL_ERROR
+    return McpError(code.value, str(exc), {"code": exc.code, **exc.details})
+
+
+def _observed(observation: Any) -> dict[str, Any]:
+    """Show an agent what its call led to: the tool's result, never reward or end."""
+    if isinstance(observation, ToolOutcome):
+        return observation.as_mcp()
+    raise_error(observation)
+    outcome = outcome_of(observation)
+    if outcome is not None:
+        return outcome.as_mcp()
+    fields = decode(split_observation(observation).fields)
+    fields.pop("metadata", None)
+    fields.pop("tool_name", None)
+    shown = fields.get("result") if fields.keys() <= {"result", "error"} else fields
+    text = shown if isinstance(shown, str) else encode(shown).decode()
+    return {"content": [{"type": "text", "text": text}], "isError": False}
+
+
+def _events(message: Message, exchange: Exchange) -> ToolEvents:
+    """Let a running tool tell its progress and log, as far as the client wants to know."""
+    token = message.progress_token
+    level = message.meta.get(META_LOG_LEVEL) if exchange.era == "modern" else None
+    if exchange.client is not None:
+        level = exchange.client.log_level or "info"
+
+    def on_progress(progress: float, total: float | None, text: str | None) -> None:
+        if token is not None:
+            exchange.notify(notification("notifications/progress", progress_params(token, progress, total, text)))
+
+    def on_log(severity: str, logger: str | None, data: Any) -> None:
+        if level in LOG_LEVELS and severity in LOG_LEVELS and LOG_LEVELS.index(severity) >= LOG_LEVELS.index(level):
+            params = {"level": severity, "data": data, **({"logger": logger} if logger else {})}
+            exchange.notify(notification("notifications/message", params))
+
+    return ToolEvents(on_progress, on_log)
+
+
+def _dumped(value: Any) -> dict[str, Any]:
+    dumped: dict[str, Any] = value.model_dump(mode="json", by_alias=True, exclude_none=True)
+    for name in ("resultType", "ttlMs", "cacheScope"):  # the era is ours to choose, not the inner server's
+        dumped.pop(name, None)
+    return dumped
+
+
+async def _completion(client: Any, ref: dict[str, Any], argument: dict[str, Any]) -> Any:
+    try:
+        from mcp.types import PromptReference, ResourceTemplateReference
+    except ImportError:  # newer releases keep their types apart
+        from mcp_types import PromptReference, ResourceTemplateReference
+    kinds: dict[str, Any] = {"ref/prompt": PromptReference, "ref/resource": ResourceTemplateReference}
+    kind = kinds.get(ref.get("type", ""))
+    if kind is None:
+        raise invalid_params("Invalid 'ref'")
+    return await client.complete_mcp(kind.model_validate(ref), argument)
+
+
+def _passed_on(exc: Exception) -> McpError:
+    """Give an inner server's error on; one without a code says that the request was wrong."""
+    if isinstance(exc, McpError):
+        return exc
+    code = getattr(getattr(exc, "error", None), "code", None)
+    if not isinstance(code, int) or code == 0:
+        code = JsonRpcErrorCode.INVALID_PARAMS.value
+    return McpError(code, message_of(exc))
+
+
+def negotiated(params: Mapping[str, Any]) -> str:
+    """Choose the version of a handshake from its parameters.
+
+    Raises:
+        McpError: There is no version in them.
+    """
+    if not isinstance(params.get("protocolVersion"), str):
+        raise invalid_params("Missing 'protocolVersion' in params")
+    return negotiate(params["protocolVersion"])

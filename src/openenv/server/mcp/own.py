@@ -1,0 +1,194 @@
+"""OpenEnv's own JSON-RPC: `tools/list`, `tools/call`, `openenv/session/create`, `openenv/session/close`.
+
+Served on `POST /mcp`, on `WS /mcp` and in the `mcp` frames of `/ws`, byte for byte as existing clients expect. A tool's
+failure is a JSON-RPC error. Knows the session manager; must not know transports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from ...env.tools.events import ToolEvents
+from ...errors import (
+    EnvironmentFactoryError,
+    OpenEnvError,
+    SessionCapacityError,
+    SessionLost,
+    SessionNotFoundError,
+    ToolCallError,
+    ToolNotFoundError,
+    message_of,
+)
+from ...protocol.jsonrpc import JsonRpcErrorCode, JsonRpcRequest, JsonRpcResponse, McpMethod
+from ...protocol.mcp import notification
+from ...sessions.operations import Operation
+from ...sessions.session import Session, SessionKind, SessionState
+from ..service import EnvService
+from .calls import ToolCall, ToolOperations
+from .tools import NoTools
+
+Notify = Callable[[dict[str, Any]], None]
+_ALL_FIELDS = ("title", "description", "inputSchema", "outputSchema", "icons", "annotations", "meta", "execution")
+
+
+class Refused(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(self, code: JsonRpcErrorCode, message: str, data: Any = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.data = data
+
+
+class OwnMethods:
+    """Answers OpenEnv's JSON-RPC for one served environment."""
+
+    def __init__(self, service: EnvService) -> None:
+        self._manager = service.manager
+        self._operations = ToolOperations(service.action_cls)
+
+    async def answer(self, data: Any, *, own: Session | None = None, notify: Notify | None = None) -> dict[str, Any]:
+        """Answer one request.
+
+        Args:
+            data: The decoded request.
+            own: The session of the connection that the request came on; without one, `session_id` names it.
+            notify: Sends progress before the answer, where the transport can.
+        """
+        if not isinstance(data, dict):
+            return JsonRpcResponse.error_response(JsonRpcErrorCode.PARSE_ERROR).model_dump()
+        try:
+            request = JsonRpcRequest.model_validate(data)
+        except ValidationError as exc:
+            text = f"Invalid Request: {exc.error_count()} problem(s)"
+            return JsonRpcResponse.error_response(JsonRpcErrorCode.INVALID_REQUEST, text).model_dump()
+        try:
+            result = await self._dispatch(request, own, notify)
+        except Refused as exc:
+            response = JsonRpcResponse.error_response(exc.code, str(exc), exc.data, request.id)
+            return response.model_dump()
+        return {"jsonrpc": "2.0", "id": request.id, "result": result}
+
+    async def _dispatch(self, request: JsonRpcRequest, own: Session | None, notify: Notify | None) -> Any:
+        params = request.params
+        match request.method:
+            case McpMethod.TOOLS_LIST.value:
+                tools = await self._run(self._operations.list, None, params, own)
+                return {"tools": [_described(tool) for tool in tools]}
+            case McpMethod.TOOLS_CALL.value:
+                call = _tool_call(params, notify)
+                return await self._run(self._operations.call, call, params, own)
+            case "openenv/session/create":
+                return await self._create(own)
+            case "openenv/session/close":
+                return self._close(params, own)
+        raise Refused(JsonRpcErrorCode.METHOD_NOT_FOUND, f"Method not found: {request.method}")
+
+    async def _run(self, operation: Operation, argument: Any, params: Mapping[str, Any], own: Session | None) -> Any:
+        """Run on the connection's session, the named one, or an environment that lives for this request."""
+        try:
+            session = own if own is not None else self._named(params)
+            if session is not None:
+                return await session.run(operation, argument, cancellable=True)
+            async with self._manager.borrow() as borrowed:
+                return await borrowed.run(operation, argument, cancellable=True)
+        except NoTools as exc:
+            raise Refused(JsonRpcErrorCode.INTERNAL_ERROR, str(exc)) from exc
+        except ToolNotFoundError as exc:
+            text = f"Unknown tool: {exc.tool_name!r}"
+            raise Refused(JsonRpcErrorCode.INTERNAL_ERROR, text, {"error_type": exc.error_type}) from exc
+        except ToolCallError as exc:
+            raise Refused(JsonRpcErrorCode.INTERNAL_ERROR, str(exc), {"error_type": exc.error_type}) from exc
+        except OpenEnvError as exc:
+            raise refusal(exc) from exc
+        except Refused:
+            raise
+        except Exception as exc:
+            raise Refused(JsonRpcErrorCode.INTERNAL_ERROR, message_of(exc)) from exc
+
+    def _named(self, params: Mapping[str, Any]) -> Session | None:
+        name = params.get("session_id")
+        if name is None:
+            return None
+        try:
+            session = self._manager.find(str(name))
+        except (SessionNotFoundError, SessionLost) as exc:
+            known = "" if isinstance(exc, SessionNotFoundError) else f" ({exc.reason})"
+            raise Refused(JsonRpcErrorCode.INVALID_PARAMS, f"Unknown session_id: {name}{known}") from exc
+        if session.state is SessionState.CREATING:
+            raise Refused(JsonRpcErrorCode.INVALID_REQUEST, f"Session {name} is still initializing")
+        return session
+
+    async def _create(self, own: Session | None) -> dict[str, Any]:
+        if own is not None:
+            return {"session_id": own.id}
+        try:
+            session = await self._manager.open(SessionKind.HTTP)
+        except OpenEnvError as exc:
+            raise refusal(exc) from exc
+        return {"session_id": session.id}
+
+    def _close(self, params: Mapping[str, Any], own: Session | None) -> dict[str, Any]:
+        if params.get("session_id") is None:
+            raise Refused(JsonRpcErrorCode.INVALID_PARAMS, "Missing 'session_id' in params")
+        if own is not None and params["session_id"] == own.id:
+            raise Refused(JsonRpcErrorCode.INVALID_REQUEST, "A connection's own session ends with the connection")
+        session = self._named(params)
+        assert session is not None
+        if session.is_attached:
+            session.close_when_detached = True
+            return {"session_id": session.id, "closed": False, "closing": True}
+        session.close("closed by the client")
+        return {"session_id": session.id, "closed": True}
+
+
+def refusal(exc: OpenEnvError) -> Refused:
+    """Word a failure to open or use a session."""
+    if isinstance(exc, (SessionCapacityError, EnvironmentFactoryError)):
+        return Refused(JsonRpcErrorCode.SERVER_ERROR, str(exc), exc.details)
+    return Refused(JsonRpcErrorCode.SERVER_ERROR, str(exc), {"code": exc.code, **exc.details})
+
+
+def _tool_call(params: Mapping[str, Any], notify: Notify | None) -> ToolCall:
+    name, arguments, timeout_s = params.get("name"), params.get("arguments"), params.get("timeout_s")
+    if not isinstance(name, str) or not name:
+        raise Refused(JsonRpcErrorCode.INVALID_PARAMS, "Missing 'name' in params")
+    if arguments is not None and not isinstance(arguments, dict):
+        raise Refused(JsonRpcErrorCode.INVALID_PARAMS, "'arguments' must be an object")
+    if timeout_s is not None and not (isinstance(timeout_s, (int, float)) and timeout_s > 0):
+        raise Refused(JsonRpcErrorCode.INVALID_PARAMS, "'timeout_s' must be a positive number")
+    return ToolCall(name, arguments or {}, timeout_s, _events(params, notify))
+
+
+def _events(params: Mapping[str, Any], notify: Notify | None) -> ToolEvents | None:
+    meta = params.get("_meta")
+    token = meta.get("progressToken") if isinstance(meta, dict) else None
+    if token is None or notify is None:
+        return None
+
+    def on_progress(progress: float, total: float | None, message: str | None) -> None:
+        notify(notification("notifications/progress", progress_params(token, progress, total, message)))
+
+    return ToolEvents(on_progress, loop=asyncio.get_running_loop())
+
+
+def progress_params(token: Any, progress: float, total: float | None, message: str | None) -> dict[str, Any]:
+    """Word a progress notification."""
+    params: dict[str, Any] = {"progressToken": token, "progress": progress}
+    if total is not None:
+        params["total"] = total
+    if message is not None:
+        params["message"] = message
+    return params
+
+
+def _described(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Show every field, as FastMCP's client does; tools of `step` have their own shape."""
+    if "input_schema" in tool:
+        return dict(tool)
+    fields = {"meta": tool.get("_meta"), **tool}
+    return {"name": tool["name"], **{name: fields.get(name) for name in _ALL_FIELDS}}

@@ -1,0 +1,156 @@
+"""MCP over standard input and output: one client, one process, one session, one JSON message per line.
+
+Both eras are spoken; the first request tells which. Whatever an environment prints goes to standard error. Knows lines
+and tasks; what requests mean is in `methods`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO
+
+from ...errors import OpenEnvError, message_of
+from ...protocol.codec import decode, encode
+from ...protocol.jsonrpc import JsonRpcErrorCode
+from ...protocol.mcp import (
+    META_VERSION,
+    McpError,
+    Message,
+    check_modern,
+    error_message,
+    read_message,
+    result_message,
+)
+from ...sessions.session import Session, SessionKind
+from ..service import EnvService
+from .episodes import Episodes, McpSession
+from .methods import Exchange, McpMethods, negotiated, session_error
+from .tools import NoTools
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE_S = 1.5  # clients wait about two seconds before they end the process
+Write = Callable[[Mapping[str, Any]], None]
+
+
+class StdioConversation:
+    """Answers the messages of one client."""
+
+    def __init__(self, service: EnvService, write: Write) -> None:
+        self._methods = McpMethods(service)
+        self._episodes = Episodes(service)
+        self._write = write
+        self._client: McpSession | None = None
+        self._session: Session | None = None
+        self._opening = asyncio.Lock()
+        self._running: dict[str | int, asyncio.Task[None]] = {}
+
+    def take(self, line: bytes) -> None:
+        """Begin to answer one line."""
+        try:
+            message = read_message(decode(line))
+        except ValueError as exc:
+            problem = McpError(JsonRpcErrorCode.PARSE_ERROR.value, f"Parse error: {exc}")
+            self._write(error_message(None, problem))
+        except McpError as exc:
+            self._write(error_message(None, exc))
+        else:
+            if message.id is not None and message.method is not None:
+                task = asyncio.get_running_loop().create_task(self._answer(message))
+                self._running[message.id] = task
+                task.add_done_callback(lambda _: self._running.pop(message.id or "", None))
+            elif message.method == "notifications/cancelled":
+                self._cancel(message.params.get("requestId"))
+
+    async def finish(self) -> None:
+        """Give what is under way a moment to end, then cancel it."""
+        tasks = list(self._running.values())
+        if tasks:
+            await asyncio.wait(tasks, timeout=_PATIENCE_S)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _cancel(self, request_id: Any) -> None:
+        task = self._running.get(request_id) if isinstance(request_id, (str, int)) else None
+        if task is not None:
+            task.cancel()
+
+    async def _answer(self, message: Message) -> None:
+        try:
+            result = await self._result(message)
+        except McpError as exc:
+            problem = exc
+        except NoTools as exc:
+            problem = McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, str(exc))
+        except OpenEnvError as exc:
+            problem = session_error(exc)
+        except Exception as exc:
+            logger.exception("MCP %s failed", message.method)
+            problem = McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, message_of(exc))
+        else:
+            self._write(result_message(message.id, result))
+            return
+        self._write(error_message(message.id, problem))
+
+    async def _result(self, message: Message) -> dict[str, Any]:
+        if message.method == "initialize":
+            version = negotiated(message.params)
+            async with self._opening:
+                if self._client is None:
+                    self._client = await self._episodes.begin(version, None, kind=SessionKind.SOCKET)
+            return self._methods.initialized(message.params, self._client)
+        if META_VERSION in message.meta:
+            check_modern({}, message)
+            session = await self._own_session() if self._methods.needs_session(message.method) else self._session
+            return await self._methods.answer(message, Exchange("modern", session, self._write))
+        async with self._opening:  # a handshake may still be under way
+            client = self._client
+        if client is None:
+            raise McpError(JsonRpcErrorCode.INVALID_REQUEST.value, "Begin with initialize, or name a version in _meta")
+        return await self._methods.answer(message, Exchange("handshake", client.session, self._write, client))
+
+    async def _own_session(self) -> Session:
+        """The process has one client, so it has one session; it begins with the first call that needs one."""
+        async with self._opening:
+            if self._session is None:
+                self._session = await self._episodes.open(SessionKind.SOCKET)
+            return self._session
+
+
+async def converse(service: EnvService, incoming: BinaryIO, outgoing: BinaryIO) -> None:
+    """Serve a client until it ends its side."""
+
+    def write(message: Mapping[str, Any]) -> None:
+        outgoing.write(encode(message) + b"\n")
+        outgoing.flush()
+
+    loop = asyncio.get_running_loop()
+    conversation = StdioConversation(service, write)
+    ended = asyncio.Event()
+
+    def read() -> None:
+        for line in incoming:
+            if line.strip():
+                loop.call_soon_threadsafe(conversation.take, line)
+        loop.call_soon_threadsafe(ended.set)
+
+    threading.Thread(target=read, name="openenv-stdin", daemon=True).start()
+    try:
+        await ended.wait()
+        await conversation.finish()
+    finally:
+        await service.manager.drain()
+
+
+def serve_stdio(service: EnvService) -> None:
+    """Serve the process's own standard input and output."""
+    sys.stdout.flush()
+    outgoing = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what environments print must not mix with the protocol
+    asyncio.run(converse(service, sys.stdin.buffer, outgoing))
