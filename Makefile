@@ -10,13 +10,13 @@ WORKERS ?= 2
 help: ## show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-$(VENV)/ready: pyproject.toml requirements.lock packages/openenv-core/pyproject.toml envs/echo_env/pyproject.toml envs/gridworld_env/pyproject.toml
+$(VENV)/ready: pyproject.toml requirements.lock packages/openenv-core/pyproject.toml envs/echo_env/pyproject.toml envs/gridworld_env/pyproject.toml envs/notes_env/pyproject.toml
 	@echo "Setting up $(VENV) ..."
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed: make PYTHON=/path/to/python3.x"; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
-		-e . -e packages/openenv-core -e envs/echo_env -e envs/gridworld_env
+		-e . -e packages/openenv-core -e envs/echo_env -e envs/gridworld_env -e envs/notes_env
 	@touch $@
 
 demo: $(VENV)/ready ## serve the gridworld, play episodes, show the rewards, keep serving

@@ -176,10 +176,7 @@ class Load:
         """Open every session (connect, upgrade, reset) with --ramp of them in progress."""
         todo, busy, limit = self.options.sessions, 0, clock() + self.options.setup_timeout
         request, reset = self.step_request(), client_frame(b'{"type":"reset","data":{}}')
-        if self.is_ws:
-            opening = self.upgrade()
-        else:
-            opening = self.session_request() if self.options.http_session else request
+        opening = self.upgrade() if self.is_ws else self.session_request() if self.options.http_session else request
         while todo or busy:
             if clock() > limit:
                 self.abandon(todo)

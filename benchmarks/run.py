@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Measure ours beside the published openenv 0.10.0 in one interleaved run and write the report.
 
-Every configuration serves the same files, apps/echo_app.py and apps/tool_app.py. In each round all servers are started afresh and take
-turns; figures are medians over rounds, ratios are against the better published configuration of the same run.
+Every configuration serves the same files, apps/echo_app.py and apps/tool_app.py. In each round all servers are started
+afresh and take turns; figures are medians over rounds, ratios are against the better published configuration of the same run.
 
 sections:
   ws        WebSocket sessions at rising levels: steps/s, p50, p99, CPU, connect + reset/s, memory, threads, errors

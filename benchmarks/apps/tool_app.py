@@ -9,6 +9,7 @@ import os
 from typing import Any
 
 from fastmcp import FastMCP
+
 from openenv.core.env_server.http_server import create_app
 from openenv.core.env_server.mcp_environment import MCPEnvironment
 from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation

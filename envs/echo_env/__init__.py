@@ -1,8 +1,7 @@
-"""Echo: the smallest environment there is, for trying out a connection."""
+"""Echo: the smallest environment with tools, for trying out a connection."""
 
 from __future__ import annotations
 
 from echo_env.client import EchoEnv
-from echo_env.models import EchoAction, EchoObservation
 
-__all__ = ["EchoAction", "EchoEnv", "EchoObservation"]
+__all__ = ["EchoEnv"]

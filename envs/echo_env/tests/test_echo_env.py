@@ -2,57 +2,89 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from fastmcp import Client
 
-from echo_env import EchoAction, EchoEnv
+from echo_env import EchoEnv
 from echo_env.server.echo_environment import EchoEnvironment
 from openenv import LocalEnv
-from openenv.errors import RequestValidationError
+from openenv.core.env_server.mcp_types import CallToolAction, ListToolsAction
+from openenv.core.env_server.types import Action
+
+TOOLS = ["echo_message", "echo_with_length"]
 
 
-def test_a_message_comes_back_with_its_length() -> None:
+def echo(env: Any, message: Any, tool: str = "echo_message") -> Any:
+    return env.step(CallToolAction(tool_name=tool, arguments={"message": message})).observation
+
+
+def test_the_tools_are_listed() -> None:
     with LocalEnv(EchoEnvironment).sync() as env:
-        assert env.reset().observation.echoed_message == "Echo environment ready!"
-        observation = env.step(EchoAction(message="héllo")).observation
-        assert (observation.echoed_message, observation.message_length) == ("héllo", 5)
+        assert env.reset().metadata == {"status": "ready", "message": "Echo environment ready!"}
+        tools = env.step(ListToolsAction()).observation.tools
+        assert [tool.name for tool in tools] == TOOLS
+        assert all(tool.description and tool.input_schema["required"] == ["message"] for tool in tools)
 
 
-@pytest.mark.parametrize(("message", "reward"), [("", 0.0), ("abc", 0.3), ("x" * 10, 1.0), ("x" * 500, 1.0)])
-def test_the_reward_grows_with_the_message_up_to_one(message: str, reward: float) -> None:
+@pytest.mark.parametrize("message", ["", "héllo", "x" * 100_000])
+def test_a_message_comes_back(message: str) -> None:
     with LocalEnv(EchoEnvironment).sync() as env:
         env.reset()
-        assert env.step(EchoAction(message=message)).reward == pytest.approx(reward)
+        assert echo(env, message).result.data == message
+        assert echo(env, message, "echo_with_length").result.data == {"message": message, "length": len(message)}
+
+
+def test_what_is_no_message_or_no_tool_is_an_error_of_its_call() -> None:
+    with LocalEnv(EchoEnvironment).sync() as env:
+        env.reset()
+        assert echo(env, ["no", "text"]).error.error_type == "invalid_args"
+        assert echo(env, "x", "shout").error.error_type == "tool_not_found"
+        assert echo(env, "still there").result.data == "still there"
+
+
+def test_other_actions_are_told_what_there_is() -> None:
+    env = EchoEnvironment()
+    assert "tools" in env.step(Action()).metadata["error"]
+    env.close()
 
 
 def test_a_reset_begins_a_new_episode() -> None:
     with LocalEnv(EchoEnvironment).sync() as env:
         env.reset(episode_id="first")
-        env.step(EchoAction(message="a"))
+        echo(env, "a")
         assert (env.state().episode_id, env.state().step_count) == ("first", 1)
         env.reset()
         assert env.state().episode_id not in (None, "first")
         assert env.state().step_count == 0
 
 
-def test_the_typed_client_talks_to_the_environment_served_from_its_folder(serve_folder: Callable[[str], str]) -> None:
+def test_the_client_calls_tools_of_the_environment_served_from_its_folder(serve_folder: Callable[[str], str]) -> None:
     url = serve_folder("echo_env")
     with EchoEnv(base_url=url).sync() as env, env.new_session() as other:
         env.reset(episode_id="mine")
         other.reset(episode_id="other")
-        result = env.step(EchoAction(message="hello", metadata={"ignored": True}))
-        assert result.observation.echoed_message == "hello"
-        assert result.reward == result.observation.reward == pytest.approx(0.5)
+        assert [tool.name for tool in env.list_tools()] == TOOLS
+        assert env.call_tool("echo_message", message="hello") == "hello"
+        assert env.call_tool("echo_with_length", message="hello") == {"message": "hello", "length": 5}
+        with pytest.raises(RuntimeError, match=r"(?i)not found"):
+            env.call_tool("shout", message="hello")
+        result = env.step(CallToolAction(tool_name="echo_message", arguments={"message": "as a step"}))
+        assert result.observation.result["data"] == "as a step"
         assert not result.done
-        assert (env.state().episode_id, env.state().step_count) == ("mine", 1)
-        assert (other.state().episode_id, other.state().step_count) == ("other", 0)
+        assert (env.state().episode_id, other.state().episode_id) == ("mine", "other")
+        assert other.state().step_count == 0
 
 
-def test_an_action_that_does_not_fit_is_refused_and_the_session_lives_on(serve_folder: Callable[[str], str]) -> None:
-    with EchoEnv(base_url=serve_folder("echo_env")).sync() as env:
-        env.reset()
-        with pytest.raises(RequestValidationError) as refused:
-            env.step(EchoAction.model_construct(message=["no", "text"]))
-        assert refused.value.details["errors"][0]["loc"] == ["message"]
-        assert env.step(EchoAction(message="ok")).observation.echoed_message == "ok"
+def test_an_mcp_client_calls_the_same_tools(serve_folder: Callable[[str], str]) -> None:
+    url = serve_folder("echo_env")
+
+    async def use() -> tuple[list[str], Any]:
+        async with Client(url + "/mcp") as client:
+            tools = [tool.name for tool in await client.list_tools()]
+            return tools, (await client.call_tool("echo_message", {"message": "hello"})).data
+
+    assert asyncio.run(use()) == (TOOLS, "hello")
