@@ -3,12 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
+CLIENTS := .clients
+PIP := -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check format bench docs lock clean
+.PHONY: help demo test test-all test-fastmcp3 conformance check format bench docs lock clean
 
 help: ## show what there is
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 $(VENV)/ready: pyproject.toml requirements.lock packages/openenv-core/pyproject.toml envs/echo_env/pyproject.toml envs/gridworld_env/pyproject.toml envs/notes_env/pyproject.toml
 	@echo "Setting up $(VENV) ..."
@@ -29,11 +31,32 @@ check: $(VENV)/ready ## ruff, mypy --strict and the import contracts
 	@$(BIN)/lint-imports --config pyproject.toml > $(VENV)/lint-imports.log || { cat $(VENV)/lint-imports.log; exit 1; }
 	@tail -n 1 $(VENV)/lint-imports.log
 
-test: check ## the checks, then every test that is quick
-	@$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+# MCP clients of both majors, each in an environment of its own; the first runs the MCP tests with FastMCP 3 as well.
+$(CLIENTS)/mcp1/ready: pyproject.toml
+	@echo "Setting up $(@D) ..."
+	@$(PYTHON) -m venv --clear $(@D)
+	@$(@D)/bin/python $(PIP) -e . fastmcp==3.4.10 mcp==1.30.0 pytest pytest-timeout pytest-xdist
+	@touch $@
 
-test-all: check ## the slow tests too
+$(CLIENTS)/mcp2/ready:
+	@echo "Setting up $(@D) ..."
+	@$(PYTHON) -m venv --clear $(@D)
+	@$(@D)/bin/python $(PIP) fastmcp==4.1.2 mcp==2.3.0
+	@touch $@
+
+test: check $(CLIENTS)/mcp1/ready $(CLIENTS)/mcp2/ready ## the checks, then every test that is quick
+	@$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+	@$(MAKE) --no-print-directory test-fastmcp3
+
+test-all: check $(CLIENTS)/mcp1/ready $(CLIENTS)/mcp2/ready ## the slow tests too
 	@$(BIN)/python -m pytest -n $(WORKERS)
+	@$(MAKE) --no-print-directory test-fastmcp3
+
+test-fastmcp3: $(CLIENTS)/mcp1/ready ## the MCP tests with the older FastMCP
+	@$(CLIENTS)/mcp1/bin/python -m pytest -n $(WORKERS) -m "not slow" tests/env/test_mcp*.py tests/env/tools tests/mcp
+
+conformance: $(VENV)/ready ## run the MCP conformance suite (needs npm); writes docs/topics/mcp_conformance.md
+	@$(BIN)/python scripts/mcp_conformance.py
 
 format: $(VENV)/ready ## let ruff rewrite what it can
 	@$(BIN)/ruff check --fix .
@@ -51,4 +74,4 @@ lock: ## renew requirements.lock from pyproject.toml
 	@scripts/lock
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) .bench site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CLIENTS) .bench site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

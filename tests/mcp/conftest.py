@@ -50,6 +50,12 @@ class Watch:
         """Environments that were built and not closed."""
         return self.built - self.closed
 
+    def forget(self) -> None:
+        """Begin anew."""
+        self.built = self.closed = self.resets = self.steps = 0
+        self.entered.clear()
+        self.cancelled.clear()
+
 
 class Desk(MCPEnvironment):
     """Tools of every kind; each step earns a reward of one half, and the third ends the episode."""
@@ -211,23 +217,38 @@ def desk(serve: Callable[..., Any]) -> Callable[..., Server]:
     ) -> Server:
         watch = Watch()
         config = ConcurrencyConfig(max_concurrent_envs=sessions, session_timeout=lease_s)
-        app = create_app(
-            lambda: Desk(watch, extra_tools),
-            CallToolAction,
-            CallToolObservation,
-            env_name="desk",
-            concurrency_config=config,
-            mode=mode,
-        )
-        return Server(serve(app), watch)
+        return Server(serve(desk_app(watch, config, extra_tools, mode)), watch)
 
     return start
 
 
+def desk_app(watch: Watch, config: ConcurrencyConfig, extra_tools: int = 0, mode: str | None = None) -> Any:
+    """An application that serves desks."""
+    return create_app(
+        lambda: Desk(watch, extra_tools),
+        CallToolAction,
+        CallToolObservation,
+        env_name="desk",
+        concurrency_config=config,
+        mode=mode,
+    )
+
+
+@pytest.fixture(scope="session")
+def shared_desk(serve_once: Callable[..., Any]) -> Server:
+    """A served desk with eight slots, for all tests that need nothing else."""
+    watch = Watch()
+    return Server(serve_once(desk_app(watch, ConcurrencyConfig(max_concurrent_envs=8))), watch)
+
+
 @pytest.fixture
-def server(desk: Callable[..., Server]) -> Server:
-    """A served desk with eight slots."""
-    return desk()
+def server(shared_desk: Server) -> Iterator[Server]:
+    """A served desk with eight slots, all of them free."""
+    yield shared_desk
+    for session in shared_desk.manager.sessions():
+        session.close("the test is over")
+    shared_desk.wait_for(lambda: shared_desk.manager.active == 0 and shared_desk.watch.alive == 0)
+    shared_desk.watch.forget()
 
 
 # -- clients ------------------------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ from typing import Any
 import httpx2
 import pytest
 
+from openenv.server.mcp import reply
+
 PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
 LEVELS = ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
 
@@ -396,6 +398,19 @@ def test_no_progress_is_sent_to_a_client_that_asked_for_none(server: Any, handsh
 
 def test_a_progress_token_alone_makes_no_stream(server: Any, handshake: Any) -> None:
     assert not handshake(server.url).call("count", progressToken=0).is_stream
+
+
+def test_a_long_silence_is_broken_by_signs_of_life(
+    server: Any, handshake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reply, "PING_S", 0.05)
+    client = handshake(server.url)
+    body = {"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": {"name": "wait_briefly"}}
+    response = client.http.post("/mcp", json=body, headers=client.headers)
+    assert response.headers["content-type"] == "text/event-stream"
+    assert ": ping" in response.text.splitlines()
+    (data,) = [line for line in response.text.splitlines() if line.startswith("data: ")]
+    assert json.loads(data.removeprefix("data: "))["result"]["isError"] is True
 
 
 def test_log_messages_come_from_the_level_that_the_client_sets(server: Any, handshake: Any) -> None:

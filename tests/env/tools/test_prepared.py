@@ -12,6 +12,7 @@ from fastmcp.tools.function_tool import FunctionTool
 from pydantic import BaseModel, Field
 
 from openenv.env.tools import prepared as module
+from openenv.env.tools.outcome import ToolOutcome
 from openenv.env.tools.prepared import PreparedTool
 from openenv.env.tools.server import ServerTools
 from openenv.errors import ToolArgumentsError
@@ -145,3 +146,13 @@ def test_a_tool_is_prepared_once_and_anew_when_it_was_replaced() -> None:
     assert tools.find("tool") is not first
     assert tools.find("nothing") is None
     assert not tools.has("nothing")
+
+
+@pytest.mark.parametrize("text", ["", "plain", "zwölf €", "\x00", '{"a": 1}'])
+def test_plain_text_is_converted_as_fastmcp_does(text: str) -> None:
+    def say() -> str:
+        return text
+
+    tool = FunctionTool.from_function(say)
+    slow = ToolOutcome.from_result(tool.convert_result(text), wraps_result=True)
+    assert PreparedTool(tool).convert(text) == slow

@@ -24,7 +24,8 @@ class Block(dict[str, Any]):
         if type(block).__name__ == "TextContent" and block.annotations is None and block.meta is None:
             return cls(type="text", text=block.text, annotations=None, meta=None)
         fields = block.model_dump(mode="json", by_alias=True, exclude_none=True)
-        return cls({**fields, "annotations": fields.get("annotations"), "meta": fields.pop("_meta", None)})
+        meta = fields.pop("_meta", None)
+        return cls({**fields, "annotations": fields.get("annotations"), "meta": meta})
 
     def as_mcp(self) -> dict[str, Any]:
         """Return the block as MCP writes it."""
@@ -63,6 +64,12 @@ class ToolOutcome:
             data = structured.get("result")
         content = [Block.read(block) for block in result.content]
         return cls(content, structured, result.meta, data, bool(getattr(result, "is_error", False)))
+
+    @classmethod
+    def of_text(cls, text: str) -> ToolOutcome:
+        """Build what FastMCP makes of plain text that a tool is declared to return."""
+        block = Block(type="text", text=text, annotations=None, meta=None)
+        return cls([block], {"result": text}, {"fastmcp": {"wrap_result": True}}, text)
 
     def text(self) -> str:
         """Join the text blocks."""

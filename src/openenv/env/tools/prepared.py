@@ -47,6 +47,7 @@ class PreparedTool:
     __slots__ = (
         "_call",
         "_context_name",
+        "_returns_text",
         "_validate",
         "is_async",
         "is_plain",
@@ -63,6 +64,11 @@ class PreparedTool:
         self.is_async = inspect.iscoroutinefunction(tool.fn) or inspect.isasyncgenfunction(tool.fn)
         self.timeout_s: float | None = getattr(tool, "timeout", None)
         self.wraps_result = wraps_result(tool.output_schema)
+        self._returns_text = (
+            self.wraps_result
+            and tool.output_schema.get("properties") == {"result": {"type": "string"}}
+            and getattr(tool, "serializer", None) is None
+        )
         signature = inspect.signature(tool.fn)
         offered = tool.parameters.get("properties", {})
         injected = [parameter for name, parameter in signature.parameters.items() if name not in offered]
@@ -109,6 +115,8 @@ class PreparedTool:
         Raises:
             TypeError: It cannot be written as JSON.
         """
+        if self._returns_text and type(value) is str:  # FastMCP needs fifteen times as long to say the same
+            return ToolOutcome.of_text(value)
         result = self.tool.convert_result(value)
         if result.structured_content is None:
             _check_sendable(value, result.content)
