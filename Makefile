@@ -7,7 +7,7 @@ CLIENTS := .clients
 PIP := -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-fastmcp3 conformance check format bench docs lock clean
+.PHONY: help demo test test-all chaos test-fastmcp3 conformance check format bench docs lock clean
 
 help: ## show what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -57,6 +57,9 @@ test-fastmcp3: $(CLIENTS)/mcp1/ready ## the MCP tests with the older FastMCP
 
 conformance: $(VENV)/ready ## run the MCP conformance suite (needs npm); writes docs/topics/mcp_conformance.md
 	@$(BIN)/python scripts/mcp_conformance.py
+
+chaos: $(VENV)/ready ## 1,000 episodes through broken connections, beside the published package; writes benchmarks/CHAOS.md
+	@PYTHONPATH=tests/chaos $(BIN)/python -m storm --beside --write benchmarks/CHAOS.md $(CHAOS)
 
 format: $(VENV)/ready ## let ruff rewrite what it can
 	@$(BIN)/ruff check --fix .

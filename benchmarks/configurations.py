@@ -57,13 +57,23 @@ CONFIGURATIONS = (
 )
 STUB_SERVER = Configuration(key="stub", label="stub server", side="", command=STUB)
 
-LABELS = {configuration.key: configuration.label for configuration in CONFIGURATIONS} | {
-    PUBLISHED: "openenv 0.10.0",
-    OURS: "ours",
-    "ours-thread stateless": "ours, serve --runner thread, stateless",
-    "ours-inline stateless": "ours, serve --runner inline, stateless",
-    "ours-uvicorn stateless": "ours, plain uvicorn, uvloop + httptools, stateless",
+# what is measured on one server beside its plain figure
+VARIANTS = {
+    "stateless": "stateless",
+    "sockets": "a v1 socket for each session",
+    "json": "VectorEnv, JSON",
 }
+
+LABELS = (
+    {configuration.key: configuration.label for configuration in CONFIGURATIONS}
+    | {PUBLISHED: "openenv 0.10.0", OURS: "ours"}
+    | {
+        f"{configuration.key} {variant}": f"{configuration.label}, {words}"
+        for configuration in CONFIGURATIONS
+        if configuration.side == OURS
+        for variant, words in VARIANTS.items()
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

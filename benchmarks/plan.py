@@ -46,10 +46,13 @@ class Plan:
             file=sys.stderr,
         )
 
-    def start_servers(self, stack: ExitStack, *, section: str, round_: int, app: str = "echo_app") -> list[Server]:
-        """Start one fresh server per configuration; those that fail are recorded and left out."""
+    def start_servers(
+        self, stack: ExitStack, *, section: str, round_: int, app: str = "echo_app", side: str = ""
+    ) -> list[Server]:
+        """Start one fresh server per configuration, or per one of a side; those that fail are recorded and left out."""
         servers = []
-        for runnable in (replace(runnable, app=app) for runnable in self.runnables):
+        chosen = [one for one in self.runnables if not side or one.configuration.side == side]
+        for runnable in (replace(runnable, app=app) for runnable in chosen):
             try:
                 servers.append(stack.enter_context(Server(runnable)))
             except ServerError as error:

@@ -2,12 +2,14 @@
 """Measure ours beside the published openenv 0.10.0 in one interleaved run and write the report.
 
 Every configuration serves the same files, apps/echo_app.py and apps/tool_app.py. In each round all servers are started
-afresh and take turns; figures are medians over rounds, ratios are against the better published configuration of the same run.
+afresh and take turns; figures are medians over rounds, ratios are against the better published configuration of the
+same run.
 
 sections:
   ws        WebSocket sessions at rising levels: steps/s, p50, p99, CPU, connect + reset/s, memory, threads, errors
   http      POST /step over 64 connections, with a session header (ours) and stateless (both)
   mcp       tool calls of 64 sessions: as steps and in mcp messages on /ws, and with POST /mcp on a session
+  vector    256 sessions over 4 connections with VectorEnv beside 256 sockets; images as MessagePack and as JSON lists
   messages  10 KB and 1 MB messages, 8 sessions
   clients   async and sync client round trips against a stub, the published server and their own server
   import    what importing the client costs
@@ -46,6 +48,7 @@ from interpreters import (
 from measure_clients import measure_clients
 from measure_load import measure_http, measure_mcp, measure_messages, measure_ws
 from measure_start import measure_import, measure_start
+from measure_vector import measure_vector
 from plan import Plan
 from procfs import raise_file_limit
 from report import render_report, write_json
@@ -59,6 +62,7 @@ SECTIONS = {
     "messages": measure_messages,
     "http": measure_http,
     "mcp": measure_mcp,
+    "vector": measure_vector,
     "ws": measure_ws,
 }
 CLIENT_STEPS, QUICK_CLIENT_STEPS = 2000, 300

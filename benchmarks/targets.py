@@ -10,9 +10,11 @@ PUBLISHED_SUBJECTS = ("published-default", "published-uvloop", "published")
 HIGHER_IS_BETTER = {"steps_per_s", "setup_per_s"}
 SERVERS = ("ours-thread", "ours-inline")
 BUSY = ("64", "256", "1000")
+IMAGES = ("84x84x4 uint8",)
 
 # what a measured figure is set against
 PUBLISHED_BEST, NOTHING, OWN_64 = "published", "nothing", "own figure at 64"
+OWN_SOCKETS, OWN_JSON = "sockets", "json"  # the same server's figure under another name
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,19 @@ TARGETS = (
     Target("CPU per step, growth", "ws", "server_cpu_us_per_step", SERVERS, ("4000",), 2.0, "<= 2x of 64", OWN_64),
     Target("HTTP step, stateful", "http", "steps_per_s", ("ours-thread",), ("64",), 3.0, ">= 3x"),
     Target("MCP tool call", "mcp", "steps_per_s", ("ours-thread",), ("step on /ws", "POST /mcp"), 20.0, ">= 20x"),
+    Target("vector step", "vector", "steps_per_s", ("ours-thread json",), ("256 sessions",), 10.0, ">= 10x"),
+    Target(
+        "vector step",
+        "vector",
+        "steps_per_s",
+        ("ours-thread json",),
+        ("256 sessions",),
+        2.5,
+        ">= 2.5x of sockets",
+        OWN_SOCKETS,
+    ),
+    Target("image step", "vector", "steps_per_s", ("ours-thread",), IMAGES, 5.0, ">= 5x of JSON", OWN_JSON),
+    Target("image bytes", "vector", "bytes_per_step", ("ours-thread",), IMAGES, 1 / 3, "<= 1/3 of JSON", OWN_JSON),
     Target("client import CPU", "import", "cpu_s", ("ours",), ("client",), 1 / 10, "<= 1/10"),
     Target("client import modules", "import", "modules", ("ours",), ("client",), 350.0, "<= 350", NOTHING),
     Target("start to healthy, wall", "start", "wall_s", ("ours-thread",), ("healthy",), 1 / 8, "<= 1/8"),
@@ -89,6 +104,10 @@ def judge(samples: Samples, target: Target, *, subject: str, case: str) -> Judge
     where = {"case": case, "metric": target.metric}
     if target.reference == PUBLISHED_BEST:
         value = ratio(samples, target.section, subject, **where)
+    elif target.reference in (OWN_SOCKETS, OWN_JSON):
+        own = samples.median(target.section, subject, **where)
+        base = samples.median(target.section, f"{subject.split()[0]} {target.reference}", **where)
+        value = own / base if own is not None and base else None
     elif target.reference == OWN_64:
         own = samples.median(target.section, subject, **where)
         base = samples.median(target.section, subject, case="64", metric=target.metric)

@@ -89,6 +89,13 @@ def serve() -> Iterator[Callable[..., RunningServer]]:
         yield lambda app, **settings: stack.enter_context(running_server(app, **settings))
 
 
+@pytest.fixture(scope="session")
+def serve_once() -> Iterator[Callable[..., RunningServer]]:
+    """Start servers that tests share; all are stopped at the very end."""
+    with contextlib.ExitStack() as stack:
+        yield lambda app, **settings: stack.enter_context(running_server(app, **settings))
+
+
 @pytest.fixture
 def anyio_backend() -> str:
     """Asynchronous tests run on asyncio."""

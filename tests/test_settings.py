@@ -45,6 +45,23 @@ def test_numbers_are_numbers_or_a_clear_error() -> None:
         settings.max_sessions({"OPENENV_MAX_SESSIONS": "many"})
 
 
+def test_tokens_are_separated_by_commas_and_a_list_without_any_is_a_mistake() -> None:
+    assert settings.orchestrator_tokens({}) == settings.orchestrator_tokens({"OPENENV_TOKEN": " "}) == ()
+    assert settings.orchestrator_tokens({"OPENENV_TOKEN": " one, two,"}) == ("one", "two")
+    assert settings.agent_tokens({"OPENENV_AGENT_TOKEN": "three"}) == ("three",)
+    assert settings.observer_tokens({"OPENENV_OBSERVER_TOKEN": "four"}) == ("four",)
+    assert settings.client_token({"OPENENV_TOKEN": "one,two"}) == "one"
+    assert settings.client_token({}) is None
+    with pytest.raises(ValueError, match="OPENENV_TOKEN is set, but there is no token in it"):
+        settings.orchestrator_tokens({"OPENENV_TOKEN": " , "})
+
+
+def test_redaction_and_the_largest_message_are_settings() -> None:
+    assert settings.redact_errors({"OPENENV_REDACT_ERRORS": "1"})
+    assert not settings.redact_errors({})
+    assert settings.max_message_mb({"OPENENV_MAX_MESSAGE_MB": "0.5"}) == 0.5
+
+
 def test_the_process_environment_is_read_when_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENENV_MODE", "production")
     assert settings.server_mode() == "production"

@@ -13,6 +13,10 @@
     │   ├── SessionCapacityError           CAPACITY_REACHED
     │   ├── SessionCreationError           SESSION_CREATION_FAILED
     │   ├── EnvironmentFactoryError        FACTORY_ERROR
+    │   ├── StaleRequest                   STALE_REQUEST       an old id whose reply is no longer kept
+    │   ├── RequestCancelled               CANCELLED
+    │   ├── AccessDenied (PermissionError) UNAUTHORIZED        no token, or one that the server does not know
+    │   │   └── Forbidden                  FORBIDDEN           the token's role does not allow this
     │   └── ToolCallError                  TOOL_FAILED         a tool raised
     │       ├── ToolNotFoundError          TOOL_NOT_FOUND
     │       ├── ToolArgumentsError         INVALID_TOOL_ARGUMENTS
@@ -150,13 +154,24 @@ class SessionCapacityError(ServerError):
 
     code = "CAPACITY_REACHED"
 
-    def __init__(self, active_sessions: int, max_sessions: int, message: str | None = None) -> None:
+    def __init__(
+        self,
+        active_sessions: int,
+        max_sessions: int,
+        message: str | None = None,
+        *,
+        retry_after_s: float | None = None,
+    ) -> None:
         self.active_sessions = active_sessions
         self.max_sessions = max_sessions
+        self.retry_after_s = retry_after_s
+        details: dict[str, Any] = {"active_sessions": active_sessions, "max_sessions": max_sessions}
+        if retry_after_s is not None:
+            details["retry_after_s"] = retry_after_s
         super().__init__(
             message
             or f"Server at capacity: {active_sessions}/{max_sessions} sessions active. Cannot accept new connections.",
-            details={"active_sessions": active_sessions, "max_sessions": max_sessions},
+            details=details,
         )
 
 
@@ -182,6 +197,43 @@ class EnvironmentFactoryError(ServerError):
         if reason is not None:
             details["reason"] = reason
         super().__init__(message or f"Environment factory '{factory_name}' failed to create instance.", details=details)
+
+
+class AccessDenied(ServerError, PermissionError):
+    """The server asks for a token, and got none that it accepts."""
+
+    code = "UNAUTHORIZED"
+
+
+class StaleRequest(ServerError):
+    """A request whose id is not new, and whose reply is no longer kept: it has run, and cannot be answered again."""
+
+    code = "STALE_REQUEST"
+
+    def __init__(self, request_id: int, last_id: int, message: str | None = None) -> None:
+        self.request_id = request_id
+        self.last_id = last_id
+        text = message or f"Request {request_id} has been answered before, and its reply is no longer kept."
+        super().__init__(text, details={"last_id": last_id})
+
+
+class RequestCancelled(ServerError):
+    """The request was cancelled before it was done."""
+
+    code = "CANCELLED"
+
+    def __init__(self, message: str = "The request was cancelled.") -> None:
+        super().__init__(message)
+
+
+class Forbidden(AccessDenied):
+    """The role of the token that was sent does not allow this; `role` names it."""
+
+    code = "FORBIDDEN"
+
+    def __init__(self, role: str, message: str | None = None) -> None:
+        self.role = role
+        super().__init__(message or f"The role '{role}' does not allow this.", details={"role": role})
 
 
 class ToolCallError(ServerError):

@@ -20,7 +20,8 @@ from .protocol.codec import check_observation
 from .protocol.schema import deserialize_action
 from .protocol.server import error_list
 from .runners import InlineRunner
-from .sessions.manager import SessionLimits, SessionManager
+from .sessions.limits import SessionLimits
+from .sessions.manager import SessionManager
 from .sessions.operations import Operation, Operations, build_operations
 from .sessions.session import Session, SessionKind, SessionState
 from .types import ActT, ObsT, StateT, StepResult

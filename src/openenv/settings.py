@@ -53,6 +53,49 @@ def allowed_origins(environ: Mapping[str, str] | None = None) -> frozenset[str]:
     return frozenset(origin.strip() for origin in given if origin.strip())
 
 
+def orchestrator_tokens(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Return the tokens in `OPENENV_TOKEN`, which may do everything."""
+    return _tokens("OPENENV_TOKEN", environ)
+
+
+def agent_tokens(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Return the tokens in `OPENENV_AGENT_TOKEN`, which may call tools."""
+    return _tokens("OPENENV_AGENT_TOKEN", environ)
+
+
+def observer_tokens(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Return the tokens in `OPENENV_OBSERVER_TOKEN`, which may look."""
+    return _tokens("OPENENV_OBSERVER_TOKEN", environ)
+
+
+def client_token(environ: Mapping[str, str] | None = None) -> str | None:
+    """Return the token that clients send: `OPENENV_TOKEN`, the first where there are several."""
+    return next(iter(_tokens("OPENENV_TOKEN", environ)), None)
+
+
+def redact_errors(environ: Mapping[str, str] | None = None) -> bool:
+    """Say whether `OPENENV_REDACT_ERRORS` keeps the texts of exceptions from clients."""
+    return _environ(environ).get("OPENENV_REDACT_ERRORS", "").strip().lower() in _TRUE
+
+
+def log_format(environ: Mapping[str, str] | None = None) -> str | None:
+    """Return `OPENENV_LOG_FORMAT` (`text` or `json`), or None when it is not set."""
+    return _environ(environ).get("OPENENV_LOG_FORMAT", "").strip().lower() or None
+
+
+def max_message_mb(environ: Mapping[str, str] | None = None) -> float | None:
+    """Return `OPENENV_MAX_MESSAGE_MB`, the largest request that a server reads, or None when it is not set."""
+    return _number("OPENENV_MAX_MESSAGE_MB", float, environ)
+
+
+def _tokens(name: str, environ: Mapping[str, str] | None) -> tuple[str, ...]:
+    text = _environ(environ).get(name, "").strip()
+    tokens = tuple(token.strip() for token in text.split(",") if token.strip())
+    if text and not tokens:  # never mistake this for "no token is asked for"
+        raise ValueError(f"{name} is set, but there is no token in it")
+    return tokens
+
+
 def _number(name: str, kind: Callable[[str], _N], environ: Mapping[str, str] | None) -> _N | None:
     text = _environ(environ).get(name, "").strip()
     if not text:

@@ -113,7 +113,7 @@ async def test_a_client_in_asynchronous_use_cannot_block(parrot: Any) -> None:
 
 
 def test_a_client_whose_loop_has_ended_says_that_the_episode_is_lost(parrot: Any) -> None:
-    client = ParrotClient(parrot.url)
+    client = ParrotClient(parrot.url, protocol="v1")  # a session of v2 is resumed on the next loop
 
     async def reset() -> str:
         return (await client.reset()).observation
@@ -211,11 +211,13 @@ async def test_an_awaited_request_that_times_out_or_is_cancelled_loses_the_episo
     await client.close()
 
 
+@pytest.mark.parametrize("protocol", ["v1", "v2"])
 @pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "awaited"])
 def test_a_server_that_goes_away_loses_the_episode(
-    serve: Callable[..., Any], parrot_app: Callable[..., Any], blocking: bool
+    serve: Callable[..., Any], parrot_app: Callable[..., Any], blocking: bool, protocol: Any
 ) -> None:
     server = serve(parrot_app())
+    options = {"protocol": protocol, "reconnect_timeout_s": 0.3}
 
     def stop() -> None:
         server.server.should_exit = True
@@ -223,7 +225,7 @@ def test_a_server_that_goes_away_loses_the_episode(
         server.wait_for(lambda: server.manager.active == 0)
 
     if blocking:
-        with GenericEnvClient(server.url).sync() as client:
+        with GenericEnvClient(server.url, **options).sync() as client:
             client.reset()
             stop()
             with pytest.raises(SessionLost):
@@ -231,7 +233,7 @@ def test_a_server_that_goes_away_loses_the_episode(
         return
 
     async def use() -> None:
-        async with GenericEnvClient(server.url) as client:
+        async with GenericEnvClient(server.url, **options) as client:
             await client.reset()
             await asyncio.to_thread(stop)
             with pytest.raises(SessionLost):

@@ -67,3 +67,16 @@ def test_a_server_that_refuses_or_is_none_is_a_failed_connection(answer: bytes, 
 def test_headers_cannot_smuggle_lines(headers: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="line break"):
         Handshake(ADDRESS, headers)
+
+
+def test_subprotocols_are_offered_and_the_servers_choice_is_kept() -> None:
+    offered = Handshake(ADDRESS, None, ["b.v2", "b.v1"])
+    assert b"Sec-WebSocket-Protocol: b.v2, b.v1\r\n" in offered.request
+    offered.feed(accept(offered)[:-4] + b"\r\nSec-WebSocket-Protocol: b.v1\r\n\r\n")
+    assert offered.subprotocol == "b.v1"
+    for silent in (Handshake(ADDRESS, None, ["b.v2"]), Handshake(ADDRESS)):
+        silent.feed(accept(silent))
+        assert silent.subprotocol is None
+    surprised = Handshake(ADDRESS, None, ["b.v2"])
+    with pytest.raises(ConnectFailed, match="not offered"):
+        surprised.feed(accept(surprised)[:-4] + b"\r\nSec-WebSocket-Protocol: chat\r\n\r\n")

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from fastapi import FastAPI
 from sample_tools import Shelf
 from sample_tools import app as shelf_app
 
@@ -32,6 +33,8 @@ from openenv.errors import (
     UnknownTypeError,
 )
 from openenv.server.app import create_app
+from openenv.server.compat import HTTPEnvServer
+from openenv.sessions.limits import SessionLimits
 from openenv.tool_types import CallToolAction, CallToolObservation, ListToolsAction, ListToolsObservation, Tool
 
 SAMPLES = Path(__file__).parents[1] / "compat"
@@ -259,16 +262,22 @@ def test_calls_of_several_tasks_take_turns_and_get_their_own_replies(our_url: st
     assert asyncio.run(main()) == [f"Hello, {n}!" for n in range(20)]
 
 
-def test_a_client_that_dies_leaves_no_session_behind(serve: Callable[..., Any]) -> None:
-    server = serve(shelf_app)
+@pytest.mark.parametrize("protocol", ["v1", "v2"])
+def test_a_client_that_dies_leaves_no_session_behind(serve: Callable[..., Any], protocol: str) -> None:
+    """With v2 the session waits for its client to come back, for a while."""
+    app = FastAPI()
+    limits = SessionLimits(sessions=1, grace_s=0.3)
+    app.state.openenv_server = HTTPEnvServer(Shelf, CallToolAction, CallToolObservation, limits=limits)
+    app.state.openenv_server.register_routes(app)
+    server = serve(app)
     script = (
         "import os, sys\n"
         "from openenv.client.mcp_client import MCPToolClient\n"
-        "client = MCPToolClient(base_url=sys.argv[1])\n"
+        "client = MCPToolClient(base_url=sys.argv[1], protocol=sys.argv[2])\n"
         "assert client.call_tool('put', item='a') == 1\n"
         "os._exit(0)\n"
     )
-    subprocess.run([sys.executable, "-c", script, server.url], check=True)
+    subprocess.run([sys.executable, "-c", script, server.url, protocol], check=True)
     server.wait_for(lambda: not server.manager.sessions())
 
 

@@ -111,7 +111,7 @@ def test_a_full_server_is_told_plainly_with_advice(
     server = serve(parrot_app(sessions=1))
 
     async def awaited() -> None:
-        client = GenericEnvClient(server.url)
+        client = GenericEnvClient(server.url, protocol="v1")
         await client.connect()
         await asyncio.sleep(0.1)  # the refusal comes before anything is asked
         await client.reset()
@@ -120,7 +120,7 @@ def test_a_full_server_is_told_plainly_with_advice(
         holder.reset()
         with pytest.raises(SessionCapacityError) as caught:
             if blocking:
-                client = GenericEnvClient(server.url).sync().connect()
+                client = GenericEnvClient(server.url, protocol="v1").sync().connect()
                 server.wait_for(lambda: client._driver.tend() or bool(client._driver._connection._messages))
                 client.reset()
             else:

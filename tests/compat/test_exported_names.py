@@ -45,6 +45,7 @@ EXPORTS = {
     "openenv": """
         __version__ Action Observation State StepResult Environment MCPEnvironment Transform Rubric create_app
         create_fastapi_app EnvClient SyncEnvClient GenericEnvClient GenericAction HTTPEnvClient MCPToolClient LocalEnv
+        VectorEnv
         core cli errors
     """,
     "openenv.core": f"{CLIENTS} {ENV_SERVER}",

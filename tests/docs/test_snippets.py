@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx2
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +37,10 @@ WITH_WORD_SERVER = {
     "use_async.py": ".=.==\n",
     "use_http.py": "2 True\n",
     "use_many.py": "16 episodes, mean reward 1.0\n",
+    "use_resume.py": "1.0 2\n",
     "use_sync.py": ".=.== 0.0 False\n1\n",
+    "use_vector.py": "mean reward 1.0\n",
+    "use_vector_ready.py": "done\n",
     "ws_frames.py": "observation \nobservation \nerror VALIDATION_ERROR\nstate \n",
 }
 WITH_SHELF_SERVER = {
@@ -44,13 +48,20 @@ WITH_SHELF_SERVER = {
     "connect_mcp.py": "['put', 'sort']\n{'result': 2} False\n",
     "use_tools.py": "['put', 'sort']\n1 2\n1 of 2\n2 of 2\n['apple', 'pear']\nput\n",
 }
+WITH_CART_POLE = {
+    "use_gymnasium.py": "100.0 False True\n",
+    "use_gymnasium_vector.py": "(8, 4) 8.0\n",
+}
 ELSEWHERE = {
     "agent_session.py",
+    "cart_pole.py",
     "play_guess.py",
+    "secure_app.py",
     "shelf_app.py",
     "tasks_env.py",
     "test_word_env.py",
     "tool_reward.py",
+    "use_token.py",
     "word_app.py",
 }
 
@@ -67,7 +78,7 @@ def test_every_page_shows_the_snippets_as_they_are(run_python: RunPython) -> Non
 def test_every_snippet_is_run_and_shown() -> None:
     files = {path.name for path in (ROOT / "docs_src").glob("*.py")}
     shown = {name for page in pages() for name in re.findall(r"<!-- snippet: ([\w.]+)", page.read_text("utf-8"))}
-    assert files == {*ALONE, *WITH_WORD_SERVER, *WITH_SHELF_SERVER, *ELSEWHERE}
+    assert files == {*ALONE, *WITH_WORD_SERVER, *WITH_SHELF_SERVER, *WITH_CART_POLE, *ELSEWHERE}
     assert files == shown
 
 
@@ -96,6 +107,24 @@ def test_the_snippets_with_tools_print_what_they_should(
     url = serve_snippet("shelf_app.py")
     printed = {file: run_snippet(file, url) for file in WITH_SHELF_SERVER}
     assert printed == WITH_SHELF_SERVER
+
+
+def test_the_example_with_tokens_prints_what_it_should(
+    run_snippet: RunSnippet, serve_snippet: Callable[[str], str]
+) -> None:
+    url = serve_snippet("secure_app.py")
+    assert run_snippet("use_token.py", url) == "False\nUNAUTHORIZED\n"
+    for token, status in [("trainer-1c7f", 200), ("agent-9a2b", 401)]:
+        answer = httpx2.get(f"{url}/words", headers={"Authorization": f"Bearer {token}"}, trust_env=False)
+        assert answer.status_code == status
+
+
+def test_the_snippets_with_gymnasium_print_what_they_should(
+    run_snippet: RunSnippet, serve_snippet: Callable[[str], str]
+) -> None:
+    url = serve_snippet("cart_pole.py:CartPole")
+    printed = {file: run_snippet(file, url) for file in WITH_CART_POLE}
+    assert printed == WITH_CART_POLE
 
 
 def test_the_example_of_agent_and_orchestrator_prints_what_it_should(

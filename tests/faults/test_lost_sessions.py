@@ -107,10 +107,13 @@ async def test_a_step_that_timed_out_loses_the_episode_for_an_awaiting_client(se
 # -- servers that die ---------------------------------------------------------------------------------------------
 
 
-def test_a_server_killed_in_mid_episode_is_a_lost_session_for_a_blocking_client(serve_process: Any) -> None:
+@pytest.mark.parametrize("protocol", ["v1", "v2"])
+def test_a_server_killed_in_mid_episode_is_a_lost_session_for_a_blocking_client(
+    serve_process: Any, protocol: Any
+) -> None:
     """W26: SIGKILL between two steps: typed errors until a reset, which another server on that port may answer."""
     server = serve_process(COUNTER)
-    client = GenericEnvClient(base_url=server.url).sync()
+    client = GenericEnvClient(base_url=server.url, protocol=protocol, reconnect_timeout_s=0.5).sync()
     client.reset()
     assert client.step({}).observation["count"] == 1
     server.kill()
@@ -131,10 +134,13 @@ def test_a_server_killed_in_mid_episode_is_a_lost_session_for_a_blocking_client(
 
 
 @pytest.mark.anyio
-async def test_a_server_killed_during_a_step_is_a_lost_session_for_an_awaiting_client(serve_process: Any) -> None:
+@pytest.mark.parametrize("protocol", ["v1", "v2"])
+async def test_a_server_killed_during_a_step_is_a_lost_session_for_an_awaiting_client(
+    serve_process: Any, protocol: Any
+) -> None:
     """W26: SIGKILL while the client waits: it learns so at once and not by its timeout."""
     server = await asyncio.to_thread(serve_process, COUNTER)
-    client = GenericEnvClient(base_url=server.url, message_timeout_s=60)
+    client = GenericEnvClient(base_url=server.url, message_timeout_s=60, protocol=protocol, reconnect_timeout_s=0.5)
     await client.reset()
     await client.step({})
     waiting = asyncio.ensure_future(client.step({"sleep_s": 30}))
@@ -156,7 +162,7 @@ async def test_a_server_killed_during_a_step_is_a_lost_session_for_an_awaiting_c
 def test_a_server_that_shuts_down_is_a_lost_session(serve_process: Any) -> None:
     """W26: an orderly shutdown is told by the server's reason, and is no traceback on its side."""
     server = serve_process(COUNTER)
-    with GenericEnvClient(base_url=server.url) as client:
+    with GenericEnvClient(base_url=server.url, reconnect_timeout_s=0.5) as client:
         client.reset()
         client.step({})
         assert server.stop() in (0, 130)

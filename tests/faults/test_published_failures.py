@@ -134,7 +134,7 @@ ROWS = [
     Row(
         "W26",
         "client.step_after_a_lost_connection",
-        ours="SessionLost",
+        ours="step 4 of the same episode",
         published="step 1 of another environment",
     ),
     Row(

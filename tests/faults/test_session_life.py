@@ -17,7 +17,8 @@ from openenv.core.env_server.http_server import HTTPEnvServer
 from openenv.core.env_server.types import Action, Observation
 from openenv.errors import SessionClosedError
 from openenv.runners import current_hub
-from openenv.sessions.manager import SessionLimits, SessionManager
+from openenv.sessions.limits import SessionLimits
+from openenv.sessions.manager import SessionManager
 from openenv.sessions.operations import CALL, Operation
 from openenv.sessions.session import SessionKind, SessionState
 from openenv.types import ConcurrencyConfig

@@ -135,7 +135,7 @@ class Way:
             return Awaited(local) if self.name == "local, awaited" else local.sync()
         if self.is_http:
             return DictHTTPClient(self.server.url)
-        client = GenericEnvClient(self.server.url)
+        client = GenericEnvClient(self.server.url, protocol="v1" if "v1" in self.name else "v2")
         if "awaited" in self.name:
             return Awaited(client)
         return client if "dual" in self.name else client.sync()
@@ -148,6 +148,8 @@ WAYS = [
     "ws, awaited, plain uvicorn",
     "ws, awaited, asgi",
     "ws, blocking, asgi",
+    "ws v1, awaited, asgi",
+    "ws v1, blocking",
     "http",
     "local, awaited",
     "local, blocking",

@@ -15,7 +15,7 @@ from pydantic import Field, field_validator
 from openenv.env.environment import Environment
 from openenv.server.app import create_app
 from openenv.server.compat import HTTPEnvServer, parse_mode
-from openenv.sessions.manager import SessionLimits
+from openenv.sessions.limits import SessionLimits
 from openenv.sessions.session import SessionState
 from openenv.types import Action, ConcurrencyConfig, EnvironmentMetadata, Observation, ServerMode, State
 
@@ -432,7 +432,7 @@ def test_changing_one_limit_keeps_the_others() -> None:
     server.reconfigure(runner="inline")
     assert server.manager.limits == limits
     server.reconfigure(sessions=5, session_timeout_s=7)
-    assert server.manager.limits == dataclasses.replace(limits, sessions=5, idle_s=7, soft_idle_s=7)
+    assert server.manager.limits == dataclasses.replace(limits, sessions=5, idle_s=7, soft_idle_s=7, grace_s=7)
     assert server.service.options.limits == server.manager.limits
     assert server.service.options.runner == "inline"
     assert (server.concurrency_config.max_concurrent_envs, server.concurrency_config.session_timeout) == (5, 7)

@@ -8,6 +8,7 @@ import typer
 
 from .mcp import mcp
 from .serve import serve
+from .top import top
 
 app = typer.Typer(
     name="openenv",
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 app.command("serve")(serve)
 app.command("mcp")(mcp)
+app.command("top")(top)
 
 
 @app.callback(invoke_without_command=True)

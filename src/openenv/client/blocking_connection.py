@@ -11,7 +11,7 @@ import ssl
 import time
 from collections import deque
 
-from ..errors import ConnectFailed, RequestTimeout, SessionLost
+from ..errors import AccessDenied, ConnectFailed, RequestTimeout, SessionLost
 from ..protocol.frames import (
     FrameError,
     FrameReader,
@@ -21,11 +21,13 @@ from ..protocol.frames import (
     masked_control_frame,
     masked_text_frame,
 )
-from .flows import Unasked
+from .commands import Unasked
+from .dial import dial, read_before
 from .handshake import Handshake
-from .proxy import proxy_for, tunnel_request
 from .url import Address
 from .wire import READ_BYTES, ConnectionOptions, MaskKeys, closed_reason, oversize_reason
+
+_SENT_AT_ONCE = 65_536  # what fits into the system's buffers needs no time to be sent
 
 
 class BlockingConnection:
@@ -42,6 +44,10 @@ class BlockingConnection:
         self._pinged_at: float | None = None
         self._keys = MaskKeys()
         self._timeout_s: float | None = -1.0
+        self._is_torn = False
+        self._will: bytes | None = None
+        self.subprotocol: str | None = None
+        self.is_hopeless = False
         # A buffer of our own: a fresh one for each read costs more than the read.
         self._buffer = memoryview(bytearray(READ_BYTES))
 
@@ -59,71 +65,42 @@ class BlockingConnection:
         """Return a message that came before anybody asked, once."""
         return self._messages.popleft() if self._messages else None
 
-    def open(self) -> None:
-        """Connect and shake hands.
+    def leave_will(self, payload: bytes | None) -> None:
+        """Say what the server is told when we hang up, also when nobody finds the time to."""
+        self._will = payload
+
+    def open(self, limit_s: float | None = None) -> None:
+        """Connect and shake hands, within the client's limit or that one.
 
         Raises:
             ConnectFailed: The server cannot be reached or refuses.
+            AccessDenied: It asks for another token.
         """
-        deadline = time.monotonic() + self._options.connect_timeout_s
+        timeout_s = self._options.connect_timeout_s
         try:
-            self._open(deadline)
+            self._open(timeout_s if limit_s is None else min(timeout_s, limit_s))
+        except AccessDenied:
+            raise
         except ConnectFailed as exc:
             raise ConnectFailed(f"Failed to connect to {self._address.url}: {exc}") from None
         except (OSError, UnicodeError) as exc:
             raise ConnectFailed(f"Failed to connect to {self._address.url}: {exc}") from exc
 
-    def _open(self, deadline: float) -> None:
-        sock = self._dial()
+    def _open(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        sock = dial(self._address, timeout_s)
         try:
-            handshake = Handshake(self._address, self._options.headers)
+            handshake = Handshake(self._address, self._options.headers, self._options.subprotocols)
             sock.sendall(handshake.request)
-            while (rest := handshake.feed(self._read_before(sock, deadline))) is None:
+            while (rest := handshake.feed(read_before(sock, deadline))) is None:
                 pass
         except BaseException:
             sock.close()
             raise
         self._socket = sock
+        self.subprotocol = handshake.subprotocol
         if rest:
             self._take(rest)
-
-    def _dial(self) -> socket.socket:
-        sock = self._dial_plain()
-        if not self._address.secure:
-            return sock
-        try:
-            return ssl.create_default_context().wrap_socket(sock, server_hostname=self._address.host)
-        except BaseException:
-            sock.close()
-            raise
-
-    def _dial_plain(self) -> socket.socket:
-        """Connect, through a proxy where one is asked for; encryption is the caller's."""
-        address, timeout = self._address, self._options.connect_timeout_s
-        proxy = proxy_for(address)
-        place = (address.host, address.port) if proxy is None else (proxy.host, proxy.port)
-        sock = socket.create_connection(place, timeout=timeout)
-        try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if proxy is not None:
-                sock.sendall(tunnel_request(address, proxy))
-                answer = b""
-                while b"\r\n\r\n" not in answer:
-                    answer += self._read_before(sock, time.monotonic() + timeout)
-                if b" 200" not in answer.split(b"\r\n", 1)[0]:
-                    raise ConnectFailed(f"the proxy {proxy.host}:{proxy.port} refused: {answer[:100]!r}")
-        except BaseException:
-            sock.close()
-            raise
-        return sock
-
-    @staticmethod
-    def _read_before(sock: socket.socket, deadline: float) -> bytes:
-        sock.settimeout(max(0.001, deadline - time.monotonic()))
-        data = sock.recv(READ_BYTES)
-        if not data:
-            raise ConnectFailed("the server closed the connection during the handshake")
-        return data
 
     def exchange(self, payload: bytes | None, timeout_s: float | None) -> bytes:
         """Send a message, unless it is None, and wait for the next one.
@@ -140,19 +117,23 @@ class BlockingConnection:
             raise SessionLost(self.lost_reason)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
-            self._set_timeout(sock, timeout_s)
+            wait_s = self._longest_wait_s(timeout_s)
             if payload is not None:
+                self._is_torn = True
+                self._set_timeout(sock, wait_s if len(payload) < _SENT_AT_ONCE else timeout_s)
                 sock.sendall(masked_text_frame(payload, self._keys.next()))
-            while not self._messages:
-                self._take(self._read(sock))
+                self._is_torn = False
+            while True:
+                self._set_timeout(sock, wait_s)
+                self._receive(sock, deadline)
                 if self._messages:
                     break
                 if self._socket is None:
                     raise SessionLost(self.lost_reason)
                 if deadline is not None:
-                    self._set_timeout(sock, max(0.001, deadline - time.monotonic()))
+                    wait_s = self._longest_wait_s(max(0.001, deadline - time.monotonic()))
         except TimeoutError:
-            self._drop("a request timed out")
+            self._give_up("a request timed out")
             raise RequestTimeout(f"No reply within {timeout_s} s; the episode is lost") from None
         except SessionLost:
             raise
@@ -160,9 +141,28 @@ class BlockingConnection:
             self._drop(f"connection lost: {exc}")
             raise SessionLost(self.lost_reason) from exc
         except BaseException:  # an interrupt between request and reply: the next reply would be a stranger's
-            self._drop("a request was interrupted")
+            self._give_up("a request was interrupted")
             raise
         return self._messages.popleft()
+
+    def _longest_wait_s(self, timeout_s: float | None) -> float | None:
+        """How long to wait in one go: where a lost connection can be replaced, it is checked while we wait."""
+        options, interval = self._options, self._options.ping_interval_s
+        if self.subprotocol is None or interval is None:
+            return timeout_s
+        if options.ping_timeout_s is not None and options.ping_timeout_s < interval:
+            interval = options.ping_timeout_s
+        return interval if timeout_s is None or timeout_s > interval else timeout_s
+
+    def _receive(self, sock: socket.socket, deadline: float | None) -> None:
+        try:
+            data = self._read(sock)
+        except TimeoutError:
+            if self.subprotocol is None or (deadline is not None and time.monotonic() >= deadline):
+                raise
+            self._ping_if_quiet(sock)
+        else:
+            self._take(data)
 
     def _early(self, payload: bytes | None) -> bytes:
         """Return a message that was there already, where it is more of what was asked for."""
@@ -218,7 +218,22 @@ class BlockingConnection:
         elif message.opcode == Opcode.CLOSE:
             self._drop(closed_reason(message.payload))
         elif message.opcode == Opcode.OVERSIZE:
+            self.is_hopeless = True  # it would be as long the next time
             raise FrameError(1009, oversize_reason(message.size, self._options))
+
+    def _give_up(self, reason: str) -> None:
+        """Drop the connection, unless there is still something to say on it; `close` does that."""
+        if self._will is None or self._is_torn:
+            self._drop(reason)
+
+    def let_go(self, reason: str) -> None:
+        """Hang up for a client that nobody has any more: tell the server if that can be done at once."""
+        sock = self._socket
+        if sock is not None and self._will is not None:
+            with contextlib.suppress(OSError):
+                sock.settimeout(0)
+                self._say_goodbye(sock, None)
+        self._drop(reason)
 
     def abandon(self, reason: str) -> None:
         """Close this process's end of the connection without a word; another process may go on with it."""
@@ -236,7 +251,13 @@ class BlockingConnection:
         if sock is not None:
             with contextlib.suppress(OSError):
                 sock.settimeout(1.0)
-                if farewell is not None:
-                    sock.sendall(masked_text_frame(farewell, self._keys.next()))
-                sock.sendall(masked_control_frame(Opcode.CLOSE, close_payload(1000), self._keys.next()))
+                self._say_goodbye(sock, farewell)
         self._drop("closed by the client")
+
+    def _say_goodbye(self, sock: socket.socket, farewell: bytes | None) -> None:
+        if self._is_torn:  # whatever came now would be read as the rest of a message
+            return
+        will, self._will = self._will, None
+        frames = [masked_text_frame(text, self._keys.next()) for text in (farewell, will) if text is not None]
+        frames.append(masked_control_frame(Opcode.CLOSE, close_payload(1000), self._keys.next()))
+        sock.sendall(b"".join(frames))

@@ -13,11 +13,13 @@ import weakref
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Generic, TypeVar, cast
 
-from ..errors import ClientModeError
+from ..errors import ClientModeError, ProtocolError
 from ..protocol.client import ClientSession
+from ..protocol.v2.client import SUBPROTOCOL_JSON, ResumableSession
 from .blocking_connection import BlockingConnection
-from .flows import Flow, run_blocking, run_on_loop
+from .commands import Flow, run_blocking, run_on_loop
 from .keepalive import TENDER
+from .link import Reconnecting
 from .loop_connection import LoopConnection
 from .process import ProcessLock, close_loop
 from .url import parse_ws_url
@@ -48,13 +50,28 @@ class Driver:
     Args:
         options: How to connect.
         url: The WebSocket URL; may be set later, before it is needed.
+        reconnecting: How to get back to a session whose connection is lost.
+        resume_token: Names a session that is there already.
+        wait_s: How long to wait in the server's queue for a session; None for not at all.
     """
 
-    def __init__(self, options: ConnectionOptions, url: str) -> None:
-        self.session = ClientSession()
+    def __init__(
+        self,
+        options: ConnectionOptions,
+        url: str,
+        *,
+        reconnecting: Reconnecting | None = None,
+        resume_token: str | None = None,
+        wait_s: float | None = None,
+    ) -> None:
+        self.session: ClientSession | ResumableSession = (
+            ClientSession() if resume_token is None else ResumableSession(resume_token)
+        )
+        self.reconnecting = reconnecting or Reconnecting()
+        self.wait_s = wait_s
         self.has_connected = False
         self.url = url
-        self._options = options
+        self.options = options
         self._pid = os.getpid()
         self._connection: BlockingConnection | LoopConnection | None = None
         self._blocking = False
@@ -63,7 +80,7 @@ class Driver:
         self._loop_lock: asyncio.Lock | None = None
         self._private_loop: asyncio.AbstractEventLoop | None = None
         self._end_private_loop: weakref.finalize[[asyncio.AbstractEventLoop, int], Driver] | None = None
-        self._let_go: weakref.finalize[[LoopConnection, int], Driver] | None = None
+        self._let_go: weakref.finalize[[Any, int], Driver] | None = None
 
     # -- what flows ask -------------------------------------------------------------------------------------------
 
@@ -82,12 +99,46 @@ class Driver:
         return None if self._connection is None else self._connection.last_words()
 
     @property
+    def is_hopeless(self) -> bool:
+        """Whether the connection broke in a way that would break the next one as well."""
+        return self._connection is not None and self._connection.is_hopeless
+
+    def leave_will(self, payload: bytes | None) -> None:
+        """Say what the server is told when this client lets go of the connection."""
+        if self._connection is not None:
+            self._connection.leave_will(payload)
+
+    def agree(self) -> None:
+        """Take up the protocol that a new connection speaks; a lost episode stays lost in either.
+
+        Raises:
+            ProtocolError: It is not the one that the client insists on.
+        """
+        session, lost = self.session, self.session.lost_reason
+        if self._connection is not None and self._connection.subprotocol == SUBPROTOCOL_JSON:
+            if isinstance(session, ClientSession):
+                self.session = ResumableSession(lost_reason=lost)
+            else:
+                session.is_attached = False
+            return
+        if isinstance(session, ResumableSession):
+            if session.token is not None:
+                session.lose("the server does not speak protocol v2")
+            self.session = ClientSession()
+            if session.lost_reason is not None:
+                self.session.lose(session.lost_reason)
+        if self.options.protocol == "v2":
+            raise ProtocolError(f"The server at {self.url} does not speak protocol v2; protocol='auto' allows v1")
+
+    @property
     def condition(self) -> str:
         """How things stand, in a few words."""
         if self._pid != os.getpid() and self._connection is not None:
             return _ELSEWHERE
         if self.is_open:
             return "connected"
+        if isinstance(self.session, ResumableSession) and self.session.token is not None:
+            return "not connected, to be resumed"
         lost = self.session.lost_reason or (self.lost_reason if self.has_connected else None)
         return "not connected" if lost is None else f"lost: {lost}"
 
@@ -103,7 +154,7 @@ class Driver:
 
     def _leave_to_parent(self) -> None:
         connection, self._connection = self._connection, None
-        if connection is not None:
+        if connection is not None or isinstance(self.session, ResumableSession):
             self.session.lose(_ELSEWHERE)
         if isinstance(connection, BlockingConnection):
             connection.abandon(_ELSEWHERE)
@@ -175,7 +226,10 @@ class Driver:
         self._loop = loop
         self._loop_lock = asyncio.Lock()
         if self._connection is not None:
-            self.session.lose("its event loop was closed")
+            if isinstance(self.session, ResumableSession):
+                self.session.is_attached = False  # the session outlives its connection
+            else:
+                self.session.lose("its event loop was closed")
             self._connection = None
 
     def run_helper(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -214,18 +268,27 @@ class Driver:
 
     # -- BlockingTransport ----------------------------------------------------------------------------------------
 
-    def open(self) -> None:
+    def open(self, limit_s: float | None = None) -> None:
         """Connect, blocking."""
-        connection = BlockingConnection(parse_ws_url(self.url), self._options)
-        connection.open()
-        self._connection = connection
-        if self._options.ping_interval_s is not None:
+        connection = BlockingConnection(parse_ws_url(self.url), self.options)
+        connection.open(limit_s)
+        self._keep(connection)
+        if connection.subprotocol is not None:
+            # Its session would outlive a client that nobody has any more, and the program.
+            self._let_go = weakref.finalize(self, _let_go_blocking, connection, os.getpid())
+        if self.options.ping_interval_s is not None:
             TENDER.add(self)
 
     def exchange(self, payload: bytes | None, timeout_s: float | None) -> bytes:
         """Send and wait, blocking."""
         assert isinstance(self._connection, BlockingConnection)
         return self._connection.exchange(payload, timeout_s)
+
+    def _keep(self, connection: BlockingConnection | LoopConnection) -> None:
+        self._connection = connection
+        if self._let_go is not None:
+            self._let_go.detach()
+            self._let_go = None
 
     def close(self, farewell: bytes | None) -> None:
         """Hang up, blocking."""
@@ -255,13 +318,11 @@ class _LoopSide:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
-    async def open(self) -> None:
+    async def open(self, limit_s: float | None = None) -> None:
         driver = self._driver
-        connection = LoopConnection(parse_ws_url(driver.url), driver._options)
-        await connection.open()
-        driver._connection = connection
-        if driver._let_go is not None:
-            driver._let_go.detach()
+        connection = LoopConnection(parse_ws_url(driver.url), driver.options)
+        await connection.open(limit_s)
+        driver._keep(connection)
         # The loop knows the connection, so it would outlive a client that nobody has any more.
         driver._let_go = weakref.finalize(driver, _let_go, connection, os.getpid())
         driver._let_go.atexit = False
@@ -287,7 +348,12 @@ def named(work: Coroutine[Any, Any, T], name: str) -> Coroutine[Any, Any, T]:
 def _let_go(connection: LoopConnection, pid: int) -> None:
     loop = connection.loop
     if pid == os.getpid() and connection.is_open and not loop.is_closed():
-        loop.call_soon_threadsafe(connection.abandon, "dropped by the client")
+        loop.call_soon_threadsafe(connection.let_go, "dropped by the client")
+
+
+def _let_go_blocking(connection: BlockingConnection, pid: int) -> None:
+    if pid == os.getpid():
+        connection.let_go("dropped by the client")
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

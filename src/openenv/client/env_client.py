@@ -10,17 +10,22 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from typing_extensions import Self
 
+from ..errors import AccessDenied, SessionLost
+from ..protocol.v2.client import ResumableSession
 from ..settings import client_mode
 from ..types import StepResult
+from .commands import Block, Flow
 from .driver import Driver, named
-from .flows import Block, Flow, connect, hang_up, request
+from .flows import CLOSED_BY_CLIENT, connect, detach, hang_up, request
+from .link import Reconnecting
 from .provision import Bootstrap, provide_container, provide_space, stop_provider
 from .url import socket_url
-from .wire import ConnectionOptions
+from .wire import ConnectionOptions, ProtocolChoice, with_token
 
 if TYPE_CHECKING:
     from .sync_client import SyncEnvClient
@@ -29,7 +34,14 @@ ActT = TypeVar("ActT")
 ObsT = TypeVar("ObsT")
 StateT = TypeVar("StateT")
 
+OnSessionLost = Literal["raise", "reset"]
+
+SESSION_LOST_KEY = "session_lost"
+
 _MODES = ("simulation", "production")
+_PROTOCOLS = ("auto", "v1", "v2")
+_LOSS_POLICIES = ("raise", "reset")
+_GRACE_S = 1.0
 
 
 class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
@@ -47,9 +59,17 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
         provider: Starts and stops a server for this client.
         mode: `simulation` or `production`; by default `OPENENV_CLIENT_MODE`.
         headers: HTTP headers for the handshake.
+        token: What the server asks for; by default `OPENENV_TOKEN`.
+        protocol: `v1`, `v2`, or whichever of them the server speaks, v2 rather than v1.
+        reconnect_timeout_s: How long a request may spend on getting back to its session after a lost connection; 0 for
+            not at all. Only with v2.
+        on_session_lost: What `step` does when the episode is gone: `raise` SessionLost, or `reset` with the keywords
+            of the last reset and return that result, with the reason as `metadata["session_lost"]`.
+        resume_token: Continue the session that this token names, opened by another client.
+        wait_s: How long to wait in the server's queue where every slot is taken; by default not at all. Only with v2.
 
     Raises:
-        ValueError: Neither `base_url` nor `provider` is given, or the address or the mode is none.
+        ValueError: Neither `base_url` nor `provider` is given, or the address or an option is none.
     """
 
     def __init__(
@@ -63,6 +83,13 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
         provider: Any = None,
         mode: str | None = None,
         headers: dict[str, str] | None = None,
+        *,
+        token: str | None = None,
+        protocol: ProtocolChoice = "auto",
+        reconnect_timeout_s: float = 30.0,
+        on_session_lost: OnSessionLost = "raise",
+        resume_token: str | None = None,
+        wait_s: float | None = None,
     ) -> None:
         if base_url is None and provider is None:
             raise ValueError("Give base_url (where the server is) or provider (what starts one)")
@@ -75,9 +102,24 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
             max_message_bytes=int(max_message_size_mb * 1024 * 1024),
             ping_interval_s=websocket_ping_interval_s,
             ping_timeout_s=websocket_ping_timeout_s,
-            headers=dict(headers or {}),
+            headers=with_token(headers, token),
+            protocol=_one_of("protocol", protocol, _PROTOCOLS),
         )
-        self._driver = Driver(self._options, "" if base_url is None else socket_url(base_url))
+        self._on_session_lost = _one_of("on_session_lost", on_session_lost, _LOSS_POLICIES)
+        if not (reconnect_timeout_s >= 0 and isfinite(reconnect_timeout_s)):
+            raise ValueError(f"reconnect_timeout_s must be a number of seconds, not {reconnect_timeout_s!r}")
+        if wait_s is not None and not (wait_s >= 0 and isfinite(wait_s)):
+            raise ValueError(f"wait_s must be a number of seconds, not {wait_s!r}")
+        if resume_token is not None and protocol == "v1":
+            raise ValueError("resume_token needs protocol v2")
+        self._driver = Driver(
+            self._options,
+            "" if base_url is None else socket_url(base_url),
+            reconnecting=Reconnecting(reconnect_timeout_s),
+            resume_token=resume_token,
+            wait_s=wait_s,
+        )
+        self._last_reset: dict[str, Any] = {}
         self._children: list[EnvClient[ActT, ObsT, StateT]] = []
         self._mode = _normalized_mode(mode)
 
@@ -118,6 +160,15 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
         """Where the server is."""
         return self._base_url
 
+    @property
+    def resume_token(self) -> str | None:
+        """What another client continues this session with; None before the first request and on servers with v1 only.
+
+        It is a secret: whoever has it has the session.
+        """
+        session = self._driver.session
+        return session.token if isinstance(session, ResumableSession) else None
+
     def connect(self) -> Coroutine[Any, Any, Self]:
         """Connect now instead of at the first request."""
         return self._driver.run(self._connect_flow(), "EnvClient.connect")
@@ -129,12 +180,17 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
     def step(self, action: ActT, **kwargs: Any) -> Coroutine[Any, Any, StepResult[ObsT]]:
         """Take an action.
 
+        Args:
+            action: The action.
+            kwargs: Go to the environment's `step` where it accepts them, `timeout_s` above all. Servers that speak
+                only v1 do not get them.
+
         Raises:
             SessionLost: The episode is gone; `reset` begins a new one.
             RequestTimeout: No reply came in time; the episode is lost.
             ServerError: The server reported an error; the class follows its code.
         """
-        return self._driver.run(self._step_flow(action), "EnvClient.step")
+        return self._driver.run(self._step_flow(action, kwargs), "EnvClient.step")
 
     def state(self) -> Coroutine[Any, Any, StateT]:
         """Ask for the environment's state."""
@@ -143,6 +199,14 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
     def disconnect(self) -> Coroutine[Any, Any, None]:
         """End the session and hang up; the provider keeps running."""
         return self._driver.run(hang_up(self._driver), "EnvClient.disconnect")
+
+    def detach(self) -> Coroutine[Any, Any, str]:
+        """Hang up but leave the session, and return the token that another client continues it with.
+
+        Raises:
+            ProtocolError: There is no session, or the server speaks only v1.
+        """
+        return self._driver.run(detach(self._driver), "EnvClient.detach")
 
     def close(self) -> Coroutine[Any, Any, None]:
         """End the session, the sessions of child clients, and the provider."""
@@ -167,7 +231,7 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
 
     def _clone(self) -> Self:
         options = self._options
-        return type(self)(
+        clone = type(self)(
             base_url=self._base_url,
             connect_timeout_s=options.connect_timeout_s,
             message_timeout_s=options.message_timeout_s,
@@ -177,6 +241,11 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
             mode=self._mode,
             headers=dict(options.headers),
         )
+        # Not as arguments: the constructor of a subclass need not know them.
+        clone._options = clone._driver.options = options
+        clone._driver.reconnecting, clone._driver.wait_s = self._driver.reconnecting, self._driver.wait_s
+        clone._on_session_lost = self._on_session_lost
+        return clone
 
     @classmethod
     def from_docker_image(cls, image: str, provider: Any = None, **kwargs: Any) -> Bootstrap[Self]:
@@ -219,18 +288,45 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
         yield from self._start_provider()
         try:
             yield from connect(self._driver)
-        except ConnectionError:
+        except (ConnectionError, AccessDenied):
             yield from self._stop_provider()
             raise
         return self
 
     def _reset_flow(self, kwargs: dict[str, Any]) -> Flow[StepResult[ObsT]]:
         yield from self._start_provider()
-        return self._parse_result((yield from self._request("reset", kwargs)))
+        payload = yield from self._request("reset", kwargs)
+        self._last_reset = kwargs
+        return self._parse_result(payload)
 
-    def _step_flow(self, action: ActT) -> Flow[StepResult[ObsT]]:
+    def _step_flow(self, action: ActT, kwargs: dict[str, Any]) -> Flow[StepResult[ObsT]]:
         yield from self._start_provider()
-        return self._parse_result((yield from self._request("step", self._step_payload(action))))
+        try:
+            if kwargs:
+                payload = yield from self._step_with(action, kwargs)
+            else:
+                payload = yield from self._request("step", self._step_payload(action))
+        except SessionLost as exc:
+            if self._on_session_lost == "raise" or exc.reason == CLOSED_BY_CLIENT:
+                raise
+            reason = exc.reason
+        else:
+            return self._parse_result(payload)
+        result = yield from self._reset_flow(self._last_reset)
+        result.metadata = {**(result.metadata or {}), SESSION_LOST_KEY: reason}
+        return result
+
+    def _step_with(self, action: ActT, kwargs: dict[str, Any]) -> Flow[dict[str, Any]]:
+        """Take a step whose environment is told more than the action."""
+        timeout_s = kwargs.get("timeout_s")
+        rest = {key: value for key, value in kwargs.items() if key != "timeout_s" and value is not None}
+        extra: dict[str, Any] = {"kwargs": rest} if rest else {}
+        wait_s = self._options.message_timeout_s
+        if timeout_s is not None:
+            extra["timeout_s"] = timeout_s
+            if wait_s is not None and isinstance(timeout_s, (int, float)):
+                wait_s = max(wait_s, timeout_s + _GRACE_S)  # or we would give up before the environment does
+        return (yield from request(self._driver, "step", self._step_payload(action), wait_s, extra=extra))
 
     def _state_flow(self) -> Flow[StateT]:
         yield from self._start_provider()
@@ -281,6 +377,12 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
         for child in children:
             await child._close_on_loop()
         await self._driver.run_on_loop(self._close_flow())
+
+
+def _one_of(name: str, value: Any, choices: tuple[str, ...]) -> Any:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
+    return value
 
 
 def _normalized_mode(mode: str | None) -> str:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from ..errors import ConnectFailed
+from ..errors import AccessDenied, ConnectFailed, Forbidden
+from ..protocol.codec import decode
 from .url import Address
 
 _GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -18,9 +19,19 @@ _HEAD_LIMIT = 65_536
 
 
 class Handshake:
-    """Writes the request and checks the answer."""
+    """Writes the request and checks the answer.
 
-    def __init__(self, address: Address, headers: Mapping[str, str] | None = None) -> None:
+    Args:
+        address: The server's.
+        headers: Further headers.
+        subprotocols: What is offered, the preferred one first; `subprotocol` is what the server has chosen.
+    """
+
+    def __init__(
+        self, address: Address, headers: Mapping[str, str] | None = None, subprotocols: Sequence[str] = ()
+    ) -> None:
+        self.subprotocol: str | None = None
+        self._subprotocols = subprotocols
         self._key = base64.b64encode(os.urandom(16)).decode()
         lines = [
             f"GET {address.target} HTTP/1.1",
@@ -30,6 +41,8 @@ class Handshake:
             f"Sec-WebSocket-Key: {self._key}",
             "Sec-WebSocket-Version: 13",
         ]
+        if subprotocols:
+            lines.append(f"Sec-WebSocket-Protocol: {', '.join(subprotocols)}")
         for name, value in (headers or {}).items():
             if any(char in name + value for char in "\r\n"):
                 raise ValueError(f"header {name!r} contains a line break")
@@ -42,6 +55,7 @@ class Handshake:
 
         Raises:
             ConnectFailed: The server refused, or does not speak WebSocket.
+            AccessDenied: It asks for another token than it got.
         """
         self._head += data
         end = self._head.find(b"\r\n\r\n")
@@ -59,8 +73,35 @@ class Handshake:
         status = parts[1] if len(parts) > 1 else "?"
         if status != "101":
             detail = rest[:200].decode("utf-8", "replace").strip()
+            if (denied := _denied(status, rest)) is not None:
+                raise denied
             raise ConnectFailed(f"the server answered {status_line!r} to the WebSocket handshake. {detail}".strip())
         headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         expected = base64.b64encode(hashlib.sha1((self._key + _GUID).encode()).digest()).decode()
         if headers.get("sec-websocket-accept") != expected:
             raise ConnectFailed("the server's WebSocket handshake is wrong (Sec-WebSocket-Accept)")
+        chosen = headers.get("sec-websocket-protocol")
+        if self._subprotocols and chosen is not None and chosen not in self._subprotocols:
+            raise ConnectFailed(f"the server chose the subprotocol {chosen!r}, which was not offered")
+        self.subprotocol = chosen
+
+
+def _denied(status: str, body: bytes) -> AccessDenied | None:
+    """Say who may not connect, and what to do about it; None where access is not the matter.
+
+    A server without the route answers 403 as well, but says nothing about it.
+    """
+    if status not in ("401", "403"):
+        return None
+    try:
+        found = decode(body)
+    except ValueError:  # cut short, or of a proxy
+        found = {}
+    data = found if isinstance(found, dict) else {}
+    if status == "403" and not data:
+        return None
+    detail = data.get("detail") or body[:200].decode("utf-8", "replace").strip()
+    if isinstance(role := data.get("role"), str):
+        return Forbidden(role, f"{detail} Connect with a token of another role: token=, or OPENENV_TOKEN.")
+    advice = "Pass token=, or set OPENENV_TOKEN." if status == "401" else ""
+    return AccessDenied(f"the server refused the connection with status {status}. {detail} {advice}".strip())

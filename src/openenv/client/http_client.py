@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
+import uuid
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -16,18 +18,32 @@ from typing import Any, Generic
 import httpx2
 from typing_extensions import Self, TypeVar
 
-from ..errors import ConnectFailed, ProtocolError, RequestTimeout, RequestValidationError, ServerError, SessionLost
+from ..errors import (
+    AccessDenied,
+    ConnectFailed,
+    ProtocolError,
+    RequestTimeout,
+    RequestValidationError,
+    ServerError,
+    SessionLost,
+)
 from ..protocol.client import error_from_frame, field_errors
 from ..protocol.codec import decode, encode
 from ..types import StepResult
+from .link import Reconnecting
 from .provision import provide_container, stop_provider
 from .url import parse_ws_url, socket_url
+from .wire import with_token
 
 ActT = TypeVar("ActT")
 ObsT = TypeVar("ObsT")
 StateT = TypeVar("StateT", default=Any)  # the first release had two parameters
 
 SESSION_HEADER = "X-OpenEnv-Session"
+KEY_HEADER = "Idempotency-Key"
+
+_NEW = "new"
+_REPEATS = 2
 
 
 class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
@@ -40,6 +56,7 @@ class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
         request_timeout_s: How long an answer may take; afterwards the episode is lost.
         default_headers: Sent with every request.
         provider: Stopped when the client is closed.
+        token: What the server asks for; by default `OPENENV_TOKEN`.
 
     Raises:
         ValueError: The address is none.
@@ -51,15 +68,18 @@ class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
         request_timeout_s: float = 15.0,
         default_headers: Mapping[str, str] | None = None,
         provider: Any = None,
+        *,
+        token: str | None = None,
     ) -> None:
         socket = socket_url(base_url)
         self._base = "http" + socket.removeprefix("ws").removesuffix("/ws")
         self._provider = provider
         self._timeout_s = request_timeout_s
-        self._headers = {**(default_headers or {}), "Content-Type": "application/json"}
+        self._headers = {**with_token(default_headers, token), "Content-Type": "application/json"}
         self._trust_env = not parse_ws_url(socket).is_local
         self._http = self._new_http()
         self._pid = os.getpid()
+        self._pauses = Reconnecting()
         self._session_id: str | None = None
         self._lost: str | None = None
 
@@ -171,10 +191,10 @@ class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
 
     def _call_reset(self, body: dict[str, Any]) -> dict[str, Any]:
         try:
-            return self._call("POST", "/reset", body, session=self._session_id or "new")
+            return self._call("POST", "/reset", body, session=self._session_id or _NEW)
         except SessionLost:  # the old session is gone: begin in a new one, as a reset may
             self._session_id, self._lost = None, None
-            return self._call("POST", "/reset", body, session="new")
+            return self._call("POST", "/reset", body, session=_NEW)
 
     def _call(
         self, method: str, path: str, body: dict[str, Any] | None, *, session: str | None = None
@@ -184,22 +204,38 @@ class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
             raise SessionLost(self._lost)
         name = session or self._session_id
         headers = {SESSION_HEADER: name} if name is not None else {}
-        content = None if body is None else encode(body)
-        try:
-            response = self._http.request(method, path, content=content, headers=headers)
-        except httpx2.TimeoutException:
-            self._lost = "a request timed out"
-            raise RequestTimeout(f"No answer from {self._base}{path} in time; the episode is lost") from None
-        except httpx2.ConnectError as exc:
-            raise ConnectFailed(f"Failed to connect to {self._base}: {exc}") from exc
-        except httpx2.TransportError as exc:
-            self._lost = f"connection lost: {exc}"
-            raise SessionLost(self._lost) from exc
+        if method == "POST":
+            headers[KEY_HEADER] = uuid.uuid4().hex
+        response = self._send(method, path, None if body is None else encode(body), headers)
         # Also of a failure: a session whose first reset failed is there, and the next reset goes on with it.
         self._session_id = response.headers.get(SESSION_HEADER, self._session_id)
         if response.status_code >= 400:
             raise self._failure(response.status_code, response.content)
         return self._object(response.content)
+
+    def _send(self, method: str, path: str, content: bytes | None, headers: dict[str, str]) -> httpx2.Response:
+        """Send a request, again if the connection breaks: a server that has named a session runs each key once."""
+        # A session that is to be opened has no memory of keys yet, and older servers have none at all.
+        may_repeat = headers.get(SESSION_HEADER, _NEW) != _NEW
+        was_sent = False
+        for attempt in range(_REPEATS + 1):
+            try:
+                return self._http.request(method, path, content=content, headers=headers)
+            except httpx2.TimeoutException:
+                self._lost = "a request timed out"
+                raise RequestTimeout(f"No answer from {self._base}{path} in time; the episode is lost") from None
+            except httpx2.TransportError as exc:
+                was_sent = was_sent or not isinstance(exc, httpx2.ConnectError)
+                if not may_repeat or attempt == _REPEATS:
+                    raise self._broken(exc, was_sent=was_sent) from exc
+            time.sleep(self._pauses.pause_s(attempt))
+        raise AssertionError("unreachable")
+
+    def _broken(self, exc: httpx2.TransportError, *, was_sent: bool) -> Exception:
+        if not was_sent:
+            return ConnectFailed(f"Failed to connect to {self._base}: {exc}")
+        self._lost = f"connection lost: {exc}"
+        return SessionLost(self._lost)
 
     def _failure(self, status: int, content: bytes) -> Exception:
         try:
@@ -215,7 +251,10 @@ class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
             if isinstance(error, SessionLost):
                 self._lost = error.reason
             return error
-        return ServerError(f"Server error: HTTP {status}: {detail}")
+        if status == 410:
+            self._lost = str(detail) or "gone"
+            return SessionLost(self._lost)
+        return (AccessDenied if status in (401, 403) else ServerError)(f"Server error: HTTP {status}: {detail}")
 
     @staticmethod
     def _object(content: bytes) -> dict[str, Any]:

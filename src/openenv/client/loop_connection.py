@@ -12,7 +12,7 @@ import ssl
 from collections import deque
 from weakref import WeakKeyDictionary
 
-from ..errors import ConnectFailed, RequestTimeout, SessionLost
+from ..errors import AccessDenied, ConnectFailed, RequestTimeout, SessionLost
 from ..protocol.frames import (
     FrameError,
     FrameReader,
@@ -22,8 +22,8 @@ from ..protocol.frames import (
     masked_control_frame,
     masked_text_frame,
 )
-from .blocking_connection import BlockingConnection
-from .flows import Unasked
+from .commands import Unasked
+from .dial import dial_plain
 from .handshake import Handshake
 from .proxy import proxy_for
 from .url import Address
@@ -62,6 +62,9 @@ class LoopConnection(asyncio.BufferedProtocol):
         self._pinged_at: float | None = None
         self._keys = MaskKeys()
         self._buffer = _read_buffer(self._loop)
+        self._will: bytes | None = None
+        self.subprotocol: str | None = None
+        self.is_hopeless = False
 
     @property
     def is_open(self) -> bool:
@@ -82,28 +85,39 @@ class LoopConnection(asyncio.BufferedProtocol):
         """The loop that this connection lives on."""
         return self._loop
 
-    async def open(self) -> None:
-        """Connect and shake hands.
+    def leave_will(self, payload: bytes | None) -> None:
+        """Say what the server is told when we hang up, also when nobody finds the time to."""
+        self._will = payload
+
+    async def open(self, limit_s: float | None = None) -> None:
+        """Connect and shake hands, within the client's limit or that one.
 
         Raises:
             ConnectFailed: The server cannot be reached or refuses.
+            AccessDenied: It asks for another token.
         """
+        timeout_s = self._options.connect_timeout_s
+        if limit_s is not None:
+            timeout_s = min(timeout_s, limit_s)
         try:
-            await asyncio.wait_for(self._open(), self._options.connect_timeout_s)
+            await asyncio.wait_for(self._open(timeout_s), timeout_s)
+        except AccessDenied:
+            self._drop("not connected")
+            raise
         except ConnectFailed as exc:
             self._drop("not connected")
             raise ConnectFailed(f"Failed to connect to {self._address.url}: {exc}") from None
         except (OSError, UnicodeError, asyncio.TimeoutError) as exc:
             self._drop("not connected")
-            detail = str(exc) or f"no answer within {self._options.connect_timeout_s} s"
+            detail = str(exc) or f"no answer within {timeout_s:g} s"
             raise ConnectFailed(f"Failed to connect to {self._address.url}: {detail}") from exc
         except BaseException:
             self._drop("not connected")
             raise
 
-    async def _open(self) -> None:
+    async def _open(self, timeout_s: float) -> None:
         address = self._address
-        self._handshake = Handshake(address, self._options.headers)
+        handshake = self._handshake = Handshake(address, self._options.headers, self._options.subprotocols)
         context = ssl.create_default_context() if address.secure else None
         hostname = address.host if address.secure else None
         if proxy_for(address) is None:
@@ -112,14 +126,14 @@ class LoopConnection(asyncio.BufferedProtocol):
             )
         else:
             # The tunnel is dug in a thread: it is rare, and short.
-            blocking = BlockingConnection(address, self._options)
-            sock = await self._loop.run_in_executor(None, blocking._dial_plain)
+            sock = await self._loop.run_in_executor(None, dial_plain, address, timeout_s)
             sock.setblocking(False)
             await self._loop.create_connection(lambda: self, sock=sock, ssl=context, server_hostname=hostname)
         assert self._transport is not None
-        self._transport.write(self._handshake.request)
+        self._transport.write(handshake.request)
         while self._handshake is not None:
             await self._change()
+        self.subprotocol = handshake.subprotocol
         self._schedule_ping()
 
     async def exchange(self, payload: bytes | None, timeout_s: float | None) -> bytes:
@@ -144,10 +158,10 @@ class LoopConnection(asyncio.BufferedProtocol):
                     raise SessionLost(self._lost)
                 await self._change()
         except TimeoutError:
-            self._drop("a request timed out")
+            self._give_up("a request timed out")
             raise RequestTimeout(f"No reply within {timeout_s} s; the episode is lost") from None
         except asyncio.CancelledError:  # the next reply would belong to this request
-            self._drop("a request was cancelled")
+            self._give_up("a request was cancelled")
             raise
         finally:
             self._deadline = None
@@ -222,15 +236,26 @@ class LoopConnection(asyncio.BufferedProtocol):
             transport.abort()
         self._wake()
 
-    async def close(self, farewell: bytes | None = None) -> None:
-        """Say goodbye and hang up; never raises."""
+    def _give_up(self, reason: str) -> None:
+        """Drop the connection, unless there is still something to say on it; `close` does that."""
+        if self._will is None:
+            self._drop(reason)
+
+    def let_go(self, reason: str, farewell: bytes | None = None) -> None:
+        """Say goodbye and hang up, from the loop's own thread; never raises."""
         transport, self._transport = self._transport, None
-        if transport is not None and not transport.is_closing():
-            if farewell is not None:
-                transport.write(masked_text_frame(farewell, self._keys.next()))
+        if transport is not None and not transport.is_closing() and not self._loop.is_closed():
+            will, self._will = self._will, None
+            for text in (farewell, will):
+                if text is not None:
+                    transport.write(masked_text_frame(text, self._keys.next()))
             transport.write(masked_control_frame(Opcode.CLOSE, close_payload(1000), self._keys.next()))
             transport.close()
-        self._drop("closed by the client")
+        self._drop(reason)
+
+    async def close(self, farewell: bytes | None = None) -> None:
+        """Say goodbye and hang up; never raises."""
+        self.let_go("closed by the client", farewell)
 
     # -- asyncio.BufferedProtocol ---------------------------------------------------------------------------------
 
@@ -270,7 +295,7 @@ class LoopConnection(asyncio.BufferedProtocol):
                 data = rest
             for message in self._reader.feed(data):
                 self._handle(message)
-        except ConnectFailed as exc:
+        except (AccessDenied, ConnectFailed) as exc:
             self._wake(exc)
         except FrameError as exc:
             self._drop(f"connection lost: {exc}")
@@ -284,6 +309,7 @@ class LoopConnection(asyncio.BufferedProtocol):
         elif message.opcode == Opcode.CLOSE:
             self._drop(closed_reason(message.payload))
         elif message.opcode == Opcode.OVERSIZE:
+            self.is_hopeless = True  # it would be as long the next time
             raise FrameError(1009, oversize_reason(message.size, self._options))
 
     def connection_lost(self, exc: Exception | None) -> None:

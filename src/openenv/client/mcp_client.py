@@ -25,10 +25,11 @@ from ..tool_types import (
     ToolErrorType,
 )
 from ..types import Observation, State, StepResult
-from .env_client import EnvClient
-from .flows import Flow
+from .commands import Flow
+from .env_client import EnvClient, OnSessionLost
 from .mcp_flows import ProgressHandler, ToolRequests
 from .mcp_replies import read_tools
+from .wire import ProtocolChoice
 
 if TYPE_CHECKING:
     from .mcp_sync_client import SyncMCPClient, SyncMCPToolClient
@@ -56,6 +57,8 @@ class MCPClientBase(EnvClient[Any, Observation, State]):
         provider: Starts and stops a server for this client.
         mode: `production`, the only one.
         headers: HTTP headers for the handshake.
+        token: What the server asks for; by default `OPENENV_TOKEN`.
+        protocol, reconnect_timeout_s, on_session_lost, resume_token, wait_s: As for `EnvClient`.
 
     Raises:
         ValueError: Neither `base_url` nor `provider` is given, or the address or the mode is none.
@@ -72,6 +75,13 @@ class MCPClientBase(EnvClient[Any, Observation, State]):
         provider: Any = None,
         mode: str | None = None,
         headers: dict[str, str] | None = None,
+        *,
+        token: str | None = None,
+        protocol: ProtocolChoice = "auto",
+        reconnect_timeout_s: float = 30.0,
+        on_session_lost: OnSessionLost = "raise",
+        resume_token: str | None = None,
+        wait_s: float | None = None,
     ) -> None:
         if mode is not None and mode.lower() != "production":
             raise ValueError(
@@ -88,6 +98,12 @@ class MCPClientBase(EnvClient[Any, Observation, State]):
             provider=provider,
             mode="production",
             headers=headers,
+            token=token,
+            protocol=protocol,
+            reconnect_timeout_s=reconnect_timeout_s,
+            on_session_lost=on_session_lost,
+            resume_token=resume_token,
+            wait_s=wait_s,
         )
         self.use_production_mode = True
         self._tools_cache: list[Tool] | None = None

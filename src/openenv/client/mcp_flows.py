@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from ..errors import (
@@ -20,8 +21,11 @@ from ..errors import (
     UnknownTypeError,
 )
 from ..protocol.jsonrpc import McpMethod
+from ..protocol.v2.client import Event
 from ..tool_types import CallToolAction, ListToolsAction, Tool
-from .flows import Flow, HangUp, Link, next_reply, request
+from .commands import Flow, HangUp
+from .flows import next_reply, request
+from .link import Link
 from .mcp_replies import knows_no_tools, listed_observation, read_observation, read_result, read_tools, rpc_error
 
 logger = logging.getLogger(__name__)
@@ -134,8 +138,10 @@ class ToolRequests:
             params = {**params, "_meta": {"progressToken": request_id}}
         message = {"jsonrpc": "2.0", "id": request_id, "method": method.value, "params": params}
         deadline = None if timeout_s is None else self._clock() + timeout_s
-        reply = yield from request(self._link, "mcp", message, self._left(deadline))
-        while "method" in reply:
+        listen = None if on_progress is None else partial(_hear, on_progress)
+        left_s = self._left(deadline)
+        reply = yield from request(self._link, "mcp", message, left_s, listen=listen, events_count=deadline is None)
+        while "method" in reply:  # v1 has no events
             try:
                 _tell(on_progress, request_id, reply)
             except BaseException:  # an interrupt: the reply would be taken for that of the next request
@@ -210,9 +216,20 @@ def _tell(on_progress: ProgressHandler | None, request_id: int, notice: Mapping[
     params = notice.get("params")
     if on_progress is None or notice["method"] != "notifications/progress" or not isinstance(params, Mapping):
         return
-    if params.get("progressToken") != request_id or not isinstance(params.get("progress"), (int, float)):
+    if params.get("progressToken") == request_id:
+        _report(on_progress, params)
+
+
+def _hear(on_progress: ProgressHandler, event: Event) -> None:
+    """Pass on an event of v2."""
+    if event.name == "progress":
+        _report(on_progress, event.content)
+
+
+def _report(on_progress: ProgressHandler, news: Mapping[str, Any]) -> None:
+    if not isinstance(news.get("progress"), (int, float)):
         return
     try:
-        on_progress(params["progress"], params.get("total"), params.get("message"))
+        on_progress(news["progress"], news.get("total"), news.get("message"))
     except Exception:
         logger.exception("on_progress raised")

@@ -13,7 +13,7 @@ from typing_extensions import Self
 
 from ..types import StepResult
 from .env_client import ActT, EnvClient, ObsT, StateT
-from .flows import hang_up
+from .flows import detach, hang_up
 
 
 class SyncEnvClient(Generic[ActT, ObsT, StateT]):
@@ -47,7 +47,7 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
 
     def step(self, action: ActT, **kwargs: Any) -> StepResult[ObsT]:
         """Take an action."""
-        return self._driver.run_blocking(self._client._step_flow(action))
+        return self._driver.run_blocking(self._client._step_flow(action, kwargs))
 
     def state(self) -> StateT:
         """Ask for the environment's state."""
@@ -56,6 +56,15 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
     def disconnect(self) -> None:
         """End the session and hang up; the provider keeps running."""
         self._driver.run_blocking(hang_up(self._driver))
+
+    def detach(self) -> str:
+        """Hang up but leave the session, and return the token that another client continues it with."""
+        return self._driver.run_blocking(detach(self._driver))
+
+    @property
+    def resume_token(self) -> str | None:
+        """What another client continues this session with; see `EnvClient.resume_token`."""
+        return self._client.resume_token
 
     def close(self) -> None:
         """End the session, the sessions of child clients, and the provider."""

@@ -8,8 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
+
+from ..protocol.v2.client import SUBPROTOCOL_JSON
+from ..settings import client_token
 
 READ_BYTES = 65_536
+
+ProtocolChoice = Literal["auto", "v1", "v2"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +27,25 @@ class ConnectionOptions:
     max_message_bytes: int = 100 * 1024 * 1024
     ping_interval_s: float | None = 20.0
     ping_timeout_s: float | None = 20.0
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # a token may be among them
+    protocol: ProtocolChoice = "v1"
+
+    @property
+    def subprotocols(self) -> tuple[str, ...]:
+        """What the handshake offers."""
+        return () if self.protocol == "v1" else (SUBPROTOCOL_JSON,)
+
+
+def with_token(headers: Mapping[str, str] | None, token: str | None) -> dict[str, str]:
+    """Return headers with a bearer token; without one, with that of the settings unless they bring their own."""
+    found = dict(headers or {})
+    named = next((name for name in found if name.lower() == "authorization"), None)
+    if token is None and named is None:
+        token = client_token()
+    if token is not None:
+        found.pop(named or "", None)
+        found["Authorization"] = f"Bearer {token}"
+    return found
 
 
 class MaskKeys:

@@ -12,11 +12,14 @@ from typing import Any
 from pydantic_core import to_json
 
 from ..errors import (
+    AccessDenied,
     EnvironmentFactoryError,
     ExecutionError,
+    Forbidden,
     InvalidMessageError,
     OpenEnvError,
     ProtocolError,
+    RequestCancelled,
     RequestValidationError,
     ServerError,
     SessionCapacityError,
@@ -24,13 +27,21 @@ from ..errors import (
     SessionError,
     SessionLost,
     SessionNotFoundError,
+    StaleRequest,
     UnknownTypeError,
 )
 from .codec import decode, jsonable
 
 _SIMPLE_ERRORS: Mapping[str, type[ServerError]] = {
     cls.code: cls
-    for cls in (InvalidMessageError, UnknownTypeError, RequestValidationError, ExecutionError, SessionError)
+    for cls in (
+        InvalidMessageError,
+        UnknownTypeError,
+        RequestValidationError,
+        ExecutionError,
+        SessionError,
+        AccessDenied,
+    )
 }
 # A server that was started anew does not know the session at all; for the episode that is the same.
 _GONE_CODES = frozenset({SessionLost.code, SessionClosedError.code, SessionNotFoundError.code})
@@ -95,13 +106,25 @@ def error_from_frame(data: Mapping[str, Any]) -> OpenEnvError:
     details = {key: value for key, value in data.items() if key not in ("message", "code")}
     text = f"Server error: {_explained(code, str(data.get('message', 'Unknown error')), details)} (code: {code})"
     if code == SessionCapacityError.code:
-        return SessionCapacityError(_int(details.get("active_sessions")), _int(details.get("max_sessions")), text)
+        wait_s = details.get("retry_after_s")
+        return SessionCapacityError(
+            _int(details.get("active_sessions")),
+            _int(details.get("max_sessions")),
+            text,
+            retry_after_s=float(wait_s) if isinstance(wait_s, (int, float)) else None,
+        )
     if code == EnvironmentFactoryError.code:
         reason = details.get("reason")
         name = str(details.get("factory_name", ""))
         return EnvironmentFactoryError(name, text, reason=None if reason is None else str(reason))
     if code in _GONE_CODES:
         return SessionLost(str(details.get("reason", "unknown to the server")), text)
+    if code == StaleRequest.code:
+        return StaleRequest(_int(details.get("request_id")), _int(details.get("last_id")), text)
+    if code == RequestCancelled.code:
+        return RequestCancelled(text)
+    if code == Forbidden.code:
+        return Forbidden(str(details.get("role", "")), text)
     return _SIMPLE_ERRORS.get(code, ServerError)(text, details=details)
 
 
@@ -111,6 +134,8 @@ def _explained(code: str, message: str, details: Mapping[str, Any]) -> str:
         return f"{message}: {found}"
     if code == EnvironmentFactoryError.code and (reason := details.get("reason")) and str(reason) not in message:
         return f"{message} {reason}"
+    if code == AccessDenied.code:
+        return f"{message} Pass token=, or set OPENENV_TOKEN."
     if code == SessionCapacityError.code:
         return f"{message} Close a session or serve with more (--max-sessions)."
     return message

@@ -41,7 +41,7 @@ __all__ = [
     "split_observation",
 ]
 
-_BESIDE = {"reward", "done"}
+BESIDE = {"reward", "done"}
 _OMITTED_WHEN_UNSET = {"terminated", "truncated"}
 NONFINITE_REWARD_KEY = "nonfinite_reward"
 
@@ -103,12 +103,12 @@ def split_observation(observation: Any) -> ObservationParts:
         TypeError: It is no observation at all.
     """
     is_model = isinstance(observation, BaseModel)
-    values = observation.__dict__ if is_model else _plain_fields(check_observation(observation))
+    values = observation.__dict__ if is_model else plain_fields(check_observation(observation))
     metadata = values.get("metadata")
     reward = values.get("reward")
     if type(reward) is not float or not math.isfinite(reward):
-        reward, metadata = _checked_reward(reward, metadata)
-    fields = _model_json(observation, exclude=_BESIDE)
+        reward, metadata = checked_reward(reward, metadata)
+    fields = _model_json(observation, exclude=BESIDE)
     return ObservationParts(fields, reward, bool(values.get("done")), _dict_json(metadata) if metadata else None)
 
 
@@ -127,7 +127,7 @@ def observation_json(observation: Any, *, before: bytes = b"", after: bytes = b"
     return b"".join((before, b'{"observation":', fields, b',"reward":', reward_json, done_json, beside, after))
 
 
-def _checked_reward(reward: Any, metadata: Any) -> tuple[Any, Any]:
+def checked_reward(reward: Any, metadata: Any) -> tuple[Any, Any]:
     """Make a reward a finite number, a bool or None; what had to be given up is noted in the metadata.
 
     The step has run and must not be lost, but nobody shall take a broken reward for "no reward".
@@ -173,10 +173,10 @@ def _model_json(model: Any, *, exclude: set[str] | None) -> bytes:
         return encode(data)
     except Exception as exc:
         logger.warning("%s could not be encoded at once (%s); encoding it field by field", type(model).__name__, exc)
-        return _dict_json({key: value for key, value in _plain_fields(model).items() if key not in (exclude or ())})
+        return _dict_json({key: value for key, value in plain_fields(model).items() if key not in (exclude or ())})
 
 
-def _plain_fields(model: Any) -> dict[str, Any]:
+def plain_fields(model: Any) -> dict[str, Any]:
     if isinstance(model, BaseModel):
         fields = {**model.__dict__, **(model.__pydantic_extra__ or {})}
         return {key: value for key, value in fields.items() if value is not None or key not in _OMITTED_WHEN_UNSET}

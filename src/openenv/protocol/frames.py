@@ -71,13 +71,22 @@ def close_payload(code: int, reason: str = "") -> bytes:
 
 def masked_text_frame(payload: bytes, key: bytes) -> bytes:
     """A text frame as clients send it (5.3); the key is four random bytes."""
+    return _masked_frame(0x81, payload, key)
+
+
+def masked_binary_frame(payload: bytes, key: bytes) -> bytes:
+    """A binary frame as clients send it."""
+    return _masked_frame(0x82, payload, key)
+
+
+def _masked_frame(first: int, payload: bytes, key: bytes) -> bytes:
     length = len(payload)
     if length < 126:
-        head = bytes((0x81, 0x80 | length))
+        head = bytes((first, 0x80 | length))
     elif length < 65_536:
-        head = b"\x81\xfe" + length.to_bytes(2, "big")
+        head = bytes((first, 0xFE)) + length.to_bytes(2, "big")
     else:
-        head = b"\x81\xff" + length.to_bytes(8, "big")
+        head = bytes((first, 0xFF)) + length.to_bytes(8, "big")
     return b"".join((head, key, apply_mask(payload, key)))
 
 

@@ -99,12 +99,10 @@ def step_frame_parser(action_cls: type[Any] | None) -> Callable[[bytes], Any] | 
     The parser raises `pydantic.ValidationError` for anything but a valid step frame; the caller then takes the
     long way to find out what is wrong.
     """
-    if action_cls is None or action_cls is Action or action_cls is ListToolsAction:
-        return None  # a call of a tool would not be told from another action
-    if not (isinstance(action_cls, type) and issubclass(action_cls, BaseModel)):
+    if action_cls is None:
         return None
-    if _function(action_cls) is not _function(BaseModel):
-        return None  # the class has validation of its own
+    if not has_plain_validation(action_cls):
+        return None
     fields = {"type": Literal["step"], "data": action_cls}
     frame = TypedDict("frame", fields)  # type: ignore[misc]
     setattr(frame, "__pydantic_config__", ConfigDict(extra="forbid"))  # noqa: B010
@@ -114,6 +112,15 @@ def step_frame_parser(action_cls: type[Any] | None) -> Callable[[bytes], Any] | 
         return validate(raw)["data"]
 
     return parse
+
+
+def has_plain_validation(action_cls: type[Any]) -> bool:
+    """Whether an action class is a pydantic model that is validated as pydantic does, and means exactly itself."""
+    if action_cls is Action or action_cls is ListToolsAction:
+        return False  # a call of a tool would not be told from another action
+    if not (isinstance(action_cls, type) and issubclass(action_cls, BaseModel)):
+        return False
+    return _function(action_cls) is _function(BaseModel)
 
 
 def _function(model: type[BaseModel]) -> Any:

@@ -60,6 +60,7 @@ class Malformed:
     """A frame that is no request; `reply` is the error frame to send."""
 
     reply: bytes
+    code: WSErrorCode
 
 
 Request = Step | Reset | GetState | Close | Rpc | Malformed
@@ -94,18 +95,18 @@ class ServerProtocol:
         try:
             message = decode(raw)
         except ValueError as exc:
-            return Malformed(error_frame(WSErrorCode.INVALID_JSON, f"Invalid JSON: {exc}"))
+            return _malformed(WSErrorCode.INVALID_JSON, f"Invalid JSON: {exc}")
         if not isinstance(message, dict):
             found = type(message).__name__
-            return Malformed(error_frame(WSErrorCode.INVALID_JSON, f"Invalid JSON: expected an object, got {found}"))
+            return _malformed(WSErrorCode.INVALID_JSON, f"Invalid JSON: expected an object, got {found}")
         kind = message.get("type", "")
         frame_cls = _FRAMES.get(kind) if isinstance(kind, str) else None
         if frame_cls is None:
-            return Malformed(error_frame(WSErrorCode.UNKNOWN_TYPE, f"Unknown message type: {_short(kind)}"))
+            return _malformed(WSErrorCode.UNKNOWN_TYPE, f"Unknown message type: {_short(kind)}")
         try:
             return self._to_request(frame_cls.model_validate(message))
         except Exception as exc:
-            return Malformed(validation_frame(exc, echo_input=len(raw) <= _ECHO_LIMIT))
+            return Malformed(validation_frame(exc, echo_input=len(raw) <= _ECHO_LIMIT), WSErrorCode.VALIDATION_ERROR)
 
     def _to_request(self, frame: BaseModel) -> Request:
         match frame:
@@ -137,6 +138,16 @@ def observation_frame(observation: Any) -> bytes:
 def state_frame(state: Any) -> bytes:
     """Answer to state."""
     return b'{"type":"state","data":' + encode_state(state) + b"}"
+
+
+def frame_type(raw: bytes) -> str | None:
+    """Return the type of a frame that is a request, or None for what is none."""
+    try:
+        message = decode(raw)
+    except ValueError:
+        return None
+    kind = message.get("type") if isinstance(message, dict) else None
+    return kind if isinstance(kind, str) and kind in _FRAMES else None
 
 
 def rpc_frame(response: Mapping[str, Any]) -> bytes:
@@ -174,6 +185,10 @@ def error_list(exc: Exception, *, echo_input: bool = True) -> list[dict[str, Any
         except ValueError:
             return [dict(error) for error in exc.errors(include_url=False, include_context=False, include_input=False)]
     return [{"type": "value_error", "loc": [], "msg": f"{type(exc).__name__}: {message_of(exc)}"}]
+
+
+def _malformed(code: WSErrorCode, message: str) -> Malformed:
+    return Malformed(error_frame(code, message), code)
 
 
 def _short(value: Any) -> str:

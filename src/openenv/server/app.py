@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from ..env.environment import Environment
 from ..settings import server_mode, web_interface_enabled
 from ..types import ConcurrencyConfig, ServerMode, State
+from .access import AccessPolicy
 from .compat import HTTPEnvServer, parse_mode
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,9 @@ def create_app(
     mode: ServerMode | str | None = None,
     reset_observation_cls: type[Any] | None = None,
     runner: str | None = None,
+    access: AccessPolicy | None = None,
+    redact_errors: bool | None = None,
+    max_message_bytes: int | None = None,
 ) -> FastAPI:
     """Build the application of an environment.
 
@@ -74,6 +78,9 @@ def create_app(
         mode: `simulation` (default, or `OPENENV_MODE`) or `production`.
         reset_observation_cls: Model of the first observation where it differs.
         runner: Where environment code runs: `auto` (default), `thread`, `inline`.
+        access: The tokens that are asked for; by default those in `OPENENV_TOKEN` and its kin, and none without.
+        redact_errors: Whether the texts of the environment's exceptions are kept from clients.
+        max_message_bytes: The largest request that is read; by default 100 MB.
     """
     app = create_fastapi_app(
         env,
@@ -86,6 +93,9 @@ def create_app(
         mode=mode,
         reset_observation_cls=reset_observation_cls,
         runner=runner,
+        access=access,
+        redact_errors=redact_errors,
+        max_message_bytes=max_message_bytes,
     )
     if web_interface_enabled() or gradio_builder is not None:
         logger.warning("the web page is not part of this release yet; %s is served without it", env_name or env)
@@ -104,6 +114,9 @@ def create_fastapi_app(
     mode: ServerMode | str | None = None,
     reset_observation_cls: type[Any] | None = None,
     runner: str | None = None,
+    access: AccessPolicy | None = None,
+    redact_errors: bool | None = None,
+    max_message_bytes: int | None = None,
 ) -> FastAPI:
     """Build the application of an environment without a web page; arguments as for `create_app`."""
     server = HTTPEnvServer(
@@ -116,6 +129,9 @@ def create_fastapi_app(
         state_cls,
         reset_observation_cls=reset_observation_cls,
         runner=runner,
+        access=access,
+        redact_errors=redact_errors,
+        max_message_bytes=max_message_bytes,
     )
     app = new_application()
     app.state.openenv_server = server

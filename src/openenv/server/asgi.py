@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapp
 from typing import Any, TypeVar
 
 from ..protocol.codec import encode
+from ..sessions.origin import Origin
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -40,6 +41,11 @@ def header(scope: Scope, name: bytes) -> str | None:
             text: str = value.decode("latin-1")
             return text
     return None
+
+
+def origin_of(scope: Scope, request_id: str | int | None = None) -> Origin:
+    """Return where a request comes from, for logs and traces."""
+    return Origin(request_id, header(scope, b"traceparent"))
 
 
 def cookie(scope: Scope, name: str) -> str | None:
@@ -79,6 +85,37 @@ async def read_body(receive: Receive, limit: int) -> bytes:
     if size > limit:
         raise BodyTooLarge(limit)
     return b"".join(chunks)
+
+
+class BodyLimit:
+    """A handler that reads bodies itself, for requests whose body is not too large."""
+
+    def __init__(self, handler: Handler, limit: Callable[[], int]) -> None:
+        self._handler = handler
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the body, and hand it on or refuse it."""
+        try:
+            body = await read_body(receive, self._limit())
+        except BodyTooLarge as exc:
+            await respond_json(send, 413, {"detail": str(exc), "code": "BODY_TOO_LARGE", "limit_bytes": exc.limit})
+        except ClientGone:
+            return
+        else:
+            await self._handler(scope, _Reread(body, receive), send)
+
+
+class _Reread:
+    """Gives a body that was read once more, then whatever comes."""
+
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._body: bytes | None = body
+        self._receive = receive
+
+    async def __call__(self) -> Message:
+        body, self._body = self._body, None
+        return await self._receive() if body is None else {"type": "http.request", "body": body, "more_body": False}
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:

@@ -14,9 +14,11 @@ from pydantic import TypeAdapter
 from starlette.routing import Route, WebSocketRoute
 
 from ..env.environment import Environment
-from ..sessions.manager import SessionLimits, SessionManager
-from ..settings import allowed_origins, runner_name, session_timeout
+from ..sessions.limits import SessionLimits
+from ..sessions.manager import SessionManager
+from ..settings import allowed_origins, max_message_mb, runner_name, session_timeout
 from ..settings import max_sessions as configured_max_sessions
+from ..settings import redact_errors as errors_are_redacted
 from ..types import (
     ConcurrencyConfig,
     EnvironmentMetadata,
@@ -31,18 +33,23 @@ from ..types import (
     StepRequest,
     StepResponse,
 )
+from .access import AccessPolicy
+from .gate import Gate
 from .http import GymRoutes
 from .lifespan import add_to_lifespan
 from .mcp.endpoint import McpEndpoint
 from .mcp.socket import RpcEndpoint
+from .metrics import MetricsRoutes
 from .origin import OriginPolicy
 from .routes import DocumentedRoute, ErrorBody, GetEndpointConfig, SessionClosed, SessionView, register_get_endpoints
-from .service import EnvService, ServiceOptions
+from .service import DEFAULT_MAX_MESSAGE_BYTES, EnvService, ServiceOptions
+from .session_routes import OpenRequest, SessionOpened, SessionRoutes
 from .tasks import TaskRoutes
 from .ws import GymEndpoint
 
-_FOREIGN: dict[int | str, dict[str, Any]] = {
-    403: {"model": ErrorBody, "description": "A web page of another origin asks"},
+_REFUSED: dict[int | str, dict[str, Any]] = {
+    401: {"model": ErrorBody, "description": "The server asks for a token"},
+    403: {"model": ErrorBody, "description": "The token's role does not allow this, or a foreign web page asks"},
 }
 _SESSION_ERRORS: dict[int | str, dict[str, Any]] = {
     404: {"model": ErrorBody, "description": "No session has the name that was sent"},
@@ -67,6 +74,9 @@ class HTTPEnvServer:
         reset_observation_cls: Model of the first observation where it differs.
         runner: Where environment code runs: `auto` (default), `thread`, `inline`.
         limits: All limits at once, for full control; excludes the two concurrency arguments.
+        access: The tokens that are asked for; by default those in the settings, and none if there are none.
+        redact_errors: Whether the texts of exceptions are kept from clients; by default `OPENENV_REDACT_ERRORS`.
+        max_message_bytes: The largest request that is read; by default `OPENENV_MAX_MESSAGE_MB`, or 100 MB.
 
     Raises:
         TypeError: `env` is an instance.
@@ -87,12 +97,15 @@ class HTTPEnvServer:
         reset_observation_cls: type[Any] | None = None,
         runner: str | None = None,
         limits: SessionLimits | None = None,
+        access: AccessPolicy | None = None,
+        redact_errors: bool | None = None,
+        max_message_bytes: int | None = None,
     ) -> None:
         self.concurrency_config = _concurrency(max_concurrent_envs, concurrency_config, limits)
         self.action_cls = action_cls
         self.observation_cls = observation_cls
         self._env_factory = env
-        self._origins = OriginPolicy(allowed_origins())
+        self._gate = Gate(OriginPolicy(allowed_origins()), AccessPolicy.from_settings() if access is None else access)
         self._mcp: McpEndpoint | None = None
         self.service = EnvService(
             env,
@@ -102,9 +115,14 @@ class HTTPEnvServer:
             reset_observation_cls=reset_observation_cls,
             env_name=env_name,
             options=ServiceOptions(
-                limits=limits or _limits(self.concurrency_config), runner=runner or runner_name() or "auto"
+                limits=limits or _limits(self.concurrency_config),
+                runner=runner or runner_name() or "auto",
+                max_message_bytes=_message_limit(max_message_bytes),
+                redact_errors=errors_are_redacted() if redact_errors is None else redact_errors,
             ),
         )
+
+        self.monitoring = MetricsRoutes(self.service)
 
     @property
     def manager(self) -> SessionManager:
@@ -135,10 +153,21 @@ class HTTPEnvServer:
         """Describe a session, or return None."""
         return self.manager.info(session_id)
 
+    @property
+    def access(self) -> AccessPolicy:
+        """The tokens that are asked for."""
+        return self._gate.access
+
     def reconfigure(
-        self, *, sessions: int | None = None, session_timeout_s: float | None = None, runner: str | None = None
+        self,
+        *,
+        sessions: int | None = None,
+        session_timeout_s: float | None = None,
+        runner: str | None = None,
+        access: AccessPolicy | None = None,
+        max_message_bytes: int | None = None,
     ) -> None:
-        """Change limits or runner before the first session is opened, as a command line may ask.
+        """Change limits, runner or tokens before the first session is opened, as a command line may ask.
 
         Raises:
             ConcurrencyConfigurationError: The class does not support so many sessions.
@@ -151,8 +180,10 @@ class HTTPEnvServer:
         if session_timeout_s is not None:
             limits = _expiring(limits, session_timeout_s)
             config = config.model_copy(update={"session_timeout": session_timeout_s})
-        self.service.reconfigure(limits, runner=runner)
+        self.service.reconfigure(limits, runner=runner, max_message_bytes=max_message_bytes)
         self.concurrency_config = config
+        if access is not None:
+            self._gate.access = access
 
     def register_routes(self, app: FastAPI, mode: ServerMode | str = ServerMode.SIMULATION) -> None:
         """Add the routes of a mode to an application, and the drain to its shutdown.
@@ -162,12 +193,20 @@ class HTTPEnvServer:
         """
         mode = parse_mode(mode)
         self.service.mode = mode
+        known = {id(route) for route in app.router.routes}
         if mode is ServerMode.SIMULATION:
             self._register_gym_routes(app)
         self._register_info_routes(app)
-        app.router.routes.append(WebSocketRoute("/ws", self._origins.guard(GymEndpoint(self.service)), name="ws"))
+        app.router.routes += self.monitoring.routes()
+        app.router.routes.append(WebSocketRoute("/ws", GymEndpoint(self.service), name="ws"))
         TaskRoutes(self.service).register(app)
-        add_to_lifespan(app, self.manager)
+        # Last of all. Other routes of an application are its own business, but for the documents about these.
+        documents = {app.openapi_url, app.docs_url, app.redoc_url, app.swagger_ui_oauth2_redirect_url}
+        ours = [
+            route for route in app.router.routes if id(route) not in known or getattr(route, "path", None) in documents
+        ]
+        self._gate.enclose(ours, report=self.manager.report_error, documents=documents)
+        add_to_lifespan(app, self.manager, on_start=self.monitoring.begin)
 
     def end_streams(self) -> None:
         """End the event streams that are open, since nobody else will: for whoever shuts a server down."""
@@ -179,13 +218,14 @@ class HTTPEnvServer:
 
     def _register_gym_routes(self, app: FastAPI) -> None:
         gym = self._gym_routes()
-        control: dict[str, Any] = {"tags": ["Environment Control"], "responses": {**_FOREIGN, **_SESSION_ERRORS}}
+        sessions = SessionRoutes(self.service)
+        control: dict[str, Any] = {"tags": ["Environment Control"], "responses": {**_REFUSED, **_SESSION_ERRORS}}
         state_cls = _documentable(self.service.state_cls)
         app.router.routes += [
             DocumentedRoute(
                 "/reset",
                 _reset_signature,
-                self._origins.guard(gym.reset),
+                gym.reset,
                 methods=["POST"],
                 response_model=ResetResponse,
                 summary="Begin an episode",
@@ -196,7 +236,7 @@ class HTTPEnvServer:
             DocumentedRoute(
                 "/step",
                 _step_signature,
-                self._origins.guard(gym.step),
+                gym.step,
                 methods=["POST"],
                 response_model=StepResponse,
                 summary="Take an action",
@@ -215,27 +255,40 @@ class HTTPEnvServer:
                 responses={code: body for code, body in _SESSION_ERRORS.items() if code != 413},
             ),
             DocumentedRoute(
+                "/sessions",
+                _open_signature,
+                sessions.open,
+                methods=["POST"],
+                response_model=SessionOpened,
+                status_code=201,
+                summary="Open a session",
+                description="Build an environment, after waiting for a slot if asked to. `/reset`, `/step`, `/state` "
+                "take its name in `X-OpenEnv-Session`.",
+                tags=["Environment Control"],
+                responses={**_REFUSED, **{code: _SESSION_ERRORS[code] for code in (413, 500, 503)}},
+            ),
+            DocumentedRoute(
                 "/sessions/{session_id}",
                 _describe_signature,
-                self._origins.guard(gym.describe),
+                sessions.describe,
                 methods=["GET"],
                 response_model=SessionView,
                 summary="Show a session",
                 description="Its state, its steps, and what the tool calls of an agent have led to: reward and end of "
                 "an episode are shown here and never to the agent.",
                 tags=["State Management"],
-                responses={**_FOREIGN, **{code: _SESSION_ERRORS[code] for code in (404, 410)}},
+                responses={**_REFUSED, **{code: _SESSION_ERRORS[code] for code in (404, 410)}},
             ),
             DocumentedRoute(
                 "/sessions/{session_id}",
                 _close_signature,
-                self._origins.guard(gym.close),
+                sessions.close,
                 methods=["DELETE"],
                 response_model=SessionClosed,
                 summary="End a session",
                 description="Close the environment of a session that `/reset` has opened, and free its slot.",
                 tags=["Environment Control"],
-                responses={**_FOREIGN, **{code: _SESSION_ERRORS[code] for code in (404, 410)}},
+                responses={**_REFUSED, **{code: _SESSION_ERRORS[code] for code in (404, 410)}},
             ),
         ]
 
@@ -265,21 +318,20 @@ class HTTPEnvServer:
             ],
         )
         self._mcp = McpEndpoint(self.service)
-        guarded = self._origins.guard(self._mcp)
         app.router.routes += [
             DocumentedRoute(
                 "/mcp",
                 _rpc_signature,
-                guarded,
+                self._mcp,
                 methods=["POST"],
                 tags=["Environment Info"],
                 summary="MCP and JSON-RPC",
                 description="Standard MCP (Streamable HTTP), and OpenEnv's own `tools/list`, `tools/call`, "
                 "`openenv/session/create` and `openenv/session/close`.",
-                responses=_FOREIGN,
+                responses=_REFUSED,
             ),
-            Route("/mcp", guarded, methods=["GET", "DELETE", "PUT", "PATCH", "OPTIONS"], include_in_schema=False),
-            WebSocketRoute("/mcp", self._origins.guard(RpcEndpoint(self.service)), name="mcp"),
+            Route("/mcp", self._mcp, methods=["GET", "DELETE", "PUT", "PATCH", "OPTIONS"], include_in_schema=False),
+            WebSocketRoute("/mcp", RpcEndpoint(self.service), name="mcp"),
         ]
 
     async def _schema(self) -> SchemaResponse:
@@ -317,8 +369,18 @@ def _limits(config: ConcurrencyConfig) -> SessionLimits:
     return limits if config.session_timeout is None else _expiring(limits, config.session_timeout)
 
 
+def _message_limit(max_message_bytes: int | None) -> int:
+    if max_message_bytes is None:
+        megabytes = max_message_mb()
+        max_message_bytes = DEFAULT_MAX_MESSAGE_BYTES if megabytes is None else int(megabytes * 1024 * 1024)
+    if max_message_bytes <= 0:
+        raise ValueError(f"max_message_bytes must be positive, not {max_message_bytes}")
+    return max_message_bytes
+
+
 def _expiring(limits: SessionLimits, timeout_s: float) -> SessionLimits:
-    return replace(limits, idle_s=timeout_s, soft_idle_s=min(timeout_s, limits.soft_idle_s))
+    shortest = min(timeout_s, limits.soft_idle_s)
+    return replace(limits, idle_s=timeout_s, soft_idle_s=shortest, grace_s=min(timeout_s, limits.grace_s))
 
 
 async def _health() -> HealthResponse:
@@ -335,6 +397,10 @@ async def _step_signature(request: StepRequest) -> None:
 
 async def _state_signature() -> None:
     """Documents `GET /state`."""
+
+
+async def _open_signature(request: OpenRequest = Body(default_factory=OpenRequest)) -> None:  # noqa: B008
+    """Documents `POST /sessions`."""
 
 
 async def _describe_signature(session_id: str) -> None:

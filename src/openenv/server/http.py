@@ -7,10 +7,10 @@ environment of its own. Knows HTTP; everything about environments is the session
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from pydantic import ValidationError
@@ -25,11 +25,12 @@ from ..errors import (
     SessionNotFoundError,
     message_of,
 )
-from ..protocol.codec import encode_state, split_observation
+from ..protocol.codec import encode, encode_state, split_observation
 from ..protocol.server import error_list
 from ..sessions.operations import Operation, StepInput, build_operations
+from ..sessions.origin import Origin
 from ..sessions.session import Session, SessionKind
-from ..types import ResetRequest, StepRequest
+from ..types import ResetRequest, StepRequest, WSErrorCode
 from .asgi import (
     BodyTooLarge,
     ClientGone,
@@ -39,6 +40,7 @@ from .asgi import (
     Send,
     cookie,
     header,
+    origin_of,
     read_body,
     respond,
     while_connected,
@@ -51,6 +53,7 @@ logger = logging.getLogger(__name__)
 SESSION_HEADER = "X-OpenEnv-Session"
 SESSION_COOKIE = "openenv_session"
 _HEADER = SESSION_HEADER.lower().encode()
+_KEY_HEADER = b"idempotency-key"
 _NEW = "new"
 _UNANSWERED = "the first reset was not answered"
 _STATUS: Mapping[type[OpenEnvError], int] = {
@@ -95,7 +98,7 @@ class GymRoutes:
         try:
             request = ResetRequest.model_validate_json(body) if body.strip() else ResetRequest()
         except ValidationError as exc:
-            await _unprocessable(send, exc, prefix=("body",))
+            await self._unfit(send, exc, prefix=("body",))
             return
         kwargs = request.model_dump(exclude_unset=True)
         await self._run(scope, receive, send, self._operations.reset, kwargs, begins=True)
@@ -112,12 +115,12 @@ class GymRoutes:
         try:
             request = StepRequest.model_validate_json(body)
         except ValidationError as exc:
-            await _unprocessable(send, exc, prefix=("body",))
+            await self._unfit(send, exc, prefix=("body",))
             return
         try:
             action = self._service.protocol.action(request.action)
         except Exception as exc:  # a validator may raise anything
-            await _unprocessable(send, exc, prefix=())
+            await self._unfit(send, exc, prefix=())
             return
         kwargs = dict(request.model_extra or {})
         for name in request.model_fields_set - {"action"}:
@@ -128,28 +131,9 @@ class GymRoutes:
         """Handle `GET /state`."""
         await self._run(scope, receive, send, self._operations.state, None)
 
-    async def describe(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle `GET /sessions/{session_id}`."""
-        session_id = scope["path_params"]["session_id"]
-        try:
-            session = self._manager.find(session_id)
-        except OpenEnvError as exc:
-            await _refuse(send, exc)
-            return
-        info = self._manager.info(session_id)
-        assert info is not None
-        shown = {**info.model_dump(), "state": session.state.value, "episode": asdict(session.episode)}
-        await answer(send, 200, shown)
-
-    async def close(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle `DELETE /sessions/{session_id}`."""
-        session_id = scope["path_params"]["session_id"]
-        try:
-            self._manager.find(session_id).close("closed by the client")
-        except OpenEnvError as exc:
-            await _refuse(send, exc)
-        else:
-            await answer(send, 200, {"session_id": session_id, "closed": True})
+    async def _unfit(self, send: Send, exc: Exception, *, prefix: tuple[str, ...]) -> None:
+        self._manager.report_error(WSErrorCode.VALIDATION_ERROR.value)
+        await unprocessable(send, exc, prefix=prefix)
 
     async def _body(self, receive: Receive, send: Send) -> bytes | None:
         try:
@@ -174,46 +158,73 @@ class GymRoutes:
         named = header(scope, _HEADER)
         try:
             if named is not None and named.strip().lower() == _NEW:
-                await self._run_new(receive, send, operation, argument, begins=begins)
+                await self._run_new(scope, receive, send, operation, argument, begins=begins)
                 return
             if named is not None:
-                await self._run_named(self._manager.find(named), send, operation, argument)
+                await self._run_named(self._manager.find(named), scope, send, operation, argument)
                 return
             soft = self._soft_session(scope, begins=begins)
             if soft is not None:
-                await respond(send, 200, await soft.run(operation, argument))
+                await respond(send, 200, await soft.run(operation, argument, origin=self._origin(scope, argument)))
                 return
         except OpenEnvError as exc:
-            await _refuse(send, exc, forget_cookie=named is None)
+            await refuse(send, self._service.errors.shown(exc), forget_cookie=named is None)
             return
-        await self._run_plain(send, operation, argument, begins=begins)
+        await self._run_plain(scope, send, operation, argument, begins=begins)
 
-    async def _run_named(self, session: Session, send: Send, operation: Operation, argument: Any) -> None:
+    def _origin(self, scope: Scope, argument: Any) -> Origin | None:
+        return origin_of(scope, _key(scope, argument)) if self._manager.wants_origins else None
+
+    async def _run_named(self, session: Session, scope: Scope, send: Send, operation: Operation, argument: Any) -> None:
+        """Run in a session; a request whose key was seen before is answered as it was then, and not run again."""
+        key, origin = _key(scope, argument), self._origin(scope, argument)
+        if key is None or operation.kind == "state":
+            status, body = await self._outcome(session, operation, argument, origin)
+        else:
+            entry = session.ledger.find(key)
+            if entry is None:
+                entry = session.ledger.begin(key)
+                status, body = await self._outcome(session, operation, argument, origin)
+                session.ledger.finish(entry, (status, body), len(body))
+            else:
+                reply: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
+                entry.tell(lambda told: None if reply.done() else reply.set_result(told))
+                status, body = await reply
+        await respond(send, status, body, _name(session))
+
+    async def _outcome(
+        self, session: Session, operation: Operation, argument: Any, origin: Origin | None
+    ) -> tuple[int, bytes]:
         try:
-            result = await session.run(operation, argument)
-        except OpenEnvError:
-            raise
+            return 200, await session.run(operation, argument, origin=origin)
+        except OpenEnvError as exc:  # the session has ended, or the environment is a client itself
+            shown = self._service.errors.shown(exc)
+            return _STATUS.get(type(shown), 500), encode({"detail": str(shown), "code": shown.code, **shown.details})
         except Exception as exc:
             logger.exception("session %s: %s failed", session.id, operation.kind)
-            await answer(send, 500, _failure(exc), _name(session))
-        else:
-            await respond(send, 200, result, _name(session))
+            return 500, encode(self._failure(exc))
+
+    def _failure(self, exc: Exception) -> dict[str, Any]:
+        shown = self._service.errors.shown(exc)
+        details = shown.details if isinstance(shown, OpenEnvError) else {}
+        return {"detail": message_of(shown), "code": "EXECUTION_ERROR", **details}
 
     async def _run_new(
-        self, receive: Receive, send: Send, operation: Operation, argument: Any, *, begins: bool
+        self, scope: Scope, receive: Receive, send: Send, operation: Operation, argument: Any, *, begins: bool
     ) -> None:
         """Open a session with its first reset; it stays if that went well and its client is there to learn its name."""
         if not begins:
             raise SessionNotFoundError(_NEW, f"'{SESSION_HEADER}: new' opens a session on POST /reset only.")
         try:
-            session, result = await while_connected(receive, self._begin(operation, argument))
+            origin = self._origin(scope, argument)
+            session, result = await while_connected(receive, self._begin(operation, argument, origin))
         except ClientGone:
             logger.info("a client left before its new session was ready")
         except OpenEnvError:
             raise
         except Exception as exc:
             logger.exception("a new session: %s failed", operation.kind)
-            await answer(send, 500, _failure(exc))
+            await answer(send, 500, self._failure(exc))
         else:
             try:
                 await respond(send, 200, result, _name(session))
@@ -221,10 +232,10 @@ class GymRoutes:
                 session.close(_UNANSWERED)
                 raise
 
-    async def _begin(self, operation: Operation, argument: Any) -> tuple[Session, Any]:
+    async def _begin(self, operation: Operation, argument: Any, origin: Origin | None) -> tuple[Session, Any]:
         session = await self._manager.open(SessionKind.HTTP)
         try:
-            return session, await session.run(operation, argument)
+            return session, await session.run(operation, argument, origin=origin)
         except BaseException:
             session.close(_UNANSWERED)
             raise
@@ -241,25 +252,30 @@ class GymRoutes:
                 return None
             raise
 
-    async def _run_plain(self, send: Send, operation: Operation, argument: Any, *, begins: bool) -> None:
+    async def _run_plain(self, scope: Scope, send: Send, operation: Operation, argument: Any, *, begins: bool) -> None:
         """Run on an environment of its own. What it raises goes to the application, as for any route."""
         headers: HeaderList = ()
         try:
             async with self._manager.borrow() as session:
-                result = await session.run(operation, argument)
+                result = await session.run(operation, argument, origin=self._origin(scope, argument))
                 if begins and self._manager.keep_soft(session):
                     headers = [_cookie(session.id)]
         except EnvironmentFactoryError as exc:
             cause = exc.__cause__  # an exit that a constructor asks for is not the server's
             raise (cause if isinstance(cause, Exception) else exc) from None
         except OpenEnvError as exc:
-            await _refuse(send, exc)
+            await refuse(send, self._service.errors.shown(exc))
             return
         await respond(send, 200, result, headers)
 
 
-def _failure(exc: Exception) -> dict[str, Any]:
-    return {"detail": message_of(exc), "code": "EXECUTION_ERROR"}
+def _key(scope: Scope, argument: Any) -> str | None:
+    """What a client calls its request, so that it may repeat it."""
+    named = header(scope, _KEY_HEADER)
+    if named is None and isinstance(argument, StepInput):
+        given = argument.kwargs.get("request_id")
+        return given if isinstance(given, str) else None
+    return named
 
 
 def _name(session: Session) -> HeaderList:
@@ -271,15 +287,17 @@ def _cookie(value: str, *, expired: bool = False) -> tuple[bytes, bytes]:
     return b"set-cookie", f"{SESSION_COOKIE}={value}; Path=/; HttpOnly; SameSite=Lax{life}".encode()
 
 
-async def _refuse(send: Send, exc: OpenEnvError, *, forget_cookie: bool = False) -> None:
+async def refuse(send: Send, exc: OpenEnvError, *, forget_cookie: bool = False, retry_after_s: int = 1) -> None:
+    """Answer with an error of the framework's own."""
     headers = [_cookie("", expired=True)] if forget_cookie else []
     status = _STATUS.get(type(exc), 500)
     if status == 503:
-        headers.append((b"retry-after", b"1"))
+        headers.append((b"retry-after", str(retry_after_s).encode()))
     await answer(send, status, {"detail": str(exc), "code": exc.code, **exc.details}, headers)
 
 
-async def _unprocessable(send: Send, exc: Exception, *, prefix: tuple[str, ...]) -> None:
+async def unprocessable(send: Send, exc: Exception, *, prefix: tuple[str, ...]) -> None:
+    """Answer that a body does not fit."""
     errors: list[dict[str, Any]] | list[ErrorDetails] = error_list(exc)
     if prefix:
         errors = [{**error, "loc": [*prefix, *error.get("loc", ())]} for error in errors]

@@ -1,7 +1,7 @@
 """From what a user names on the command line to an application.
 
-A target is a folder with `openenv.yaml`, a Python file, or a module; `:name` picks something in it. Knows imports and
-manifests; must not know how the application is run.
+A target is a folder with `openenv.yaml`, a Python file, or a module; `:name` picks something in it. `gymnasium:ID` is
+an environment of Gymnasium's. Knows imports and manifests; must not know how the application is run.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ..env.environment import Environment
 from .app import create_app
 
 MANIFEST = "openenv.yaml"
+GYMNASIUM = "gymnasium:"
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 CLASS_SESSIONS = 256  # of a bare class that supports several; an application says for itself
 
@@ -72,6 +73,8 @@ def load_app(target: str) -> Any:
     Raises:
         TargetError: There is nothing to serve.
     """
+    if target.startswith(GYMNASIUM):
+        return _gymnasium_app(target)
     place, _, name = split_target(target)
     path = Path(place)
     if path.is_dir():
@@ -86,6 +89,22 @@ def load_app(target: str) -> Any:
         missing = f"there is no folder, file or module {place!r} (looked from {Path.cwd().name}/)"
         module = _import_module(place, place, missing=missing)
     return _to_app(module, place, name)
+
+
+def _gymnasium_app(target: str) -> Any:
+    """Serve an environment by its Gymnasium id, such as `CartPole-v1`; `module:ID` imports a module first."""
+    _add_to_path(Path.cwd())
+    try:
+        from ..gym.environment import GymnasiumError, UnsupportedSpace, gymnasium_environment
+    except ModuleNotFoundError as exc:
+        raise TargetError(f"{target} needs Gymnasium: pip install 'openenv[gymnasium]'") from exc
+    with _loading(target):
+        try:
+            env_cls = gymnasium_environment(target.removeprefix(GYMNASIUM))
+        except (GymnasiumError, UnsupportedSpace) as exc:
+            raise TargetError(f"{target} cannot be served: {exc}") from exc
+    models = (env_cls.action_cls, env_cls.observation_cls)
+    return create_app(env_cls, *models, env_name=env_cls.name, max_concurrent_envs=CLASS_SESSIONS)
 
 
 def split_target(target: str) -> tuple[str, str, str]:

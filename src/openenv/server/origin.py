@@ -10,9 +10,8 @@ import ipaddress
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from .asgi import Handler, Receive, Scope, Send, header, respond_json
+from .asgi import Scope, header
 
-FOREIGN_ORIGIN = "FOREIGN_ORIGIN"
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -33,34 +32,6 @@ class OriginPolicy:
             return False
         host = header(scope, b"host") or ""
         return not _is_same(origin, host) or _is_rebound(scope, host)
-
-    def guard(self, handler: Handler) -> Handler:
-        """Answer 403 to foreign pages in front of a handler of HTTP requests or WebSocket connections."""
-        return Guard(self, handler)
-
-
-class Guard:
-    """A handler that only what a policy admits can reach."""
-
-    # A class, since routes take functions for handlers of another kind.
-    def __init__(self, policy: OriginPolicy, handler: Handler) -> None:
-        self._refuses = policy.refuses
-        self._handler = handler
-
-    def admitted(self, scope: Scope) -> Handler | None:
-        """Return the handler behind, or None for a request that is to be refused."""
-        return None if self._refuses(scope) else self._handler
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse, or hand on."""
-        if not self._refuses(scope):
-            await self._handler(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await receive()  # websocket.connect
-            await send({"type": "websocket.close", "code": 1008, "reason": FOREIGN_ORIGIN})
-        else:
-            text = f"Pages of {header(scope, b'origin')} may not use this server; see OPENENV_ALLOWED_ORIGINS."
-            await respond_json(send, 403, {"detail": text, "code": FOREIGN_ORIGIN})
 
 
 def _is_rebound(scope: Scope, host: str) -> bool:

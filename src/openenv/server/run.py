@@ -5,9 +5,11 @@ Knows uvicorn's settings; must not know what is served.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import gc
+import logging
 import signal
 import socket
 import sys
@@ -21,15 +23,56 @@ import uvicorn
 from uvicorn.config import LOGGING_CONFIG
 
 from .. import settings
+from ..sessions.manager import SessionManager
+from .access import AccessPolicy, Role
 from .allocator import keep_freed_memory
 from .compat import HTTPEnvServer
 from .door import Door
 from .loading import TargetError, load_app, split_target
 from .upgrade import UpgradeProtocol
 
+logger = logging.getLogger("uvicorn.error")
+
 # Sessions are many objects that live long: with Python's own 700, looking for garbage among them was an eighth of
 # opening one.
 _GARBAGE_THRESHOLD = 10_000
+_LOOK_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class AccessOptions:
+    """Which tokens to ask for; None leaves what the application itself says.
+
+    Args:
+        token: May do everything.
+        agent_token: May call tools.
+        observer_token: May look.
+        spare_token: An orchestrator's token for a server that would otherwise have none.
+    """
+
+    token: str | None = None
+    agent_token: str | None = None
+    observer_token: str | None = None
+    spare_token: str | None = None
+
+    def policy(self, own: AccessPolicy | None) -> AccessPolicy | None:
+        """Return what an application is to ask for instead of its own; None leaves it as it is.
+
+        Args:
+            own: The application's own policy, if it can have one.
+
+        Raises:
+            ValueError: A token is none, or stands for two roles.
+        """
+        spare = self.spare_token
+        if self.token is not None or self.agent_token is not None or self.observer_token is not None:
+            return AccessPolicy(
+                orchestrator=_listed(self.token) or settings.orchestrator_tokens() or _listed(spare),
+                agent=_listed(self.agent_token) or settings.agent_tokens(),
+                observer=_listed(self.observer_token) or settings.observer_tokens(),
+            )
+        lacks_any = own is not None and own.is_open
+        return AccessPolicy(orchestrator=spare) if spare is not None and lacks_any else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +87,9 @@ class ServeOptions:
     reload: bool = False
     log_level: str = "info"
     drain_s: int = 15
+    max_message_mb: float | None = None
+    access: AccessOptions = AccessOptions()
+    log_format: str = "text"
 
 
 def prepare(target: str, options: ServeOptions) -> Any:
@@ -53,16 +99,26 @@ def prepare(target: str, options: ServeOptions) -> Any:
         TargetError: There is nothing to serve, or it does not take these options.
     """
     app = load_app(target)
-    asked = (options.max_sessions, options.session_timeout_s, options.runner)
-    if any(value is not None for value in asked):
-        server = environment_server(app)
-        if server is None:
-            raise TargetError(
-                f"{target} was not made by create_app, so sessions, their timeout and the runner cannot be set here"
-            )
-        server.reconfigure(
-            sessions=options.max_sessions, session_timeout_s=options.session_timeout_s, runner=options.runner
+    asked = (options.max_sessions, options.session_timeout_s, options.runner, options.max_message_mb)
+    server = environment_server(app)
+    try:
+        policy = options.access.policy(None if server is None else server.access)
+    except ValueError as exc:
+        raise TargetError(str(exc)) from exc
+    if policy is None and all(value is None for value in asked):
+        return app
+    if server is None:
+        raise TargetError(
+            f"{target} was not made by create_app, so sessions, the runner, tokens and limits cannot be set here"
         )
+    megabytes = options.max_message_mb
+    server.reconfigure(
+        sessions=options.max_sessions,
+        session_timeout_s=options.session_timeout_s,
+        runner=options.runner,
+        access=policy,
+        max_message_bytes=None if megabytes is None else int(megabytes * 1024 * 1024),
+    )
     return app
 
 
@@ -77,14 +133,16 @@ def app_from_environment() -> Any:
     target = settings.serve_target()
     if target is None:
         raise TargetError("OPENENV_SERVE_TARGET is not set")
-    return prepare(
-        target,
-        ServeOptions(
-            max_sessions=settings.max_sessions(),
-            session_timeout_s=settings.session_timeout(),
-            runner=settings.runner_name(),
-        ),
+    options = ServeOptions(
+        max_sessions=settings.max_sessions(),
+        session_timeout_s=settings.session_timeout(),
+        runner=settings.runner_name(),
+        max_message_mb=settings.max_message_mb(),
+        log_format=settings.log_format() or "text",
     )
+    app = prepare(target, options)
+    _mark_logs(app, options)
+    return app
 
 
 class _Server(uvicorn.Server):
@@ -98,7 +156,23 @@ class _Server(uvicorn.Server):
         server = environment_server(self.config.app)
         if server is not None:
             server.end_streams()  # they would be waited for otherwise
+            await self._finish_calls(server.manager)
         await super().shutdown(sockets=sockets)
+
+    async def _finish_calls(self, manager: SessionManager) -> None:
+        """Refuse new sessions and let running calls end while the port is still open, so that `/ready` can say so."""
+        manager.stop_admitting()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        if manager.is_quiet:
+            return
+        limit_s = self.config.timeout_graceful_shutdown or 0
+        logger.info("Shutting down: running calls have %d s to end", limit_s)
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        while not (manager.is_quiet or self.force_exit or clock() - began > limit_s):  # noqa: ASYNC110 - a plain flag
+            await asyncio.sleep(_LOOK_S)
+        self.config.timeout_graceful_shutdown = max(1, round(limit_s - (clock() - began)))
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
@@ -124,12 +198,37 @@ def uvicorn_settings(options: ServeOptions) -> dict[str, Any]:
 
 def log_config(options: ServeOptions) -> dict[str, Any]:
     """Uvicorn's logging, and ours beside it: an environment that fails must be seen where it is served."""
-    ours = {"handlers": ["default"], "level": options.log_level.upper()}
-    return {**LOGGING_CONFIG, "loggers": {**LOGGING_CONFIG["loggers"], "openenv": ours}}
+    level = options.log_level.upper()
+    ours = {"handlers": ["default"], "level": level, "propagate": False}
+    config = {**LOGGING_CONFIG, "loggers": {**LOGGING_CONFIG["loggers"], "openenv": ours}}
+    if options.log_format == "json":
+        # Everybody's lines, an environment's own included: whoever reads them expects JSON and nothing else.
+        as_json = {"()": "openenv.telemetry.logs.JsonFormatter"}
+        config["formatters"] = {"default": as_json, "access": as_json}
+        config["root"] = {"handlers": ["default"], "level": level}
+    return config
 
 
-def serve(target: str, options: ServeOptions, on_started: Callable[[Any, int], None]) -> None:
+def _mark_logs(app: Any, options: ServeOptions) -> None:
+    """Have structured logs name the session and the request that they are about."""
+    server = environment_server(app)
+    if options.log_format == "json" and server is not None:
+        server.monitoring.watch.name_calls()
+
+
+def serve(
+    target: str,
+    options: ServeOptions,
+    on_started: Callable[[Any, int], None],
+    on_reloading: Callable[[Any], None] | None = None,
+) -> None:
     """Serve until interrupted. `on_started(app, port)` is called once the port is open.
+
+    Args:
+        target: What to serve.
+        options: How.
+        on_started: Called with the application and its port once that is open, unless sources are watched.
+        on_reloading: Called with the application in its place where sources are watched.
 
     Raises:
         TargetError: There is nothing to serve, or the port is taken.
@@ -137,10 +236,11 @@ def serve(target: str, options: ServeOptions, on_started: Callable[[Any, int], N
     _check_port(options)
     if options.reload:
         gc.enable()
-        _serve_reloading(target, options)
+        _serve_reloading(target, options, on_reloading or _nothing)
         return
     keep_freed_memory()
     app = prepare(target, options)
+    _mark_logs(app, options)
     gc.freeze()  # what is loaded now stays; the collector need not look at it again
     gc.set_threshold(_GARBAGE_THRESHOLD, *gc.get_threshold()[1:])
     gc.enable()
@@ -162,14 +262,22 @@ def _ended_well_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _serve_reloading(target: str, options: ServeOptions) -> None:
-    load_app(target)  # a mistake in the target is told now and not by every reload
+def _nothing(app: Any) -> None:
+    """There is nothing to tell."""
+
+
+def _serve_reloading(target: str, options: ServeOptions, on_reloading: Callable[[Any], None]) -> None:
+    app = prepare(target, options)  # a mistake in the target is told now and not by every reload
+    on_reloading(app)
     settings.export(
         {
             "OPENENV_SERVE_TARGET": target,
             "OPENENV_MAX_SESSIONS": options.max_sessions,
             "OPENENV_SESSION_TIMEOUT": options.session_timeout_s,
             "OPENENV_RUNNER": options.runner,
+            "OPENENV_LOG_FORMAT": options.log_format,
+            "OPENENV_MAX_MESSAGE_MB": options.max_message_mb,
+            **_exported_tokens(app, options.access),
         }
     )
     uvicorn.run(
@@ -180,6 +288,21 @@ def _serve_reloading(target: str, options: ServeOptions) -> None:
         log_config=log_config(options),
         **uvicorn_settings(options),
     )
+
+
+def _exported_tokens(app: Any, access: AccessOptions) -> dict[str, str | None]:
+    """The settings that make the application ask for the same tokens in the process that reloads it."""
+    server = environment_server(app)
+    takes_spare = server is not None and server.access.role(access.spare_token or "") is Role.ORCHESTRATOR
+    return {
+        "OPENENV_TOKEN": access.spare_token if takes_spare else access.token,
+        "OPENENV_AGENT_TOKEN": access.agent_token,
+        "OPENENV_OBSERVER_TOKEN": access.observer_token,
+    }
+
+
+def _listed(tokens: str | None) -> list[str]:
+    return [] if tokens is None else [token.strip() for token in tokens.split(",")]
 
 
 def _watched(target: str) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakSet
 
 from ..env.binding import factory_name, infer_models
 from ..env.environment import Environment
@@ -15,9 +16,12 @@ from ..env.tools.source import ToolSource
 from ..protocol.schema import json_schema
 from ..protocol.server import ServerProtocol, observation_frame, state_frame
 from ..runners import Runner
-from ..sessions.manager import SessionLimits, SessionManager
+from ..sessions.limits import SessionLimits
+from ..sessions.manager import SessionManager
 from ..sessions.operations import CALL, build_operations
+from ..sessions.session import Session
 from ..types import EnvironmentMetadata, SchemaResponse, ServerMode, State
+from .redaction import Redaction
 
 DEFAULT_MAX_MESSAGE_BYTES = 100 * 1024 * 1024
 
@@ -30,11 +34,13 @@ class ServiceOptions:
         limits: Sessions, their life, and shutdown.
         runner: Where environment code runs: `auto`, `thread`, `inline`, or a runner of your own.
         max_message_bytes: The largest request that is read.
+        redact_errors: Whether the texts of an environment's exceptions are kept from clients.
     """
 
     limits: SessionLimits
     runner: Runner | str = "auto"
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
+    redact_errors: bool = False
 
 
 class EnvService:
@@ -58,7 +64,11 @@ class EnvService:
             )
         self.factory = factory
         self.options = options
-        self.manager = SessionManager(factory, options.limits, runner=options.runner, prepare=self._prepare)
+        self.errors = Redaction(options.redact_errors)
+        self.manager = SessionManager(
+            factory, options.limits, runner=options.runner, prepare=self._prepare, explain=self.errors.explain
+        )
+        self.sessions_of_agents: WeakSet[Session] = WeakSet()
         self.env_name = env_name or factory_name(factory)
         self.action_cls = action_cls
         self.observation_cls = observation_cls
@@ -75,10 +85,17 @@ class EnvService:
         if isinstance(getattr(env, "tools", None), ToolSource):
             env._mode = self.mode.value
 
-    def reconfigure(self, limits: SessionLimits, *, runner: str | None = None) -> None:
+    def reconfigure(
+        self, limits: SessionLimits, *, runner: str | None = None, max_message_bytes: int | None = None
+    ) -> None:
         """Change limits and runner before the first session; raises as `SessionManager.reconfigure` does."""
         self.manager.reconfigure(limits, runner=runner)
-        self.options = replace(self.options, limits=limits, runner=runner or self.options.runner)
+        self.options = replace(
+            self.options,
+            limits=limits,
+            runner=runner or self.options.runner,
+            max_message_bytes=max_message_bytes or self.options.max_message_bytes,
+        )
 
     @property
     def state_cls(self) -> type[Any]:

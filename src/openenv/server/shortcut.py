@@ -21,9 +21,9 @@ from uvicorn.config import Config
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from .asgi import Handler, Receive, Scope, Send
+from .gate import Guard
 from .http import GymRoutes, names_session
 from .mcp.endpoint import McpEndpoint
-from .origin import Guard
 from .routes import DocumentedRoute
 from .ws import GymEndpoint
 

@@ -66,6 +66,10 @@ class Socket(Protocol):
         """Send a text message."""
         ...
 
+    def send_binary(self, payload: bytes) -> None:
+        """Send a binary message."""
+        ...
+
     def close(self, code: int = 1000, reason: str = "") -> None:
         """Close after what was sent."""
         ...
@@ -338,6 +342,11 @@ class AsgiSocket:
         """Send a text message."""
         if not self._closing:
             self._outbox.put_nowait({"type": "websocket.send", "text": payload.decode()})
+
+    def send_binary(self, payload: bytes) -> None:
+        """Send a binary message."""
+        if not self._closing:
+            self._outbox.put_nowait({"type": "websocket.send", "bytes": payload})
 
     def close(self, code: int = 1000, reason: str = "") -> None:
         """Close after what was sent."""

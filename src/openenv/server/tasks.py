@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from ..sessions.operations import CALL
 from ..types import GetTaskRangeRequest, GetTaskRequest, ListTasksRequest, NumTasksRequest
+from .asgi import BodyLimit
 from .routes import AdmittingRoute, ErrorBody
 from .service import EnvService
 
@@ -22,6 +23,7 @@ _SPLIT_TYPES = frozenset({"train", "validation", "test"})
 _ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "There is no such task"},
     404: {"description": "No environment of that name is served here"},
+    413: {"model": ErrorBody, "description": "The body is too large"},
     500: {"description": "The environment failed"},
     501: {"description": "The environment has no such catalogue"},
     503: {"model": ErrorBody, "description": "The server is shutting down"},
@@ -43,6 +45,9 @@ class TaskRoutes:
         router.add_api_route("/{env_name}/num_tasks", self.num_tasks, methods=["POST"], responses=_ERRORS)
         router.add_api_route("/{env_name}/task", self.task, methods=["POST"], responses=_ERRORS)
         router.add_api_route("/{env_name}/task_range", self.task_range, methods=["POST"], responses=_ERRORS)
+        for route in router.routes:
+            assert isinstance(route, AdmittingRoute)
+            route.app = BodyLimit(route.app, lambda: self._service.options.max_message_bytes)
         app.router.routes.extend(router.routes)
 
     async def list_environments(self) -> list[str]:
@@ -102,7 +107,7 @@ class TaskRoutes:
         except IndexError:
             raise HTTPException(400, "Invalid task index") from None
         except (KeyError, ValueError) as exc:  # how environments say that there is no such split
-            raise HTTPException(400, f"{method}: {exc}") from exc
+            raise HTTPException(400, f"{method}: {self._service.errors.text(exc)}") from exc
 
 
 def _split(item: Any) -> Any:

@@ -112,6 +112,8 @@ class UpgradeProtocol(asyncio.Protocol):
             "query_string": query,
             "headers": headers,
         }
+        if b"origin" in found:  # where the connection came in matters for pages only
+            self._scope["server"] = get_local_addr(transport)
         endpoint = Shortcut.of(self._config).endpoint(self._scope)
         if endpoint is not None:
             # Soon and not now: the server makes us the transport's protocol when this returns.
@@ -140,7 +142,7 @@ class UpgradeProtocol(asyncio.Protocol):
         if self._phase != "connecting" or self._transport.is_closing():
             return
         try:
-            self._accept({})
+            self._accept({"subprotocol": endpoint.subprotocol(self._scope)})
             socket = self.take_frames(endpoint.max_size)
             if socket is None:
                 return

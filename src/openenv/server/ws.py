@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 from urllib.parse import parse_qs
 
-from ..errors import OpenEnvError, SessionClosedError, SessionLost, SessionNotFoundError
+from ..errors import Forbidden, OpenEnvError, SessionClosedError, SessionLost, SessionNotFoundError
 from ..protocol.server import (
     Close,
     GetState,
@@ -24,14 +24,19 @@ from ..protocol.server import (
     Step,
     error_frame,
     exception_frame,
+    frame_type,
     rpc_frame,
 )
+from ..protocol.v2.codec import BY_NAME, choose
 from ..runners import Hub, current_hub
 from ..sessions.operations import Operation
+from ..sessions.origin import Origin
 from ..sessions.session import Session, SessionKind, SessionState
 from ..types import ServerMode, WSErrorCode
-from .asgi import Receive, Scope, Send
+from .access import Role, may, role_of
+from .asgi import Receive, Scope, Send, header, origin_of
 from .mcp.own import OwnMethods
+from .multiplex import MultiplexConnection, MultiplexService
 from .service import EnvService
 from .sockets import AsgiSocket, FrameSocket, Socket, open_socket
 
@@ -52,6 +57,8 @@ class _Oversize:
 class GymConnection:
     """One client's connection: takes frames, runs them on its session, answers."""
 
+    role = Role.ORCHESTRATOR
+
     def __init__(self, service: EnvService, socket: Socket, hub: Hub, rpc: OwnMethods) -> None:
         self._service = service
         self._rpc = rpc
@@ -70,6 +77,7 @@ class GymConnection:
         self._catching_up = False
         self._leaving = False
         self._lost = False
+        self.origin: Origin | None = None
 
     def begin(self, session_id: str | None) -> None:
         """Open a session, or attach to the named one; a failure is reported and ends the connection."""
@@ -194,6 +202,7 @@ class GymConnection:
         if type(request) is Step and self._takes_steps:
             self._submit(self._step, request.action)
         elif isinstance(request, Malformed):
+            self._service.manager.report_error(request.code.value, self._session)
             self._socket.send(request.reply)
         elif isinstance(request, Close):
             self._socket.close()
@@ -214,16 +223,16 @@ class GymConnection:
         assert session is not None
         self._answering = True
         if session.lane.is_shared:
-            self._hub.at_end_of_pass(session.submit, operation, argument, self._answer, self._hub)
+            self._hub.at_end_of_pass(session.submit, operation, argument, self._answer, self._hub, self.origin)
         else:
-            session.submit(operation, argument, self._answer, self._hub)
+            session.submit(operation, argument, self._answer, self._hub, self.origin)
 
     def _submit_rpc(self, data: Any) -> None:
         self._answering = True
         self._waiting = self._hub.loop.create_task(self._answer_rpc(data))
 
     async def _answer_rpc(self, data: Any) -> None:
-        answer = await self._rpc.answer(data, own=self._session, notify=self._notify)
+        answer = await self._rpc.answer(data, own=self._session, notify=self._notify, role=self.role)
         self._answer(self._rpc_frame(answer), None)
 
     def _notify(self, note: Mapping[str, Any]) -> None:
@@ -244,7 +253,7 @@ class GymConnection:
             return
         else:
             logger.info("session %s: a request failed", self._session.id if self._session else "-", exc_info=error)
-            self._socket.send(exception_frame(error))
+            self._socket.send(exception_frame(self._service.errors.shown(error)))
         if self._ahead or self._leaving:
             self._next()
 
@@ -276,19 +285,33 @@ class GymConnection:
         return error_frame(WSErrorCode.VALIDATION_ERROR, text, {"errors": [], "limit_bytes": limit})
 
 
+class RestrictedConnection(GymConnection):
+    """The connection of a client whose role does not allow every kind of frame."""
+
+    def _handle(self, payload: bytes) -> None:
+        kind = frame_type(payload)
+        if kind is None or may(self.role, kind):
+            super()._handle(payload)
+        else:
+            self._service.manager.report_error(Forbidden.code, self._session)
+            self._socket.send(exception_frame(Forbidden(self.role.value)))
+
+
 class GymEndpoint:
     """The ASGI endpoint of `/ws`."""
 
     connection: ClassVar[type[GymConnection]] = GymConnection
+    restricted: ClassVar[type[GymConnection]] = RestrictedConnection  # for roles that may not do everything
 
     def __init__(self, service: EnvService) -> None:
         self._service = service
         self._rpc = OwnMethods(service)
+        self._shared = MultiplexService(service, self._rpc)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Accept, open a session, serve it until the connection ends."""
         await receive()  # websocket.connect
-        await send({"type": "websocket.accept"})
+        await send({"type": "websocket.accept", "subprotocol": self.subprotocol(scope)})
         socket = open_socket(receive, send, max_size=self.max_size)
         connection = self.begin(scope, socket)
         try:
@@ -301,10 +324,28 @@ class GymEndpoint:
         """The largest message that is read."""
         return self._service.options.max_message_bytes
 
-    def begin(self, scope: Scope, socket: FrameSocket | AsgiSocket) -> GymConnection:
+    def subprotocol(self, scope: Scope) -> str | None:
+        """Choose among what a client offers; None stands for protocol v1."""
+        offered = header(scope, b"sec-websocket-protocol")
+        codec = choose(name.strip() for name in offered.split(",")) if offered else None
+        return codec.name if codec is not None and self.connection is GymConnection else None
+
+    def begin(self, scope: Scope, socket: FrameSocket | AsgiSocket) -> GymConnection | MultiplexConnection:
         """Serve an accepted connection until its socket is lost."""
-        connection = self.connection(self._service, socket, current_hub(), self._rpc)
+        chosen = self.subprotocol(scope)
+        if chosen is not None:
+            multiplex = MultiplexConnection(self._shared, socket, current_hub(), BY_NAME[chosen], role_of(scope))
+            if self._service.manager.wants_origins:
+                multiplex.traceparent = origin_of(scope).traceparent
+            socket.start(multiplex)
+            return multiplex
+        role = role_of(scope)
+        kind = self.connection if role is Role.ORCHESTRATOR else self.restricted
+        connection = kind(self._service, socket, current_hub(), self._rpc)
+        connection.role = role
         socket.start(connection)
+        if self._service.manager.wants_origins:
+            connection.origin = origin_of(scope)
         query = scope.get("query_string")
         wanted = parse_qs(query.decode("latin-1")).get("session_id") if query else None
         connection.begin(wanted[0] if wanted else None)

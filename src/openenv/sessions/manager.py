@@ -15,7 +15,6 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from ..env.binding import factory_class, factory_name
@@ -31,36 +30,19 @@ from ..errors import (
 )
 from ..runners import Runner, current_hub, make_runner
 from ..types import SessionInfo
+from .admission import AdmissionQueue
 from .events import Listener, SessionEvent
+from .limits import SessionLimits
 from .reaper import Reaper
-from .session import Session, SessionKind, SessionState
+from .session import Call, CallFactory, Holder, Session, SessionKind, SessionState
+from .tokens import Tokens
 from .waiting import Line, wait_until
 
 logger = logging.getLogger(__name__)
 
 Factory = Callable[[], Any]
 _REMEMBERED = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class SessionLimits:
-    """How many sessions, and how long each may be unused. Times are in seconds.
-
-    Args:
-        sessions: Environments held at once.
-        idle_s: Life of an unused HTTP session.
-        soft_idle_s: Life of an unused soft session.
-        soft_sessions: Soft sessions kept at once.
-        closing_wait_s: How long a newcomer waits for a slot whose session is already closing.
-        drain_s: How long a shutdown waits for running calls.
-    """
-
-    sessions: int = 1
-    idle_s: float = 900.0
-    soft_idle_s: float = 60.0
-    soft_sessions: int = 8
-    closing_wait_s: float = 5.0
-    drain_s: float = 10.0
+_EXPIRING = frozenset({SessionKind.HTTP, SessionKind.SOFT, SessionKind.RESUMABLE})
 
 
 class Reservation(NamedTuple):
@@ -80,6 +62,7 @@ class SessionManager:
         runner: Where their code runs.
         clock: Tells the time.
         prepare: Called with each new environment, where its code runs.
+        explain: Says to whoever opens a session why its environment could not be built.
 
     Raises:
         ConcurrencyConfigurationError: More than one session is asked for, and the class does not allow it.
@@ -93,12 +76,16 @@ class SessionManager:
         runner: Runner | str = "auto",
         clock: Callable[[], float] = time.time,
         prepare: Callable[[Any], None] | None = None,
+        explain: Callable[[BaseException], str] = lambda error: f"{type(error).__name__}: {message_of(error)}",
     ) -> None:
         self.factory = factory
         self._prepare = prepare
+        self._explain = explain
         self.limits = limits
         self.env_cls = factory_class(factory)
         self.listeners: list[Listener] = []
+        self.wants_origins = False
+        self._make_call: CallFactory = Call
         self._clock = clock
         self._max_sessions = limits.sessions
         self._lock = threading.Lock()
@@ -108,6 +95,9 @@ class SessionManager:
         self._live: dict[str, Session] = {}
         self._once: set[Session] = set()
         self._ended: OrderedDict[str, str] = OrderedDict()
+        self._tokens = Tokens()
+        self.queue = AdmissionQueue(limits.queue)
+        self.resumes = 0
         self._draining = False
         self._reaper = Reaper(self._expired, period_s=self._reap_period())
         self._check(limits)
@@ -129,6 +119,7 @@ class SessionManager:
             raise RuntimeError("sessions are open; limits and runner can only be changed before the first one")
         self._check(limits)
         self.limits = limits
+        self.queue.limit = limits.queue
         self._max_sessions = limits.sessions
         self._reaper = Reaper(self._expired, period_s=self._reap_period())
         self._runner_spec = runner or self._runner_spec
@@ -166,6 +157,12 @@ class SessionManager:
         return self._draining
 
     @property
+    def is_quiet(self) -> bool:
+        """Whether no session has anything to do."""
+        with self._lock:
+            return all(session.is_idle for session in (*self._live.values(), *self._once))
+
+    @property
     def is_concurrency_safe(self) -> bool:
         """Whether the environment says that its sessions share nothing; unknown counts as no."""
         return self.env_cls is not None and _is_concurrent(self.env_cls)
@@ -182,10 +179,17 @@ class SessionManager:
             SessionLost: There was such a session; the reason says how it ended.
             SessionNotFoundError: There never was.
         """
+        try:
+            return self._find(session_id)
+        except OpenEnvError as exc:
+            self.report_error(exc.code)
+            raise
+
+    def _find(self, session_id: str) -> Session:
         with self._lock:
             session = self._live.get(session_id)
             ended = self._ended.get(session_id)
-        if session is not None and session.kind is SessionKind.SOCKET:
+        if session is not None and session.kind in (SessionKind.SOCKET, SessionKind.RESUMABLE):
             raise SessionNotFoundError(session_id)
         if session is not None and session.state not in (SessionState.CLOSING, SessionState.CLOSED):
             return session
@@ -231,9 +235,9 @@ class SessionManager:
         await self._construct(session)
         return session
 
-    def reserve_at_once(self, kind: SessionKind) -> Session | None:
+    def reserve_at_once(self, kind: SessionKind, *, key: str | None = None) -> Session | None:
         """Reserve a slot for `build` to fill; None where `open` would have to wait for one, or to refuse."""
-        session = self._try_reserve(kind).session
+        session = self._try_reserve(kind, key=key).session
         if session is not None:
             self._admitted(session)
         return session
@@ -282,8 +286,114 @@ class SessionManager:
             if session.kind is SessionKind.SOFT and self._live.get(session.id) is session:
                 session.kind = SessionKind.HTTP
 
-    async def _reserve(self, kind: SessionKind) -> Session:
-        session = self._try_reserve(kind).session or await self._reserve_patiently(kind)
+    async def open_in_turn(
+        self,
+        kind: SessionKind,
+        *,
+        wait_s: float = 0.0,
+        key: str | None = None,
+        on_position: Callable[[int], None] | None = None,
+    ) -> Session:
+        """Open a session, after those who came before if there is no slot at once.
+
+        Args:
+            kind: Who keeps it alive.
+            wait_s: How long to wait for a slot.
+            key: Whom it counts for, where there is a limit for each.
+            on_position: Told the place in line, now and then.
+
+        Raises:
+            SessionCapacityError: No slot came free in time, or too many wait.
+            EnvironmentFactoryError: The constructor raised.
+            SessionClosedError: The session was closed while it was built.
+        """
+        session = self.reserve_at_once(kind, key=key) or await self._wait_in_line(kind, wait_s, key, on_position)
+        await self._construct(session)
+        return session
+
+    async def _wait_in_line(
+        self, kind: SessionKind, wait_s: float, key: str | None, on_position: Callable[[int], None] | None
+    ) -> Session:
+        ticket = self.queue.join() if wait_s > 0 and not self._is_over(key) else None
+        if ticket is None:
+            if wait_s <= 0 and not self._is_over(key) and not self.queue:
+                return await self._reserve(kind, key=key)  # a slot that is just coming free is worth a moment
+            raise self._refusal()
+        deadline = asyncio.get_running_loop().time() + wait_s
+        try:
+            while True:
+                if ticket.called.done():
+                    self.queue.wait_again(ticket)
+                reserved = self._try_reserve(kind, key=key, is_next=self.queue.is_next(ticket))
+                if reserved.session is not None:
+                    self._admitted(reserved.session)
+                    return reserved.session
+                if reserved.victim is not None:
+                    reserved.victim.close("evicted")
+                if self._is_over(key):
+                    self.queue.stand_aside(ticket)
+                if on_position is not None:
+                    on_position(self.queue.position(ticket))
+                left = deadline - asyncio.get_running_loop().time()
+                if left <= 0 or self._draining:
+                    raise self._refusal()
+                await asyncio.wait([ticket.called], timeout=min(left, 1.0))
+        finally:
+            self.queue.leave(ticket)
+
+    def _is_over(self, key: str | None) -> bool:
+        limit = self.limits.per_key
+        if key is None or limit is None:
+            return False
+        with self._lock:
+            return sum(session.key == key for session in self._live.values()) >= limit
+
+    def token(self, session: Session) -> str:
+        """Return the secret that lets its holder attach to a session from anywhere."""
+        if not session.secret:
+            session.secret = self._tokens.new_secret()
+        return self._tokens.write(session.id, session.secret)
+
+    def claimed(self, token: str) -> Session:
+        """Return the session of a token.
+
+        Raises:
+            SessionLost: There is none; the reason says why.
+        """
+        claim = self._tokens.read(token)
+        with self._lock:
+            session = self._live.get(claim.session_id)
+            ended = self._ended.get(claim.session_id)
+        if session is None or not claim.is_proved_by(session.secret):
+            raise SessionLost(_told(ended) if ended is not None else "unknown")
+        if session.state in (SessionState.CLOSING, SessionState.CLOSED):
+            raise SessionLost(_told(session.close_reason or "closed"))
+        return session
+
+    def reattach(self, session: Session, holder: Holder) -> None:
+        """Attach to a session that goes on; whoever held it before is told."""
+        former, session.holder = session.holder, holder
+        session.is_attached = True
+        session.touch()
+        self.resumes += 1
+        if former is not None and former is not holder:
+            former.let_go(session, "another connection has attached to it")
+
+    def hold(self, session: Session, holder: Holder) -> None:
+        """Attach to a session that was just opened."""
+        session.holder, session.is_attached = holder, True
+
+    def release(self, session: Session, holder: Holder) -> None:
+        """Leave a session to whoever has its token, for the grace period."""
+        if session.holder is not holder:
+            return
+        session.holder, session.is_attached = None, False
+        session.touch()
+        if self.limits.grace_s <= 0:
+            session.close("client disconnected")
+
+    async def _reserve(self, kind: SessionKind, *, key: str | None = None) -> Session:
+        session = self._try_reserve(kind, key=key).session or await self._reserve_patiently(kind, key)
         self._admitted(session)
         return session
 
@@ -292,7 +402,7 @@ class SessionManager:
         if session.kind is not SessionKind.ONCE:
             self._reaper.ensure_running()
 
-    async def _reserve_patiently(self, kind: SessionKind) -> Session:
+    async def _reserve_patiently(self, kind: SessionKind, key: str | None) -> Session:
         """Wait while a slot is about to come free; single requests wait their turn, sessions not for long."""
         deadline = None
         if kind is not SessionKind.ONCE:
@@ -302,7 +412,7 @@ class SessionManager:
             turn = line.subscribe()
             was_called = False
             try:
-                session, victim, wait_for = self._try_reserve(kind)
+                session, victim, wait_for = self._try_reserve(kind, key=key)
                 if session is not None:
                     return session
                 if victim is not None:
@@ -317,14 +427,22 @@ class SessionManager:
                 if not line.unsubscribe(turn) and not was_called:
                     line.notify_one()  # called, but no longer waiting: the turn goes to the next
 
+    @property
+    def retry_after_s(self) -> float:
+        """When to ask again; longer for a longer line: whoever comes back too soon finds it as it was."""
+        return 1.0 + len(self.queue) // 100
+
     def _refusal(self) -> SessionCapacityError:
         text = "The server is shutting down and opens no more sessions." if self._draining else None
+        self.report_error(SessionCapacityError.code)
         return SessionCapacityError(self.active, self._max_sessions, text)
 
-    def _try_reserve(self, kind: SessionKind) -> Reservation:
-        """Reserve if possible; else name a session to evict, and what to wait for."""
+    def _try_reserve(self, kind: SessionKind, *, key: str | None = None, is_next: bool = False) -> Reservation:
+        """Reserve if possible; else name a session to evict, and what to wait for. Those in line come first."""
+        if self._is_over(key):
+            return Reservation(None)
         with self._lock:
-            if self._draining:
+            if self._draining or (self.queue and not is_next and kind is not SessionKind.ONCE):
                 return Reservation(None)
             if self.env_cls is None and any(
                 s.state is SessionState.CREATING for s in (*self._live.values(), *self._once)
@@ -332,7 +450,7 @@ class SessionManager:
                 return Reservation(None, wait_for="class")  # the first will tell which it is, and what that allows
             held = self._once if kind is SessionKind.ONCE else self._live
             if len(held) < self._max_sessions:
-                return Reservation(self._insert(kind))
+                return Reservation(self._insert(kind, key))
             if kind is SessionKind.ONCE:
                 return Reservation(None, wait_for="slot")
             victim = min(self._evictable(), key=lambda s: (not s.is_idle, s.last_activity_at), default=None)
@@ -349,7 +467,7 @@ class SessionManager:
             and session.state is not SessionState.CLOSING
         ]
 
-    def _insert(self, kind: SessionKind) -> Session:
+    def _insert(self, kind: SessionKind, key: str | None) -> Session:
         session = Session(
             str(uuid.uuid4()),
             kind,
@@ -357,7 +475,10 @@ class SessionManager:
             clock=self._clock,
             on_ready=self._on_ready,
             on_closed=self._on_closed,
+            on_error=self._on_error,
         )
+        session.make_call = self._make_call
+        session.key = key
         if kind is SessionKind.ONCE:
             self._once.add(session)
         else:
@@ -408,12 +529,26 @@ class SessionManager:
         if error is not None:
             name = factory_name(self.factory)
             logger.error("session %s: the environment factory %s failed", session.id, name, exc_info=error)
-            problem = EnvironmentFactoryError(name, reason=f"{type(error).__name__}: {message_of(error)}")
+            problem = EnvironmentFactoryError(name, reason=self._explain(error))
+            self.report_error(problem.code, session)
             problem.__cause__ = error
             return problem
         if session.state in (SessionState.CLOSING, SessionState.CLOSED):
             return SessionClosedError(session.id, session.close_reason or "closed")
         return None
+
+    def make_calls_with(self, factory: CallFactory, *, with_origins: bool = False) -> None:
+        """Have every session make its calls in another way from now on, for whoever wants to watch them.
+
+        Args:
+            factory: Makes a call.
+            with_origins: Whether surfaces are to tell where requests come from, which is not free.
+        """
+        self.wants_origins = self.wants_origins or with_origins
+        with self._lock:
+            self._make_call = factory
+            for session in (*self._live.values(), *self._once):
+                session.make_call = factory
 
     # -- what sessions report, from any thread ------------------------------------------------------------------
 
@@ -424,6 +559,9 @@ class SessionManager:
         if self.env_cls is None:
             self._learn_class(session)
         self._emit("ready", session)
+
+    def _on_error(self, session: Session, error: BaseException) -> None:
+        self.report_error(error.code if isinstance(error, OpenEnvError) else "EXECUTION_ERROR", session)
 
     def _learn_class(self, session: Session) -> None:
         with self._lock:
@@ -441,34 +579,46 @@ class SessionManager:
             self._once.discard(session)
             if self._live.get(session.id) is session:
                 self._forget(session, session.close_reason or "closed")
+        holder, session.holder = session.holder, None
+        if holder is not None:
+            holder.let_go(session, _told(session.close_reason or "closed"))
         (self._line_once if session.kind is SessionKind.ONCE else self._line).notify_one()
+        self.queue.slot_freed()
         self._endings.notify_all()
-        self._emit("closed", session, session.close_reason)
+        self._tell(SessionEvent("closed", session.id, session.close_reason, session.step_count, session.ledger.hits))
 
     def _forget(self, session: Session, reason: str) -> None:
         """Give the slot back; the caller holds the lock."""
         self._live.pop(session.id, None)
-        if session.kind in (SessionKind.HTTP, SessionKind.SOFT):
+        if session.kind in (SessionKind.HTTP, SessionKind.SOFT, SessionKind.RESUMABLE):
             self._ended[session.id] = reason
             while len(self._ended) > _REMEMBERED:
                 self._ended.popitem(last=False)
 
     def _emit(self, name: Any, session: Session, reason: str | None = None) -> None:
+        self._tell(SessionEvent(name, session.id, reason))
+
+    def report_error(self, code: str, session: Session | None = None) -> None:
+        """Tell those who listen that a request was answered with an error."""
+        self._tell(SessionEvent("error", session.id if session is not None else "", code))
+
+    def _tell(self, event: SessionEvent) -> None:
         for listener in self.listeners:
             try:
-                listener(SessionEvent(name, session.id, reason))
+                listener(event)
             except Exception:
                 logger.exception("a session listener failed")
 
     # -- ending -------------------------------------------------------------------------------------------------
 
     def _reap_period(self) -> float:
-        return max(0.05, min(self.limits.idle_s, self.limits.soft_idle_s) / 4)
+        lives = [self.limits.idle_s, self.limits.soft_idle_s]
+        return max(0.05, min([*lives, self.limits.grace_s] if self.limits.grace_s > 0 else lives) / 4)
 
     def _expired(self) -> bool:
         """Close sessions that nobody uses; say whether any are left to watch. Attached and running ones are spared."""
         now = self._clock()
-        watched = [session for session in self.sessions() if session.kind in (SessionKind.HTTP, SessionKind.SOFT)]
+        watched = [session for session in self.sessions() if session.kind in _EXPIRING]
         for session in watched:
             unused_s = now - session.last_activity_at
             if session.is_idle and not session.is_attached and unused_s > self._idle_limit(session):
@@ -477,16 +627,21 @@ class SessionManager:
 
     def _idle_limit(self, session: Session) -> float:
         """How long a session may be unused; one whose socket went has most likely lost its client."""
-        return (
-            self.limits.soft_idle_s if session.kind is SessionKind.SOFT or session.was_attached else self.limits.idle_s
-        )
+        if session.kind is SessionKind.RESUMABLE:
+            return self.limits.grace_s
+        is_soft = session.kind is SessionKind.SOFT or session.was_attached
+        return self.limits.soft_idle_s if is_soft else self.limits.idle_s
+
+    def stop_admitting(self) -> None:
+        """Open no more sessions, and refuse those who wait for one; what runs goes on."""
+        self._draining = True
+        self._line.notify_all()
+        self._line_once.notify_all()
 
     async def drain(self) -> None:
         """Stop admitting, let running calls finish within the limit, close every environment, stop the threads."""
-        self._draining = True
+        self.stop_admitting()
         self._reaper.stop()
-        self._line.notify_all()
-        self._line_once.notify_all()
         deadline = asyncio.get_running_loop().time() + self.limits.drain_s
         with self._lock:
             sessions = [*self._live.values(), *self._once]
@@ -508,6 +663,11 @@ class SessionManager:
         if self._draining:
             self._runner = self._make_runner()
             self._draining = False
+
+
+def _told(reason: str) -> str:
+    """Name the reason of an end as clients know it."""
+    return {"closed by the client": "closed", "client disconnected": "expired"}.get(reason, reason)
 
 
 def _is_concurrent(env_cls: type[Any]) -> bool:

@@ -16,14 +16,16 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 from ..env.binding import bind
 from ..env.offload import OFFLOAD
-from ..errors import SessionClosedError
+from ..errors import RequestCancelled, SessionClosedError
 from ..runners import Hub, Lane, current_hub
 from .episode import Episode
+from .ledger import Ledger
 from .operations import CLOSE, CONSTRUCT, Operation
+from .origin import Origin
 
 logger = logging.getLogger(__name__)
 
@@ -53,26 +55,36 @@ _INTERRUPT_AGAIN_S = 0.05
 
 
 class SessionKind(str, Enum):
-    """Who keeps a session alive: a socket, an explicit HTTP client, a cookie, or a single request."""
+    """Who keeps a session alive: a socket, an HTTP client, a cookie, a single request, or whoever has its token."""
 
     SOCKET = "socket"
     HTTP = "http"
     SOFT = "soft"
     ONCE = "once"
+    RESUMABLE = "resumable"
 
 
 class Call:
     """One request to a session and its outcome."""
 
-    __slots__ = ("_done", "_hub", "_session", "argument", "error", "kind", "operation", "result", "task")
+    __slots__ = ("_done", "_hub", "_session", "argument", "error", "kind", "operation", "origin", "result", "task")
 
-    def __init__(self, session: Session, operation: Operation, argument: Any, done: Done, hub: Hub) -> None:
+    def __init__(
+        self,
+        session: Session,
+        operation: Operation,
+        argument: Any,
+        done: Done,
+        hub: Hub,
+        origin: Origin | None = None,
+    ) -> None:
         self._session = session
         self.operation = operation
         self.kind: str = operation.kind
         self.argument = argument
         self._done = done
         self._hub = hub
+        self.origin = origin
         self.result: Any = None
         self.error: BaseException | None = None
         self.task: asyncio.Task[None] | None = None
@@ -93,7 +105,8 @@ class Call:
         try:
             self.result = await self.operation.in_loop(session.env, self.argument)
         except asyncio.CancelledError:
-            self.error = SessionClosedError(session.id, session.close_reason or "cancelled")
+            reason = session.close_reason
+            self.error = RequestCancelled() if reason is None else SessionClosedError(session.id, reason)
         except BaseException as exc:
             self.error = exc
         session._finished(self)
@@ -138,6 +151,8 @@ class Call:
         """Tell the requester, on its own loop."""
         if error is not None:
             self.error = error
+        if self.error is not None and self.kind != "construct":  # of that, whoever opens the session is told more
+            self._session.report_error(self.error)
         if self._hub.is_at_hand:
             self.deliver()
         else:
@@ -146,6 +161,17 @@ class Call:
     def deliver(self) -> None:
         """Hand the outcome over."""
         self._done(self.result, self.error)
+
+
+CallFactory = Callable[["Session", Operation, Any, Done, Hub, "Origin | None"], Call]
+
+
+class Holder(Protocol):
+    """Whoever a resumable session is attached to."""
+
+    def let_go(self, session: Session, reason: str) -> None:
+        """The session is no longer yours: somebody else has attached to it, or it has ended."""
+        ...
 
 
 class Session:
@@ -160,6 +186,7 @@ class Session:
         clock: Callable[[], float],
         on_ready: Callable[[Session, BaseException | None], None],
         on_closed: Callable[[Session], None],
+        on_error: Callable[[Session, BaseException], None] | None = None,
     ) -> None:
         self.id = session_id
         self.kind = kind
@@ -171,11 +198,17 @@ class Session:
         self.close_reason: str | None = None
         self.is_attached = kind is SessionKind.SOCKET
         self.was_attached = False
+        self.holder: Holder | None = None
+        self.secret = ""
+        self.ledger = Ledger()
+        self.key: str | None = None
         self.close_when_detached = False
         self.episode = Episode()
         self._clock = clock
         self._on_ready = on_ready
         self._on_closed = on_closed
+        self._on_error = on_error
+        self.make_call: CallFactory = Call
         self._home: Hub | None = None
         self._running: Call | None = None
         self._waiting: deque[Call] = deque()
@@ -184,10 +217,15 @@ class Session:
 
     def construct(self, factory: Callable[[], Any], done: Done, hub: Hub) -> None:
         """Build the environment in the lane; comes first and only once."""
-        call = Call(self, CONSTRUCT, factory, done, hub)
+        call = self.make_call(self, CONSTRUCT, factory, done, hub, None)
         self._home = hub
         self._running = call
         self.lane.submit(call)
+
+    def report_error(self, error: BaseException) -> None:
+        """Tell that a request of this session failed."""
+        if self._on_error is not None:
+            self._on_error(self, error)
 
     def touch(self) -> None:
         """Note that somebody uses the session."""
@@ -199,9 +237,9 @@ class Session:
         """Seconds since somebody has used the session."""
         return self._clock() - self.last_activity_at
 
-    def submit(self, operation: Operation, argument: Any, done: Done, hub: Hub) -> Call:
+    def submit(self, operation: Operation, argument: Any, done: Done, hub: Hub, origin: Origin | None = None) -> Call:
         """Run an operation after those before it; `done(result, error)` is called once, on the hub's loop."""
-        call = Call(self, operation, argument, done, hub)
+        call = self.make_call(self, operation, argument, done, hub, origin)
         with self._lock:
             state = self.state
             if state is _READY:
@@ -217,11 +255,19 @@ class Session:
             call.settle(SessionClosedError(self.id, self.close_reason or "closed"))
         return call
 
-    async def run(self, operation: Operation, argument: Any = None, *, cancellable: bool = False) -> Any:
+    async def run(
+        self,
+        operation: Operation,
+        argument: Any = None,
+        *,
+        cancellable: bool = False,
+        origin: Origin | None = None,
+    ) -> Any:
         """Run an operation and wait for its result.
 
         Args:
             cancellable: Whether cancelling the wait cancels the operation too; otherwise it runs to its end.
+            origin: Where the request comes from, for logs and traces.
         """
         hub = current_hub()
         future: asyncio.Future[Any] = hub.loop.create_future()
@@ -234,22 +280,26 @@ class Session:
             else:
                 future.set_exception(_raisable(error))
 
-        call = self.submit(operation, argument, done, hub)
+        call = self.submit(operation, argument, done, hub, origin)
         try:
             return await future
         except asyncio.CancelledError:
             if cancellable:
-                self._withdraw(call)
+                self.cancel(call)
             raise
 
-    def _withdraw(self, call: Call) -> None:
-        """Take back a call that waits, or interrupt the one that runs."""
+    def cancel(self, call: Call) -> bool:
+        """Take back a call that waits, or interrupt the one that runs; say whether it was still there."""
         with self._lock:
             running = self._running is call
-            if call in self._waiting:
+            waiting = call in self._waiting
+            if waiting:
                 self._waiting.remove(call)
+        if waiting:
+            call.settle(RequestCancelled())
         if running:
             call.cancel()
+        return running or waiting
 
     async def run_in_lane(self, function: Callable[[], Any]) -> Any:
         """Run a blocking part of the running call where all blocking code of the session runs."""

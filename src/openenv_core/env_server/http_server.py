@@ -29,7 +29,7 @@ __all__ = ["HTTPEnvServer", "SharedGymRoutes", "create_app", "create_fastapi_app
 
 
 # These would give the environment away, or close it after a single request.
-_NOT_SHARED = ("/ws", "/sessions/", "/{env_name}/")
+_NOT_SHARED = ("/ws", "/sessions", "/{env_name}/")
 
 
 class SharedGymRoutes(GymRoutes):

@@ -60,7 +60,8 @@ async def _step(client: Any) -> str:
         taken = await client.step({})
     except Exception as exc:
         return type(exc).__name__
-    return f"step {taken.observation['count']} of another environment"
+    count = taken.observation["count"]
+    return f"step {count} of {'the same episode' if count == 4 else 'another environment'}"
 
 
 class CutOnDemand:

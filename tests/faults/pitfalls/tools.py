@@ -29,7 +29,7 @@ def tool_client_that_dies(stage: Stage) -> str:
     """W6: the process of a connected tool client is killed; is its slot free for the next client?"""
     server = stage.serve(stage.app(max_concurrent_envs=1))
     subprocess.run([sys.executable, "-c", DYING_CLIENT, server.url], timeout=60, check=True)
-    assert stage.watch.count("built") == 1
+    assert stage.watch.count("built") <= 1  # a session is opened when something is asked of it
     until(lambda: stage.watch.alive == 0, 2)
     return f"the next client gets {result(stage.socket(server).ask({'type': 'reset'}))}"
 

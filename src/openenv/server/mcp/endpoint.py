@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qs
 
-from ...errors import OpenEnvError, SessionLost, SessionNotFoundError, message_of
+from ...errors import OpenEnvError, SessionLost, SessionNotFoundError
 from ...protocol.codec import decode
 from ...protocol.jsonrpc import JsonRpcErrorCode, JsonRpcResponse
 from ...protocol.mcp import (
@@ -29,6 +29,7 @@ from ...protocol.mcp import (
     status_of,
 )
 from ...sessions.session import Session, SessionKind
+from ..access import Role, role_of
 from ..asgi import (
     BodyTooLarge,
     ClientGone,
@@ -44,6 +45,7 @@ from ..asgi import (
     while_connected,
 )
 from ..http import SESSION_HEADER
+from ..redaction import Redaction
 from ..service import EnvService
 from .episodes import Episodes, McpSession
 from .methods import Exchange, McpMethods, failure, negotiated, session_error
@@ -64,7 +66,6 @@ class McpEndpoint:
 
     def __init__(self, service: EnvService) -> None:
         self._service = service
-        self._limit = service.options.max_message_bytes
         self.episodes = Episodes(service)
         self._methods = McpMethods(service)
         self._own = OwnMethods(service)
@@ -86,7 +87,7 @@ class McpEndpoint:
     async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = _headers(scope)
         try:
-            data = decode(await read_body(receive, self._limit))
+            data = decode(await read_body(receive, self._service.options.max_message_bytes))
         except ClientGone:
             return
         except (ValueError, BodyTooLarge) as exc:
@@ -96,15 +97,15 @@ class McpEndpoint:
             return
         era = era_of(headers, data)
         if era is None:
-            await self._answer_own(data, receive, send)
+            await self._answer_own(data, role_of(scope), receive, send)
         elif era == "modern":
             await self._answer_modern(scope, headers, data, receive, send)
         else:
             await self._answer_handshake(scope, headers, data, receive, send)
 
-    async def _answer_own(self, data: Any, receive: Receive, send: Send) -> None:
+    async def _answer_own(self, data: Any, role: Role, receive: Receive, send: Send) -> None:
         try:
-            answer = await while_connected(receive, self._own.answer(data))
+            answer = await while_connected(receive, self._own.answer(data, role=role))
         except ClientGone:
             return
         await respond_json(send, 200, answer)
@@ -142,7 +143,7 @@ class McpEndpoint:
         watch = asyncio.ensure_future(self._end_abandoned(client, receive, work))
         try:
             await reply.follow(work)
-            await reply.finish(_outcome(message, work))
+            await reply.finish(_outcome(message, work, self._service.errors))
         finally:
             watch.cancel()
             client.running.pop(message.id, None)
@@ -171,10 +172,10 @@ class McpEndpoint:
         except NoTools as exc:
             problem = McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, str(exc))
         except OpenEnvError as exc:
-            problem = session_error(exc)
+            problem = session_error(self._service.errors.shown(exc))
         except Exception as exc:
             logger.exception("the first reset of an MCP session failed")
-            problem = McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, f"reset failed: {message_of(exc)}")
+            problem = McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, f"reset failed: {self._service.errors.text(exc)}")
         else:
             result = result_message(message.id, self._methods.initialized(message.params, client))
             await respond_json(send, 200, result, [(_SESSION, client.id.encode())])
@@ -232,7 +233,7 @@ class McpEndpoint:
         try:
             await reply.follow(work, gone)
             if not gone.done():
-                await reply.finish(_outcome(message, work), _status(work))
+                await reply.finish(_outcome(message, work, self._service.errors), _status(work))
         finally:
             gone.cancel()
             work.cancel()  # a client that hangs up cancels its request
@@ -257,11 +258,12 @@ class McpEndpoint:
         try:
             session = await self.episodes.open(SessionKind.SOFT)
         except OpenEnvError as exc:
-            raise session_error(exc) from exc
+            raise session_error(self._service.errors.shown(exc)) from exc
         except NoTools as exc:
             raise McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, str(exc)) from exc
         except Exception as exc:
-            raise McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, f"reset failed: {message_of(exc)}") from exc
+            text = f"reset failed: {self._service.errors.text(exc)}"
+            raise McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, text) from exc
         return session, [_cookie(session.id)]
 
     async def _refuse_lost(self, message: Message | None, lost: _Gone, send: Send) -> None:
@@ -341,7 +343,7 @@ def _status(work: asyncio.Future[Any]) -> int:
     return status_of(problem) if isinstance(problem, McpError) else 200
 
 
-def _outcome(message: Message, work: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
+def _outcome(message: Message, work: asyncio.Future[dict[str, Any]], errors: Redaction) -> dict[str, Any]:
     """Word what came of a request."""
     if work.cancelled():
         return error_message(message.id, McpError(REQUEST_CANCELLED, "Request cancelled"))
@@ -350,7 +352,7 @@ def _outcome(message: Message, work: asyncio.Future[dict[str, Any]]) -> dict[str
         return result_message(message.id, work.result())
     if not isinstance(problem, McpError):
         logger.error("MCP %s failed", message.method, exc_info=problem)
-        problem = McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, message_of(problem))
+        problem = McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, errors.text(problem))
     return error_message(message.id, problem)
 
 

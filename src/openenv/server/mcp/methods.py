@@ -41,6 +41,7 @@ from .calls import StepOutcome, ToolCall, ToolOperations
 from .episodes import McpSession
 from .own import progress_params
 from .tools import NoTools, StepTools, outcome_of, raise_error, tools_of
+from .trace import origin_of_rpc
 
 PAGE_SIZE = 100
 _HANDSHAKE_ONLY = frozenset({"ping", "logging/setLevel"})
@@ -119,7 +120,7 @@ class McpMethods:
         except NoTools as exc:
             raise McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, str(exc)) from exc
         except OpenEnvError as exc:
-            raise session_error(exc) from exc
+            raise session_error(self._service.errors.shown(exc)) from exc
         return modern_result(method, result, self.server_info) if exchange.era == "modern" else result
 
     # -- about the server -----------------------------------------------------------------------------------------
@@ -160,12 +161,13 @@ class McpMethods:
         session = exchange.session
         assert session is not None
         call = self._tool_call(message, exchange)
+        origin = origin_of_rpc(self._service.manager, message.id, message.params)
         try:
             if self._is_step(session.env):
-                taken: StepOutcome = await session.run(self._operations.step, call, cancellable=True)
+                taken: StepOutcome = await session.run(self._operations.step, call, cancellable=True, origin=origin)
                 session.episode.record(taken.reward, done=taken.done)
                 return _observed(taken.observation)
-            return _observed(await session.run(self._operations.call, call, cancellable=True))
+            return _observed(await session.run(self._operations.call, call, cancellable=True, origin=origin))
         except ToolNotFoundError as exc:
             raise invalid_params(f"Unknown tool: {exc.tool_name}") from exc
         except ToolCallError as exc:
@@ -173,7 +175,7 @@ class McpMethods:
         except (OpenEnvError, NoTools, asyncio.CancelledError):
             raise
         except Exception as exc:  # an environment's own `step` may raise anything
-            return failure(message_of(exc))
+            return failure(self._service.errors.text(exc))
 
     def _is_step(self, env: Any) -> bool:
         """Whether a tool call counts as a step: in a simulation, where the environment takes tool actions."""

@@ -21,15 +21,16 @@ from ...errors import (
     SessionNotFoundError,
     ToolCallError,
     ToolNotFoundError,
-    message_of,
 )
 from ...protocol.jsonrpc import JsonRpcErrorCode, JsonRpcRequest, JsonRpcResponse, McpMethod
 from ...protocol.mcp import notification
 from ...sessions.operations import Operation
 from ...sessions.session import Session, SessionKind, SessionState
+from ..access import Role
 from ..service import EnvService
 from .calls import ToolCall, ToolOperations
 from .tools import NoTools
+from .trace import origin_of_rpc
 
 Notify = Callable[[dict[str, Any]], None]
 _ALL_FIELDS = ("title", "description", "inputSchema", "outputSchema", "icons", "annotations", "meta", "execution")
@@ -49,15 +50,25 @@ class OwnMethods:
 
     def __init__(self, service: EnvService) -> None:
         self._manager = service.manager
+        self._errors = service.errors
+        self._of_agents = service.sessions_of_agents
         self._operations = ToolOperations(service.action_cls)
 
-    async def answer(self, data: Any, *, own: Session | None = None, notify: Notify | None = None) -> dict[str, Any]:
+    async def answer(
+        self,
+        data: Any,
+        *,
+        own: Session | None = None,
+        notify: Notify | None = None,
+        role: Role = Role.ORCHESTRATOR,
+    ) -> dict[str, Any]:
         """Answer one request.
 
         Args:
             data: The decoded request.
             own: The session of the connection that the request came on; without one, `session_id` names it.
             notify: Sends progress before the answer, where the transport can.
+            role: Of whoever asks.
         """
         if not isinstance(data, dict):
             return JsonRpcResponse.error_response(JsonRpcErrorCode.PARSE_ERROR).model_dump()
@@ -67,35 +78,37 @@ class OwnMethods:
             text = f"Invalid Request: {exc.error_count()} problem(s)"
             return JsonRpcResponse.error_response(JsonRpcErrorCode.INVALID_REQUEST, text).model_dump()
         try:
-            result = await self._dispatch(request, own, notify)
+            result = await self._dispatch(request, own, notify, role)
         except Refused as exc:
             response = JsonRpcResponse.error_response(exc.code, str(exc), exc.data, request.id)
             return response.model_dump()
         return {"jsonrpc": "2.0", "id": request.id, "result": result}
 
-    async def _dispatch(self, request: JsonRpcRequest, own: Session | None, notify: Notify | None) -> Any:
+    async def _dispatch(self, request: JsonRpcRequest, own: Session | None, notify: Notify | None, role: Role) -> Any:
         params = request.params
         match request.method:
             case McpMethod.TOOLS_LIST.value:
-                tools = await self._run(self._operations.list, None, params, own)
+                tools = await self._run(self._operations.list, None, request, own)
                 return {"tools": [_described(tool) for tool in tools]}
             case McpMethod.TOOLS_CALL.value:
                 call = _tool_call(params, notify)
-                return await self._run(self._operations.call, call, params, own)
+                return await self._run(self._operations.call, call, request, own)
             case "openenv/session/create":
-                return await self._create(own)
+                return await self._create(own, role)
             case "openenv/session/close":
-                return self._close(params, own)
+                return self._close(params, own, role)
         raise Refused(JsonRpcErrorCode.METHOD_NOT_FOUND, f"Method not found: {request.method}")
 
-    async def _run(self, operation: Operation, argument: Any, params: Mapping[str, Any], own: Session | None) -> Any:
+    async def _run(self, operation: Operation, argument: Any, request: JsonRpcRequest, own: Session | None) -> Any:
         """Run on the connection's session, the named one, or an environment that lives for this request."""
+        params = request.params
+        origin = origin_of_rpc(self._manager, request.id, params)
         try:
             session = own if own is not None else self._named(params)
             if session is not None:
-                return await session.run(operation, argument, cancellable=True)
+                return await session.run(operation, argument, cancellable=True, origin=origin)
             async with self._manager.borrow() as borrowed:
-                return await borrowed.run(operation, argument, cancellable=True)
+                return await borrowed.run(operation, argument, cancellable=True, origin=origin)
         except NoTools as exc:
             raise Refused(JsonRpcErrorCode.INTERNAL_ERROR, str(exc)) from exc
         except ToolNotFoundError as exc:
@@ -104,11 +117,11 @@ class OwnMethods:
         except ToolCallError as exc:
             raise Refused(JsonRpcErrorCode.INTERNAL_ERROR, str(exc), {"error_type": exc.error_type}) from exc
         except OpenEnvError as exc:
-            raise refusal(exc) from exc
+            raise refusal(self._errors.shown(exc)) from exc
         except Refused:
             raise
         except Exception as exc:
-            raise Refused(JsonRpcErrorCode.INTERNAL_ERROR, message_of(exc)) from exc
+            raise Refused(JsonRpcErrorCode.INTERNAL_ERROR, self._errors.text(exc)) from exc
 
     def _named(self, params: Mapping[str, Any]) -> Session | None:
         name = params.get("session_id")
@@ -123,22 +136,26 @@ class OwnMethods:
             raise Refused(JsonRpcErrorCode.INVALID_REQUEST, f"Session {name} is still initializing")
         return session
 
-    async def _create(self, own: Session | None) -> dict[str, Any]:
+    async def _create(self, own: Session | None, role: Role) -> dict[str, Any]:
         if own is not None:
             return {"session_id": own.id}
         try:
             session = await self._manager.open(SessionKind.HTTP)
         except OpenEnvError as exc:
             raise refusal(exc) from exc
+        if role is Role.AGENT:
+            self._of_agents.add(session)
         return {"session_id": session.id}
 
-    def _close(self, params: Mapping[str, Any], own: Session | None) -> dict[str, Any]:
+    def _close(self, params: Mapping[str, Any], own: Session | None, role: Role) -> dict[str, Any]:
         if params.get("session_id") is None:
             raise Refused(JsonRpcErrorCode.INVALID_PARAMS, "Missing 'session_id' in params")
         if own is not None and params["session_id"] == own.id:
             raise Refused(JsonRpcErrorCode.INVALID_REQUEST, "A connection's own session ends with the connection")
         session = self._named(params)
         assert session is not None
+        if role is Role.AGENT and session not in self._of_agents:
+            raise Refused(JsonRpcErrorCode.INVALID_REQUEST, "An agent can only close sessions that agents have opened")
         if session.is_attached:
             session.close_when_detached = True
             return {"session_id": session.id, "closed": False, "closing": True}

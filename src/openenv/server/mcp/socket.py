@@ -40,6 +40,7 @@ class RpcEndpoint(GymEndpoint):
     """The ASGI endpoint of `WS /mcp`."""
 
     connection = RpcConnection
+    restricted = RpcConnection  # whoever may come here may call tools
 
 
 def _error(code: JsonRpcErrorCode, message: str, data: Any = None) -> bytes:

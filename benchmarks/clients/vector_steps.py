@@ -1,0 +1,90 @@
+"""Step many sessions with `VectorEnv` for a while and print steps per second, bytes and CPU as one JSON object.
+
+Runs under our package only: the published one has nothing like it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from openenv.client.vector import VectorEnv
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from procfs import machine_cpu_s, process_stats
+
+clock = time.perf_counter
+
+
+def check(result: Any, options: argparse.Namespace) -> None:
+    """Fail loudly when a reply is not what was asked for."""
+    for observation in result.observations:
+        if options.pixels:
+            pixels = observation["pixels"]
+            shape = pixels.shape if hasattr(pixels, "shape") else (len(pixels), len(pixels[0]), len(pixels[0][0]))
+            good = tuple(shape) == (84, 84, 4)
+        else:
+            good = observation["echoed"] == "x" * options.payload
+        if not good:
+            raise SystemExit(f"wrong reply: {str(observation)[:80]!r}")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--sessions", type=int, default=256)
+    parser.add_argument("--connections", type=int, default=4)
+    parser.add_argument("--codec", choices=["auto", "json", "msgpack"], default="auto")
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--warmup", type=float, default=0.5)
+    parser.add_argument("--payload", type=int, default=100)
+    parser.add_argument("--pixels", action="store_true", help="expect images instead of echoes")
+    parser.add_argument("--pid", type=int, default=0, help="server process")
+    options = parser.parse_args()
+    action = {} if options.pixels else {"message": "x" * options.payload}
+    actions = [action] * options.sessions
+    with VectorEnv(options.url, options.sessions, connections=options.connections, codec=options.codec) as env:
+        env.reset()
+        stop = clock() + options.warmup
+        while clock() < stop:
+            result = env.step(actions)
+        check(result, options)
+        times, received = [], env.traffic[1]
+        server, machine, cpu = process_stats(options.pid).cpu_s, machine_cpu_s(), time.process_time()
+        start = now = clock()
+        while now < start + options.seconds:
+            before = now
+            result = env.step(actions)
+            rewards = result.rewards
+            now = clock()
+            times.append(now - before)
+        cpu = time.process_time() - cpu
+        server = process_stats(options.pid).cpu_s - server
+        machine = machine_cpu_s() - machine
+        check(result, options)
+        if rewards.sum() != options.sessions:
+            raise SystemExit("wrong rewards")
+        received = env.traffic[1] - received
+    steps, seconds = len(times) * options.sessions, now - start
+    times.sort()
+    report = {
+        "steps_per_s": round(steps / seconds, 1),
+        "errors": 0,
+        "p50_ms": round(times[len(times) // 2] * 1e3, 3),
+        "p99_ms": round(times[int(0.99 * len(times))] * 1e3, 3),
+        "bytes_per_step": round(received / steps, 1),
+        "client_cpu_us_per_step": round(cpu / steps * 1e6, 1),
+        "server_cpu_us_per_step": round(server / steps * 1e6, 1),
+        "foreign_cores": round(max(0.0, machine - server - cpu) / seconds, 2),
+    }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

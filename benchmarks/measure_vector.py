@@ -1,0 +1,69 @@
+"""Section on many sessions as one: `VectorEnv` beside a socket for each session, and MessagePack beside JSON lists.
+
+The published package has neither, so its figure is that of a socket for each session, under the same load generator as
+in the section `ws`; that generator costs less than any client, which is to the advantage of the sockets.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from configurations import BENCHMARKS, OURS
+from measure_load import sample
+from plan import MeasurementError, Plan, run_json
+from samples import Sample
+from servers import Server
+
+SESSIONS, CONNECTIONS = 256, 4
+IMAGE_SESSIONS = 64
+SESSIONS_CASE, IMAGE_CASE = f"{SESSIONS} sessions", "84x84x4 uint8"
+
+
+def vector_steps(plan: Plan, server: Server, *, sessions: int, codec: str, extra: tuple[str, ...]) -> dict[str, float]:
+    """Step sessions with `VectorEnv` in a process of its own and return its figures.
+
+    Raises:
+        MeasurementError: the client failed.
+    """
+    assert plan.ours
+    if not server.running():
+        raise MeasurementError(f"server died: {server.last_words()}")
+    command = [plan.ours.python, str(BENCHMARKS / "clients" / "vector_steps.py"), "--url", server.url]
+    command += ["--pid", str(server.pid), "--sessions", str(sessions), "--connections", str(CONNECTIONS)]
+    command += ["--codec", codec, "--seconds", str(plan.seconds), *extra]
+    return run_json(command, environment=plan.ours.environment, timeout=300, cwd=BENCHMARKS)
+
+
+def vector_sample(
+    plan: Plan, server: Server, *, case: str, round_: int, sessions: int, codec: str, extra: tuple[str, ...] = ()
+) -> None:
+    """Take and record one sample of `VectorEnv`, a failure included."""
+    subject = server.runnable.key if codec == "msgpack" else f"{server.runnable.key} {codec}"
+    try:
+        values = vector_steps(plan, server, sessions=sessions, codec=codec, extra=extra)
+        taken = Sample("vector", subject, case, round_, values)
+    except MeasurementError as error:
+        taken = Sample("vector", subject, case, round_, failure=str(error))
+    plan.record(taken, shown="steps_per_s")
+
+
+def measure_vector(plan: Plan) -> None:
+    """Step sessions one socket each and all together; then step sessions with images, in both encodings."""
+    for round_ in range(1, plan.rounds + 1):
+        with ExitStack() as stack:
+            for server in plan.start_servers(stack, section="vector", round_=round_):
+                is_ours = server.runnable.configuration.side == OURS
+                subject = f"{server.runnable.key} sockets" if is_ours else server.runnable.key
+                sample(
+                    plan, server, section="vector", case=SESSIONS_CASE, round_=round_, sessions=SESSIONS,
+                    subject=subject,
+                )  # fmt: skip
+                for codec in ("json", "msgpack") if is_ours else ():
+                    vector_sample(plan, server, case=SESSIONS_CASE, round_=round_, sessions=SESSIONS, codec=codec)
+        with ExitStack() as stack:
+            for server in plan.start_servers(stack, section="vector", round_=round_, app="pixel_app", side=OURS):
+                for codec in ("json", "msgpack"):
+                    vector_sample(
+                        plan, server, case=IMAGE_CASE, round_=round_, sessions=IMAGE_SESSIONS, codec=codec,
+                        extra=("--pixels",),
+                    )  # fmt: skip

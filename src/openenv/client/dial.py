@@ -1,0 +1,66 @@
+"""Plain and encrypted sockets to a server, through a proxy where one is asked for.
+
+Knows sockets and proxies; must not know WebSocket.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+
+from ..errors import ConnectFailed
+from .proxy import proxy_for, tunnel_request
+from .url import Address
+from .wire import READ_BYTES
+
+
+def dial(address: Address, timeout_s: float) -> socket.socket:
+    """Connect to a server.
+
+    Raises:
+        OSError: It cannot be reached.
+        ConnectFailed: The proxy refuses.
+    """
+    sock = dial_plain(address, timeout_s)
+    if not address.secure:
+        return sock
+    try:
+        return ssl.create_default_context().wrap_socket(sock, server_hostname=address.host)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def dial_plain(address: Address, timeout_s: float) -> socket.socket:
+    """Connect without encryption, which is the caller's."""
+    proxy = proxy_for(address)
+    place = (address.host, address.port) if proxy is None else (proxy.host, proxy.port)
+    sock = socket.create_connection(place, timeout=timeout_s)
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if proxy is not None:
+            sock.sendall(tunnel_request(address, proxy))
+            answer = b""
+            while b"\r\n\r\n" not in answer:
+                answer += read_before(sock, time.monotonic() + timeout_s)
+            if b" 200" not in answer.split(b"\r\n", 1)[0]:
+                raise ConnectFailed(f"the proxy {proxy.host}:{proxy.port} refused: {answer[:100]!r}")
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def read_before(sock: socket.socket, deadline: float) -> bytes:
+    """Read what comes first, before a moment of the monotonic clock.
+
+    Raises:
+        OSError: Nothing came.
+        ConnectFailed: The server hung up.
+    """
+    sock.settimeout(max(0.001, deadline - time.monotonic()))
+    data = sock.recv(READ_BYTES)
+    if not data:
+        raise ConnectFailed("the server closed the connection during the handshake")
+    return data

@@ -1,0 +1,413 @@
+"""`VectorEnv`: many sessions as one, stepped in batches over few connections.
+
+Blocking, and for one thread at a time; from a coroutine, call it with `asyncio.to_thread`. Knows episodes and their
+policies; how requests reach sessions is the fleet's business.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Generic, Literal, TypeVar
+
+from typing_extensions import Self
+
+from ..errors import ClientModeError, OpenEnvError
+from ..protocol.v2.codec import JSON, MSGPACK, SUBPROTOCOLS
+from .env_client import EnvClient
+from .generic import GenericEnvClient
+from .keepalive import TENDER
+from .placement import placements
+from .process import ProcessLock
+from .vector_episode import AUTORESETS, POLICIES, Autoreset, Episode, OnFailure
+from .vector_fleet import Fleet
+from .vector_line import Slot
+from .vector_result import SlotsFailed, VectorResult
+from .wire import ConnectionOptions, with_token
+
+ActT = TypeVar("ActT")
+ObsT = TypeVar("ObsT")
+
+CodecName = Literal["auto", "json", "msgpack"]
+
+_UNSEEDED: Final = frozenset({"seed", "episode_id"})  # what belongs to one episode and not to those that follow it
+
+
+class VectorEnv(Generic[ActT, ObsT]):
+    """Many sessions of one environment, on one server or several, stepped together.
+
+    Sessions are opened at the first use. A connection that breaks is replaced and its sessions are resumed: nothing is
+    run twice, and an episode that is really gone is an error in its slot, never a fresh one in disguise.
+
+    Args:
+        url: The server, or several; slots are spread evenly.
+        n: How many sessions.
+        client: A client class, or an object of one, whose `_step_payload`, `_parse_result` and `_parse_state` are used;
+            by default actions and observations are dicts.
+        connections: How many connections to use, in all; each server gets at least one.
+        codec: `json`, `msgpack`, or `auto`: MessagePack where both sides have it, JSON for a client class of your own,
+            whose hooks may count on what JSON makes of bytes and arrays.
+        autoreset: What follows an episode's end. `next_step`: the slot's next step is a reset, its action ignored;
+            `same_step`: the reset happens at once, the last result is in `finals`; `disabled`: nothing.
+        on_failure: `raise` a `SlotsFailed` once all have answered; `mask` failed slots until the next `reset`;
+            `restart` their episodes, marked as such. With `mask` and `restart` an error is raised when no slot is left.
+        token: Sent as `Authorization: Bearer`; by default `OPENENV_TOKEN`.
+        wait_s: How long to wait in the servers' queues for free slots; by default not at all.
+        compress: Ask for compression of replies of at least that many bytes.
+        reconnect_s: How long to try to get a broken connection back.
+        connect_timeout_s: How long connecting may take.
+        message_timeout_s: How long replies may take where a call does not say.
+        max_message_size_mb: The largest reply that is read: one holds all observations of a connection.
+        ping_interval_s: How often a silent connection is checked; None for never.
+        ping_timeout_s: How long the answer to a check may take.
+        headers: HTTP headers for the handshake.
+    """
+
+    def __init__(
+        self,
+        url: str | Sequence[str],
+        n: int,
+        *,
+        client: type[EnvClient[ActT, ObsT, Any]] | EnvClient[ActT, ObsT, Any] | None = None,
+        connections: int = 4,
+        codec: CodecName = "auto",
+        autoreset: Autoreset = "next_step",
+        on_failure: OnFailure = "raise",
+        token: str | None = None,
+        wait_s: float | None = None,
+        compress: int | None = None,
+        reconnect_s: float = 30.0,
+        connect_timeout_s: float = 10.0,
+        message_timeout_s: float | None = 60.0,
+        max_message_size_mb: float = 1024.0,
+        ping_interval_s: float | None = 20.0,
+        ping_timeout_s: float | None = 20.0,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        urls = [url] if isinstance(url, str) else list(url)
+        _check("n", n >= 1 and connections >= 1 and bool(urls), "at least one session, connection and server")
+        _check("autoreset", autoreset in AUTORESETS, f"one of {', '.join(AUTORESETS)}")
+        _check("on_failure", on_failure in POLICIES, f"one of {', '.join(POLICIES)}")
+        options = ConnectionOptions(
+            connect_timeout_s=connect_timeout_s,
+            message_timeout_s=message_timeout_s,
+            max_message_bytes=int(max_message_size_mb * 1024 * 1024),
+            ping_interval_s=ping_interval_s,
+            ping_timeout_s=ping_timeout_s,
+            headers=with_token(headers, token),
+        )
+        opening = {"wait_s": wait_s, "compress": compress}
+        self._fleet = Fleet(
+            placements(urls, n, connections),
+            options=options,
+            subprotocols=_offers(codec, has_hooks=client is not None),
+            opening={key: value for key, value in opening.items() if value is not None},
+            reconnect_s=reconnect_s,
+            on_answer=self._on_answer,
+        )
+        self._urls = urls
+        self._hooks: Any = _hooks(client, urls[0])
+        self._episodes = [Episode(index, autoreset, on_failure) for index in range(n)]
+        self._on_failure = on_failure
+        self._timeout_s = message_timeout_s
+        self._wait_s = wait_s
+        self._pings = ping_interval_s is not None
+        self._reset_kwargs: dict[str, Any] = {}
+        self._states: dict[int, Any] = {}
+        self._each = False
+        self._connected = False
+        self._closed = False
+        self._pid = os.getpid()
+        self._lock = ProcessLock()
+
+    def __repr__(self) -> str:
+        where = ", ".join(self._urls)
+        return f"<{type(self).__name__} of {len(self)} sessions at {where}>"
+
+    def __len__(self) -> int:
+        return len(self._episodes)
+
+    @property
+    def n(self) -> int:
+        """How many slots there are."""
+        return len(self._episodes)
+
+    @property
+    def codecs(self) -> list[str | None]:
+        """The subprotocol of each connection; None where there is no connection yet."""
+        return [
+            None if line.connection is None or line.connection.codec is None else line.connection.codec.name
+            for line in self._fleet.lines
+        ]
+
+    @property
+    def sessions(self) -> list[str | None]:
+        """The name of each slot's session; None where there is none."""
+        return [slot.session for slot in self._fleet.slots]
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """How many bytes the present connections have sent and received."""
+        lines = [line.connection for line in self._fleet.lines if line.connection is not None]
+        return sum(line.bytes_sent for line in lines), sum(line.bytes_received for line in lines)
+
+    # -- operations -----------------------------------------------------------------------------------------------
+
+    def connect(self) -> Self:
+        """Open all sessions now instead of at the first reset.
+
+        Raises:
+            ConnectFailed: A server cannot be reached or does not speak protocol v2.
+            AccessDenied: A server asks for another token.
+            SessionCapacityError: A server has no slot left.
+        """
+        with self._here():
+            self._connect()
+        return self
+
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        slots: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+        **kwargs: Any,
+    ) -> VectorResult[ObsT]:
+        """Begin an episode in each slot; one that had lost its session gets a new one.
+
+        Args:
+            seed: A seed for each slot, or the first of consecutive ones.
+            slots: Only these.
+            timeout_s: How long to wait for all of them.
+            kwargs: For the environment's `reset`, also when an episode begins by itself later.
+        """
+        chosen = range(self.n) if slots is None else list(slots)
+        seeds = _seeds(seed, chosen)
+        with self._here():
+            self._connect()
+            self._reset_kwargs = {key: value for key, value in kwargs.items() if key not in _UNSEEDED}
+            for index, own in zip(chosen, seeds, strict=True):
+                self._episodes[index].ask(stepping=False)
+                self._fleet.ask(self._fleet.slots[index], "reset", kwargs if own is None else {**kwargs, "seed": own})
+            self._fleet.flush()
+            return self._collect(self._time(timeout_s), k=None)
+
+    def step(
+        self, actions: Sequence[ActT] | Mapping[int, ActT], *, timeout_s: float | None = None
+    ) -> VectorResult[ObsT]:
+        """Take an action in each slot and wait for all of them.
+
+        Args:
+            actions: One for each slot, or some by slot.
+            timeout_s: How long to wait.
+
+        Raises:
+            SlotsFailed: Slots failed; see `on_failure`.
+            RequestTimeout: Not all have answered in time. Nothing is lost: `step_wait` waits again.
+        """
+        self.step_async(actions)
+        return self.step_wait(timeout_s)
+
+    def step_async(self, actions: Sequence[ActT] | Mapping[int, ActT], *, each: bool | None = None) -> None:
+        """Send actions; `step_wait` returns what comes of them.
+
+        Args:
+            actions: One for each slot, or some by slot.
+            each: Whether slots may be told of one by one instead of when all of a connection are ready; by default
+                whether `step_wait` has been called with `k`.
+
+        Raises:
+            ValueError: There is not one action for each slot.
+            ClientModeError: A slot has not answered its last action yet.
+        """
+        chosen = self._by_slot(actions)
+        payloads = {index: self._hooks._step_payload(action) for index, action in chosen.items()}
+        with self._here():
+            self._check_idle(payloads)
+            self._connect()
+            for index, payload in payloads.items():
+                self._ask(index, payload)
+            self._fleet.flush(each=self._each if each is None else each)
+
+    def step_wait(self, timeout_s: float | None = None, *, k: int | None = None) -> VectorResult[ObsT]:
+        """Wait for the actions that were sent.
+
+        Args:
+            timeout_s: How long.
+            k: Return as soon as that many slots are ready, with all that are; `slots` of the result says which.
+
+        Raises:
+            SlotsFailed: Slots failed; see `on_failure`.
+            RequestTimeout: They have not answered in time. Nothing is lost: call it again.
+        """
+        with self._here():
+            self._each = self._each or k is not None
+            return self._collect(self._time(timeout_s), k=k)
+
+    def states(self, *, timeout_s: float | None = None) -> list[Any]:
+        """Ask for the state of each slot; one that has no session has None.
+
+        Raises:
+            ServerError: A slot could not tell.
+        """
+        with self._here():
+            self._check_idle(range(self.n))
+            self._states = {}
+            asked = [slot for slot in self._fleet.slots if slot.session is not None]
+            for slot in asked:
+                self._fleet.ask(slot, "state")
+            self._fleet.flush()
+            self._fleet.pump(lambda: len(self._states) == len(asked), self._time(timeout_s))
+            found, self._states = self._states, {}
+        for answer in found.values():
+            if isinstance(answer, OpenEnvError):
+                raise answer
+        return [self._hooks._parse_state(found[index]) if index in found else None for index in range(self.n)]
+
+    def close(self) -> None:
+        """End all sessions and hang up."""
+        TENDER.discard(self)
+        if self._closed:
+            return
+        self._closed = True
+        if self._pid != os.getpid():
+            self._fleet.forget()
+            return
+        with self._lock.here():
+            self._fleet.close()
+
+    def __enter__(self) -> Self:
+        return self.connect()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- asking ---------------------------------------------------------------------------------------------------
+
+    def _here(self) -> Any:
+        """Return the lock to hold; a process that was forked off must not share its parent's connections."""
+        if self._closed:
+            raise ClientModeError("This VectorEnv is closed")
+        if self._pid != os.getpid():
+            raise ClientModeError("This VectorEnv was opened in another process; make one in each")
+        return self._lock.here()
+
+    def _connect(self) -> None:
+        if self._connected:
+            return
+        for slot in self._fleet.slots:
+            self._fleet.open(slot)
+        self._fleet.flush()
+        waiting = None if self._timeout_s is None else self._timeout_s + (self._wait_s or 0.0)
+        self._fleet.pump(lambda: not any(slot.opening for slot in self._fleet.slots), waiting)
+        failure = next((slot.lost for slot in self._fleet.slots if slot.lost is not None), None)
+        if failure is not None:
+            self._closed = True
+            self._fleet.close()
+            raise failure
+        self._connected = True
+        if self._pings:
+            TENDER.add(self)
+
+    def _ask(self, index: int, payload: Any) -> None:
+        slot, episode = self._fleet.slots[index], self._episodes[index]
+        kind = episode.ask(stepping=True)
+        missing = episode.masked or slot.lost
+        if missing is not None:
+            if episode.failed("step", missing):
+                self._begin(slot)
+        elif kind == "reset":
+            self._begin(slot)
+        else:
+            self._fleet.ask(slot, "step", payload)
+
+    def _begin(self, slot: Slot) -> None:
+        self._fleet.ask(slot, "reset", self._reset_kwargs)
+
+    def _on_answer(self, slot: Slot, kind: str, data: Any, error: OpenEnvError | None) -> None:
+        if kind == "state":
+            self._states[slot.index] = data if error is None else error
+            return
+        episode = self._episodes[slot.index]
+        if episode.failed(kind, error) if error is not None else episode.answered(kind, data):
+            self._begin(slot)
+
+    def _by_slot(self, actions: Sequence[ActT] | Mapping[int, ActT]) -> dict[int, ActT]:
+        if isinstance(actions, Mapping):
+            unknown = [index for index in actions if not 0 <= index < self.n]
+            _check("actions", not unknown, f"for slots below {self.n}, not {unknown}")
+            return dict(actions)
+        _check("actions", len(actions) == self.n, f"one for each of the {self.n} slots, not {len(actions)}")
+        return dict(enumerate(actions))
+
+    def _check_idle(self, indices: Any) -> None:
+        # One that is only being resumed is not: it takes the next request with it.
+        slots, episodes = self._fleet.slots, self._episodes
+        busy = [index for index in indices if slots[index].pending is not None or episodes[index].is_asked]
+        if busy:
+            raise ClientModeError(f"slots {busy[:5]} have not answered yet: call step_wait first")
+
+    # -- collecting -----------------------------------------------------------------------------------------------
+
+    def _collect(self, timeout_s: float | None, *, k: int | None) -> VectorResult[ObsT]:
+        asked = [episode for episode in self._episodes if episode.is_asked]
+        _check("k", k is None or k >= 1, "at least 1")
+        wanted = len(asked) if k is None else min(k, len(asked))
+        self._fleet.pump(lambda: sum(episode.is_ready for episode in asked) >= wanted, timeout_s)
+        ready = [episode for episode in asked if episode.is_ready]
+        result: VectorResult[ObsT] = VectorResult([episode.take(self._hooks._parse_result) for episode in ready])
+        self._judge(result)
+        return result
+
+    def _judge(self, result: VectorResult[ObsT]) -> None:
+        """Raise where the policy says so."""
+        errors = result.errors
+        if errors and (self._on_failure == "raise" or all(slot.session is None for slot in self._fleet.slots)):
+            raise SlotsFailed(errors, result)
+
+    def _time(self, timeout_s: float | None) -> float | None:
+        return self._timeout_s if timeout_s is None else timeout_s
+
+    def tend(self) -> None:
+        """Answer the servers' pings while nobody waits."""
+        lock = self._lock.here()
+        if self._pid == os.getpid() and not self._closed and lock.acquire(blocking=False):
+            try:
+                self._fleet.tend()
+            finally:
+                lock.release()
+
+
+def _offers(codec: str, *, has_hooks: bool) -> tuple[str, ...]:
+    offers: dict[str, tuple[str, ...]] = {
+        "json": (JSON.name,),
+        "msgpack": (MSGPACK.name,),
+        "auto": (JSON.name,) if has_hooks else SUBPROTOCOLS,
+    }
+    _check("codec", codec in offers, f"one of {', '.join(offers)}")
+    _check("codec", codec != "msgpack" or MSGPACK.name in SUBPROTOCOLS, "json: msgpack is not installed")
+    return offers[codec]
+
+
+def _hooks(client: type[EnvClient[Any, Any, Any]] | EnvClient[Any, Any, Any] | None, url: str) -> Any:
+    """Return the object whose hooks turn actions into payloads and replies into results; it never connects."""
+    if client is None:
+        return GenericEnvClient(base_url=url)
+    return client(base_url=url) if isinstance(client, type) else client
+
+
+def _seeds(seed: int | Sequence[int | None] | None, slots: Sequence[int]) -> list[int | None]:
+    if seed is None:
+        return [None] * len(slots)
+    if isinstance(seed, int):
+        return [seed + slot for slot in slots]
+    _check("seed", len(seed) == len(slots), f"one for each of the {len(slots)} slots, not {len(seed)}")
+    return list(seed)
+
+
+def _check(name: str, holds: bool, wanted: str) -> None:
+    if not holds:
+        raise ValueError(f"{name}: {wanted}")
+
+
+__all__ = ["SlotsFailed", "VectorEnv", "VectorResult"]

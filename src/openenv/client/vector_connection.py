@@ -1,0 +1,260 @@
+"""A WebSocket connection that many sessions share: messages of protocol v2 out, whatever has come in.
+
+It never waits for a reply; who waits on several connections selects on them. Knows sockets, frames and codecs; must
+not know what messages mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from ..errors import AccessDenied, ConnectFailed
+from ..protocol.frames import (
+    FrameError,
+    FrameReader,
+    Message,
+    Opcode,
+    close_payload,
+    masked_binary_frame,
+    masked_control_frame,
+    masked_text_frame,
+)
+from ..protocol.v2.codec import BY_NAME, Codec
+from .dial import dial, read_before
+from .handshake import Handshake
+from .url import Address
+from .wire import ConnectionOptions, MaskKeys, closed_reason, oversize_reason
+
+_READ_BYTES: Final = 256 * 1024  # replies to a batch are long
+
+
+class ConnectionBroken(Exception):
+    """The connection is gone; its sessions need not be."""
+
+
+class VectorConnection:
+    """A connection of protocol v2.
+
+    Args:
+        address: Where the server is.
+        options: How to connect.
+        subprotocols: What to offer, the preferred one first.
+    """
+
+    def __init__(self, address: Address, options: ConnectionOptions, subprotocols: Sequence[str]) -> None:
+        self.address = address
+        self._options = options
+        self._subprotocols = subprotocols
+        self._codec: Codec | None = None
+        self._socket: socket.socket | None = None
+        self._reader = FrameReader(options.max_message_bytes, masked=False)
+        self._messages: list[dict[str, Any]] = []
+        self._keys = MaskKeys()
+        self._buffer = memoryview(bytearray(_READ_BYTES))
+        self._last_heard = 0.0
+        self._pinged_at: float | None = None
+        self._last_id = 0
+        self.bytes_sent = 0
+        self.bytes_received = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the connection can still be used, as far as is known."""
+        return self._socket is not None
+
+    @property
+    def codec(self) -> Codec | None:
+        """How messages are written; None before the handshake."""
+        return self._codec
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether messages wait to be taken."""
+        return bool(self._messages)
+
+    def fileno(self) -> int:
+        """Return what to select on."""
+        return -1 if self._socket is None else self._socket.fileno()
+
+    def next_id(self) -> int:
+        """Return a fresh id for a request that concerns no session."""
+        self._last_id += 1
+        return self._last_id
+
+    def open(self) -> None:
+        """Connect and agree on an encoding.
+
+        Raises:
+            ConnectFailed: The server cannot be reached, refuses, or does not speak protocol v2.
+            AccessDenied: It asks for another token.
+        """
+        deadline = time.monotonic() + self._options.connect_timeout_s
+        try:
+            self._open(deadline)
+        except AccessDenied:
+            raise
+        except ConnectFailed as exc:
+            raise ConnectFailed(f"Failed to connect to {self.address.url}: {exc}") from None
+        except (OSError, ValueError, FrameError, ConnectionBroken) as exc:
+            raise ConnectFailed(f"Failed to connect to {self.address.url}: {exc}") from exc
+
+    def _open(self, deadline: float) -> None:
+        sock = dial(self.address, self._options.connect_timeout_s)
+        try:
+            handshake = Handshake(self.address, self._options.headers, self._subprotocols)
+            sock.sendall(handshake.request)
+            while (rest := handshake.feed(read_before(sock, deadline))) is None:
+                pass
+            self._codec = _agreed(handshake.subprotocol, self._subprotocols)
+            sock.settimeout(self._options.message_timeout_s)
+        except BaseException:
+            sock.close()
+            raise
+        self._socket = sock
+        self._last_heard = time.monotonic()
+        if rest:
+            self._take(rest)
+
+    def send(self, messages: Iterable[Mapping[str, Any]]) -> None:
+        """Send messages, all in one write.
+
+        Raises:
+            ConnectionBroken: They may or may not have arrived.
+        """
+        sock, codec = self._socket, self._codec
+        if sock is None or codec is None:
+            raise ConnectionBroken("connection closed")
+        frame = masked_binary_frame if codec.is_binary else masked_text_frame
+        data = b"".join([frame(codec.encode(message), self._keys.next()) for message in messages])
+        try:
+            sock.sendall(data)
+            self.bytes_sent += len(data)
+        except BaseException as exc:
+            self._drop()  # half a message may have gone out
+            if isinstance(exc, OSError):
+                raise ConnectionBroken(f"connection lost: {exc}") from exc
+            raise
+
+    def receive(self) -> None:
+        """Read once what has come; call it when the socket is readable.
+
+        Raises:
+            ConnectionBroken: The connection is gone.
+        """
+        sock = self._socket
+        if sock is None:
+            raise ConnectionBroken("connection closed")
+        try:
+            while True:
+                size = sock.recv_into(self._buffer)
+                self._take(bytes(self._buffer[:size]))
+                if self._socket is None or not (isinstance(sock, ssl.SSLSocket) and sock.pending()):
+                    return
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return
+        except (OSError, FrameError, ValueError) as exc:
+            self._drop()
+            raise ConnectionBroken(f"connection lost: {exc}") from exc
+
+    def take(self) -> list[dict[str, Any]]:
+        """Return the messages that have come."""
+        messages, self._messages = self._messages, []
+        return messages
+
+    def ping_if_quiet(self) -> None:
+        """Ask a server that has been silent for long whether it is still there.
+
+        Raises:
+            ConnectionBroken: It did not answer the last time.
+        """
+        sock = self._socket
+        interval, limit, now = self._options.ping_interval_s, self._options.ping_timeout_s, time.monotonic()
+        if sock is None or interval is None or now - self._last_heard < interval:
+            return
+        if self._pinged_at is None or self._pinged_at < self._last_heard:
+            self._pinged_at = now
+            self._send_control(Opcode.PING, b"")
+        elif limit is not None and now - self._pinged_at > limit:
+            self._drop()
+            raise ConnectionBroken("the server does not answer pings")
+
+    def tend(self) -> None:
+        """Answer pings while nobody uses the connection; never blocks.
+
+        Raises:
+            ConnectionBroken: The connection is gone.
+        """
+        sock = self._socket
+        if sock is None:
+            return
+        sock.settimeout(0)
+        try:
+            self.receive()
+            self.ping_if_quiet()
+        finally:
+            if self._socket is not None:
+                sock.settimeout(self._options.message_timeout_s)
+
+    def _take(self, data: bytes) -> None:
+        if not data:
+            self._drop()
+            raise ConnectionBroken("the server closed the connection")
+        self._last_heard = time.monotonic()
+        self.bytes_received += len(data)
+        for message in self._reader.feed(data):
+            self._handle(message)
+
+    def _handle(self, message: Message) -> None:
+        if message.opcode in (Opcode.TEXT, Opcode.BINARY):
+            assert self._codec is not None
+            limit = self._options.max_message_bytes
+            binary = message.opcode == Opcode.BINARY
+            self._messages.append(self._codec.decode(message.payload, binary=binary, max_bytes=limit))
+        elif message.opcode == Opcode.PING:
+            self._send_control(Opcode.PONG, message.payload)
+        elif message.opcode == Opcode.CLOSE:
+            self._drop()
+            raise ConnectionBroken(closed_reason(message.payload))
+        elif message.opcode == Opcode.OVERSIZE:
+            raise FrameError(1009, oversize_reason(message.size, self._options))
+
+    def _send_control(self, opcode: Opcode, payload: bytes) -> None:
+        if self._socket is not None:
+            self._socket.sendall(masked_control_frame(opcode, payload, self._keys.next()))
+
+    def _drop(self) -> None:
+        sock, self._socket = self._socket, None
+        if sock is not None:
+            sock.close()
+
+    def close(self) -> None:
+        """Hang up; never raises."""
+        sock = self._socket
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.settimeout(1.0)
+                self._send_control(Opcode.CLOSE, close_payload(1000))
+        self._drop()
+
+    def abandon(self) -> None:
+        """Close this process's end without a word; the process that opened it may go on with it."""
+        self._drop()
+
+
+def _agreed(chosen: str | None, offered: Sequence[str]) -> Codec:
+    """Return the codec that the server has chosen.
+
+    Raises:
+        ConnectFailed: It has chosen none.
+    """
+    if chosen is None:
+        raise ConnectFailed(
+            f"the server does not speak {' or '.join(offered)}: it is older, or it has no MessagePack. "
+            "A client for each session (EnvClient) works with it"
+        )
+    return BY_NAME[chosen]

@@ -1,0 +1,344 @@
+"""The sessions of a `VectorEnv`: opened, asked in batches, resumed when a connection breaks, and given up when lost.
+
+Every request is answered once, by its reply or by a typed error; a reply goes to the request with its session and id
+or to nobody. Knows protocol v2; must not know what an episode is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from ..errors import AccessDenied, ConnectFailed, OpenEnvError, ProtocolError, RequestTimeout, SessionLost
+from ..protocol.client import error_from_frame
+from .placement import Place
+from .url import parse_ws_url, socket_url
+from .vector_connection import ConnectionBroken
+from .vector_line import Line, Slot
+from .wire import ConnectionOptions
+
+_TICK_S: Final = 1.0
+_CLOSE_S: Final = 5.0
+_REPLY_TYPES: Final = {"reset": "observation", "step": "observation", "state": "state", "close": "closed"}
+
+OnAnswer = Callable[[Slot, str, Any, "OpenEnvError | None"], None]
+
+
+class Fleet:
+    """Many sessions over few connections.
+
+    Args:
+        places: Which connections to make, and how many slots each carries.
+        options: How to connect.
+        subprotocols: What to offer, the preferred one first.
+        opening: Further keys for `open`: `wait_s`, `compress`, `key`.
+        reconnect_s: How long to try again after a connection broke.
+        on_answer: Called with a slot, the request's type, and the reply's data or an error.
+    """
+
+    def __init__(
+        self,
+        places: Sequence[Place],
+        *,
+        options: ConnectionOptions,
+        subprotocols: Sequence[str],
+        opening: dict[str, Any],
+        reconnect_s: float,
+        on_answer: OnAnswer,
+    ) -> None:
+        self._opening = opening
+        self._reconnect_s = reconnect_s
+        self._on_answer = on_answer
+        self._selector = selectors.DefaultSelector()
+        self._registered: dict[Line, int] = {}
+        self._by_session: dict[str, Slot] = {}
+        self._each = False
+        self.lines: list[Line] = []
+        self.slots: list[Slot] = []
+        for place in places:
+            line = Line(parse_ws_url(socket_url(place.url)), options, subprotocols)
+            line.slots = [Slot(index, line) for index in place.slots]
+            self.lines.append(line)
+            self.slots.extend(line.slots)
+
+    # -- asking ---------------------------------------------------------------------------------------------------
+
+    def open(self, slot: Slot) -> None:
+        """Have a session opened for a slot that has none."""
+        if slot.session is None and not slot.opening:
+            slot.lost = None
+            slot.line.open_session(slot, self._opening_of(slot))
+
+    def ask(self, slot: Slot, kind: str, data: Any = None) -> None:
+        """Have a request sent with the next write; a slot without a session gets one first."""
+        slot.request(kind, data)
+        if slot.session is None:
+            self.open(slot)
+        else:
+            slot.line.ask(slot)
+
+    def flush(self, *, each: bool = False) -> None:
+        """Send what waits: one write per connection."""
+        self._each = each
+        for line in self.lines:
+            self._flush(line)
+            self._mend(line)
+
+    def _flush(self, line: Line) -> None:
+        if line.broken is not None or not (line.outbox or line.doorway):
+            return
+        try:
+            if not line.is_open:
+                if any(slot.session is not None for slot in line.slots):
+                    raise ConnectionBroken("connection closed")
+                self._connect(line)
+            line.flush(each=self._each)
+        except ConnectionBroken as exc:
+            line.broken = str(exc)
+
+    def _connect(self, line: Line) -> None:
+        """Make the first connection of a line, or one for sessions that begin anew."""
+        waiting = [slot for slot in line.slots if slot.opening]
+        try:
+            line.connect()
+        except (ConnectFailed, AccessDenied) as exc:
+            line.outbox.clear()
+            line.doorway.clear()
+            for slot in waiting:
+                self._give_up(slot, exc)
+            return
+        self._register(line)
+        for slot in waiting:
+            line.open_session(slot, self._opening_of(slot))
+
+    def _opening_of(self, slot: Slot) -> dict[str, Any]:
+        token = slot.token or slot.stranded
+        return self._opening if token is None else {**self._opening, "resume": token}
+
+    # -- waiting --------------------------------------------------------------------------------------------------
+
+    def pump(self, enough: Callable[[], bool], timeout_s: float | None) -> None:
+        """Take in replies until there are enough.
+
+        Raises:
+            RequestTimeout: They did not come in time; they still may.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        for line in self.lines:
+            self._take(line)
+            self._mend(line)
+        while not enough():
+            left = _TICK_S if deadline is None else min(_TICK_S, deadline - time.monotonic())
+            if left <= 0:
+                count = sum(slot.is_busy for slot in self.slots)
+                raise RequestTimeout(f"{count} slots have not answered within {timeout_s} s; wait again, or reset them")
+            ready = self._selector.select(left)
+            for key, _ in ready:
+                self._receive(key.data)
+            if not ready:
+                self._look_after_quiet_lines()
+
+    def _receive(self, line: Line) -> None:
+        if line.connection is None:
+            return
+        try:
+            line.connection.receive()
+        except ConnectionBroken as exc:
+            line.broken = str(exc)
+        self._take(line)  # what came before the end still counts
+        self._mend(line)
+
+    def _take(self, line: Line) -> None:
+        if line.connection is not None and line.connection.has_messages:
+            for message in line.connection.take():
+                self._handle(line, message)
+            self._flush(line)
+
+    def _look_after_quiet_lines(self) -> None:
+        for line in self.lines:
+            if line.connection is not None and any(slot.is_busy for slot in line.slots):
+                try:
+                    line.connection.ping_if_quiet()
+                except (ConnectionBroken, OSError) as exc:
+                    line.broken = str(exc)
+                    self._mend(line)
+
+    def tend(self) -> None:
+        """Answer pings while nobody waits; what else comes is kept."""
+        for line in self.lines:
+            if line.connection is not None and line.broken is None:
+                try:
+                    line.connection.tend()
+                except (ConnectionBroken, OSError) as exc:
+                    line.broken = str(exc)
+
+    # -- messages -------------------------------------------------------------------------------------------------
+
+    def _handle(self, line: Line, message: dict[str, Any]) -> None:
+        kind, request_id = message.get("type"), message.get("id")
+        if kind == "batch":
+            replies = message.get("replies", ())
+            asked = line.batches.pop(request_id, ()) if request_id is not None else ()
+            for at, reply in enumerate(replies):
+                slot = self._by_session.get(reply.get("session", ""))
+                self._reply(asked[at] if slot is None and len(asked) == len(replies) else slot, reply)
+        elif "session" in message and kind != "opened" and kind != "event":
+            self._reply(self._by_session.get(message["session"]), message)
+        elif kind == "opened" and request_id in line.opens:
+            self._opened(line.opens.pop(request_id), message)
+        elif kind == "error":
+            self._refused(line, request_id, error_from_frame(message.get("data") or {}))
+        elif kind == "event" and message.get("event") == "detached":
+            slot = self._by_session.get(message.get("session", ""))
+            if slot is not None:
+                self._give_up(slot, SessionLost(str(message.get("reason", "detached"))))
+
+    def _reply(self, slot: Slot | None, reply: dict[str, Any]) -> None:
+        request = None if slot is None else slot.pending
+        if slot is None or request is None or reply.get("id") != request["id"]:
+            return  # the answer to a request that nobody waits for any more
+        outcome: tuple[Any, OpenEnvError | None]
+        if reply["type"] == "error":
+            error = error_from_frame(reply.get("data") or {})
+            if isinstance(error, SessionLost):
+                self._give_up(slot, error)
+                return
+            outcome = None, error
+        elif reply["type"] == _REPLY_TYPES[request["type"]]:
+            outcome = reply.get("data"), None
+        else:
+            outcome = None, ProtocolError(f"{reply['type']!r} is no answer to {request['type']!r}")
+        slot.pending = None
+        self._on_answer(slot, request["type"], *outcome)
+
+    def _opened(self, slot: Slot, message: dict[str, Any]) -> None:
+        slot.opening, slot.stranded = False, None
+        slot.line.recovered()
+        if slot.session is None:
+            slot.session, slot.token = str(message["session"]), message.get("token")
+            self._by_session[slot.session] = slot
+        if slot.pending is not None:
+            # With the same id as before: where the session was resumed, what has run is answered and not run again.
+            slot.pending["session"] = slot.session
+            slot.line.ask(slot)
+
+    def _refused(self, line: Line, request_id: Any, error: OpenEnvError) -> None:
+        """Tell those who wait for a message that was refused as a whole."""
+        if request_id in line.opens:
+            slot = line.opens.pop(request_id)
+            if slot.stranded is not None and isinstance(error, SessionLost):  # it is not there any more
+                slot.stranded = None
+                line.open_session(slot, self._opening)
+            else:
+                self._give_up(slot, error)
+            return
+        slots = line.batches.pop(request_id, None) if request_id is not None else line.slots
+        for slot in slots or ():
+            if slot.pending is not None and not slot.opening:
+                kind = slot.pending["type"]
+                slot.pending = None
+                self._on_answer(slot, kind, None, error)
+
+    # -- losing ---------------------------------------------------------------------------------------------------
+
+    def _give_up(self, slot: Slot, error: OpenEnvError, stranded: str | None = None) -> None:
+        """Record that a slot has no session, and tell whoever waits for it."""
+        if slot.session is not None:
+            self._by_session.pop(slot.session, None)
+        request, slot.pending = slot.pending, None
+        slot.lose(error)
+        slot.stranded = stranded or slot.stranded
+        if request is not None:
+            self._on_answer(slot, request["type"], None, error)
+
+    def _mend(self, line: Line) -> None:
+        """See to a connection that broke, and to the one in its place if that breaks too."""
+        if line.broken is None and line.connection is not None and not line.connection.is_open:
+            line.broken = "connection closed"
+        while line.broken is not None:
+            reason, line.broken = line.broken, None
+            self._unregister(line)
+            if line.connection is not None:
+                line.connection.abandon()
+            self._revive(line, reason)
+            self._flush(line)
+
+    def _revive(self, line: Line, reason: str) -> None:
+        """Connect again and resume every session of the line; what was not answered is asked once more."""
+        slots = [slot for slot in line.slots if slot.session is not None or slot.opening]
+        if not slots:
+            line.connection = None
+            return
+        try:
+            line.reconnect(self._reconnect_s)
+        except (ConnectFailed, AccessDenied) as exc:
+            line.connection = None
+            line.recovered()
+            line.outbox.clear()
+            line.doorway.clear()
+            for slot in slots:
+                self._give_up(slot, SessionLost(f"{reason}; then: {exc}"), slot.token)
+            return
+        self._register(line)
+        for slot in slots:
+            line.open_session(slot, self._opening_of(slot))
+
+    def _register(self, line: Line) -> None:
+        assert line.connection is not None
+        descriptor = line.connection.fileno()
+        self._registered[line] = descriptor
+        self._selector.register(descriptor, selectors.EVENT_READ, line)
+
+    def _unregister(self, line: Line) -> None:
+        descriptor = self._registered.pop(line, None)
+        if descriptor is not None:
+            with contextlib.suppress(KeyError, ValueError, OSError):
+                self._selector.unregister(descriptor)
+
+    # -- ending ---------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End all sessions and hang up; never raises."""
+        for line in self.lines:
+            line.outbox.clear()
+            line.batches.clear()
+            for slot in line.slots if line.is_open else ():
+                if slot.session is not None:
+                    slot.request("close", None)
+                    line.ask(slot)
+            with contextlib.suppress(ConnectionBroken):
+                line.flush(each=False)
+        deadline = time.monotonic() + _CLOSE_S
+        while any(line.batches for line in self.lines if line.is_open) and time.monotonic() < deadline:
+            for key, _ in self._selector.select(0.1):
+                self._drain(key.data)
+        for line in self.lines:
+            self._unregister(line)
+            if line.connection is not None:
+                line.connection.close()
+        self.forget()
+
+    def _drain(self, line: Line) -> None:
+        assert line.connection is not None
+        try:
+            line.connection.receive()
+        except ConnectionBroken:
+            self._unregister(line)
+        for message in line.connection.take():
+            if message.get("type") in ("batch", "error"):
+                line.batches.pop(message.get("id", 0), None)
+
+    def forget(self) -> None:
+        """Let go of everything without a word: nothing of it is told to the selector, which a forked process shares."""
+        self._selector.close()
+        self._registered.clear()
+        for line in self.lines:
+            if line.connection is not None:
+                line.connection.abandon()
+        for slot in self.slots:
+            slot.pending = None
+            slot.lose(SessionLost("closed by the client"))
+        self._by_session.clear()

@@ -1,0 +1,157 @@
+"""What a step of many sessions gives: results by slot, arrays of rewards and flags, and typed failures.
+
+Knows results and errors; NumPy is used where it is installed. Must not know connections.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from ..errors import OpenEnvError
+from ..types import StepResult
+
+ObsT = TypeVar("ObsT")
+
+
+@dataclass(slots=True)
+class SlotResult(Generic[ObsT]):
+    """What one slot has to say.
+
+    `result` is None where it failed; `error` then says why. `final` is the last result of an episode that ended in
+    this very step (`autoreset="same_step"`). `started` says that `result` is the first one of an episode, `restarted`
+    that this episode took the place of one that was lost: `error` says how.
+    """
+
+    slot: int
+    result: StepResult[ObsT] | None = None
+    error: OpenEnvError | None = None
+    terminated: bool = False
+    truncated: bool = False
+    final: StepResult[ObsT] | None = None
+    started: bool = False
+    restarted: bool = False
+
+    @property
+    def reward(self) -> float:
+        """The reward as a number: 0 for the beginning of an episode, NaN where there is none or the slot failed."""
+        told = self.result if self.final is None else self.final
+        if told is None or (self.error is not None and self.final is None):
+            return math.nan
+        if told.reward is None:
+            return 0.0 if self.started and self.final is None else math.nan
+        return float(told.reward)
+
+
+@dataclass(slots=True)
+class VectorResult(Generic[ObsT]):
+    """Results of several slots, in the order of `slots`.
+
+    `rewards`, `terminated`, `truncated`, `dones` and `ok` are NumPy arrays where NumPy is installed, lists otherwise.
+    A failed slot has no observation, the reward NaN, and its exception in `errors`: never a reward of 0.
+    """
+
+    by_slot: Sequence[SlotResult[ObsT]]
+    _arrays: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.by_slot)
+
+    @property
+    def slots(self) -> list[int]:
+        """Which slots these are."""
+        return [one.slot for one in self.by_slot]
+
+    @property
+    def results(self) -> list[StepResult[ObsT] | None]:
+        """A result for each slot; None where it failed."""
+        return [one.result for one in self.by_slot]
+
+    @property
+    def observations(self) -> list[ObsT | None]:
+        """An observation for each slot; None where it failed."""
+        return [None if one.result is None else one.result.observation for one in self.by_slot]
+
+    @property
+    def infos(self) -> list[dict[str, Any]]:
+        """The metadata of each slot's result."""
+        return [(one.result.metadata if one.result is not None else None) or {} for one in self.by_slot]
+
+    @property
+    def finals(self) -> list[StepResult[ObsT] | None]:
+        """The last result of each episode that ended and was followed by another one in the same step."""
+        return [one.final for one in self.by_slot]
+
+    @property
+    def errors(self) -> dict[int, OpenEnvError]:
+        """What went wrong, by slot."""
+        return {one.slot: one.error for one in self.by_slot if one.error is not None}
+
+    @property
+    def rewards(self) -> Any:
+        """A reward for each slot."""
+        return self._array("rewards", [one.reward for one in self.by_slot], "float64")
+
+    @property
+    def terminated(self) -> Any:
+        """Whether the task itself ended each episode."""
+        return self._array("terminated", [one.terminated for one in self.by_slot], "bool")
+
+    @property
+    def truncated(self) -> Any:
+        """Whether a limit, or a failure, ended each episode."""
+        return self._array("truncated", [one.truncated for one in self.by_slot], "bool")
+
+    @property
+    def dones(self) -> Any:
+        """Whether each episode is over."""
+        return self._array("dones", [one.terminated or one.truncated for one in self.by_slot], "bool")
+
+    @property
+    def ok(self) -> Any:
+        """Whether each slot answered: the mask for a batch of training data."""
+        return self._array("ok", [one.error is None for one in self.by_slot], "bool")
+
+    def _array(self, name: str, values: list[Any], dtype: str) -> Any:
+        if name not in self._arrays:
+            self._arrays[name] = _array(values, dtype)
+        return self._arrays[name]
+
+
+def _array(values: list[Any], dtype: str) -> Any:
+    try:
+        import numpy as np  # an optional dependency
+    except ImportError:
+        return values
+    return np.asarray(values, dtype=dtype)
+
+
+class SlotsFailed(OpenEnvError, RuntimeError):
+    """Some slots of a `VectorEnv` failed; `errors` has the exception of each, `result` what the others answered."""
+
+    code = "SLOTS_FAILED"
+
+    def __init__(self, errors: Mapping[int, OpenEnvError], result: VectorResult[Any]) -> None:
+        self.errors = dict(errors)
+        self.result = result
+        slot, first = next(iter(self.errors.items()))
+        more = f" and {len(self.errors) - 1} more" if len(self.errors) > 1 else ""
+        super().__init__(f"slot {slot}{more} of {len(result)} failed: {first}")
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """Which slots failed, and how."""
+        return {"slots": {slot: str(error) for slot, error in self.errors.items()}}
+
+
+def ended(observation: Any) -> tuple[bool, bool]:
+    """Return terminated and truncated of an episode that is over: as it says, or terminated where it says nothing."""
+    terminated = truncated = None
+    if isinstance(observation, Mapping):
+        terminated, truncated = observation.get("terminated"), observation.get("truncated")
+    if not terminated and not truncated:
+        only_not_terminated = terminated is not None and truncated is None
+        return not only_not_terminated, only_not_terminated
+    return bool(terminated), bool(truncated)

@@ -1,0 +1,25 @@
+"""Gymnasium, both ways: serve any of its environments, and use a served environment as one of its own.
+
+Needs the extra `gymnasium`. Each name loads what it needs at its first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .._lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from .environment import gymnasium_environment as gymnasium_environment
+    from .single import GymnasiumEnv as GymnasiumEnv
+    from .vector import GymnasiumVectorEnv as GymnasiumVectorEnv
+
+__getattr__: Any
+__getattr__, __dir__, __all__ = lazy_exports(
+    __name__,
+    {
+        "GymnasiumEnv": "openenv.gym.single",
+        "GymnasiumVectorEnv": "openenv.gym.vector",
+        "gymnasium_environment": "openenv.gym.environment",
+    },
+)

@@ -1,0 +1,161 @@
+"""Any Gymnasium environment as an `Environment`: its spaces as models, its info as metadata, its pictures on request.
+
+Knows Gymnasium and the base class; must not know servers.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from types import new_class
+from typing import Annotated, Any, ClassVar, Final, Generic
+
+import gymnasium
+from gymnasium.error import Error as GymnasiumError
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model
+
+from ..env.environment import Environment
+from ..types import Action, ActT, EnvironmentMetadata, Observation, ObsT, State
+from .spaces import SPACE_KEY, SomeSpace, UnsupportedSpace, checked, describe, schema_of, to_wire
+
+__all__ = ["RENDER_KEY", "GymnasiumError", "ServedGymnasium", "UnsupportedSpace", "gymnasium_environment"]
+
+RENDER_KEY: Final = "render"
+
+MakeEnv = Callable[..., "gymnasium.Env[Any, Any]"]
+
+
+class ServedGymnasium(Environment[ActT, ObsT, State], Generic[ActT, ObsT]):
+    """Base of the classes that `gymnasium_environment` makes.
+
+    `reset` takes Gymnasium's `options`, and `render=True` to have a picture of each observation in its metadata.
+    """
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    name: ClassVar[str]
+    make: ClassVar[MakeEnv]
+    action_cls: ClassVar[type[Action]]
+    observation_cls: ClassVar[type[Observation]]
+    observation_space: ClassVar[SomeSpace]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._env = type(self).make()
+        self._state = State()
+
+    def reset(
+        self,
+        seed: int | None = None,
+        episode_id: str | None = None,
+        options: dict[str, Any] | None = None,
+        render: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Begin an episode."""
+        if render is not None and render != (self._env.render_mode == "rgb_array"):
+            self._env.close()
+            self._env = type(self).make(render_mode="rgb_array") if render else type(self).make()
+        observation, info = self._env.reset(seed=seed, options=options)
+        self._state = State(episode_id=episode_id or str(uuid.uuid4()))
+        return self._seen(observation, info)
+
+    def step(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
+        """Take an action."""
+        observation, reward, terminated, truncated, info = self._env.step(action.action)
+        self._state.step_count += 1
+        return self._seen(
+            observation,
+            info,
+            reward=float(reward),
+            done=bool(terminated or truncated),
+            terminated=bool(terminated),
+            truncated=bool(truncated),
+        )
+
+    def _seen(self, observation: Any, info: dict[str, Any], **fields: Any) -> Any:
+        metadata = {str(key): value for key, value in info.items()}
+        if self._env.render_mode == "rgb_array":
+            metadata[RENDER_KEY] = _picture(self._env.render())
+        wire = to_wire(self.observation_space, observation)
+        return self.observation_cls(observation=wire, metadata=metadata, **fields)  # type: ignore[call-arg]
+
+    @property
+    def state(self) -> State:
+        """The episode's name and how many steps it has had."""
+        return self._state
+
+    def get_metadata(self) -> EnvironmentMetadata:
+        """Say which environment it is."""
+        return EnvironmentMetadata(
+            name=self.name, description=f"Gymnasium's {self.name}", version=gymnasium.__version__
+        )
+
+    def close(self) -> None:
+        """Close it."""
+        self._env.close()
+
+
+def gymnasium_environment(env: str | MakeEnv, **kwargs: Any) -> type[ServedGymnasium[Any, Any]]:
+    """Make an `Environment` class of a Gymnasium environment; its models are `action_cls` and `observation_cls`.
+
+    Args:
+        env: Its id, as for `gymnasium.make`, or a function that makes one and takes `render_mode`.
+        kwargs: For `gymnasium.make`, or for the function.
+
+    Raises:
+        UnsupportedSpace: Its spaces cannot be described.
+        gymnasium.error.Error: There is no such environment.
+    """
+
+    def make(**more: Any) -> gymnasium.Env[Any, Any]:
+        return gymnasium.make(env, **kwargs, **more) if isinstance(env, str) else env(**kwargs, **more)
+
+    sample = make()
+    try:
+        action_space, observation_space = sample.action_space, sample.observation_space
+        name = env if isinstance(env, str) else type(sample.unwrapped).__name__
+    finally:
+        sample.close()
+    title = "".join(part for part in name.rpartition("/")[2].title() if part.isalnum())
+    action_cls = _action_model(title, action_space)
+    observation_cls = _observation_model(title, observation_space)
+    members = {
+        "__doc__": f"Gymnasium's {name}.",
+        "__module__": __name__,
+        "name": name,
+        "make": staticmethod(make),
+        "action_cls": action_cls,
+        "observation_cls": observation_cls,
+        "observation_space": observation_space,
+    }
+    base: Any = ServedGymnasium
+    made: type[ServedGymnasium[Any, Any]] = new_class(
+        f"{title}Environment", (base[action_cls, observation_cls],), exec_body=lambda space: space.update(members)
+    )
+    return made
+
+
+def _action_model(title: str, space: SomeSpace) -> type[Action]:
+    kind: Any = Annotated[Any, BeforeValidator(lambda value: checked(space, value)), WithJsonSchema(schema_of(space))]
+    config = ConfigDict(**{**Action.model_config, "json_schema_extra": {SPACE_KEY: describe(space)}})
+    base = type(f"{title}ActionBase", (Action,), {"model_config": config, "__module__": __name__})
+    field = Field(description=f"A value of {str(space)[:200]}")
+    return create_model(f"{title}Action", __base__=base, __module__=__name__, action=(kind, field))
+
+
+def _observation_model(title: str, space: SomeSpace) -> type[Observation]:
+    kind: Any = Annotated[Any, WithJsonSchema(schema_of(space))]
+    config = ConfigDict(**{**Observation.model_config, "json_schema_extra": {SPACE_KEY: describe(space)}})
+    base = type(f"{title}ObservationBase", (Observation,), {"model_config": config, "__module__": __name__})
+    field = Field(description=f"A value of {str(space)[:200]}")
+    return create_model(f"{title}Observation", __base__=base, __module__=__name__, observation=(kind, field))
+
+
+def _picture(frame: Any) -> Any:
+    """Return a frame as an image, which JSON carries as a PNG; as an array where Pillow is not installed."""
+    try:
+        from PIL import Image  # an optional dependency
+    except ImportError:
+        return frame
+    return frame if frame is None else Image.fromarray(frame)

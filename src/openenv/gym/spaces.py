@@ -1,0 +1,209 @@
+"""Gymnasium's spaces on the wire: a space as JSON and back, JSON schemas for its values, and the values themselves.
+
+Knows Gymnasium and NumPy; must not know environments or clients.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from gymnasium import spaces
+
+SPACE_KEY: Final = "x-gymnasium-space"
+"""Where a JSON schema of an action or an observation says which space its `action` or `observation` is of."""
+
+SomeSpace = spaces.Space[Any]
+
+
+class UnsupportedSpace(TypeError):
+    """A space that has no description."""
+
+
+def describe(space: SomeSpace) -> dict[str, Any]:
+    """Return a space as JSON.
+
+    Raises:
+        UnsupportedSpace: It is of a kind that is not known here.
+    """
+    match space:
+        case spaces.Discrete():
+            return {"type": "Discrete", "n": int(space.n), "start": int(space.start)}
+        case spaces.Box():
+            bounds = {"low": _bound(space.low), "high": _bound(space.high)}
+            return {"type": "Box", "shape": list(space.shape), "dtype": space.dtype.str, **bounds}
+        case spaces.MultiDiscrete():
+            numbers = {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
+            return {"type": "MultiDiscrete", "dtype": _dtype(space), **numbers}
+        case spaces.MultiBinary():
+            return {"type": "MultiBinary", "n": space.n if isinstance(space.n, int) else list(space.shape)}
+        case spaces.Text():
+            lengths = {"min_length": space.min_length, "max_length": space.max_length}
+            return {"type": "Text", "charset": "".join(sorted(space.character_set)), **lengths}
+        case spaces.Dict():
+            return {"type": "Dict", "spaces": {key: describe(inner) for key, inner in space.spaces.items()}}
+        case spaces.Tuple():
+            return {"type": "Tuple", "spaces": [describe(inner) for inner in space.spaces]}
+        case _:
+            raise UnsupportedSpace(f"{type(space).__name__} spaces cannot be described")
+
+
+def space_of(description: dict[str, Any]) -> SomeSpace:
+    """Build a space from its description.
+
+    Raises:
+        UnsupportedSpace: It is of a kind that is not known here.
+    """
+    given = description
+    match given.get("type"):
+        case "Discrete":
+            return spaces.Discrete(given["n"], start=given.get("start", 0))
+        case "Box":
+            dtype: Any = np.dtype(given["dtype"])
+            shape = tuple(given["shape"])
+            low, high = (np.broadcast_to(_numbers(given[key], dtype), shape) for key in ("low", "high"))
+            return spaces.Box(low.astype(dtype), high.astype(dtype), shape, dtype.type)
+        case "MultiDiscrete":
+            return spaces.MultiDiscrete(given["nvec"], np.dtype(given["dtype"]).type, start=given.get("start"))
+        case "MultiBinary":
+            return spaces.MultiBinary(given["n"])
+        case "Text":
+            return spaces.Text(given["max_length"], min_length=given["min_length"], charset=given["charset"])
+        case "Dict":
+            return spaces.Dict({key: space_of(inner) for key, inner in given["spaces"].items()})
+        case "Tuple":
+            return spaces.Tuple([space_of(inner) for inner in given["spaces"]])
+        case kind:
+            raise UnsupportedSpace(f"there is no space of the type {kind!r}")
+
+
+def schema_of(space: SomeSpace) -> dict[str, Any]:
+    """Return the JSON schema of a space's values."""
+    match space:
+        case spaces.Discrete():
+            return {"type": "integer", "minimum": int(space.start), "maximum": int(space.start + space.n - 1)}
+        case spaces.Box():
+            return _array_schema("integer" if space.dtype.kind in "iu" else "number", space.shape)
+        case spaces.MultiDiscrete() | spaces.MultiBinary():
+            return _array_schema("integer", space.shape)
+        case spaces.Text():
+            return {"type": "string", "minLength": space.min_length, "maxLength": space.max_length}
+        case spaces.Dict():
+            inner = {key: schema_of(value) for key, value in space.spaces.items()}
+            return {"type": "object", "properties": inner, "required": list(inner)}
+        case spaces.Tuple():
+            count = len(space.spaces)
+            items = [schema_of(value) for value in space.spaces]
+            return {"type": "array", "prefixItems": items, "minItems": count, "maxItems": count}
+        case _:
+            return {}
+
+
+def to_wire(space: SomeSpace, value: Any) -> Any:
+    """Turn a value of a space into numbers, text, arrays, lists and maps."""
+    match space:
+        case spaces.Discrete():
+            return int(value)
+        case spaces.Text():
+            return str(value)
+        case spaces.Dict():
+            return {key: to_wire(inner, value[key]) for key, inner in space.spaces.items()}
+        case spaces.Tuple():
+            return [to_wire(inner, one) for inner, one in zip(space.spaces, value, strict=True)]
+        case _:
+            return np.asarray(value, dtype=space.dtype)
+
+
+def from_wire(space: SomeSpace, value: Any) -> Any:
+    """Turn what came over the wire into a value of a space.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        found = _from_wire(space, value)
+    except (TypeError, KeyError, OverflowError) as exc:
+        raise ValueError(f"not a value of {space}: {exc}") from None
+    return found
+
+
+def checked(space: SomeSpace, value: Any) -> Any:
+    """Do the same, and refuse what is outside the space.
+
+    Raises:
+        ValueError: It is outside, or nothing of the kind.
+    """
+    found = from_wire(space, value)
+    if not space.contains(found):
+        raise ValueError(f"{str(value)[:100]} is not in {str(space)[:200]}")
+    return found
+
+
+def _from_wire(space: SomeSpace, value: Any) -> Any:
+    match space:
+        case spaces.Discrete():
+            if isinstance(value, bool) or int(value) != value:
+                raise ValueError(f"{value!r} is no integer")
+            return np.int64(value)
+        case spaces.Text():
+            return str(value)
+        case spaces.Dict():
+            return {key: _from_wire(inner, value[key]) for key, inner in space.spaces.items()}
+        case spaces.Tuple():
+            return tuple(_from_wire(inner, one) for inner, one in zip(space.spaces, value, strict=True))
+        case _:
+            return _array(np.asarray(_nan_for_none(value)), np.dtype(space.dtype)).reshape(space.shape)
+
+
+def _array(found: Any, dtype: Any) -> Any:
+    if found.dtype.kind not in "biuf":
+        raise ValueError("numbers were expected")
+    with np.errstate(all="ignore"):
+        array = found.astype(dtype)
+    if dtype.kind in "iu" and not np.array_equal(array, found):  # or 300 would become a byte
+        raise ValueError(f"integers of the type {dtype} were expected")
+    return array
+
+
+def _nan_for_none(value: Any) -> Any:
+    """Undo what JSON makes of numbers that are not finite; which of them it was is lost."""
+    if value is None:
+        return float("nan")
+    if isinstance(value, list) and any(one is None or isinstance(one, list) for one in value):
+        return [_nan_for_none(one) for one in value]
+    return value
+
+
+def _bound(values: Any) -> Any:
+    """Write bounds: one number where all are equal; those that are not finite are text, which JSON can carry."""
+    array = np.asarray(values)
+    if array.size and (array == array.flat[0]).all():
+        array = array.flat[0]
+    return _finite(array.tolist())
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return value if not isinstance(value, float) or np.isfinite(value) else str(value)
+
+
+def _numbers(value: Any, dtype: Any) -> Any:
+    if dtype.kind == "f":
+        return np.asarray(value, dtype="U32").astype(np.float64) if _has_text(value) else np.asarray(value, np.float64)
+    return np.asarray(value, dtype)
+
+
+def _has_text(value: Any) -> bool:
+    return any(_has_text(one) for one in value) if isinstance(value, list) else isinstance(value, str)
+
+
+def _dtype(space: SomeSpace) -> str:
+    return str(np.dtype(space.dtype).str)
+
+
+def _array_schema(kind: str, shape: tuple[int, ...]) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": kind}
+    for size in reversed(shape):
+        schema = {"type": "array", "items": schema, "minItems": size, "maxItems": size}
+    return schema

@@ -1,0 +1,327 @@
+"""The server's side of protocol v2: messages to requests, results to messages.
+
+Stateless, one per served environment. Knows shapes and codes; must not know sessions, sockets or threads.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, TypeAdapter, ValidationError
+from typing_extensions import NotRequired, TypedDict
+
+from ...errors import OpenEnvError, message_of
+from ...types import WSErrorCode
+from ..codec import encode_state, observation_json
+from ..schema import deserialize_action, has_plain_validation
+from ..server import error_list
+from .codec import JSON, MSGPACK, Codec, has_arrays, observation_message, pack_plain, state_message, without_arrays
+
+
+@dataclass(slots=True)
+class Request:
+    """One request; what does not belong to its type is None."""
+
+    type: str
+    id: int
+    session: str | None = None
+    data: Any = None
+    kwargs: Mapping[str, Any] | None = None
+    timeout_s: float | None = None
+    extra: Mapping[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class Batch:
+    """Requests that run side by side; one that is malformed is `Refused`."""
+
+    id: int
+    requests: list[Request | Refused]
+    each: bool = False
+
+
+@dataclass(slots=True)
+class Refused:
+    """A message that is no request: the error to answer with."""
+
+    id: int | None
+    session: str | None
+    error: dict[str, Any]
+
+
+Parsed = Request | Batch | Refused
+
+_OF_SESSION: Final = ("reset", "step", "state", "mcp", "close")
+_KEYS: Final[Mapping[str, frozenset[str]]] = {
+    "open": frozenset({"resume", "wait_s", "key", "compress"}),
+    "reset": frozenset({"session", "data", "timeout_s", "traceparent"}),
+    "step": frozenset({"session", "data", "kwargs", "timeout_s", "traceparent"}),
+    "state": frozenset({"session", "traceparent"}),
+    "mcp": frozenset({"session", "data"}),
+    "close": frozenset({"session"}),
+    "batch": frozenset({"requests", "each"}),
+    "cancel": frozenset({"request", "session"}),
+    "ping": frozenset(),
+}
+
+
+class Invalid(Exception):
+    """A message does not fit; carries what pydantic would say."""
+
+    def __init__(self, where: str, text: str) -> None:
+        super().__init__(text)
+        self.errors = [{"type": "value_error", "loc": [where] if where else [], "msg": text}]
+
+
+class ServerProtocolV2:
+    """Reads v2 messages for one action class."""
+
+    def __init__(self, action_cls: type[Any] | None) -> None:
+        self._action_cls = action_cls
+        self._step = self._batch = self._batch_map = None
+        if action_cls is not None and has_plain_validation(action_cls):
+            step = _step_frame(action_cls)
+            batch = TypeAdapter(_batch_frame(step)).validator
+            self._step = TypeAdapter(step).validator.validate_json
+            self._batch, self._batch_map = batch.validate_json, batch.validate_python
+
+    def parse_json(self, raw: bytes) -> Request | Batch | None:
+        """Read a step, or a batch of steps, in one pass; None for what only `read` can tell."""
+        if self._step is None or self._batch is None:
+            return None
+        head = raw[:40]
+        try:
+            if b'"step"' in head:
+                return _request(self._step(raw))
+            if b'"batch"' in head:
+                return _batch(self._batch(raw))
+        except ValueError:  # the long way says what is wrong
+            pass
+        return None
+
+    def parse_map(self, message: dict[str, Any]) -> Parsed:
+        """Read a decoded message; a batch of steps in one pass."""
+        if self._batch_map is not None and message.get("type") == "batch":
+            try:
+                return _batch(self._batch_map(message))
+            except ValueError:  # the long way says what is wrong
+                pass
+        return self.read(message)
+
+    def read(self, message: Any) -> Parsed:
+        """Read a decoded message; whatever is wrong with it comes back as `Refused`."""
+        if not isinstance(message, dict):
+            return _refused(None, WSErrorCode.INVALID_JSON, "Invalid JSON: expected an object")
+        request_id = message.get("id")
+        if not isinstance(request_id, int) or isinstance(request_id, bool):
+            request_id = None
+        kind = message.get("type")
+        if not isinstance(kind, str) or kind not in _KEYS:
+            shown = str(kind)[:100]
+            return _refused(request_id, WSErrorCode.UNKNOWN_TYPE, f"Unknown message type: {shown}")
+        session = message.get("session")
+        try:
+            return self._read(kind, message)
+        except Exception as exc:  # an action's own validators may raise anything
+            errors = exc.errors if isinstance(exc, Invalid) else error_list(exc)
+            refused = _refused(request_id, WSErrorCode.VALIDATION_ERROR, "Invalid message", errors=errors)
+            refused.session = session if isinstance(session, str) else None
+            return refused
+
+    def _read(self, kind: str, message: dict[str, Any]) -> Parsed:
+        request_id = message.get("id")
+        if not isinstance(request_id, int) or isinstance(request_id, bool):
+            raise Invalid("id", "id must be an integer")
+        unknown = message.keys() - _KEYS[kind] - {"type", "id"}
+        if unknown:
+            raise Invalid(sorted(unknown)[0], "unknown key")
+        if kind == "batch":
+            return self._read_batch(request_id, message)
+        session = _optional(message, "session", str)
+        request = Request(kind, request_id, session, extra=message)
+        if kind == "step":
+            if "data" not in message:
+                raise Invalid("data", "Field required")
+            request.data = self.action(message["data"])
+            request.kwargs = _optional(message, "kwargs", dict)
+        elif kind in ("reset", "mcp"):
+            request.data = _optional(message, "data", dict) or {}
+        request.timeout_s = _seconds(message, "timeout_s")
+        return request
+
+    def _read_batch(self, request_id: int, message: dict[str, Any]) -> Batch:
+        requests = message.get("requests")
+        if not isinstance(requests, list):
+            raise Invalid("requests", "expected a list")
+        found: list[Request | Refused] = []
+        for one in requests:
+            parsed = self.read(one)
+            if isinstance(parsed, Batch) or (isinstance(parsed, Request) and parsed.type not in _OF_SESSION):
+                parsed = _refused(parsed.id, WSErrorCode.VALIDATION_ERROR, "only requests of sessions go into a batch")
+            found.append(parsed)
+        return Batch(request_id, found, bool(message.get("each", False)))
+
+    def action(self, data: Any) -> Any:
+        """Validate an action.
+
+        Raises:
+            pydantic.ValidationError: It does not fit the action class.
+        """
+        if self._action_cls is None:
+            return data
+        if not isinstance(data, dict):
+            raise Invalid("data", "expected an object")
+        try:
+            return deserialize_action(data, self._action_cls)
+        except ValidationError:
+            if not has_arrays(data):
+                raise
+        return deserialize_action(without_arrays(data), self._action_cls)  # as if they had come as JSON
+
+
+def error_data(exc: BaseException) -> dict[str, Any]:
+    """Describe a failure: the framework's own with its code, anything else as the environment's."""
+    if isinstance(exc, OpenEnvError):
+        return {"message": str(exc), "code": exc.code, **exc.details}
+    return {"message": message_of(exc), "code": WSErrorCode.EXECUTION_ERROR.value}
+
+
+class Reply(NamedTuple):
+    """An answer without its envelope, so that it can be sent again, with another id or on another connection."""
+
+    kind: str
+    data: bytes
+    writer: Writer
+
+
+class Writer(ABC):
+    """Writes messages whose data is encoded already."""
+
+    codec: Codec
+
+    @abstractmethod
+    def observation(self, observation: Any) -> bytes:
+        """Encode the data of an observation."""
+
+    @abstractmethod
+    def state(self, state: Any) -> bytes:
+        """Encode the data of a state."""
+
+    @abstractmethod
+    def message(self, kind: str, request_id: int | None, session: str | None, data: bytes | None) -> bytes:
+        """Put an envelope around data."""
+
+    def data(self, value: Mapping[str, Any]) -> bytes:
+        """Encode any data."""
+        return self.codec.encode(value)
+
+    def error(self, exc: BaseException) -> Reply:
+        """Report a failure."""
+        return Reply("error", self.data(error_data(exc)), self)
+
+    def reply(self, reply: Reply, request_id: int | None, session: str | None) -> bytes:
+        """Write an answer, in this codec whichever it was encoded in."""
+        data = reply.data
+        if reply.writer is not self:
+            data = self.data(reply.writer.codec.decode(data, binary=reply.writer.codec.is_binary))
+        return self.message(reply.kind, request_id, session, data)
+
+
+class _JsonWriter(Writer):
+    codec = JSON
+
+    def observation(self, observation: Any) -> bytes:
+        return observation_json(observation)
+
+    def state(self, state: Any) -> bytes:
+        return encode_state(state)
+
+    def message(self, kind: str, request_id: int | None, session: str | None, data: bytes | None) -> bytes:
+        named = f',"session":"{session}"' if session is not None else ""
+        head = f'{{"type":"{kind}","id":{"null" if request_id is None else request_id}{named}'.encode()
+        return head + b"}" if data is None else b"".join((head, b',"data":', data, b"}"))
+
+
+class _MsgPackWriter(Writer):
+    codec = MSGPACK
+
+    def observation(self, observation: Any) -> bytes:
+        return self.codec.encode(observation_message(observation))
+
+    def state(self, state: Any) -> bytes:
+        return self.codec.encode(state_message(state))
+
+    def message(self, kind: str, request_id: int | None, session: str | None, data: bytes | None) -> bytes:
+        envelope: dict[str, Any] = {"type": kind, "id": request_id}
+        if session is not None:
+            envelope["session"] = session
+        head = pack_plain(envelope)
+        if data is None:
+            return head
+        # A map of up to 15 entries begins with 0x80 + their number; the data is one more.
+        return b"".join((bytes((head[0] + 1,)), head[1:], b"\xa4data", data))
+
+
+_WRITERS: Final[Mapping[Codec, Writer]] = {JSON: _JsonWriter(), MSGPACK: _MsgPackWriter()}
+
+
+def writer_of(codec: Codec) -> Writer:
+    """Return what writes messages in a codec."""
+    return _WRITERS[codec]
+
+
+def _step_frame(action_cls: type[BaseModel]) -> Any:
+    fields = {
+        "type": Literal["step"],
+        "id": StrictInt,
+        "session": NotRequired[str],
+        "data": action_cls,
+        "kwargs": NotRequired[dict[str, Any]],
+        "timeout_s": NotRequired[Annotated[float, Field(gt=0, strict=True)]],
+    }
+    return _strict("step", fields)
+
+
+def _batch_frame(step: Any) -> Any:
+    return _strict(
+        "batch", {"type": Literal["batch"], "id": StrictInt, "each": NotRequired[bool], "requests": list[step]}
+    )
+
+
+def _strict(name: str, fields: dict[str, Any]) -> Any:
+    frame: Any = TypedDict(name, fields)  # type: ignore[misc]
+    setattr(frame, "__pydantic_config__", ConfigDict(extra="forbid"))  # noqa: B010
+    return frame
+
+
+def _batch(found: dict[str, Any]) -> Batch:
+    return Batch(found["id"], [_request(one) for one in found["requests"]], found.get("each", False))
+
+
+def _request(found: dict[str, Any]) -> Request:
+    return Request(
+        "step", found["id"], found.get("session"), found["data"], found.get("kwargs"), found.get("timeout_s")
+    )
+
+
+def _refused(request_id: int | None, code: WSErrorCode, text: str, **details: Any) -> Refused:
+    return Refused(request_id, None, {"message": text, "code": code.value, **details})
+
+
+def _optional(message: Mapping[str, Any], key: str, kind: type[Any]) -> Any:
+    value = message.get(key)
+    if value is not None and not isinstance(value, kind):
+        raise Invalid(key, f"expected {'text' if kind is str else 'an object'}")
+    return value
+
+
+def _seconds(message: Mapping[str, Any], key: str) -> float | None:
+    value = message.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise Invalid(key, "expected a positive number of seconds")
+    return float(value)

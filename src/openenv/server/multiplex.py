@@ -1,0 +1,524 @@
+"""`/ws` in protocol v2: many sessions on one connection, each request answered once, whatever happens to connections.
+
+A session that loses its connection is kept for the grace period and can be attached to again; replies go to whoever
+asked, on whichever connection he is now. Knows messages and sessions; must not know transports or encodings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import (
+    Forbidden,
+    OpenEnvError,
+    RequestCancelled,
+    SessionCapacityError,
+    SessionClosedError,
+    SessionLost,
+    SessionNotFoundError,
+    StaleRequest,
+)
+from ..protocol.v2.codec import Codec
+from ..protocol.v2.server import Batch, Parsed, Refused, Reply, Request, ServerProtocolV2, Writer, writer_of
+from ..runners import Hub
+from ..sessions.ledger import Entry
+from ..sessions.operations import Operation, Operations, StepInput, build_operations
+from ..sessions.origin import Origin
+from ..sessions.session import Call, Session, SessionKind
+from ..types import ServerMode, WSErrorCode
+from .access import Role, may
+from .mcp.own import OwnMethods
+from .service import EnvService
+from .sockets import Socket
+
+logger = logging.getLogger(__name__)
+
+_MOST_UNDER_WAY = 8192
+_MOST_OPENED = 1024  # whose ids are kept
+_GYM = frozenset({"reset", "step", "state"})
+
+
+class MultiplexService:
+    """What all v2 connections to one environment share."""
+
+    def __init__(self, service: EnvService, rpc: OwnMethods) -> None:
+        self.service = service
+        self.manager = service.manager
+        self.rpc = rpc
+        self.protocol = ServerProtocolV2(service.action_cls)
+        self._operations: dict[Writer, Operations] = {}
+
+    def operations(self, writer: Writer) -> Operations:
+        """Return the operations whose results are encoded for a writer."""
+        found = self._operations.get(writer)
+        if found is None:
+            found = self._operations[writer] = build_operations(writer.observation, writer.state)
+        return found
+
+
+class MultiplexConnection:
+    """One client's connection."""
+
+    def __init__(
+        self, shared: MultiplexService, socket: Socket, hub: Hub, codec: Codec, role: Role = Role.ORCHESTRATOR
+    ) -> None:
+        self._shared = shared
+        self._manager = shared.manager
+        self._socket = socket
+        self._hub = hub
+        self._codec = codec
+        self._role = role
+        self._writer = writer_of(codec)
+        self._operations = shared.operations(self._writer)
+        self._is_json = not codec.is_binary
+        self._takes_steps = shared.service.mode is ServerMode.SIMULATION
+        self._limit = shared.service.options.max_message_bytes
+        self._sessions: dict[str, Session] = {}
+        self._opening: dict[int, asyncio.Task[None]] = {}
+        self._opened_as: dict[int, str] = {}
+        self._calls: dict[tuple[str, int], Call] = {}
+        self._rpcs: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._ready: list[bytes] = []
+        self._compress: int | None = None
+        self._paused = False
+        self._lost = False
+        self.traceparent: str | None = None  # of the handshake, for requests that bring none
+
+    # -- SocketHandler --------------------------------------------------------------------------------------------
+
+    def on_message(self, payload: bytes) -> None:
+        """Read a text message."""
+        if self._is_json:
+            parsed = self._shared.protocol.parse_json(payload)
+            if parsed is not None:
+                self._take(parsed)
+                return
+        self._read(payload, binary=False)
+
+    def on_binary(self, payload: bytes) -> None:
+        """Read a binary message."""
+        self._read(payload, binary=True)
+
+    def _read(self, payload: bytes, *, binary: bool) -> None:
+        try:
+            message = self._codec.decode(payload, binary=binary, max_bytes=self._limit)
+        except ValueError as exc:
+            self._refuse(None, None, {"message": f"Invalid JSON: {exc}", "code": WSErrorCode.INVALID_JSON.value})
+        else:
+            self._take(self._shared.protocol.parse_map(message))
+
+    def on_oversize(self, size: int) -> None:
+        """Refuse a message over the limit."""
+        text = f"A message of {size} bytes is over the limit of {self._limit} bytes"
+        code = WSErrorCode.VALIDATION_ERROR.value
+        self._refuse(None, None, {"message": text, "code": code, "errors": [], "limit_bytes": self._limit})
+
+    def on_writable(self) -> None:
+        """The socket reads again by itself."""
+
+    def on_shutdown(self) -> None:
+        """Hang up; running calls come to their end in the drain."""
+        self._socket.close(1012, "the server is shutting down")
+
+    def on_lost(self) -> None:
+        """Leave the sessions to whoever has their tokens."""
+        if self._lost:
+            return
+        self._lost = True
+        for task in self._opening.values():
+            task.cancel()
+        sessions, self._sessions = self._sessions, {}
+        for session in sessions.values():
+            self._manager.release(session, self)
+
+    # -- Holder ---------------------------------------------------------------------------------------------------
+
+    def let_go(self, session: Session, reason: str) -> None:
+        """Another connection has a session now, or it has ended; told from any thread."""
+        if self._hub.is_at_hand:
+            self._let_go(session, reason)
+        else:
+            try:
+                self._hub.loop.call_soon_threadsafe(self._let_go, session, reason)
+            except RuntimeError:  # the loop has ended, and the connection with it
+                return
+
+    def _let_go(self, session: Session, reason: str) -> None:
+        if self._sessions.pop(session.id, None) is not None and not self._lost:
+            note = {"type": "event", "event": "detached", "session": session.id, "reason": reason}
+            self._send(self._codec.encode(note))
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    def _take(self, parsed: Parsed) -> None:
+        if isinstance(parsed, Request):
+            self._handle(parsed, _Single(self, parsed))
+        elif isinstance(parsed, Batch):
+            self._handle_batch(parsed)
+        else:
+            self._refuse(parsed.id, parsed.session, parsed.error)
+
+    def _handle_batch(self, batch: Batch) -> None:
+        collected = None if batch.each else _Collected(self, batch)
+        for place, request in enumerate(batch.requests):
+            target = _Each(self, request) if collected is None else _Place(collected, place, request)
+            if isinstance(request, Refused):
+                self._manager.report_error(request.error["code"])
+                target.answer(Reply("error", self._writer.data(request.error), self._writer))
+            else:
+                self._handle(request, target)
+        if collected is not None and not batch.requests:
+            collected.send()
+
+    def _handle(self, request: Request, target: _Target) -> None:
+        try:
+            if self._role is not Role.ORCHESTRATOR and not may(self._role, request.type):
+                raise Forbidden(self._role.value)
+            if request.type == "step" or request.type in ("reset", "state", "mcp", "close"):  # nearly all of them
+                self._submit(request, target)
+            elif request.type == "open":
+                self._open(request)
+            elif request.type == "cancel":
+                self._cancel(request)
+            else:
+                self._send(self._writer.message("pong", request.id, None, None))
+        except OpenEnvError as exc:
+            self._manager.report_error(exc.code)
+            target.answer(self._writer.error(exc))
+
+    def _submit(self, request: Request, target: _Target) -> None:
+        """Run a request of a session, unless it has run before."""
+        session = self._session(request)
+        entry = session.ledger.find(request.id)
+        if entry is not None:
+            entry.tell(target.answer)
+            return
+        if request.type in _GYM and not self._takes_steps:
+            text = f"Unknown message type: {request.type} frames are off in production mode"
+            error = {"message": text, "code": WSErrorCode.UNKNOWN_TYPE.value}
+            target.answer(Reply("error", self._writer.data(error), self._writer))
+            return
+        entry = session.ledger.begin(request.id)
+        entry.tell(target.answer)
+        if request.type == "mcp":
+            self._run_rpc(request, session, entry)
+            return
+        if request.type == "close":
+            self._sessions.pop(session.id, None)
+            session.holder = None
+            session.ledger.finish(entry, Reply("closed", self._writer.data({}), self._writer), 0)
+            session.close("closed by the client")
+            return
+        operation, argument = self._operation(request)
+        running = _Running(self, session, request, entry)
+        origin = self._origin(request) if self._manager.wants_origins else None
+        call = session.submit(operation, argument, running.done, self._hub, origin)
+        if not entry.is_done:
+            self._calls[(session.id, request.id)] = call
+            self._watch_load()
+
+    def _origin(self, request: Request) -> Origin:
+        given = (request.extra or {}).get("traceparent")
+        return Origin(request.id, given if isinstance(given, str) else self.traceparent)
+
+    def _operation(self, request: Request) -> tuple[Operation, Any]:
+        if request.type == "step":
+            if request.kwargs is None and request.timeout_s is None:
+                return self._operations.step, request.data
+            given = dict(request.kwargs or {})
+            if request.timeout_s is not None:
+                given["timeout_s"] = request.timeout_s
+            return self._operations.step_with, StepInput(request.data, given)
+        if request.type == "reset":
+            return self._operations.reset, request.data
+        return self._operations.state, None
+
+    def _session(self, request: Request) -> Session:
+        name = request.session
+        if name is None:
+            if len(self._sessions) != 1:
+                count = len(self._sessions) or "no"
+                raise SessionNotFoundError("", f"The connection has {count} sessions, so the request must name one.")
+            return next(iter(self._sessions.values()))
+        session = self._sessions.get(name)
+        if session is None:
+            raise SessionNotFoundError(name, f"This connection has no session '{name}'.")
+        return session
+
+    def _run_rpc(self, request: Request, session: Session, entry: Entry) -> None:
+        task = self._hub.loop.create_task(self._answer_rpc(request, session, entry))
+        key = (session.id, request.id)
+        self._rpcs[key] = task
+        task.add_done_callback(lambda _: self._rpcs.pop(key, None))
+
+    async def _answer_rpc(self, request: Request, session: Session, entry: Entry) -> None:
+        def notify(note: Mapping[str, Any]) -> None:
+            told = {key: value for key, value in note.get("params", {}).items() if key != "progressToken"}
+            event = {"type": "event", "id": request.id, "event": "progress", **told}
+            if request.session is not None:
+                event["session"] = request.session
+            self._send(self._codec.encode(event))
+
+        try:
+            answer = await self._shared.rpc.answer(request.data, own=session, notify=notify, role=self._role)
+            reply = Reply("mcp", self._writer.data(answer), self._writer)
+        except asyncio.CancelledError:
+            reply = self._writer.error(RequestCancelled())
+        except Exception as exc:
+            reply = self._writer.error(self._shared.service.errors.shown(exc))
+        session.ledger.finish(entry, reply, len(reply.data))
+
+    def finished(self, session: Session, request: Request) -> None:
+        """Forget a call that is done."""
+        self._calls.pop((session.id, request.id), None)
+        if self._paused and len(self._calls) < _MOST_UNDER_WAY // 2:
+            self._paused = False
+            self._socket.resume()
+
+    def _watch_load(self) -> None:
+        if len(self._calls) >= _MOST_UNDER_WAY and not self._paused:
+            self._paused = True
+            self._socket.pause()
+
+    # -- sessions -------------------------------------------------------------------------------------------------
+
+    def _open(self, request: Request) -> None:
+        given = request.extra or {}
+        if isinstance(given.get("compress"), int):
+            self._compress = given["compress"]
+        resume = given.get("resume")
+        if isinstance(resume, str):
+            session = self._manager.claimed(resume)
+            if self._role is Role.AGENT and session not in self._shared.service.sessions_of_agents:
+                raise Forbidden(self._role.value)  # the replies that are kept for its owner show rewards
+            self._manager.reattach(session, self)
+            self._sessions[session.id] = session
+            self._opened(request, session, resumed=True)
+            return
+        if request.id in self._opening:  # sent twice: one answer is for both
+            return
+        if request.id in self._opened_as:
+            self._open_again(request)
+            return
+        task = self._hub.loop.create_task(self._open_new(request, given))
+        self._opening[request.id] = task
+        task.add_done_callback(lambda _: self._opening.pop(request.id, None))
+
+    async def _open_new(self, request: Request, given: Mapping[str, Any]) -> None:
+        wait_s, key = given.get("wait_s"), given.get("key")
+        told: list[int] = []
+
+        def on_position(position: int) -> None:
+            if not told or told[-1] != position:
+                told.append(position)
+                event = {"type": "event", "id": request.id, "event": "queued", "position": position}
+                self._send(self._codec.encode(event))
+
+        try:
+            session = await self._manager.open_in_turn(
+                SessionKind.RESUMABLE,
+                wait_s=float(wait_s) if isinstance(wait_s, (int, float)) else 0.0,
+                key=key if isinstance(key, str) else None,
+                on_position=on_position,
+            )
+        except asyncio.CancelledError:
+            if not self._lost:
+                self._send_error(request, RequestCancelled())
+                return
+            raise
+        except SessionCapacityError as exc:
+            later = self._manager.retry_after_s
+            told_when = SessionCapacityError(exc.active_sessions, exc.max_sessions, str(exc), retry_after_s=later)
+            self._send_error(request, told_when)
+            return
+        except OpenEnvError as exc:
+            self._send_error(request, exc)
+            return
+        if self._lost:  # nobody has learnt its token
+            session.close("client disconnected")
+            return
+        self._manager.hold(session, self)
+        if self._role is Role.AGENT:
+            self._shared.service.sessions_of_agents.add(session)
+        self._sessions[session.id] = session
+        self._opened_as[request.id] = session.id
+        if len(self._opened_as) > _MOST_OPENED:
+            del self._opened_as[next(iter(self._opened_as))]
+        self._opened(request, session, resumed=False)
+
+    def _open_again(self, request: Request) -> None:
+        """Answer a repeated request with the session that it has opened."""
+        session = self._sessions.get(self._opened_as[request.id])
+        if session is None:
+            raise StaleRequest(request.id, max(self._opened_as))
+        self._opened(request, session, resumed=False)
+
+    def _opened(self, request: Request, session: Session, *, resumed: bool) -> None:
+        message = {
+            "type": "opened",
+            "id": request.id,
+            "session": session.id,
+            "token": self._manager.token(session),
+            "resumed": resumed,
+            "last_id": session.ledger.last_id,
+            "grace_s": self._manager.limits.grace_s,
+        }
+        self._send(self._codec.encode(message))
+
+    def _cancel(self, request: Request) -> None:
+        wanted = (request.extra or {}).get("request")
+        found = False
+        if isinstance(wanted, int):
+            if request.session is None and wanted in self._opening:
+                found = self._opening[wanted].cancel()
+            else:
+                session = self._session(request)
+                call = self._calls.get((session.id, wanted))
+                task = self._rpcs.get((session.id, wanted))
+                found = session.cancel(call) if call is not None else task is not None and task.cancel()
+        message = {"type": "cancelled", "id": request.id, "found": found}
+        self._send(self._codec.encode(message))
+
+    # -- answers --------------------------------------------------------------------------------------------------
+
+    def _refuse(self, request_id: int | None, session: str | None, error: Mapping[str, Any]) -> None:
+        self._manager.report_error(error["code"])
+        self._send(self._writer.message("error", request_id, session, self._writer.data(error)))
+
+    def _send_error(self, request: Request, exc: BaseException) -> None:
+        self.send_reply(self._writer.error(exc), request)
+
+    def send_reply(self, reply: Reply, request: Request | Refused) -> None:
+        """Send an answer alone."""
+        self._send(self.written(reply, request))
+
+    def written(self, reply: Reply, request: Request | Refused) -> bytes:
+        """Write an answer."""
+        return self._writer.reply(reply, request.id, request.session)
+
+    def send_batch(self, replies: list[bytes], batch_id: int | None) -> None:
+        """Send answers together."""
+        self._send(self._codec.batch(replies, batch_id))
+
+    def send_soon(self, reply: Reply, request: Request | Refused) -> None:
+        """Send an answer together with others that are ready in the same moment."""
+        if not self._ready:
+            self._hub.loop.call_soon(self._send_ready)
+        self._ready.append(self.written(reply, request))
+
+    def _send_ready(self) -> None:
+        ready, self._ready = self._ready, []
+        self.send_batch(ready, None)
+
+    def _send(self, payload: bytes) -> None:
+        if self._lost:
+            return
+        if self._compress is not None and len(payload) >= self._compress:
+            payload, binary = self._codec.compressed(payload, self._compress)
+        else:
+            binary = not self._is_json
+        if binary:
+            self._socket.send_binary(payload)
+        else:
+            self._socket.send(payload)
+
+
+class _Target:
+    """Where an answer goes."""
+
+    def answer(self, reply: Reply) -> None:
+        """Take it."""
+        raise NotImplementedError
+
+
+class _Single(_Target):
+    """An answer that is sent alone."""
+
+    __slots__ = ("_connection", "_request")
+
+    def __init__(self, connection: MultiplexConnection, request: Request) -> None:
+        self._connection = connection
+        self._request = request
+
+    def answer(self, reply: Reply) -> None:
+        self._connection.send_reply(reply, self._request)
+
+
+class _Each(_Target):
+    """An answer of a batch whose answers are sent as they come."""
+
+    __slots__ = ("_connection", "_request")
+
+    def __init__(self, connection: MultiplexConnection, request: Request | Refused) -> None:
+        self._connection = connection
+        self._request = request
+
+    def answer(self, reply: Reply) -> None:
+        self._connection.send_soon(reply, self._request)
+
+
+class _Collected:
+    """The answers of a batch that is answered as a whole."""
+
+    __slots__ = ("_batch", "_connection", "_missing", "_replies")
+
+    def __init__(self, connection: MultiplexConnection, batch: Batch) -> None:
+        self._connection = connection
+        self._batch = batch
+        self._replies: list[bytes] = [b""] * len(batch.requests)
+        self._missing = len(batch.requests)
+
+    def put(self, place: int, reply: Reply, request: Request | Refused) -> None:
+        """Keep an answer at its place; the last one sends them all."""
+        self._replies[place] = self._connection.written(reply, request)
+        self._missing -= 1
+        if not self._missing:
+            self.send()
+
+    def send(self) -> None:
+        """Send them."""
+        self._connection.send_batch(self._replies, self._batch.id)
+
+
+class _Place(_Target):
+    """One place among collected answers."""
+
+    __slots__ = ("_collected", "_place", "_request")
+
+    def __init__(self, collected: _Collected, place: int, request: Request | Refused) -> None:
+        self._collected = collected
+        self._place = place
+        self._request = request
+
+    def answer(self, reply: Reply) -> None:
+        self._collected.put(self._place, reply, self._request)
+
+
+class _Running:
+    """A call under way: turns its outcome into the reply that the ledger keeps."""
+
+    __slots__ = ("_connection", "_entry", "_request", "_session")
+
+    def __init__(self, connection: MultiplexConnection, session: Session, request: Request, entry: Entry) -> None:
+        self._connection = connection
+        self._session = session
+        self._request = request
+        self._entry = entry
+
+    def done(self, result: Any, error: BaseException | None) -> None:
+        """Take the outcome."""
+        writer = self._connection._writer
+        if error is None:
+            kind = "state" if self._request.type == "state" else "observation"
+            reply = Reply(kind, result, writer)
+        else:
+            if isinstance(error, SessionClosedError):
+                error = SessionLost(error.reason)
+            else:
+                logger.info("session %s: request %d failed", self._session.id, self._request.id, exc_info=error)
+            reply = writer.error(self._connection._shared.service.errors.shown(error))
+        self._session.ledger.finish(self._entry, reply, len(reply.data))
+        self._connection.finished(self._session, self._request)

@@ -1,0 +1,108 @@
+"""One episode: what is asked is decided by its seed, what comes back is written down, whichever client asks."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from openenv.core.client_types import StepResult
+from openenv.core.env_client import EnvClient
+
+from .environment import Move, Seen
+
+PING_S = 0.4
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request: its kind, its number, and what it carries."""
+
+    kind: str
+    number: int
+    word: str = ""
+    pause_s: float = 0.0
+
+
+@dataclass
+class Trace:
+    """The replies of an episode, the error that ended it, and what came when one went on regardless."""
+
+    replies: list[dict[str, Any]] = field(default_factory=list)
+    error: Exception | None = None
+    afterwards: dict[str, Any] | Exception | None = None
+    after_number: int = -1
+
+
+class Player(EnvClient[Move, dict[str, Any], dict[str, Any]]):
+    """A client of the counting environment."""
+
+    def _step_payload(self, action: Move) -> dict[str, Any]:
+        return action.model_dump(exclude={"metadata"})
+
+    def _parse_result(self, payload: dict[str, Any]) -> StepResult[dict[str, Any]]:
+        seen = {**payload["observation"], "reward": payload.get("reward")}
+        return StepResult(observation=seen, reward=payload.get("reward"), done=bool(payload.get("done")))
+
+    def _parse_state(self, payload: dict[str, Any]) -> dict[str, Any]:
+        return payload
+
+
+def client_of(url: str) -> Player:
+    """Return a client that finds out quickly when nobody is there."""
+    options: dict[str, Any] = {
+        "base_url": url,
+        "connect_timeout_s": 2.0,
+        "message_timeout_s": 10.0,
+        "websocket_ping_interval_s": PING_S,
+        "websocket_ping_timeout_s": PING_S,
+    }
+    known = inspect.signature(EnvClient.__init__).parameters
+    if "protocol" in known:
+        options |= {"protocol": "auto"}
+    return Player(**options)
+
+
+def script_of(seed: int) -> list[Ask]:
+    """Decide what is asked: a reset, then steps, now and then a state or another reset."""
+    dice = random.Random(f"script {seed}")
+    asks = [Ask("reset", 0)]
+    for number in range(1, dice.randint(7, 11)):
+        kind = dice.choices(("step", "state", "reset"), (12, 1, 1))[0]
+        size = dice.choice((1, 20, 20, 200, 3_000)) if dice.random() < 0.98 else 200_000
+        word = dice.choice("abcdefgh") * size if kind == "step" else ""
+        asks.append(Ask(kind, number, word, dice.choice((0.0, 0.0, 0.0, 0.01, 0.05))))
+    return asks
+
+
+async def play(client: Any, seed: int, script: list[Ask], *, owner: int) -> Trace:
+    """Play a script with a client of either kind, awaiting what has to be awaited."""
+    trace = Trace()
+    for ask in script:
+        try:
+            trace.replies.append(await _ask(client, seed, ask, owner))
+        except Exception as exc:
+            trace.error = exc
+            break
+    if trace.error is not None and any(reply.get("kind") == "reset" for reply in trace.replies):
+        # A loop that logs the error and goes on must not get an observation of another episode.
+        after = Ask("step", len(script), "afterwards")
+        trace.after_number = after.number
+        try:
+            trace.afterwards = await _ask(client, seed, after, owner)
+        except Exception as exc:
+            trace.afterwards = exc
+    return trace
+
+
+async def _ask(client: Any, seed: int, ask: Ask, owner: int) -> dict[str, Any]:
+    if ask.kind == "reset":
+        reply = client.reset(seed=seed, episode_id=f"episode {seed}", owner=owner, number=ask.number)
+    elif ask.kind == "step":
+        reply = client.step(Move(owner=owner, number=ask.number, word=ask.word, pause_s=ask.pause_s))
+    else:
+        reply = client.state()
+    result = await reply if inspect.isawaitable(reply) else reply
+    told = result if ask.kind == "state" else result.observation
+    return {"kind": ask.kind, **{key: told.get(key) for key in (*Seen.model_fields, "step_count", "episode_id")}}

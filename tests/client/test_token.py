@@ -1,0 +1,159 @@
+"""Clients and tokens: what they send, and what they say when a server does not accept it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fastmcp import FastMCP
+
+from openenv import GenericEnvClient, HTTPEnvClient, MCPToolClient
+from openenv.client.wire import with_token
+from openenv.env.environment import Environment
+from openenv.env.mcp import MCPEnvironment
+from openenv.errors import AccessDenied, ConnectFailed, Forbidden
+from openenv.server.access import AccessPolicy
+from openenv.server.app import create_app
+from openenv.tool_types import CallToolAction, CallToolObservation
+from openenv.types import Action, Observation, State, StepResult
+
+
+class Still(Environment[Action, Observation, State]):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
+        return Observation(done=False)
+
+    def step(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
+        return Observation(reward=1.0)
+
+    @property
+    def state(self) -> State:
+        return State()
+
+
+class Bell(MCPEnvironment):
+    def __init__(self) -> None:
+        server: FastMCP = FastMCP("bell")
+        server.tool(self.ring)
+        super().__init__(server)
+
+    def ring(self) -> str:
+        return "ding"
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
+        return Observation()
+
+    def _step_impl(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
+        return Observation()
+
+    @property
+    def state(self) -> State:
+        return State()
+
+
+class OverHttp(HTTPEnvClient[dict[str, Any], dict[str, Any], dict[str, Any]]):
+    def _step_payload(self, action: dict[str, Any]) -> dict[str, Any]:
+        return action
+
+    def _parse_result(self, payload: dict[str, Any]) -> StepResult[dict[str, Any]]:
+        return StepResult(observation=payload["observation"], reward=payload["reward"], done=payload["done"])
+
+    def _parse_state(self, payload: dict[str, Any]) -> dict[str, Any]:
+        return payload
+
+
+@pytest.fixture(scope="module")
+def url(serve_once: Callable[..., Any]) -> str:
+    policy = AccessPolicy(orchestrator="main", agent="tools", observer="eyes")
+    return str(serve_once(create_app(Still, Action, Observation, max_concurrent_envs=16, access=policy)).url)
+
+
+@pytest.fixture(autouse=True)
+def no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENENV_TOKEN", raising=False)
+
+
+@pytest.mark.parametrize("protocol", ["v1", "v2"])
+def test_a_token_opens_the_server_to_a_client_and_its_further_sessions(url: str, protocol: Any) -> None:
+    with GenericEnvClient(url, token="main", protocol=protocol).sync() as client:
+        client.reset()
+        assert client.step({}).reward == 1.0
+        child = client.new_session()
+        child.reset()
+        assert child.step({}).reward == 1.0
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("protocol", ["v1", "v2"])
+async def test_a_token_opens_the_server_to_awaiting_code(url: str, protocol: Any) -> None:
+    async with GenericEnvClient(url, token="main", protocol=protocol) as client:
+        await client.reset()
+    with pytest.raises(AccessDenied, match="OPENENV_TOKEN"):
+        await GenericEnvClient(url, protocol=protocol).connect()
+
+
+def test_the_setting_is_used_where_no_token_is_given(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENENV_TOKEN", "main,older")
+    with GenericEnvClient(url).sync() as client:
+        client.reset()
+    with OverHttp(url) as other:
+        other.reset()
+    with pytest.raises(AccessDenied):
+        GenericEnvClient(url, token="wrong").sync().connect()
+
+
+def test_a_token_works_over_http(url: str) -> None:
+    with OverHttp(url, token="main") as client:
+        client.reset()
+        assert client.step({}).reward == 1.0
+    with OverHttp(url) as client, pytest.raises(AccessDenied, match="OPENENV_TOKEN"):
+        client.reset()
+    with OverHttp(url, token="tools") as client, pytest.raises(Forbidden) as caught:
+        client.reset()
+    assert caught.value.role == "agent"
+
+
+@pytest.mark.parametrize("protocol", ["v1", "v2", "auto"])
+@pytest.mark.parametrize(("token", "kind"), [(None, AccessDenied), ("wrong", AccessDenied), ("eyes", Forbidden)])
+def test_a_refusal_at_the_handshake_says_what_to_do_and_is_not_tried_again(
+    url: str, token: str | None, kind: type[AccessDenied], protocol: Any
+) -> None:
+    client = GenericEnvClient(url, token=token, protocol=protocol).sync()
+    for request in (client.connect, client.reset):
+        with pytest.raises(kind, match="token=") as caught:
+            request()
+        assert isinstance(caught.value, PermissionError)
+        assert not isinstance(caught.value, (ConnectionError, ConnectFailed))
+
+
+@pytest.mark.parametrize("protocol", ["v1", "v2"])
+def test_an_agent_cannot_reset_and_hears_why(url: str, protocol: Any) -> None:
+    with GenericEnvClient(url, token="tools", protocol=protocol).sync() as client:
+        with pytest.raises(Forbidden, match="agent") as caught:
+            client.reset()
+        assert caught.value.role == "agent"
+
+
+def test_an_agent_calls_tools(serve: Callable[..., Any]) -> None:
+    policy = AccessPolicy(agent="tools")
+    url = serve(create_app(Bell, CallToolAction, CallToolObservation, access=policy)).url
+    with MCPToolClient(url, token="tools").sync() as client:
+        assert client.call_tool("ring") == "ding"
+        with pytest.raises(Forbidden):
+            client.reset()
+    with pytest.raises(AccessDenied, match="token="):
+        MCPToolClient(url).sync().list_tools()
+
+
+def test_a_token_replaces_a_header_and_a_header_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENENV_TOKEN", "setting")
+    assert with_token(None, None) == {"Authorization": "Bearer setting"}
+    assert with_token({"authorization": "Basic x"}, None) == {"authorization": "Basic x"}
+    assert with_token({"authorization": "Basic x", "A": "b"}, "given") == {"A": "b", "Authorization": "Bearer given"}
+
+
+def test_a_token_is_not_shown() -> None:
+    client = GenericEnvClient("http://localhost:9", token="hidden")
+    assert "hidden" not in f"{client!r} {client._options!r}"

@@ -1,0 +1,100 @@
+"""Watched calls: there are none until somebody asks, and then all of them are, in sessions old and new."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from openenv import Action, Environment, Observation, State
+from openenv.errors import SessionClosedError
+from openenv.runners import current_hub
+from openenv.sessions.manager import SessionLimits, SessionManager
+from openenv.sessions.operations import CALL
+from openenv.sessions.session import Call, Session, SessionKind
+from openenv.telemetry.calls import CallWatch, WatchedCall
+from openenv.telemetry.metrics import ServerMetrics
+
+pytestmark = pytest.mark.anyio
+
+
+class Still(Environment[Action, Observation, State]):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def reset(self, **kwargs: Any) -> Observation:
+        return Observation()
+
+    def step(self, action: Action, **kwargs: Any) -> Observation:
+        return Observation()
+
+    @property
+    def state(self) -> State:
+        return State()
+
+
+def submit(session: Session) -> Call:
+    return session.submit(CALL, lambda env: None, lambda result, error: None, current_hub())
+
+
+async def test_calls_are_plain_until_the_first_reading_and_watched_from_then_on() -> None:
+    manager = SessionManager(Still, SessionLimits(sessions=4))
+    watch = CallWatch(manager)
+    metrics = ServerMetrics(manager, watch, info=dict)
+    old = await manager.open(SessionKind.HTTP)
+    assert type(submit(old)) is Call
+    metrics.text()
+    new = await manager.open(SessionKind.HTTP)
+    assert type(submit(old)) is WatchedCall
+    assert type(submit(new)) is WatchedCall
+    assert not manager.wants_origins
+    await manager.drain()
+    assert watch.times["call"].read()[0].observed == 2
+    assert watch.times["construct"].read()[0].observed == 1
+
+
+async def test_a_call_that_never_began_is_not_timed() -> None:
+    manager = SessionManager(Still, SessionLimits(sessions=1))
+    watch = CallWatch(manager)
+    watch.begin()
+    session = await manager.open(SessionKind.HTTP)
+    release = asyncio.Event()
+    told: list[Any] = []
+
+    def block(env: Any) -> None:
+        asyncio.run_coroutine_threadsafe(release.wait(), loop).result(20)
+
+    loop = asyncio.get_running_loop()
+    session.submit(CALL, block, lambda result, error: told.append(error), current_hub())
+    session.submit(CALL, lambda env: None, lambda result, error: told.append(error), current_hub())
+    session.close("enough")
+    release.set()
+    await manager.drain()
+    assert sorted(type(error) for error in told if error is not None) == [SessionClosedError]
+    assert watch.times["call"].read()[0].observed == 1
+
+
+async def test_a_surrounding_encloses_the_run_and_ends_before_the_answer() -> None:
+    order: list[str] = []
+
+    @contextmanager
+    def surrounding(call: WatchedCall) -> Any:
+        order.append("in")
+        yield
+        order.append("out")
+
+    manager = SessionManager(Still, SessionLimits(sessions=1))
+    session = await manager.open(SessionKind.HTTP)
+    CallWatch(manager).surround(surrounding)
+    answered = asyncio.get_running_loop().create_future()
+
+    def done(result: Any, error: BaseException | None) -> None:
+        order.append("answer")
+        answered.set_result(None)
+
+    session.submit(CALL, lambda env: order.append("run"), done, current_hub())
+    await answered
+    assert order == ["in", "run", "out", "answer"]
+    assert manager.wants_origins
+    await manager.drain()
