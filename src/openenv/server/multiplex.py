@@ -132,7 +132,7 @@ class MultiplexConnection:
             task.cancel()
         sessions, self._sessions = self._sessions, {}
         for session in sessions.values():
-            self._manager.release(session, self)
+            self._manager.attachments.release(session, self)
 
     # -- Holder ---------------------------------------------------------------------------------------------------
 
@@ -291,10 +291,10 @@ class MultiplexConnection:
             self._compress = given["compress"]
         resume = given.get("resume")
         if isinstance(resume, str):
-            session = self._manager.claimed(resume)
+            session = self._manager.attachments.claimed(resume)
             if self._role is Role.AGENT and session not in self._shared.service.sessions_of_agents:
                 raise Forbidden(self._role.value)  # the replies that are kept for its owner show rewards
-            self._manager.reattach(session, self)
+            self._manager.attachments.reattach(session, self)
             self._sessions[session.id] = session
             self._opened(request, session, resumed=True)
             return
@@ -340,7 +340,7 @@ class MultiplexConnection:
         if self._lost:  # nobody has learnt its token
             session.close("client disconnected")
             return
-        self._manager.hold(session, self)
+        self._manager.attachments.hold(session, self)
         if self._role is Role.AGENT:
             self._shared.service.sessions_of_agents.add(session)
         self._sessions[session.id] = session
@@ -361,7 +361,7 @@ class MultiplexConnection:
             "type": "opened",
             "id": request.id,
             "session": session.id,
-            "token": self._manager.token(session),
+            "token": self._manager.attachments.token(session),
             "resumed": resumed,
             "last_id": session.ledger.last_id,
             "grace_s": self._manager.limits.grace_s,

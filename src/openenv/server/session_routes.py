@@ -59,7 +59,9 @@ class SessionRoutes:
             await refuse(send, exc, retry_after_s=int(self._manager.retry_after_s))
         else:
             name = (SESSION_HEADER.lower().encode(), session.id.encode())
-            await answer(send, 201, {"session_id": session.id, "token": self._manager.token(session)}, [name])
+            await answer(
+                send, 201, {"session_id": session.id, "token": self._manager.attachments.token(session)}, [name]
+            )
 
     async def describe(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `GET /sessions/{session_id}`."""

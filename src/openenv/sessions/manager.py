@@ -31,11 +31,11 @@ from ..errors import (
 from ..runners import Runner, current_hub, make_runner
 from ..types import SessionInfo
 from .admission import AdmissionQueue
+from .attachment import Attachments, ending
 from .events import Listener, SessionEvent
 from .limits import SessionLimits
 from .reaper import Reaper
-from .session import Call, CallFactory, Holder, Session, SessionKind, SessionState
-from .tokens import Tokens
+from .session import Call, CallFactory, Session, SessionKind, SessionState
 from .waiting import Line, wait_until
 
 logger = logging.getLogger(__name__)
@@ -95,9 +95,8 @@ class SessionManager:
         self._live: dict[str, Session] = {}
         self._once: set[Session] = set()
         self._ended: OrderedDict[str, str] = OrderedDict()
-        self._tokens = Tokens()
+        self.attachments = Attachments(self._lookup, lambda: self.limits.grace_s)
         self.queue = AdmissionQueue(limits.queue)
-        self.resumes = 0
         self._draining = False
         self._reaper = Reaper(self._expired, period_s=self._reap_period())
         self._check(limits)
@@ -198,6 +197,11 @@ class SessionManager:
         if ended is not None:
             raise SessionLost(ended)
         raise SessionNotFoundError(session_id)
+
+    def _lookup(self, session_id: str) -> tuple[Session | None, str | None]:
+        """Return a live session, and how one that is gone has ended."""
+        with self._lock:
+            return self._live.get(session_id), self._ended.get(session_id)
 
     def info(self, session_id: str) -> SessionInfo | None:
         """Describe a session, or return None when there is none of that id."""
@@ -347,50 +351,6 @@ class SessionManager:
             return False
         with self._lock:
             return sum(session.key == key for session in self._live.values()) >= limit
-
-    def token(self, session: Session) -> str:
-        """Return the secret that lets its holder attach to a session from anywhere."""
-        if not session.secret:
-            session.secret = self._tokens.new_secret()
-        return self._tokens.write(session.id, session.secret)
-
-    def claimed(self, token: str) -> Session:
-        """Return the session of a token.
-
-        Raises:
-            SessionLost: There is none; the reason says why.
-        """
-        claim = self._tokens.read(token)
-        with self._lock:
-            session = self._live.get(claim.session_id)
-            ended = self._ended.get(claim.session_id)
-        if session is None or not claim.is_proved_by(session.secret):
-            raise SessionLost(_told(ended) if ended is not None else "unknown")
-        if session.state in (SessionState.CLOSING, SessionState.CLOSED):
-            raise SessionLost(_told(session.close_reason or "closed"))
-        return session
-
-    def reattach(self, session: Session, holder: Holder) -> None:
-        """Attach to a session that goes on; whoever held it before is told."""
-        former, session.holder = session.holder, holder
-        session.is_attached = True
-        session.touch()
-        self.resumes += 1
-        if former is not None and former is not holder:
-            former.let_go(session, "another connection has attached to it")
-
-    def hold(self, session: Session, holder: Holder) -> None:
-        """Attach to a session that was just opened."""
-        session.holder, session.is_attached = holder, True
-
-    def release(self, session: Session, holder: Holder) -> None:
-        """Leave a session to whoever has its token, for the grace period."""
-        if session.holder is not holder:
-            return
-        session.holder, session.is_attached = None, False
-        session.touch()
-        if self.limits.grace_s <= 0:
-            session.close("client disconnected")
 
     async def _reserve(self, kind: SessionKind, *, key: str | None = None) -> Session:
         session = self._try_reserve(kind, key=key).session or await self._reserve_patiently(kind, key)
@@ -581,7 +541,7 @@ class SessionManager:
                 self._forget(session, session.close_reason or "closed")
         holder, session.holder = session.holder, None
         if holder is not None:
-            holder.let_go(session, _told(session.close_reason or "closed"))
+            holder.let_go(session, ending(session.close_reason or "closed"))
         (self._line_once if session.kind is SessionKind.ONCE else self._line).notify_one()
         self.queue.slot_freed()
         self._endings.notify_all()
@@ -663,11 +623,6 @@ class SessionManager:
         if self._draining:
             self._runner = self._make_runner()
             self._draining = False
-
-
-def _told(reason: str) -> str:
-    """Name the reason of an end as clients know it."""
-    return {"closed by the client": "closed", "client disconnected": "expired"}.get(reason, reason)
 
 
 def _is_concurrent(env_cls: type[Any]) -> bool:

@@ -105,7 +105,9 @@ class ServerMetrics:
             endings,
             Family("openenv_steps_total", "counter", "Steps taken.").add(self._growing("steps", steps)),
             by_code,
-            Family("openenv_resumes_total", "counter", "Sessions that a client has come back to.").add(manager.resumes),
+            Family("openenv_resumes_total", "counter", "Sessions that a client has come back to.").add(
+                manager.attachments.resumes
+            ),
             Family(
                 "openenv_ledger_hits_total", "counter", "Repeated requests that were answered without running twice."
             ).add(self._growing("repeats", repeats)),
