@@ -41,7 +41,7 @@ def main() -> int:
     }
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     if options.write:
-        text = document(results, command="make chaos", date=today)
+        text = document(results, command="python -m storm (what make chaos runs)", date=today)
         Path(options.write).write_text(text, encoding="utf-8")
     return 0 if results["ours"]["is_clean"] and results["vector"]["is_clean"] else 1
 
