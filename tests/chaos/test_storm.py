@@ -20,18 +20,17 @@ from storm.verdict import Outcome, judge
 HERE = Path(__file__).resolve().parent
 
 
-@pytest.mark.parametrize(("package", "episodes", "judged"), [("ours", 40, 40), ("vector", 16, 64)])
+# Where a fault finds no victim is a matter of timing: the vector plays half as many episodes again as its faults need.
+@pytest.mark.parametrize(("package", "episodes", "judged", "faults"), [("ours", 40, 40, 20), ("vector", 24, 96, 32)])
 def test_every_episode_is_identical_to_its_twin_or_ends_in_a_typed_error(
-    package: str, episodes: int, judged: int
+    package: str, episodes: int, judged: int, faults: int
 ) -> None:
     result = Run(Storm(package, episodes, at_once=8), lambda _: None).run()
     assert not result.violations
     assert (result.sessions_left, result.environments_left, result.threads_left) == (0, 0, [])
     assert sum(result.outcomes.values()) == judged
     assert result.outcomes[Outcome.IDENTICAL.value] >= judged // 2  # most faults are survived, not only reported
-    assert (
-        sum(result.faults.values()) >= judged // 3
-    )  # how many of the planned ones find a victim is a matter of timing
+    assert sum(result.faults.values()) >= faults
 
 
 @pytest.mark.published
