@@ -17,6 +17,7 @@ from fastmcp import Client
 from fastmcp.exceptions import ToolError as FastMcpToolError
 
 from ...errors import ToolCallError, ToolTimeout, ToolTransportError, message_of
+from .cancellable import make_cancellable
 from .events import ToolEvents
 from .loop import TOOL_LOOP
 from .outcome import ToolOutcome
@@ -141,6 +142,7 @@ class ServerConnection:
         events: ToolEvents | None,
         wraps_result: bool,
     ) -> ToolOutcome:
+        make_cancellable(self._server)
         self._events = events
         handlers = {} if events is None else {"progress_handler": _teller(events)}
         request_id = getattr(client.session, "_request_id", None)  # of the call, in MCP 1

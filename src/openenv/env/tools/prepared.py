@@ -20,6 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
 from ...errors import ToolArgumentsError
+from .cancellable import blocking, cancellable
 from .loop import TOOL_LOOP
 from .outcome import ToolOutcome
 
@@ -46,6 +47,7 @@ class PreparedTool:
 
     __slots__ = (
         "_call",
+        "_cancellable",
         "_context_name",
         "_returns_text",
         "_validate",
@@ -60,8 +62,10 @@ class PreparedTool:
     def __init__(self, tool: Any) -> None:
         self.tool = tool
         self.name: str = tool.name
-        self._call: Callable[..., Any] = tool.fn
-        self.is_async = inspect.iscoroutinefunction(tool.fn) or inspect.isasyncgenfunction(tool.fn)
+        self._cancellable: Any = None
+        function = blocking(tool.fn)
+        self._call: Callable[..., Any] = function
+        self.is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
         self.timeout_s: float | None = getattr(tool, "timeout", None)
         self.wraps_result = wraps_result(tool.output_schema)
         self._returns_text = (
@@ -69,12 +73,12 @@ class PreparedTool:
             and tool.output_schema.get("properties") == {"result": {"type": "string"}}
             and getattr(tool, "serializer", None) is None
         )
-        signature = inspect.signature(tool.fn)
+        signature = inspect.signature(function)
         offered = tool.parameters.get("properties", {})
         injected = [parameter for name, parameter in signature.parameters.items() if name not in offered]
-        self.is_plain = not injected or (len(injected) == 1 and _is_context(tool.fn, injected[0]))
+        self.is_plain = not injected or (len(injected) == 1 and _is_context(function, injected[0]))
         self._context_name = injected[0].name if injected and self.is_plain else None
-        self._validate = _validator(tool.fn, signature, frozenset(offered))
+        self._validate = _validator(function, signature, frozenset(offered))
 
     def check(self, arguments: Mapping[str, Any]) -> Arguments:
         """Validate arguments.
@@ -95,6 +99,12 @@ class PreparedTool:
         elif inspect.isawaitable(value):
             value = _settle(value)
         return self.convert(value)
+
+    async def run_injected(self, arguments: Mapping[str, Any]) -> ToolOutcome:
+        """Let FastMCP call the tool, for it knows what to inject; the context of the call is set."""
+        if self._cancellable is None:
+            self._cancellable = self.tool.model_copy(update={"fn": cancellable(self.tool.fn)})
+        return ToolOutcome.from_result(await self._cancellable.run(dict(arguments)), wraps_result=self.wraps_result)
 
     async def run_async(self, arguments: Arguments, context: Context) -> ToolOutcome:
         """Call an asynchronous tool."""

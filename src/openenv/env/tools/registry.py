@@ -19,6 +19,7 @@ from fastmcp.tools.function_tool import FunctionTool
 from ...errors import ToolCallError, ToolNotFoundError, ToolTimeout, ToolTransportError, message_of
 from ...tool_types import RESERVED_TOOL_NAMES, Tool
 from ..offload import run_blocking
+from .cancellable import blocking
 from .connection import ServerConnection
 from .context import EnvContext
 from .events import EVENTS, ToolEvents
@@ -90,7 +91,8 @@ class ToolRegistry(ToolSource):
 
     def functions(self) -> dict[str, Callable[..., Any]]:
         """Return the tools' functions by name, for code that calls them; coroutines are made callable as they are."""
-        found = {tool.name: tool.fn for tool in self._of_server.local_tools() if isinstance(tool, FunctionTool)}
+        local = self._of_server.local_tools()
+        found = {tool.name: blocking(tool.fn) for tool in local if isinstance(tool, FunctionTool)}
         for name, of_mode in self._of_mode.items():
             found.pop(name, None)
             if (prepared := of_mode.get(self._mode() or "")) is not None:
@@ -229,8 +231,7 @@ class ToolRegistry(ToolSource):
         self, tool: PreparedTool, arguments: Mapping[str, Any], events: ToolEvents | None
     ) -> ToolOutcome:
         async with EnvContext(self.server, self._session_id, events):
-            result = await tool.tool.run(dict(arguments))  # FastMCP knows what to inject
-        return ToolOutcome.from_result(result, wraps_result=tool.wraps_result)
+            return await tool.run_injected(arguments)
 
     async def _call_through_server(
         self, name: str, arguments: Mapping[str, Any], tool: PreparedTool | None, events: ToolEvents | None

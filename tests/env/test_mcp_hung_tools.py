@@ -1,0 +1,225 @@
+"""Tools that never return, on FastMCP servers that call them themselves: middleware, mounts, lifespans, `Depends`,
+tools made of other tools. The call gets its error, the function ends, the environment closes at once."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from fastmcp import Context, FastMCP
+from fastmcp.dependencies import Depends
+from fastmcp.server.middleware import Middleware
+from fastmcp.tools import Tool as FastMcpTool
+
+from openenv.env.tools.threads import TOOL_THREADS
+
+BRIEF = 0.3
+SOON = 10.0
+ended = threading.Event()
+
+
+def add(a: int, b: int = 1) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def spin() -> str:
+    """Never return."""
+    try:
+        while True:
+            time.sleep(0.005)
+    finally:
+        ended.set()
+
+
+def spin_in_steps() -> Iterator[str]:
+    """Never return, as a generator."""
+    yield "one"
+    yield spin()
+
+
+def spin_with_context(ctx: Context) -> str:
+    """Never return, with a context."""
+    return spin()
+
+
+def spin_with_dependency(helper: str = Depends(lambda: "given")) -> str:
+    """Never return, with something injected."""
+    return spin() + helper
+
+
+def with_middleware(tool: Callable[..., Any]) -> Any:
+    server = FastMCP("middle")
+    server.add_middleware(Middleware())
+    server.tool(tool, name="endless")
+    return server
+
+
+def mounted(tool: Callable[..., Any]) -> Any:
+    server, middle, inner = FastMCP("outer"), FastMCP("middle"), FastMCP("inner")
+    inner.tool(tool, name="endless")
+    middle.mount(inner)
+    server.mount(middle)
+    return server
+
+
+def with_lifespan(tool: Callable[..., Any]) -> Any:
+    @asynccontextmanager
+    async def lifespan(server: Any) -> AsyncIterator[dict[str, Any]]:
+        yield {}
+
+    server = FastMCP("living", lifespan=lifespan)
+    server.tool(tool, name="endless")
+    return server
+
+
+def made_of_another(tool: Callable[..., Any]) -> Any:
+    server = FastMCP("made")
+    server.add_middleware(Middleware())
+    server.add_tool(FastMcpTool.from_tool(FastMcpTool.from_function(tool), name="endless"))
+    return server
+
+
+def plain(tool: Callable[..., Any]) -> Any:
+    server = FastMCP("plain")
+    server.tool(tool, name="endless")
+    return server
+
+
+CASES = [
+    *((build, spin) for build in (with_middleware, mounted, with_lifespan, made_of_another)),
+    *((build, spin_in_steps) for build in (with_middleware, mounted)),
+    *((build, spin_with_context) for build in (with_middleware, mounted)),
+    *((build, spin_with_dependency) for build in (plain, with_middleware, mounted)),
+]
+
+
+@pytest.mark.parametrize(("build", "tool"), CASES, ids=lambda part: part.__name__)
+def test_a_call_that_hangs_is_ended_and_leaves_nothing(make_env: Any, call: Any, build: Any, tool: Any) -> None:
+    env = make_env(add, server=build(tool))
+    for _ in range(3):
+        ended.clear()
+        assert call.failure(env, "endless", timeout_s=BRIEF)[0] == "timeout"
+        assert ended.wait(SOON)
+        assert call.data(env, "add", a=1) == 2
+    begun = time.monotonic()
+    env.close()
+    assert time.monotonic() - begun < 4.0  # it waits 5 s for a client that does not close
+
+
+@pytest.mark.parametrize("build", [with_middleware, mounted], ids=lambda part: part.__name__)
+def test_a_tools_own_limit_ends_it(make_env: Any, call: Any, build: Any) -> None:
+    server = build(add)
+    server.tool(spin, name="limited", timeout=BRIEF)
+    env = make_env(server=server)
+    ended.clear()
+    assert call.failure(env, "limited")[0] == "timeout"
+    assert ended.wait(SOON)
+    assert call.data(env, "endless", a=1) == 2
+
+
+@pytest.mark.parametrize("build", [with_middleware, mounted], ids=lambda part: part.__name__)
+def test_environments_that_share_a_server_hang_apart(make_env: Any, build: Any) -> None:
+    """One module-level server behind all sessions is a habit; ending one's call leaves the other's alone."""
+    release = threading.Event()
+
+    def wait_for_release(patient: bool) -> str:
+        if not patient:
+            return spin()
+        release.wait(SOON)
+        return "released"
+
+    server = build(wait_for_release)
+    one, other = make_env(server=server), make_env(server=server)
+    results: list[Any] = []
+    patient = threading.Thread(
+        target=lambda: results.append(one.tools.call_blocking("endless", {"patient": True}, timeout_s=SOON).data)
+    )
+    patient.start()
+    ended.clear()
+    with pytest.raises(TimeoutError):
+        other.tools.call_blocking("endless", {"patient": False}, timeout_s=BRIEF)
+    assert ended.wait(SOON)
+    release.set()
+    patient.join(SOON)
+    assert results == ["released"]
+
+
+def test_code_that_calls_the_function_gets_the_function(make_env: Any, call: Any) -> None:
+    env = make_env(add, server=with_middleware(spin))
+    call.data(env, "add", a=1)
+    assert env.get_callables()["add"](a=2) == 3
+
+
+def test_context_variables_reach_the_function(make_env: Any, call: Any) -> None:
+    async def remember(ctx: Context, value: str) -> str:
+        await ctx.set_state("value", value)
+        return "kept"
+
+    def session_of(ctx: Context) -> str:
+        return ctx.session_id
+
+    env = make_env(remember, session_of, server=with_middleware(spin))
+    assert call.data(env, "remember", value="1") == "kept"
+    assert call.data(env, "session_of") == call.data(env, "session_of") != ""
+
+
+def test_a_function_that_never_returns_from_c_keeps_neither_close_nor_exit() -> None:
+    program = f"""
+import time
+from fastmcp import FastMCP
+from fastmcp.server.middleware import Middleware
+from openenv.env.mcp import MCPEnvironment
+from openenv.tool_types import CallToolAction
+from openenv.types import Observation, State
+
+class Sleepy(MCPEnvironment):
+    def __init__(self):
+        server = FastMCP("sleepy")
+        server.add_middleware(Middleware())
+        server.tool(lambda: time.sleep({SOON * 6}), name="endless")
+        super().__init__(server)
+    def reset(self, **kwargs): return Observation()
+    state = property(lambda self: State())
+    def _step_impl(self, action, timeout_s=None, **kwargs): return Observation()
+
+env = Sleepy()
+print(env.step(CallToolAction(tool_name="endless"), timeout_s={BRIEF}).error.error_type.value)
+env.close()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=SOON * 4)
+    assert (done.returncode, done.stdout.strip()) == (0, "timeout"), done.stderr
+
+
+def test_threads_are_used_again(make_env: Any, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = make_env(add, server=with_middleware(spin))
+    call.data(env, "add", a=1)
+    made: list[str] = []
+    start = threading.Thread.start
+
+    def counted(thread: threading.Thread) -> None:
+        made.append(thread.name)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", counted)
+    for number in range(20):
+        call.data(env, "add", a=number)
+    assert len(made) <= 1
+
+
+@pytest.mark.anyio
+async def test_what_a_function_raises_reaches_the_one_who_waits() -> None:
+    with pytest.raises(ZeroDivisionError):
+        await TOOL_THREADS.run(lambda: 1 // 0)
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await TOOL_THREADS.run(functools.partial(next, iter(())))
+    names = await asyncio.gather(*(TOOL_THREADS.run(lambda: threading.current_thread().name) for _ in range(20)))
+    assert set(names) == {"openenv-tool"}
