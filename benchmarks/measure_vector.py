@@ -15,6 +15,7 @@ from samples import Sample
 from servers import Server
 
 SESSIONS, CONNECTIONS = 256, 4
+FIRST = 64
 IMAGE_SESSIONS = 64
 SESSIONS_CASE, IMAGE_CASE = f"{SESSIONS} sessions", "84x84x4 uint8"
 
@@ -35,10 +36,19 @@ def vector_steps(plan: Plan, server: Server, *, sessions: int, codec: str, extra
 
 
 def vector_sample(
-    plan: Plan, server: Server, *, case: str, round_: int, sessions: int, codec: str, extra: tuple[str, ...] = ()
+    plan: Plan,
+    server: Server,
+    *,
+    case: str,
+    round_: int,
+    sessions: int,
+    codec: str,
+    extra: tuple[str, ...] = (),
+    variant: str = "",
 ) -> None:
     """Take and record one sample of `VectorEnv`, a failure included."""
-    subject = server.runnable.key if codec == "msgpack" else f"{server.runnable.key} {codec}"
+    variant = variant or ("" if codec == "msgpack" else codec)
+    subject = f"{server.runnable.key} {variant}".strip()
     try:
         values = vector_steps(plan, server, sessions=sessions, codec=codec, extra=extra)
         taken = Sample("vector", subject, case, round_, values)
@@ -60,6 +70,11 @@ def measure_vector(plan: Plan) -> None:
                 )  # fmt: skip
                 for codec in ("json", "msgpack") if is_ours else ():
                     vector_sample(plan, server, case=SESSIONS_CASE, round_=round_, sessions=SESSIONS, codec=codec)
+                if is_ours:
+                    vector_sample(
+                        plan, server, case=SESSIONS_CASE, round_=round_, sessions=SESSIONS, codec="json",
+                        extra=("--first", str(FIRST)), variant="first",
+                    )  # fmt: skip
         with ExitStack() as stack:
             for server in plan.start_servers(stack, section="vector", round_=round_, app="pixel_app", side=OURS):
                 for codec in ("json", "msgpack"):

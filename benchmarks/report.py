@@ -112,7 +112,8 @@ TABLES = (
         ),
         "256 echo sessions, and 64 sessions that answer an image: with `VectorEnv` over 4 connections, in MessagePack "
         "unless marked, and with a socket for each session under the load generator. p99 is that of a whole batch for "
-        "`VectorEnv`. The published package knows only sockets.",
+        '`VectorEnv`. "The first 64 that are ready": `step_wait(k=64)`, each slot gets its next action as soon as its '
+        "result was seen, while others still step. The published package knows only sockets.",
     ),
     Table(
         "Client import",

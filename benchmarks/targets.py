@@ -11,6 +11,7 @@ HIGHER_IS_BETTER = {"steps_per_s", "setup_per_s"}
 SERVERS = ("ours-thread", "ours-inline")
 BUSY = ("64", "256", "1000")
 IMAGES = ("84x84x4 uint8",)
+VECTORS = ("ours-thread json", "ours-thread first")
 
 # what a measured figure is set against
 PUBLISHED_BEST, NOTHING, OWN_64 = "published", "nothing", "own figure at 64"
@@ -55,12 +56,20 @@ TARGETS = (
     Target("CPU per step, growth", "ws", "server_cpu_us_per_step", SERVERS, ("4000",), 2.0, "<= 2x of 64", OWN_64),
     Target("HTTP step, stateful", "http", "steps_per_s", ("ours-thread",), ("64",), 3.0, ">= 3x"),
     Target("MCP tool call", "mcp", "steps_per_s", ("ours-thread",), ("step on /ws", "POST /mcp"), 20.0, ">= 20x"),
-    Target("vector step", "vector", "steps_per_s", ("ours-thread json",), ("256 sessions",), 10.0, ">= 10x"),
     Target(
         "vector step",
         "vector",
         "steps_per_s",
-        ("ours-thread json",),
+        VECTORS,
+        ("256 sessions",),
+        10.0,
+        ">= 10x",
+    ),
+    Target(
+        "vector step",
+        "vector",
+        "steps_per_s",
+        VECTORS,
         ("256 sessions",),
         2.5,
         ">= 2.5x of sockets",

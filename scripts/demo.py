@@ -1,8 +1,9 @@
-"""The demo: serves the gridworld, lets three policies play it through the typed client, shows rewards and speed.
+"""The demo: serves the gridworld, lets three policies play it through the typed client, shows rewards and speed; then
+lets a real coding agent solve a task in a sandbox (`demo_rollout.py`).
 
 python scripts/demo.py              # plays, then keeps serving until Ctrl-C
-python scripts/demo.py --once       # ends after the table; the default without a terminal
-python scripts/demo.py --svg PATH   # as --once, and saves a picture of the terminal
+python scripts/demo.py --once       # ends after the rollout; the default without a terminal
+python scripts/demo.py --svg PATH   # the gridworld only, and saves a picture of the terminal
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, NoReturn
 
+import demo_rollout
 from rich import box
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
@@ -341,7 +343,7 @@ def status(url: str) -> int | None:
 # -- the whole ----------------------------------------------------------------------------------------------------
 
 
-def demonstrate(console: Console, *, episodes: int, once: bool) -> None:
+def demonstrate(console: Console, *, episodes: int, once: bool, with_rollout: bool) -> None:
     """Run the demo."""
     with server(console) as (url, process):
         with GridworldEnv(base_url=url).sync() as env:
@@ -357,18 +359,31 @@ def demonstrate(console: Console, *, episodes: int, once: bool) -> None:
             steps = sum(record.watch.steps for record in records.values())
             speed = steps / sum(record.watch.seconds for record in records.values())
             console.print(f"{steps} steps through the typed client, one at a time: [bold]{speed:,.0f} steps/s[/]")
+        if with_rollout:
+            show_rollout(console, is_live=not once)
         if not once:
             console.print(directions(url))
             process.wait()
             raise ServerFailed(f"the server ended by itself, with exit code {process.returncode}")
 
 
+def show_rollout(console: Console, *, is_live: bool) -> None:
+    """Let a coding agent solve a task, or say what keeps it from running here."""
+    console.print()
+    try:
+        demo_rollout.demonstrate(console, is_live=is_live)
+    except demo_rollout.CannotRun as exc:
+        console.print(f"[bold yellow]The rollout cannot run here:[/] {exc}", highlight=False)
+
+
 def parse_options() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description="Serve the gridworld, play it, show rewards and speed.")
-    parser.add_argument("--once", action="store_true", help="end after the table instead of serving on")
+    parser = argparse.ArgumentParser(
+        description="Play the gridworld through the client; then run a coding agent in a sandbox."
+    )
+    parser.add_argument("--once", action="store_true", help="end after the rollout instead of serving on")
     parser.add_argument("--episodes", type=int, default=12, help="maps that each policy plays (default: 12)")
-    parser.add_argument("--svg", type=Path, help="save a picture of the terminal here; implies --once")
+    parser.add_argument("--svg", type=Path, help="save a picture of the gridworld here; implies --once")
     return parser.parse_args()
 
 
@@ -388,7 +403,10 @@ def main() -> int:
     console = Console(record=True, width=80, force_terminal=False) if options.svg else Console()
     try:
         demonstrate(
-            console, episodes=max(1, options.episodes), once=options.once or bool(options.svg) or not interactive
+            console,
+            episodes=max(1, options.episodes),
+            once=options.once or bool(options.svg) or not interactive,
+            with_rollout=not options.svg,
         )
     except KeyboardInterrupt:
         console.print("\nStopped.")

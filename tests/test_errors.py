@@ -22,6 +22,7 @@ EXAMPLES = [
     errors.SessionLost("timeout"),
     errors.RequestTimeout("late"),
     errors.ConnectFailed("refused"),
+    errors.SlotsFailed({3: errors.SessionLost("expired")}, [None]),
 ]
 
 

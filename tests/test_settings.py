@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,3 +74,16 @@ def test_export_sets_what_is_given_and_leaves_the_rest(monkeypatch: pytest.Monke
     settings.export({"OPENENV_MAX_SESSIONS": 7, "OPENENV_RUNNER": None})
     assert settings.max_sessions() == 7
     assert settings.runner_name() == "thread"
+
+
+def test_folders_are_those_that_are_named_or_the_users_own() -> None:
+    assert settings.cache_dir({"OPENENV_CACHE": "/big/cache", "HOME": "/home/me"}) == Path("/big/cache")
+    assert settings.cache_dir({"XDG_CACHE_HOME": "/x", "HOME": "/home/me"}) == Path("/x/openenv")
+    assert settings.cache_dir({"XDG_CACHE_HOME": "relative", "HOME": "/home/me"}) == Path("/home/me/.cache/openenv")
+    assert settings.rollout_store({"OPENENV_ROLLOUTS": "/runs"}) == Path("/runs")
+    assert settings.rollout_store({"HOME": "/home/me"}) == Path("/home/me/.local/share/openenv/rollouts")
+
+
+def test_the_models_key_is_read_or_none() -> None:
+    assert settings.model_key({"OPENENV_MODEL_KEY": " sk-1 "}) == "sk-1"
+    assert settings.model_key({}) is None

@@ -9,15 +9,19 @@ from pathlib import Path
 import openenv
 import openenv.core
 import openenv.core.env_server
+import openenv.rollout
+import openenv.sandboxes
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = (openenv, openenv.core, openenv.core.env_server)
+PACKAGES = (openenv, openenv.core, openenv.core.env_server, openenv.rollout, openenv.sandboxes)
 
 USER_CODE = """
 from typing import Any
 from openenv import Action, EnvClient, Environment, Observation, State, StepResult, __version__
 from openenv.core import GenericEnvClient, ServerMode
 from openenv.core.env_server import State as ServerState, create_app
+from openenv.rollout import Task, reverify, run_rollout
+from openenv.sandboxes import LocalSandboxes, self_check
 
 class Say(Action):
     text: str
@@ -52,11 +56,18 @@ reveal_type(ServerState().step_count)  # says: int"
 reveal_type(ServerMode.SIMULATION)  # says: ServerMode.SIMULATION
 reveal_type(Parrot().state)  # says: openenv.types.State
 reveal_type(__version__)  # says: str"
+reveal_type(run_rollout(Task(instruction="x"), agent="noop").reward)  # says: float | None"
+reveal_type(reverify)  # says: Outcome"
+reveal_type(LocalSandboxes().open().exec("true").exit_code)  # says: int"
+self_check(5)  # says: incompatible type "int"
+run_rollout(Task(instruction="x"), sandboxx="local")  # says: Unexpected keyword argument "sandboxx"
 create_app(Parrot, Say, Heard, max_sessions_typo=1)  # says: Unexpected keyword argument
 Client(url="http://host")  # says: Unexpected keyword argument "url"
 from openenv import Enviroment  # says: has no attribute "Enviroment"
 from openenv.core import EnvCleint  # says: has no attribute "EnvCleint"
 from openenv.core.env_server import Acton  # says: has no attribute "Acton"
+from openenv.rollout import Tusk  # says: has no attribute "Tusk"
+from openenv.sandboxes import Sandbx  # says: has no attribute "Sandbx"
 """
 
 

@@ -28,6 +28,7 @@ _EXPORTS = {
     "HTTPEnvClient": "openenv.client.http_client",
     "MCPToolClient": "openenv.client.mcp_client",
     "VectorEnv": "openenv.client.vector",
+    "AsyncVectorEnv": "openenv.client.vector_async",
     "LocalEnv": "openenv.local",
     "AutoEnv": "openenv.auto",
     "AutoAction": "openenv.auto",
@@ -44,6 +45,7 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.client.mcp_client import MCPToolClient as MCPToolClient
     from openenv.client.sync_client import SyncEnvClient as SyncEnvClient
     from openenv.client.vector import VectorEnv as VectorEnv
+    from openenv.client.vector_async import AsyncVectorEnv as AsyncVectorEnv
     from openenv.env.environment import Environment as Environment
     from openenv.env.environment import Transform as Transform
     from openenv.env.mcp import MCPEnvironment as MCPEnvironment

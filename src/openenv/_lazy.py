@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Collection, Mapping
+from types import ModuleType
 from typing import Any
 
 
@@ -20,6 +21,7 @@ def lazy_exports(
         module_name: The exporting module's `__name__`.
         table: Exported name to the module that defines it. A value that ends in `:` exports the module itself.
     """
+    _keep_modules_out(module_name, {name for name, source in table.items() if source == f"{module_name}.{name}"})
 
     def __getattr__(name: str) -> Any:
         try:
@@ -37,6 +39,19 @@ def lazy_exports(
         return sorted({*vars(sys.modules[module_name]), *table})
 
     return __getattr__, __dir__, list(table)
+
+
+def _keep_modules_out(module_name: str, names: Collection[str]) -> None:
+    """Let a submodule not take the place of the export that has its name, whoever imports it and when."""
+    if not names:
+        return
+
+    class Package(ModuleType):
+        def __setattr__(self, name: str, value: object) -> None:
+            if name not in names or not isinstance(value, ModuleType):
+                super().__setattr__(name, value)
+
+    sys.modules[module_name].__class__ = Package
 
 
 def missing_exports(module_name: str, names: Collection[str], feature: str) -> Callable[[str], Any]:

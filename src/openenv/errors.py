@@ -26,6 +26,17 @@
     ├── ProtocolError (RuntimeError)       PROTOCOL_ERROR      the peer does not speak the protocol
     ├── ConnectFailed (ConnectionError)    CONNECT_FAILED
     ├── RequestTimeout (TimeoutError)      REQUEST_TIMEOUT     the episode is lost with it
+    ├── SlotsFailed (RuntimeError)         SLOTS_FAILED        some sessions of a `VectorEnv` failed
+    ├── SandboxError (RuntimeError)        SANDBOX_ERROR       a sandbox failed, not what ran in it
+    │   ├── SandboxUnavailable             SANDBOX_UNAVAILABLE it cannot run here; the text says what to install
+    │   ├── SandboxUnsupported             SANDBOX_UNSUPPORTED the backend does not offer this
+    │   ├── SandboxTreeError               SANDBOX_TREE        a tree inside is too large or cannot be read
+    │   └── SandboxGone                    SANDBOX_GONE        killed, closed or expired
+    ├── RolloutError (RuntimeError)        ROLLOUT_ERROR
+    │   ├── AgentUnavailable               AGENT_UNAVAILABLE   the agent cannot be installed here; the text says why
+    │   ├── CaptureError                   CAPTURE_ERROR       the capture proxy or its records
+    │   ├── StoreError                     STORE_ERROR         not stored, not found: disk full, unknown id
+    │   └── RolloutCancelled               ROLLOUT_CANCELLED
     └── SessionLost (ConnectionError)      SESSION_LOST        only `reset` begins a new episode
 
 Knows nothing of transports; `protocol.client` builds these from error frames, `protocol.server` does the reverse.
@@ -295,9 +306,20 @@ class ProtocolError(OpenEnvError, RuntimeError):
 
 
 class ConnectFailed(OpenEnvError, ConnectionError):
-    """The server could not be reached."""
+    """The server could not be reached.
+
+    Args:
+        message: Why; of the last try where there were several.
+        attempts: How many tries there were.
+        is_transient: Whether another try may help: the server is not there yet, or the connection broke.
+    """
 
     code = "CONNECT_FAILED"
+
+    def __init__(self, message: str = "", *, attempts: int = 1, is_transient: bool = False) -> None:
+        self.attempts = attempts
+        self.is_transient = is_transient
+        super().__init__(message)
 
 
 class RequestTimeout(OpenEnvError, TimeoutError):
@@ -321,3 +343,98 @@ class SessionLost(OpenEnvError, ConnectionError):
     def details(self) -> dict[str, Any]:
         """Why the session is gone."""
         return {"reason": self.reason}
+
+
+class SlotsFailed(OpenEnvError, RuntimeError):
+    """Some slots of a `VectorEnv` failed; `errors` has the exception of each, `result` what the others answered."""
+
+    code = "SLOTS_FAILED"
+
+    def __init__(self, errors: Mapping[int, OpenEnvError], result: Any) -> None:
+        self.errors = dict(errors)
+        self.result = result
+        slot, first = next(iter(self.errors.items()))
+        more = f" and {len(self.errors) - 1} more" if len(self.errors) > 1 else ""
+        super().__init__(f"slot {slot}{more} of {len(result)} failed: {first}")
+
+    def __reduce__(self) -> tuple[type[SlotsFailed], tuple[dict[int, OpenEnvError], Any]]:
+        return type(self), (self.errors, self.result)
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """Which slots failed, and how."""
+        return {"slots": {slot: str(error) for slot, error in self.errors.items()}}
+
+
+class SandboxError(OpenEnvError, RuntimeError):
+    """A sandbox failed, not what ran in it."""
+
+    code = "SANDBOX_ERROR"
+
+
+class SandboxUnavailable(SandboxError):
+    """This backend cannot run here; the text names what is missing and the command that installs it."""
+
+    code = "SANDBOX_UNAVAILABLE"
+
+
+class SandboxUnsupported(SandboxError):
+    """This backend does not offer what was asked for."""
+
+    code = "SANDBOX_UNSUPPORTED"
+
+
+class SandboxTreeError(SandboxError):
+    """A tree inside a sandbox cannot be taken out: it is too large, or cannot be read. The sandbox itself is well."""
+
+    code = "SANDBOX_TREE"
+
+
+class SandboxGone(SandboxError):
+    """The sandbox was killed, was closed or has expired; `reason` says which."""
+
+    code = "SANDBOX_GONE"
+
+    def __init__(self, sandbox_id: str, reason: str) -> None:
+        self.sandbox_id = sandbox_id
+        self.reason = reason
+        super().__init__(f"Sandbox '{sandbox_id}' is gone ({reason}).")
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """Which sandbox, and why it ended."""
+        return {"sandbox_id": self.sandbox_id, "reason": self.reason}
+
+
+class RolloutError(OpenEnvError, RuntimeError):
+    """A rollout could not be run, stored or read."""
+
+    code = "ROLLOUT_ERROR"
+
+
+class AgentUnavailable(RolloutError):
+    """The agent is not installed and cannot be; the text names the command that would do it."""
+
+    code = "AGENT_UNAVAILABLE"
+
+
+class CaptureError(RolloutError):
+    """The capture proxy cannot serve, or what it recorded cannot be read."""
+
+    code = "CAPTURE_ERROR"
+
+
+class StoreError(RolloutError):
+    """A rollout could not be stored or read; `outcome` is the one that could not be stored, if any."""
+
+    code = "STORE_ERROR"
+
+    def __init__(self, message: str, *, outcome: object = None) -> None:
+        self.outcome = outcome
+        super().__init__(message)
+
+
+class RolloutCancelled(RolloutError):
+    """The rollout was cancelled."""
+
+    code = "ROLLOUT_CANCELLED"

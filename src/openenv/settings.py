@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TypeVar
 
 _N = TypeVar("_N", int, float)
@@ -47,6 +48,16 @@ def session_timeout(environ: Mapping[str, str] | None = None) -> float | None:
     return _number("OPENENV_SESSION_TIMEOUT", float, environ)
 
 
+def session_grace(environ: Mapping[str, str] | None = None) -> float | None:
+    """Return `OPENENV_SESSION_GRACE`, how many seconds a session is kept without a connection, or None."""
+    return _number("OPENENV_SESSION_GRACE", float, environ)
+
+
+def max_agent_sessions(environ: Mapping[str, str] | None = None) -> int | None:
+    """Return `OPENENV_MAX_AGENT_SESSIONS`, how many sessions agents may open at once, or None."""
+    return _number("OPENENV_MAX_AGENT_SESSIONS", int, environ)
+
+
 def allowed_origins(environ: Mapping[str, str] | None = None) -> frozenset[str]:
     """Return the origins in `OPENENV_ALLOWED_ORIGINS`, which is separated by commas."""
     given = _environ(environ).get("OPENENV_ALLOWED_ORIGINS", "").split(",")
@@ -71,6 +82,11 @@ def observer_tokens(environ: Mapping[str, str] | None = None) -> tuple[str, ...]
 def client_token(environ: Mapping[str, str] | None = None) -> str | None:
     """Return the token that clients send: `OPENENV_TOKEN`, the first where there are several."""
     return next(iter(_tokens("OPENENV_TOKEN", environ)), None)
+
+
+def capture_admin_key(environ: Mapping[str, str] | None = None) -> str | None:
+    """Return `OPENENV_CAPTURE_ADMIN_KEY`, which opens the control routes of the capture proxy, or None."""
+    return _environ(environ).get("OPENENV_CAPTURE_ADMIN_KEY", "").strip() or None
 
 
 def redact_errors(environ: Mapping[str, str] | None = None) -> bool:
@@ -106,6 +122,34 @@ def _number(name: str, kind: Callable[[str], _N], environ: Mapping[str, str] | N
         raise ValueError(f"{name} must be a number, not {text!r}") from None
 
 
+def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
+    """Return the folder for what is fetched once: `OPENENV_CACHE`, or `openenv` in the user's cache folder."""
+    values = _environ(environ)
+    given = values.get("OPENENV_CACHE", "").strip()
+    return Path(given).expanduser() if given else _user_folder(values, "XDG_CACHE_HOME", ".cache") / "openenv"
+
+
+def rollout_store(environ: Mapping[str, str] | None = None) -> Path:
+    """Return the folder of stored rollouts: `OPENENV_ROLLOUTS`, or `openenv/rollouts` in the user's data folder."""
+    values = _environ(environ)
+    given = values.get("OPENENV_ROLLOUTS", "").strip()
+    return (
+        Path(given).expanduser()
+        if given
+        else _user_folder(values, "XDG_DATA_HOME", ".local/share") / "openenv/rollouts"
+    )
+
+
+def model_key(environ: Mapping[str, str] | None = None) -> str | None:
+    """Return `OPENENV_MODEL_KEY`: the key of the model endpoint that rollouts are run with."""
+    return _environ(environ).get("OPENENV_MODEL_KEY", "").strip() or None
+
+
+def _user_folder(values: Mapping[str, str], name: str, default: str) -> Path:
+    given = values.get(name, "").strip()
+    return Path(given) if given.startswith("/") else Path(values.get("HOME") or Path.home()) / default
+
+
 def serve_target(environ: Mapping[str, str] | None = None) -> str | None:
     """Return `OPENENV_SERVE_TARGET`: what a reloading or worker process of `openenv serve` has to load."""
     return _environ(environ).get("OPENENV_SERVE_TARGET") or None
@@ -116,3 +160,30 @@ def export(values: Mapping[str, object | None]) -> None:
     for name, value in values.items():
         if value is not None:
             os.environ[name] = str(value)
+
+
+def sandbox_name(environ: Mapping[str, str] | None = None) -> str | None:
+    """Return `OPENENV_SANDBOX`, the backend for rollouts that name none, or None when it is not set."""
+    return _environ(environ).get("OPENENV_SANDBOX", "").strip() or None
+
+
+def sandbox_image(environ: Mapping[str, str] | None = None) -> str | None:
+    """Return `OPENENV_SANDBOX_IMAGE`, the image of container sandboxes, or None when it is not set."""
+    return _environ(environ).get("OPENENV_SANDBOX_IMAGE", "").strip() or None
+
+
+def e2b_api_key(environ: Mapping[str, str] | None = None) -> str | None:
+    """Return `E2B_API_KEY`, or None when it is not set."""
+    return _environ(environ).get("E2B_API_KEY", "").strip() or None
+
+
+def secret(name: str, environ: Mapping[str, str] | None = None) -> str:
+    """Return the variable that somebody has named as the place of a key.
+
+    Raises:
+        ValueError: It is not set.
+    """
+    value = _environ(environ).get(name, "").strip()
+    if not value:
+        raise ValueError(f"{name} is not set")
+    return value

@@ -21,7 +21,10 @@ HERE = Path(__file__).resolve().parent
 
 
 # Where a fault finds no victim is a matter of timing: the vector plays half as many episodes again as its faults need.
-@pytest.mark.parametrize(("package", "episodes", "judged", "faults"), [("ours", 40, 40, 20), ("vector", 24, 96, 32)])
+@pytest.mark.parametrize(
+    ("package", "episodes", "judged", "faults"),
+    [("ours", 40, 40, 20), ("vector", 24, 96, 32), ("http", 24, 24, 10), ("tools", 24, 24, 12)],
+)
 def test_every_episode_is_identical_to_its_twin_or_ends_in_a_typed_error(
     package: str, episodes: int, judged: int, faults: int
 ) -> None:

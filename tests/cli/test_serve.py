@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -154,6 +155,16 @@ def test_options_are_applied_and_a_quiet_server_prints_no_banner(started: Callab
         GenericEnvClient(url).sync().reset()
     first.close()
     assert "is served" not in served.output
+
+
+def test_the_grace_period_has_an_option_of_its_own(started: Callable[..., Served], folder: Path) -> None:
+    served = started("walk.py", "--port", "0", "--session-timeout", "2", "--grace", "7.5")
+    served.wait_for(lambda: "ws://" in served.output)
+    found = re.search(r"ws://\S+", served.output)
+    assert found is not None
+    with connect(found.group(), subprotocols=["openenv.v2.json"], proxy=None) as peer:  # type: ignore[list-item]
+        peer.send('{"type":"open","id":1}')
+        assert json.loads(peer.recv(timeout=20))["grace_s"] == 7.5
 
 
 def test_the_banner_has_lines_that_can_be_copied_and_run(started: Callable[..., Served], folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import struct
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from openenv import GenericEnvClient
 from openenv.env.environment import Environment
 from openenv.protocol.frames import FrameReader, text_head
 from openenv.server.app import create_app, new_application
@@ -260,3 +262,56 @@ def proxy_to() -> Iterator[Callable[[Any], Proxy]]:
     yield make
     for proxy in proxies:
         proxy.end()
+
+
+# -- either kind of client --------------------------------------------------------------------------------------------
+
+
+STEPS = 3
+
+
+class Player:
+    """Plays with either kind of client."""
+
+    def __init__(self, url: str, *, blocking: bool, **options: Any) -> None:
+        self.client = GenericEnvClient(url, **options)
+        self._loop = None if blocking else asyncio.new_event_loop()
+        self._is_ended = False
+
+    def __call__(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        if self._loop is None:
+            return getattr(self.client, method)(*args, **kwargs)
+
+        async def call() -> Any:
+            return await getattr(self.client, method)(*args, **kwargs)
+
+        return self._loop.run_until_complete(call())
+
+    def play(self) -> list[Any]:
+        """Play an episode and return what was seen."""
+        seen = [self("reset", seed=7).observation]
+        seen += [self("step", {"number": number}).observation for number in range(STEPS)]
+        return [*seen, self("state")["step_count"]]
+
+    def end(self) -> None:
+        """Close the client, once."""
+        if self._is_ended:
+            return
+        self._is_ended = True
+        self("close")
+        if self._loop is not None:
+            self._loop.close()
+
+
+@pytest.fixture
+def player() -> Iterator[Callable[..., Player]]:
+    """Make players; all are ended with the test."""
+    players: list[Player] = []
+
+    def make(url: str, **options: Any) -> Player:
+        players.append(Player(url, **options))
+        return players[-1]
+
+    yield make
+    for one in players:
+        one.end()

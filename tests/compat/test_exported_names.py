@@ -35,7 +35,10 @@ ENV_SERVER = """
     RESERVED_TOOL_NAMES WSMCPMessage WSMCPResponse JsonRpcErrorCode JsonRpcError JsonRpcRequest JsonRpcResponse
     McpMethod
 """
-CLIENTS = "EnvClient SyncEnvClient GenericEnvClient GenericAction HTTPEnvClient MCPClientBase MCPToolClient"
+LLM_CLIENTS = "AnthropicClient LLMClient LLMResponse OpenAIClient ToolCall create_llm_client"
+CLIENTS = f"""
+    EnvClient SyncEnvClient GenericEnvClient GenericAction HTTPEnvClient MCPClientBase MCPToolClient {LLM_CLIENTS}
+"""
 RUBRICS = """
     ExponentialDiscountingTrajectoryRubric Gate LLMJudge Rubric RubricDict RubricList Sequential TrajectoryRubric
     WeightedSum
@@ -45,7 +48,7 @@ EXPORTS = {
     "openenv": """
         __version__ Action Observation State StepResult Environment MCPEnvironment Transform Rubric create_app
         create_fastapi_app EnvClient SyncEnvClient GenericEnvClient GenericAction HTTPEnvClient MCPToolClient LocalEnv
-        VectorEnv
+        VectorEnv AsyncVectorEnv
         core cli errors
     """,
     "openenv.core": f"{CLIENTS} {ENV_SERVER}",
@@ -91,6 +94,14 @@ EXPORTS = {
         MCPClientBase MCPToolClient Observation State StepResult Tool ToolError
     """,
     "openenv.core.utils": "convert_to_ws_url hf_space_subdomain run_async_safely",
+    "openenv.core.harness": """
+        CLIHarnessAdapter HarnessAdapter HarnessRolloutResult HarnessRunLimits MCPHarnessAdapter Message ModelStep
+        ModelStepResult RESERVED_TOOL_NAMES ResourceSession ResourceSessionFactory RolloutEvent SessionMCPBridge
+        StepEnvSessionAdapter ToolResult ToolTraceEntry VerifyResult build_harness_rollout_func
+    """,
+    "openenv.core.llm_client": f"""
+        {LLM_CLIENTS} _clean_mcp_schema _mcp_tools_to_anthropic _mcp_tools_to_openai _openai_msgs_to_anthropic
+    """,
     "openenv.core.rubrics": RUBRICS,
     "openenv.core.rubrics.base": "Rubric",
     "openenv.core.rubrics.containers": "Gate Rubric RubricDict RubricList Sequential WeightedSum",
@@ -105,10 +116,6 @@ EXPORTS = {
 LATER = {
     "openenv": ("AutoEnv AutoAction", "discover environments"),
     "openenv.auto": ("AutoEnv AutoAction", "discover environments"),
-    "openenv.core.llm_client": (
-        "AnthropicClient LLMClient LLMResponse OpenAIClient ToolCall create_llm_client",
-        "LLM clients",
-    ),
     "openenv.core.env_server.web_interface": (
         "WebInterfaceManager create_web_interface_app EpisodeState ActionLog",
         "Web pages",
@@ -121,13 +128,12 @@ LATER = {
     "openenv.core.tools": ("GitServerClient PyExecutor RepoInfo", "Environment tools"),
     "openenv.core.harness": (
         """
-        HarnessAdapter HarnessRunLimits ModelStepResult ResourceSession ResourceSessionFactory VerifyResult
-        MCPHarnessAdapter CLIHarnessAdapter StepEnvSessionAdapter SessionMCPBridge build_harness_rollout_func
-        HarnessEnvironment HarnessConfig TrainingTrace
+        AgenticHarnessAdapter HarnessEnvironment HarnessConfig HarnessEvent LoopOwningSession TraceEntry TrainingTrace
+        resolve_tool_conflicts
         """,
-        "Rollout harnesses",
+        "Turn-based harnesses",
     ),
-    "openenv_core": ("LLMClient WebInterfaceManager", "release"),
+    "openenv_core": ("WebInterfaceManager", "release"),
     "openenv_core.env_server": ("WebInterfaceManager create_web_interface_app", "release"),
 }
 MISSING = [(module, name, feature) for module, (names, feature) in LATER.items() for name in names.split()]

@@ -36,7 +36,8 @@ def test_every_command_and_option_is_documented() -> None:
     group = typer.main.get_command(command_line)
     for name, command in group.commands.items():  # type: ignore[attr-defined]
         assert f"## openenv {name}" in text
-        options = {option for param in command.params for option in param.opts if option.startswith("-")}
+        parts = [command, *getattr(command, "commands", {}).values()]  # a group, and what is in it
+        options = {option for part in parts for param in part.params for option in param.opts if option[0] == "-"}
         documented = set(re.findall(r"`(--?[a-z-]+)`", text.partition(f"## openenv {name}")[2].partition("\n## ")[0]))
         assert documented == options - {"--help"}
 

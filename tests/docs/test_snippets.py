@@ -16,7 +16,14 @@ RunSnippet = Callable[..., str]
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
 
 ALONE = {
+    "capture_budget.py": (
+        "Two. end_turn\nStep budget exhausted; stopping. end_turn\n1 calls 1 None\ntokens True 5\n['budget_stop']\n"
+    ),
+    "use_capture.py": "Two. False\ncomplete 10 5\nTrue 5\n",
     "async_env.py": "{'answer': 'WHY?'}\n",
+    "cassette.py": (
+        'A model.\nA model.\nbody.messages[0].content: recorded "Who are you?", asked "Who am I?"\nFalse\n'
+    ),
     "guess.py": "",
     "limits.py": "",
     "observation_encodings.py": (
@@ -27,6 +34,9 @@ ALONE = {
     "rubric_gate.py": "1.0\n0.0\n0.0\n",
     "rubric_judge.py": "0.8\n",
     "rubric_trajectory.py": "0.0\n0.0\n1.0\n[0.25, 0.5, 1.0]\n",
+    "scripted_model.py": (
+        "I write the file. write {'path': '/home/user/note.txt', 'text': 'for Ada'}\nDone: 12 bytes\nTrue\n"
+    ),
     "use_local.py": ".=.==\neagle\n",
     "word_client.py": "",
     "word_env.py": "",
@@ -40,6 +50,7 @@ WITH_WORD_SERVER = {
     "use_resume.py": "1.0 2\n",
     "use_sync.py": ".=.== 0.0 False\n1\n",
     "use_vector.py": "mean reward 1.0\n",
+    "use_vector_async.py": "16\n",
     "use_vector_ready.py": "done\n",
     "ws_frames.py": "observation \nobservation \nerror VALIDATION_ERROR\nstate \n",
 }
@@ -54,13 +65,27 @@ WITH_CART_POLE = {
 }
 ELSEWHERE = {
     "agent_session.py",
+    "cancel_opencode.py",
     "cart_pole.py",
+    "docker_sandbox.py",
+    "e2b_sandbox.py",
+    "opencode_harness.py",
+    "own_agent.py",
     "play_guess.py",
+    "sandbox_limits.py",
+    "sandbox_pool.py",
+    "sandbox_port.py",
+    "sandbox_trees.py",
     "secure_app.py",
     "shelf_app.py",
     "tasks_env.py",
     "test_word_env.py",
     "tool_reward.py",
+    "readme_rollout.py",
+    "use_opencode.py",
+    "use_rollout.py",
+    "use_rollouts.py",
+    "use_sandbox.py",
     "use_token.py",
     "word_app.py",
 }

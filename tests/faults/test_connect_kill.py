@@ -92,7 +92,7 @@ async def inside() -> dict[str, int]:
     manager = app.state.openenv_server.manager
     return {
         "active": manager.active,
-        "once": len(manager._once),
+        "once": len(manager.slots._once),
         "tasks": len(asyncio.all_tasks()),
         "runner_threads": manager.runner.threads,
         "sessions": sum(isinstance(found, Session) for found in gc.get_objects()),

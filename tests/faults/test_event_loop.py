@@ -65,7 +65,7 @@ def test_stateless_requests_keep_to_the_session_limit(
     with ThreadPoolExecutor(8) as pool:
         answers = [pool.submit(http(server.url).request, method, path, json=body) for _ in range(8)]
         while not all(answer.done() for answer in answers):
-            most = max(most, len(server.manager._once))
+            most = max(most, len(server.manager.slots._once))
             time.sleep(0.002)
         assert [answer.result().status_code for answer in answers] == [200] * 8
     assert 1 <= most <= 2

@@ -120,7 +120,7 @@ def test_made_up_requests_find_no_undocumented_server_error(serve: Any, env_cls:
         if "requestBody" in operation.definition.raw:  # without one there is nothing to get wrong
             try_operation(operation, schemathesis.GenerationMode.NEGATIVE, server.url)
     assert set(OPERATIONS) <= set(tried)
-    server.wait_for(lambda: not server.manager._once)
+    server.wait_for(lambda: not server.manager.slots._once)
 
 
 def try_operation(operation: Any, mode: Any, url: str) -> None:

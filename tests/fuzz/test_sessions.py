@@ -282,7 +282,7 @@ class Sessions(RuleBasedStateMachine):
         self.release_all()
         self.loop.run_until_complete(asyncio.wait_for(self.manager.drain(), 20))
         assert self.manager.active == 0
-        assert not self.manager._once
+        assert not self.manager.slots._once
         self.turn(10)
         assert self.manager.is_draining
         self.manager.resume()
@@ -293,7 +293,7 @@ class Sessions(RuleBasedStateMachine):
     def is_within_its_limit(self) -> None:
         if hasattr(self, "manager"):
             assert self.manager.active <= self.limit
-            assert len(self.manager._once) <= self.limit
+            assert len(self.manager.slots._once) <= self.limit
             soft = sum(session.kind is SessionKind.SOFT for session in self.manager.sessions())
             assert soft <= self.limit
 
@@ -331,7 +331,7 @@ class Sessions(RuleBasedStateMachine):
             error = None if task.cancelled() else task.exception()
             assert error is None or isinstance(error, (OpenEnvError, RuntimeError)), error
         assert self.manager.active == 0
-        assert not self.manager._once
+        assert not self.manager.slots._once
         assert not self.world.wrong
         assert self.world.closed == Counter(self.world.built), "an environment was not closed exactly once"
         assert self.answers == Counter(range(1, self.asked + 1)), "a request was not answered exactly once"

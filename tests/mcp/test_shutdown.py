@@ -1,4 +1,4 @@
-"""`openenv serve` stops while MCP clients are connected: open streams end, and so does what runs."""
+"""A server stops while MCP clients are connected: open streams end, and so does what runs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ HERE = Path(__file__).resolve().parent
 class Served:
     """The conformance suite's environment in a process of its own."""
 
-    def __init__(self, interpreter: Any, log: Path) -> None:
+    def __init__(self, interpreter: Any, log: Path, *server: str) -> None:
         self._log = log
-        command = [interpreter.python, "-m", "openenv", "serve", "conformance_env:app", "--port", "0"]
+        command = [interpreter.python, "-m", *server, "conformance_env:app", "--port", "0"]
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 command, env=interpreter.environment(HERE, {"COLUMNS": "200"}), stdout=output, stderr=output
@@ -30,7 +30,7 @@ class Served:
     def _find_url(self) -> str:
         deadline = time.monotonic() + 60
         while self.process.poll() is None and time.monotonic() < deadline:
-            found = re.search(r"ws://(127\.0\.0\.1:\d+)/ws", self.log)
+            found = re.search(r"(?:ws|http)://(127\.0\.0\.1:\d+)", self.log)
             if found:
                 return f"http://{found.group(1)}"
             time.sleep(0.02)
@@ -45,7 +45,16 @@ class Served:
 @pytest.fixture
 def served(ours: Any, tmp_path: Path) -> Iterator[Served]:
     """Serve it, and end it with the test."""
-    server = Served(ours, tmp_path / "log")
+    server = Served(ours, tmp_path / "log", "openenv", "serve")
+    yield server
+    server.process.kill()
+    server.process.wait(10)
+
+
+@pytest.fixture(params=["h11", "httptools"])
+def on_uvicorn(ours: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
+    """The same with a server that knows nothing of it."""
+    server = Served(ours, tmp_path / "log", "uvicorn", "--http", request.param)
     yield server
     server.process.kill()
     server.process.wait(10)
@@ -60,6 +69,17 @@ def test_an_open_stream_does_not_keep_the_server_from_stopping(served: Served, h
         assert all(sign.startswith(b":") for sign in signs_of_life), "the stream ends, and ends well"
     assert served.process.wait(20) == 0
     assert "Traceback" not in served.log
+
+
+def test_an_open_stream_does_not_keep_plain_uvicorn_from_stopping_either(on_uvicorn: Served, handshake: Any) -> None:
+    client = handshake(on_uvicorn.url)
+    with client.http.stream("GET", "/mcp", headers=client.headers) as stream:
+        signs_of_life = stream.iter_raw()
+        assert next(signs_of_life).startswith(b":")
+        on_uvicorn.process.send_signal(signal.SIGTERM)
+        assert all(sign.startswith(b":") for sign in signs_of_life), "the stream ends, and ends well"
+    assert on_uvicorn.process.wait(20) in (0, -signal.SIGTERM)
+    assert "Traceback" not in on_uvicorn.log
 
 
 def test_a_call_that_runs_is_answered_before_the_server_stops(served: Served, handshake: Any) -> None:

@@ -16,6 +16,8 @@ from openenv.runners.thread import PARKED, PROOF, SLOW_S, SPREAD, Profile
 class Work:
     """A call that remembers where it ran."""
 
+    count = 1
+
     def __init__(self, function: Callable[[], Any] = lambda: None, kind: str = "step") -> None:
         self.kind = kind
         self.thread: threading.Thread | None = None
@@ -242,3 +244,17 @@ def test_the_inline_runner_runs_in_the_callers_thread_at_once() -> None:
     assert work.thread is threading.current_thread()
     lane.release()
     runner.close()
+
+
+def test_a_call_that_stands_for_many_counts_as_so_many_fast_ones() -> None:
+    runner = ThreadRunner()
+    try:
+        lane = runner.lane()
+        for _ in range(PROOF):
+            group = Work(lambda: time.sleep(SLOW_S * 4))
+            group.count = 100
+            lane.submit(group)
+            assert group.done.wait(10)
+        assert runner.profile.is_fast
+    finally:
+        runner.close()

@@ -432,7 +432,13 @@ def test_changing_one_limit_keeps_the_others() -> None:
     server.reconfigure(runner="inline")
     assert server.manager.limits == limits
     server.reconfigure(sessions=5, session_timeout_s=7)
-    assert server.manager.limits == dataclasses.replace(limits, sessions=5, idle_s=7, soft_idle_s=7, grace_s=7)
+    assert server.manager.limits == dataclasses.replace(limits, sessions=5, idle_s=7, soft_idle_s=7)
+    server.reconfigure(session_grace_s=3, max_agent_sessions=2)
+    assert (server.manager.limits.grace_s, server.manager.limits.agents) == (3, 2)
+    assert server.manager.limits.idle_s == 7
+    for wrong in ({"session_grace_s": -1}, {"session_grace_s": float("nan")}, {"max_agent_sessions": -1}):
+        with pytest.raises(ValueError, match="must"):
+            server.reconfigure(**wrong)
     assert server.service.options.limits == server.manager.limits
     assert server.service.options.runner == "inline"
     assert (server.concurrency_config.max_concurrent_envs, server.concurrency_config.session_timeout) == (5, 7)

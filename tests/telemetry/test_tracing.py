@@ -75,7 +75,7 @@ def parent_of(span: ReadableSpan) -> tuple[str, str]:
 
 
 def test_a_call_over_http_is_part_of_the_trace_in_its_header(traced: Traced) -> None:
-    headers = {"traceparent": PARENT, "X-OpenEnv-Session": "new", "Idempotency-Key": "r-7"}
+    headers = {"traceparent": PARENT, "X-OpenEnv-Session": "new", "Idempotency-Key": "request-number-seven"}
     httpx2.post(f"{traced.server.url}/reset", headers=headers, trust_env=False).raise_for_status()
     inner, outer = traced.spans(2)
     assert (inner.name, outer.name) == (INNER, "openenv.reset")
@@ -84,7 +84,7 @@ def test_a_call_over_http_is_part_of_the_trace_in_its_header(traced: Traced) -> 
     assert parent_of(inner) == (TRACE, format(outer.context.span_id, "016x"))
     assert outer.attributes is not None
     assert outer.attributes["openenv.operation"] == "reset"
-    assert outer.attributes["openenv.request"] == "r-7"
+    assert outer.attributes["openenv.request"] == "request-number-seven"
     assert outer.attributes["openenv.session"] == traced.server.manager.sessions()[0].id
 
 

@@ -7,6 +7,8 @@ import sys
 import typer
 
 from .mcp import mcp
+from .rollouts import rollouts
+from .sandboxes import sandboxes
 from .serve import serve
 from .top import top
 
@@ -21,6 +23,8 @@ app = typer.Typer(
 app.command("serve")(serve)
 app.command("mcp")(mcp)
 app.command("top")(top)
+app.add_typer(rollouts, name="rollouts")
+app.add_typer(sandboxes, name="sandboxes")
 
 
 @app.callback(invoke_without_command=True)

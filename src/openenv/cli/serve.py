@@ -43,6 +43,10 @@ def serve(
         None, help="Where environment code runs: auto, thread or inline (on the event loop, for microsecond steps)."
     ),
     session_timeout: float | None = typer.Option(None, min=0.001, help="Seconds before an unused HTTP session ends."),
+    grace: float | None = typer.Option(
+        None, min=0.0, help="Seconds for which a session waits for a client whose connection broke; 60, 0 for none."
+    ),
+    max_agent_sessions: int | None = typer.Option(None, min=0, help="How many of the sessions agents may open."),
     token: str | None = typer.Option(
         None, help="Ask clients for this token; better set OPENENV_TOKEN, which others on this machine cannot see."
     ),
@@ -81,6 +85,8 @@ def serve(
         max_message_mb=max_message_mb,
         access=access,
         log_format=log_format,
+        session_grace_s=grace,
+        max_agent_sessions=max_agent_sessions,
     )
     is_silent = log_level in ("critical", "error", "warning")
     quiet = is_silent or log_format == "json"
@@ -180,16 +186,16 @@ def _show_banner(app: Any, target: str, host: str, port: int, spare: str | None 
     table.add_row("WebSocket", f"ws://{place}/ws")
     table.add_row("HTTP", f"http://{place}")
     table.add_row("MCP", f"http://{place}/mcp")
-    table.add_row("API docs", f"http://{place}/docs")
     server = environment_server(app)
+    made = _made(app, spare)
+    is_open = server is None or server.access.is_open
+    table.add_row("API docs", f"http://{place}/docs{'' if is_open else '?token=TOKEN'}")
     name = target
     if server is not None:
         name = server.service.env_name
         table.add_row("Sessions", f"up to {server.max_concurrent_envs}, {server.manager.runner.name} runner")
         if any(getattr(route, "path", None) == "/web" for route in app.routes):
             table.add_row("Web page", f"http://{place}/web")
-    made = _made(app, spare)
-    is_open = server is None or server.access.is_open
     if made is not None:
         table.add_row("Token", made)
     elif not is_open:

@@ -22,7 +22,7 @@ from ..protocol.frames import (
     masked_text_frame,
 )
 from .commands import Unasked
-from .dial import dial, read_before
+from .dial import dial, failure, read_before
 from .handshake import Handshake
 from .url import Address
 from .wire import READ_BYTES, ConnectionOptions, MaskKeys, closed_reason, oversize_reason
@@ -77,14 +77,16 @@ class BlockingConnection:
             AccessDenied: It asks for another token.
         """
         timeout_s = self._options.connect_timeout_s
+        if limit_s is not None:
+            timeout_s = min(timeout_s, limit_s)
         try:
-            self._open(timeout_s if limit_s is None else min(timeout_s, limit_s))
+            self._open(timeout_s)
         except AccessDenied:
             raise
         except ConnectFailed as exc:
-            raise ConnectFailed(f"Failed to connect to {self._address.url}: {exc}") from None
+            raise failure(self._address, exc, timeout_s) from None
         except (OSError, UnicodeError) as exc:
-            raise ConnectFailed(f"Failed to connect to {self._address.url}: {exc}") from exc
+            raise failure(self._address, exc, timeout_s) from exc
 
     def _open(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

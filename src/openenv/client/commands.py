@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Open a connection, within that many seconds if they are fewer than the client allows."""
+    """Try once to open a connection, within that many seconds if they are fewer than the client allows."""
 
     limit_s: float | None = None
 

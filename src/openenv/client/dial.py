@@ -5,6 +5,7 @@ Knows sockets and proxies; must not know WebSocket.
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 import time
@@ -13,6 +14,22 @@ from ..errors import ConnectFailed
 from .proxy import proxy_for, tunnel_request
 from .url import Address
 from .wire import READ_BYTES
+
+
+def failure(address: Address, exc: BaseException, timeout_s: float) -> ConnectFailed:
+    """Say that a server could not be reached, and whether another try may help."""
+    if isinstance(exc, ConnectFailed):
+        return ConnectFailed(f"Failed to connect to {address.url}: {exc}", is_transient=exc.is_transient)
+    detail = str(exc) or f"no answer within {timeout_s:g} s"
+    return ConnectFailed(f"Failed to connect to {address.url}: {detail}", is_transient=_is_transient(exc))
+
+
+def _is_transient(exc: BaseException) -> bool:
+    if isinstance(exc, socket.gaierror):
+        return exc.errno == socket.EAI_AGAIN
+    if isinstance(exc, ssl.SSLError):  # what is cut short, but not a wrong certificate or no TLS at all
+        return isinstance(exc, (ssl.SSLEOFError, ssl.SSLZeroReturnError))
+    return isinstance(exc, (OSError, asyncio.TimeoutError))
 
 
 def dial(address: Address, timeout_s: float) -> socket.socket:
@@ -62,5 +79,5 @@ def read_before(sock: socket.socket, deadline: float) -> bytes:
     sock.settimeout(max(0.001, deadline - time.monotonic()))
     data = sock.recv(READ_BYTES)
     if not data:
-        raise ConnectFailed("the server closed the connection during the handshake")
+        raise ConnectFailed("the server closed the connection during the handshake", is_transient=True)
     return data

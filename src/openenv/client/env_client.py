@@ -51,7 +51,7 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
 
     Args:
         base_url: Where the server is: `http(s)://`, `ws(s)://` or a bare host.
-        connect_timeout_s: How long connecting may take.
+        connect_timeout_s: How long connecting may take; what may pass by itself is tried again until then.
         message_timeout_s: How long a reply may take; afterwards the episode is lost.
         max_message_size_mb: The largest reply that is read.
         websocket_ping_interval_s: How often an idle connection is checked; None for never.
@@ -67,6 +67,8 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
             of the last reset and return that result, with the reason as `metadata["session_lost"]`.
         resume_token: Continue the session that this token names, opened by another client.
         wait_s: How long to wait in the server's queue where every slot is taken; by default not at all. Only with v2.
+        retry_refused_s: How long to try again, within that time, where no server listens or its host is out of reach:
+            one that is just starting is found, one that is not there is a quick error.
 
     Raises:
         ValueError: Neither `base_url` nor `provider` is given, or the address or an option is none.
@@ -90,6 +92,7 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
         on_session_lost: OnSessionLost = "raise",
         resume_token: str | None = None,
         wait_s: float | None = None,
+        retry_refused_s: float = 2.0,
     ) -> None:
         if base_url is None and provider is None:
             raise ValueError("Give base_url (where the server is) or provider (what starts one)")
@@ -98,6 +101,7 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
         self._base_url = base_url
         self._options = ConnectionOptions(
             connect_timeout_s=connect_timeout_s,
+            retry_refused_s=retry_refused_s,
             message_timeout_s=message_timeout_s,
             max_message_bytes=int(max_message_size_mb * 1024 * 1024),
             ping_interval_s=websocket_ping_interval_s,
@@ -121,7 +125,17 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
         )
         self._last_reset: dict[str, Any] = {}
         self._children: list[EnvClient[ActT, ObsT, StateT]] = []
-        self._mode = _normalized_mode(mode)
+        self._mode = self._checked_mode(mode)
+
+    @classmethod
+    def _checked_mode(cls, mode: str | None) -> str:
+        given = client_mode() if mode is None else mode
+        if given.lower() not in _MODES:
+            raise ValueError(
+                f"invalid client mode {given!r}: choose 'simulation' or 'production', by argument or "
+                "OPENENV_CLIENT_MODE"
+            )
+        return given.lower()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "_mode" and "_mode" in self.__dict__:
@@ -383,12 +397,3 @@ def _one_of(name: str, value: Any, choices: tuple[str, ...]) -> Any:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
     return value
-
-
-def _normalized_mode(mode: str | None) -> str:
-    given = client_mode() if mode is None else mode
-    if given.lower() not in _MODES:
-        raise ValueError(
-            f"invalid client mode {given!r}: choose 'simulation' or 'production', by argument or OPENENV_CLIENT_MODE"
-        )
-    return given.lower()

@@ -19,7 +19,8 @@ from ..errors import (
 )
 from ..protocol.client import ClientSession
 from ..protocol.v2.client import Event, ResumableSession
-from .commands import Connect, Exchange, Flow, HangUp, Unasked
+from .commands import Exchange, Flow, HangUp, Unasked
+from .connecting import reach
 from .link import Link
 from .resumption import Call, OtherProtocol, ask
 
@@ -32,7 +33,7 @@ def connect(link: Link) -> Flow[None]:
         return
     if link.has_connected and isinstance(link.session, ClientSession):
         link.session.lose(link.lost_reason)
-    yield Connect()
+    yield from reach(link)
     link.has_connected = True
     try:
         link.agree()

@@ -16,6 +16,7 @@ from .url import Address
 
 _GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _HEAD_LIMIT = 65_536
+_NOT_NOW = frozenset({"502", "503", "504"})  # what proxies say of a server that is not there yet
 
 
 class Handshake:
@@ -75,7 +76,10 @@ class Handshake:
             detail = rest[:200].decode("utf-8", "replace").strip()
             if (denied := _denied(status, rest)) is not None:
                 raise denied
-            raise ConnectFailed(f"the server answered {status_line!r} to the WebSocket handshake. {detail}".strip())
+            raise ConnectFailed(
+                f"the server answered {status_line!r} to the WebSocket handshake. {detail}".strip(),
+                is_transient=status in _NOT_NOW,
+            )
         headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         expected = base64.b64encode(hashlib.sha1((self._key + _GUID).encode()).digest()).decode()
         if headers.get("sec-websocket-accept") != expected:

@@ -43,7 +43,7 @@ SESSION_HEADER = "X-OpenEnv-Session"
 KEY_HEADER = "Idempotency-Key"
 
 _NEW = "new"
-_REPEATS = 2
+_ABSENT_S = 2.0  # how long a server that is not there may be just starting
 
 
 class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
@@ -57,6 +57,8 @@ class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
         default_headers: Sent with every request.
         provider: Stopped when the client is closed.
         token: What the server asks for; by default `OPENENV_TOKEN`.
+        reconnect_timeout_s: How long a request is repeated whose connection broke; a server that knows no sessions over
+            HTTP gets it only once.
 
     Raises:
         ValueError: The address is none.
@@ -70,6 +72,7 @@ class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
         provider: Any = None,
         *,
         token: str | None = None,
+        reconnect_timeout_s: float = 5.0,
     ) -> None:
         socket = socket_url(base_url)
         self._base = "http" + socket.removeprefix("ws").removesuffix("/ws")
@@ -80,7 +83,9 @@ class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
         self._http = self._new_http()
         self._pid = os.getpid()
         self._pauses = Reconnecting()
+        self._reconnect_timeout_s = reconnect_timeout_s
         self._session_id: str | None = None
+        self._echoes = False
         self._lost: str | None = None
 
     def _new_http(self) -> httpx2.Client:
@@ -204,8 +209,7 @@ class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
             raise SessionLost(self._lost)
         name = session or self._session_id
         headers = {SESSION_HEADER: name} if name is not None else {}
-        if method == "POST":
-            headers[KEY_HEADER] = uuid.uuid4().hex
+        headers[KEY_HEADER] = uuid.uuid4().hex
         response = self._send(method, path, None if body is None else encode(body), headers)
         # Also of a failure: a session whose first reset failed is there, and the next reset goes on with it.
         self._session_id = response.headers.get(SESSION_HEADER, self._session_id)
@@ -215,21 +219,37 @@ class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
 
     def _send(self, method: str, path: str, content: bytes | None, headers: dict[str, str]) -> httpx2.Response:
         """Send a request, again if the connection breaks: a server that has named a session runs each key once."""
-        # A session that is to be opened has no memory of keys yet, and older servers have none at all.
-        may_repeat = headers.get(SESSION_HEADER, _NEW) != _NEW
+        # Older servers know no keys: a reset that is to open a session does no harm there, anything else might.
+        may_repeat = SESSION_HEADER in headers
+        is_new = self._session_id is None
         was_sent = False
-        for attempt in range(_REPEATS + 1):
+        began, attempt = time.monotonic(), 0
+        while True:
             try:
-                return self._http.request(method, path, content=content, headers=headers)
+                response = self._http.request(method, path, content=content, headers=headers)
+                if not self._is_anothers(response, headers[KEY_HEADER]):
+                    return response
+                self._http.close()  # what else comes on that connection would be another's as well
+                self._http = self._new_http()
             except httpx2.TimeoutException:
                 self._lost = "a request timed out"
                 raise RequestTimeout(f"No answer from {self._base}{path} in time; the episode is lost") from None
             except httpx2.TransportError as exc:
-                was_sent = was_sent or not isinstance(exc, httpx2.ConnectError)
-                if not may_repeat or attempt == _REPEATS:
+                is_absent = isinstance(exc, httpx2.ConnectError)
+                was_sent = was_sent or not is_absent
+                limit_s = _ABSENT_S if is_absent and is_new else self._reconnect_timeout_s
+                if not may_repeat or time.monotonic() - began + self._pauses.pause_s(attempt) > limit_s:
                     raise self._broken(exc, was_sent=was_sent) from exc
             time.sleep(self._pauses.pause_s(attempt))
-        raise AssertionError("unreachable")
+            attempt += 1
+
+    def _is_anothers(self, response: httpx2.Response, key: str) -> bool:
+        """Say whether an answer is to another request: a server that names their keys once names them always."""
+        named = response.headers.get(KEY_HEADER)
+        if named is None:
+            return self._echoes and response.status_code == 200
+        self._echoes = self._echoes or named == key
+        return bool(named != key)
 
     def _broken(self, exc: httpx2.TransportError, *, was_sent: bool) -> Exception:
         if not was_sent:

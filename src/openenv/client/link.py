@@ -13,6 +13,7 @@ from typing import Protocol
 
 from ..protocol.client import ClientSession
 from ..protocol.v2.client import ResumableSession
+from .wire import ConnectionOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Link(Protocol):
     session: ClientSession | ResumableSession
     has_connected: bool
     reconnecting: Reconnecting
+    options: ConnectionOptions
     wait_s: float | None
 
     @property

@@ -23,7 +23,7 @@ from ..protocol.frames import (
     masked_text_frame,
 )
 from .commands import Unasked
-from .dial import dial_plain
+from .dial import dial_plain, failure
 from .handshake import Handshake
 from .proxy import proxy_for
 from .url import Address
@@ -106,11 +106,10 @@ class LoopConnection(asyncio.BufferedProtocol):
             raise
         except ConnectFailed as exc:
             self._drop("not connected")
-            raise ConnectFailed(f"Failed to connect to {self._address.url}: {exc}") from None
+            raise failure(self._address, exc, timeout_s) from None
         except (OSError, UnicodeError, asyncio.TimeoutError) as exc:
             self._drop("not connected")
-            detail = str(exc) or f"no answer within {timeout_s:g} s"
-            raise ConnectFailed(f"Failed to connect to {self._address.url}: {detail}") from exc
+            raise failure(self._address, exc, timeout_s) from exc
         except BaseException:
             self._drop("not connected")
             raise
@@ -315,5 +314,5 @@ class LoopConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell whoever waits."""
         if self._handshake is not None:
-            self._wake(ConnectFailed("the server closed the connection during the handshake"))
+            self._wake(ConnectFailed("the server closed the connection during the handshake", is_transient=True))
         self._drop("the server closed the connection" if exc is None else f"connection lost: {exc}")

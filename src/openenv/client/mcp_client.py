@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Coroutine, Mapping
+from functools import cached_property
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +27,9 @@ from ..tool_types import (
 )
 from ..types import Observation, State, StepResult
 from .commands import Flow
-from .env_client import EnvClient, OnSessionLost
+from .env_client import EnvClient
 from .mcp_flows import ProgressHandler, ToolRequests
 from .mcp_replies import read_tools
-from .wire import ProtocolChoice
 
 if TYPE_CHECKING:
     from .mcp_sync_client import SyncMCPClient, SyncMCPToolClient
@@ -47,67 +47,25 @@ class MCPClientBase(EnvClient[Any, Observation, State]):
     `use_production_mode` says how tools are reached: True, by JSON-RPC beside the episode, where they cost no step and
     bring no reward; False, by steps. A server that knows no JSON-RPC on its socket is asked by steps in any case.
 
-    Args:
-        base_url: Where the server is: `http(s)://`, `ws(s)://` or a bare host.
-        connect_timeout_s: How long connecting may take.
-        message_timeout_s: How long a reply, or a sign of progress, may take where a call names no limit.
-        max_message_size_mb: The largest reply that is read.
-        websocket_ping_interval_s: How often an idle connection is checked; None for never.
-        websocket_ping_timeout_s: How long the answer to a check may take.
-        provider: Starts and stops a server for this client.
-        mode: `production`, the only one.
-        headers: HTTP headers for the handshake.
-        token: What the server asks for; by default `OPENENV_TOKEN`.
-        protocol, reconnect_timeout_s, on_session_lost, resume_token, wait_s: As for `EnvClient`.
-
-    Raises:
-        ValueError: Neither `base_url` nor `provider` is given, or the address or the mode is none.
+    Its arguments are those of `EnvClient`, but for `mode`: there is only `production`. `message_timeout_s` is how long
+    a reply, or a sign of progress, may take where a call names no limit.
     """
 
-    def __init__(
-        self,
-        base_url: str | None = None,
-        connect_timeout_s: float = 10.0,
-        message_timeout_s: float | None = 60.0,
-        max_message_size_mb: float = 100.0,
-        websocket_ping_interval_s: float | None = 20.0,
-        websocket_ping_timeout_s: float | None = 20.0,
-        provider: Any = None,
-        mode: str | None = None,
-        headers: dict[str, str] | None = None,
-        *,
-        token: str | None = None,
-        protocol: ProtocolChoice = "auto",
-        reconnect_timeout_s: float = 30.0,
-        on_session_lost: OnSessionLost = "raise",
-        resume_token: str | None = None,
-        wait_s: float | None = None,
-    ) -> None:
+    use_production_mode = True
+    _tools_cache: list[Tool] | None = None
+
+    @cached_property
+    def _tool_requests(self) -> ToolRequests:
+        return ToolRequests(self._driver, self._options.message_timeout_s)
+
+    @classmethod
+    def _checked_mode(cls, mode: str | None) -> str:
         if mode is not None and mode.lower() != "production":
             raise ValueError(
                 f"invalid mode {mode!r}: MCPToolClient and its kin only have 'production'; "
                 "use GenericEnvClient for 'simulation'"
             )
-        super().__init__(
-            base_url=base_url,
-            connect_timeout_s=connect_timeout_s,
-            message_timeout_s=message_timeout_s,
-            max_message_size_mb=max_message_size_mb,
-            websocket_ping_interval_s=websocket_ping_interval_s,
-            websocket_ping_timeout_s=websocket_ping_timeout_s,
-            provider=provider,
-            mode="production",
-            headers=headers,
-            token=token,
-            protocol=protocol,
-            reconnect_timeout_s=reconnect_timeout_s,
-            on_session_lost=on_session_lost,
-            resume_token=resume_token,
-            wait_s=wait_s,
-        )
-        self.use_production_mode = True
-        self._tools_cache: list[Tool] | None = None
-        self._tool_requests = ToolRequests(self._driver, message_timeout_s)
+        return "production"
 
     def list_tools(self, use_cache: bool = True) -> Coroutine[Any, Any, list[Tool]]:
         """Return the environment's tools.

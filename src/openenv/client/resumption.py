@@ -22,6 +22,7 @@ from ..errors import (
 )
 from ..protocol.v2.client import CLOSE, ContinuedElsewhere, Event, ResumableSession
 from .commands import Connect, Exchange, Flow, HangUp, Pause, Unasked
+from .connecting import Attempts
 from .link import Link, Reconnecting
 
 
@@ -102,6 +103,7 @@ def ask(link: Link, session: ResumableSession, call: Call) -> Flow[dict[str, Any
 
     Raises:
         SessionLost: The episode is gone; only a reset goes on.
+        ConnectFailed: There is no session yet, and none could be opened.
         RequestTimeout: No reply came in time; the episode is given up.
         OtherProtocol: The server does not speak v2 any more.
     """
@@ -109,10 +111,11 @@ def ask(link: Link, session: ResumableSession, call: Call) -> Flow[dict[str, Any
         raise SessionLost(session.lost_reason)
     payload: bytes | None = None
     outage: _Outage | None = None
+    attempts: Attempts | None = None
     while True:
         try:
             if not (session.is_attached and link.is_open):
-                yield from _attach(link, session, call, outage)
+                yield from _attach(link, session, call, outage, attempts)
             if payload is None or not session.is_waiting:
                 payload = session.request(call.kind, call.data, call.extra)
             return (yield from _answer(link, session, call, payload))
@@ -121,10 +124,14 @@ def ask(link: Link, session: ResumableSession, call: Call) -> Flow[dict[str, Any
                 session.lose(exc.reason, is_stranded=True)  # a reset begins anew anyway
                 continue
             reason, is_unreachable = exc.reason, False
+            failure = ConnectFailed(reason, is_transient=True)
         except ConnectFailed as exc:
-            if outage is None and session.token is None:  # there is nothing to get back to
-                raise
-            reason, is_unreachable = str(exc), True
+            # Without its traceback, which would keep this frame, and the client, alive.
+            reason, is_unreachable, failure = str(exc), True, exc.with_traceback(None)
+        if outage is None and session.token is None and not link.is_hopeless:  # there is nothing to get back to
+            attempts = attempts or Attempts(link.reconnecting, link.options)
+            yield Pause(attempts.pause_after(failure))
+            continue
         if outage is None:
             outage = _Outage(link.reconnecting, reason)
         outage.begin(reason)
@@ -198,7 +205,9 @@ def _ended(link: Link, session: ResumableSession, exc: Exception) -> Flow[None]:
 # -- getting there, and back ----------------------------------------------------------------------------------------
 
 
-def _attach(link: Link, session: ResumableSession, call: Call, outage: _Outage | None) -> Flow[None]:
+def _attach(
+    link: Link, session: ResumableSession, call: Call, outage: _Outage | None, attempts: Attempts | None
+) -> Flow[None]:
     """Have a connection that holds the session."""
     if not link.is_open:
         if session.is_attached:
@@ -206,7 +215,8 @@ def _attach(link: Link, session: ResumableSession, call: Call, outage: _Outage |
         if session.token is not None and outage is None and link.has_connected:
             raise _Dropped(link.lost_reason)
         try:
-            yield from _connect(link, session, None if outage is None else max(0.05, outage.left_s))
+            left_s = None if attempts is None else attempts.left_s
+            yield from _connect(link, session, left_s if outage is None else max(0.05, outage.left_s))
         except (ConnectFailed, OtherProtocol, ProtocolError):
             raise
         except BaseException as exc:
@@ -254,6 +264,7 @@ def _hear_last_words(link: Link, session: ResumableSession, call: Call) -> Flow[
 def _open(link: Link, session: ResumableSession, call: Call, outage: _Outage | None) -> Flow[None]:
     """Open a session, or resume the one that is there."""
     payload: bytes | None = session.open_request(link.wait_s)
+    may_begin_anew = call.kind == "reset" or not session.is_resuming
     link.leave_will(CLOSE)
     while True:
         try:
@@ -275,10 +286,11 @@ def _open(link: Link, session: ResumableSession, call: Call, outage: _Outage | N
             if session.opened(raw):
                 return
         except (SessionLost, ProtocolError, SessionError) as exc:
-            if call.kind != "reset" or isinstance(exc, ContinuedElsewhere) or not isinstance(exc, SessionLost):
+            if not may_begin_anew or isinstance(exc, ContinuedElsewhere) or not isinstance(exc, SessionLost):
                 yield from _ended(link, session, exc)
                 raise
-            session.forget()  # a reset begins anew anyway
+            may_begin_anew = False
+            session.forget()  # a reset begins anew anyway, and so does who has never had the session
             payload = session.open_request(link.wait_s)
 
 

@@ -1,6 +1,6 @@
 """`VectorEnv`: many sessions as one, stepped in batches over few connections.
 
-Blocking, and for one thread at a time; from a coroutine, call it with `asyncio.to_thread`. Knows episodes and their
+Blocking, and for one thread at a time; `AsyncVectorEnv` is for coroutines. Knows episodes and their
 policies; how requests reach sessions is the fleet's business.
 """
 
@@ -21,7 +21,7 @@ from .placement import placements
 from .process import ProcessLock
 from .vector_episode import AUTORESETS, POLICIES, Autoreset, Episode, OnFailure
 from .vector_fleet import Fleet
-from .vector_line import Slot
+from .vector_line import Line, Slot
 from .vector_result import SlotsFailed, VectorResult
 from .wire import ConnectionOptions, with_token
 
@@ -55,7 +55,8 @@ class VectorEnv(Generic[ActT, ObsT]):
         wait_s: How long to wait in the servers' queues for free slots; by default not at all.
         compress: Ask for compression of replies of at least that many bytes.
         reconnect_s: How long to try to get a broken connection back.
-        connect_timeout_s: How long connecting may take.
+        connect_timeout_s: How long connecting may take; what may pass by itself is tried again until then.
+        retry_refused_s: How long to try again, within that time, where no server listens or its host is out of reach.
         message_timeout_s: How long replies may take where a call does not say.
         max_message_size_mb: The largest reply that is read: one holds all observations of a connection.
         ping_interval_s: How often a silent connection is checked; None for never.
@@ -78,6 +79,7 @@ class VectorEnv(Generic[ActT, ObsT]):
         compress: int | None = None,
         reconnect_s: float = 30.0,
         connect_timeout_s: float = 10.0,
+        retry_refused_s: float = 2.0,
         message_timeout_s: float | None = 60.0,
         max_message_size_mb: float = 1024.0,
         ping_interval_s: float | None = 20.0,
@@ -90,6 +92,7 @@ class VectorEnv(Generic[ActT, ObsT]):
         _check("on_failure", on_failure in POLICIES, f"one of {', '.join(POLICIES)}")
         options = ConnectionOptions(
             connect_timeout_s=connect_timeout_s,
+            retry_refused_s=retry_refused_s,
             message_timeout_s=message_timeout_s,
             max_message_bytes=int(max_message_size_mb * 1024 * 1024),
             ping_interval_s=ping_interval_s,
@@ -107,6 +110,7 @@ class VectorEnv(Generic[ActT, ObsT]):
         )
         self._urls = urls
         self._hooks: Any = _hooks(client, urls[0])
+        self._parse = self._hooks._parse_result
         self._episodes = [Episode(index, autoreset, on_failure) for index in range(n)]
         self._on_failure = on_failure
         self._timeout_s = message_timeout_s
@@ -225,9 +229,13 @@ class VectorEnv(Generic[ActT, ObsT]):
         with self._here():
             self._check_idle(payloads)
             self._connect()
-            for index, payload in payloads.items():
-                self._ask(index, payload)
-            self._fleet.flush(each=self._each if each is None else each)
+
+            def ask(line: Line) -> None:
+                for slot in line.slots:
+                    if slot.index in payloads:
+                        self._ask(slot, payloads[slot.index])
+
+            self._fleet.flush(each=self._each if each is None else each, prepare=ask)
 
     def step_wait(self, timeout_s: float | None = None, *, k: int | None = None) -> VectorResult[ObsT]:
         """Wait for the actions that were sent.
@@ -264,8 +272,13 @@ class VectorEnv(Generic[ActT, ObsT]):
                 raise answer
         return [self._hooks._parse_state(found[index]) if index in found else None for index in range(self.n)]
 
+    def interrupt(self) -> None:
+        """Have a wait in another thread end soon; only `close` makes sense afterwards."""
+        self._fleet.interrupt()
+
     def close(self) -> None:
-        """End all sessions and hang up."""
+        """End all sessions and hang up; a wait in another thread ends with them."""
+        self.interrupt()
         TENDER.discard(self)
         if self._closed:
             return
@@ -309,8 +322,8 @@ class VectorEnv(Generic[ActT, ObsT]):
         if self._pings:
             TENDER.add(self)
 
-    def _ask(self, index: int, payload: Any) -> None:
-        slot, episode = self._fleet.slots[index], self._episodes[index]
+    def _ask(self, slot: Slot, payload: Any) -> None:
+        episode = self._episodes[slot.index]
         kind = episode.ask(stepping=True)
         missing = episode.masked or slot.lost
         if missing is not None:
@@ -329,7 +342,7 @@ class VectorEnv(Generic[ActT, ObsT]):
             self._states[slot.index] = data if error is None else error
             return
         episode = self._episodes[slot.index]
-        if episode.failed(kind, error) if error is not None else episode.answered(kind, data):
+        if episode.failed(kind, error) if error is not None else episode.answered(kind, data, self._parse):
             self._begin(slot)
 
     def _by_slot(self, actions: Sequence[ActT] | Mapping[int, ActT]) -> dict[int, ActT]:
@@ -355,7 +368,7 @@ class VectorEnv(Generic[ActT, ObsT]):
         wanted = len(asked) if k is None else min(k, len(asked))
         self._fleet.pump(lambda: sum(episode.is_ready for episode in asked) >= wanted, timeout_s)
         ready = [episode for episode in asked if episode.is_ready]
-        result: VectorResult[ObsT] = VectorResult([episode.take(self._hooks._parse_result) for episode in ready])
+        result: VectorResult[ObsT] = VectorResult([episode.take(self._parse) for episode in ready])
         self._judge(result)
         return result
 

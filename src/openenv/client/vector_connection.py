@@ -25,7 +25,7 @@ from ..protocol.frames import (
     masked_text_frame,
 )
 from ..protocol.v2.codec import BY_NAME, Codec
-from .dial import dial, read_before
+from .dial import dial, failure, read_before
 from .handshake import Handshake
 from .url import Address
 from .wire import ConnectionOptions, MaskKeys, closed_reason, oversize_reason
@@ -86,25 +86,30 @@ class VectorConnection:
         self._last_id += 1
         return self._last_id
 
-    def open(self) -> None:
-        """Connect and agree on an encoding.
+    def open(self, limit_s: float | None = None) -> None:
+        """Connect and agree on an encoding, within the client's limit or that one.
 
         Raises:
             ConnectFailed: The server cannot be reached, refuses, or does not speak protocol v2.
             AccessDenied: It asks for another token.
         """
-        deadline = time.monotonic() + self._options.connect_timeout_s
+        timeout_s = self._options.connect_timeout_s
+        if limit_s is not None:
+            timeout_s = min(timeout_s, limit_s)
         try:
-            self._open(deadline)
+            self._open(timeout_s)
         except AccessDenied:
             raise
+        except ConnectionBroken as exc:
+            raise failure(self.address, ConnectFailed(str(exc), is_transient=True), timeout_s) from None
         except ConnectFailed as exc:
-            raise ConnectFailed(f"Failed to connect to {self.address.url}: {exc}") from None
-        except (OSError, ValueError, FrameError, ConnectionBroken) as exc:
-            raise ConnectFailed(f"Failed to connect to {self.address.url}: {exc}") from exc
+            raise failure(self.address, exc, timeout_s) from None
+        except (OSError, ValueError, FrameError) as exc:
+            raise failure(self.address, exc, timeout_s) from exc
 
-    def _open(self, deadline: float) -> None:
-        sock = dial(self.address, self._options.connect_timeout_s)
+    def _open(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        sock = dial(self.address, timeout_s)
         try:
             handshake = Handshake(self.address, self._options.headers, self._subprotocols)
             sock.sendall(handshake.request)
@@ -253,8 +258,11 @@ def _agreed(chosen: str | None, offered: Sequence[str]) -> Codec:
         ConnectFailed: It has chosen none.
     """
     if chosen is None:
+        has_json = any(not BY_NAME[name].is_binary for name in offered)
+        advice = "" if has_json else "If it is only MessagePack that it has not, use codec='json'. "
         raise ConnectFailed(
-            f"the server does not speak {' or '.join(offered)}: it is older, or it has no MessagePack. "
-            "A client for each session (EnvClient) works with it"
+            f"the server does not speak {' or '.join(offered)}. {advice}Servers of openenv 0.10 and before have no "
+            "protocol v2, which VectorEnv needs: serve the environment with a newer one, or use a client for each "
+            "session: [EnvClient(url) for _ in range(n)]"
         )
     return BY_NAME[chosen]

@@ -16,6 +16,8 @@ from .vector_result import SlotResult, ended
 Autoreset = Literal["next_step", "same_step", "disabled"]
 OnFailure = Literal["raise", "mask", "restart"]
 
+Parse = Callable[[dict[str, Any]], StepResult[Any]]
+
 AUTORESETS: Final[tuple[str, ...]] = get_args(Autoreset)
 POLICIES: Final[tuple[str, ...]] = get_args(OnFailure)
 
@@ -32,16 +34,15 @@ class Episode:
     is_ready: bool = False
     masked: OpenEnvError | None = None
     _unbegun: bool = False
-    _reply: dict[str, Any] | None = None
+    _told: SlotResult[Any] | None = None
+    _broken: Exception | None = None
     _final: dict[str, Any] | None = None
     _error: OpenEnvError | None = None
-    _started: bool = False
 
     def ask(self, *, stepping: bool) -> str:
         """Begin a request: return `step`, or `reset` where an episode has to begin first."""
         self.is_asked, self.is_ready = True, False
-        self._reply = self._final = self._error = None
-        self._started = False
+        self._told = self._broken = self._final = self._error = None
         if not stepping:
             self.masked = None
             return "reset"
@@ -49,14 +50,20 @@ class Episode:
             return "reset"
         return "reset" if self.is_over and self.autoreset == "next_step" else "step"
 
-    def answered(self, kind: str, data: dict[str, Any]) -> bool:
+    def answered(self, kind: str, data: dict[str, Any], parse: Parse) -> bool:
         """Take in a reply; return whether an episode must be begun before the caller is told."""
         self.is_over = bool(data.get("done"))
         if kind == "step" and self.is_over and self.autoreset == "same_step":
             self._final = data
             return True
-        self._reply, self._started = data, kind == "reset"
-        self._unbegun = self._unbegun and not self._started
+        started = kind == "reset"
+        try:  # now, while other slots still step
+            self._told = SlotResult(self.slot, parse(data), self._error, started=started)
+        except Exception as exc:  # of the caller's own hook: he gets it when he looks
+            self._broken = exc
+        if self.is_over and self._error is None and self._told is not None:
+            self._told.terminated, self._told.truncated = ended(data.get("observation"))
+        self._unbegun = self._unbegun and not started
         self.is_ready = True
         return False
 
@@ -77,17 +84,17 @@ class Episode:
         self.is_ready = not again
         return again
 
-    def take(self, parse: Callable[[dict[str, Any]], StepResult[Any]]) -> SlotResult[Any]:
+    def take(self, parse: Parse) -> SlotResult[Any]:
         """Return what there is to tell, once."""
         self.is_asked = self.is_ready = False
-        result = None if self._reply is None else parse(self._reply)
-        told: SlotResult[Any] = SlotResult(self.slot, result, self._error, started=self._started)
+        if self._broken is not None:
+            raise self._broken
+        told = self._told or SlotResult(self.slot, None, self._error)
         if self._final is not None:
             told.final = parse(self._final)
             told.terminated, told.truncated = ended(self._final.get("observation"))
         elif self._error is not None:
+            told.error = self._error
             told.restarted = told.result is not None
             told.truncated = not isinstance(self._error, RequestValidationError)
-        elif self._reply is not None and self.is_over:
-            told.terminated, told.truncated = ended(self._reply.get("observation"))
         return told

@@ -14,8 +14,9 @@ from typing import Any, Final
 
 from ..errors import AccessDenied, ConnectFailed, OpenEnvError, ProtocolError, RequestTimeout, SessionLost
 from ..protocol.client import error_from_frame
+from ..protocol.v2.client import new_nonce
 from .placement import Place
-from .url import parse_ws_url, socket_url
+from .url import Address, parse_ws_url, socket_url
 from .vector_connection import ConnectionBroken
 from .vector_line import Line, Slot
 from .wire import ConnectionOptions
@@ -56,6 +57,9 @@ class Fleet:
         self._registered: dict[Line, int] = {}
         self._by_session: dict[str, Slot] = {}
         self._each = False
+        self._is_interrupted = False
+        # Servers that were given up since the last write began: they are not waited for again and again.
+        self._unreachable: dict[Address, ConnectFailed | AccessDenied] = {}
         self.lines: list[Line] = []
         self.slots: list[Slot] = []
         for place in places:
@@ -80,10 +84,19 @@ class Fleet:
         else:
             slot.line.ask(slot)
 
-    def flush(self, *, each: bool = False) -> None:
-        """Send what waits: one write per connection."""
+    def flush(self, *, each: bool = False, prepare: Callable[[Line], None] | None = None) -> None:
+        """Send what waits: one write per connection.
+
+        Args:
+            each: Whether slots may be told of one by one.
+            prepare: Asks what is to be asked on a line, just before it is sent: so the sessions of the first line
+                are at work while those of others are still being asked.
+        """
         self._each = each
+        self._unreachable.clear()
         for line in self.lines:
+            if prepare is not None:
+                prepare(line)
             self._flush(line)
             self._mend(line)
 
@@ -103,8 +116,11 @@ class Fleet:
         """Make the first connection of a line, or one for sessions that begin anew."""
         waiting = [slot for slot in line.slots if slot.opening]
         try:
-            line.connect()
+            if line.address in self._unreachable:
+                raise self._unreachable[line.address]
+            line.reach()
         except (ConnectFailed, AccessDenied) as exc:
+            self._unreachable[line.address] = exc
             line.outbox.clear()
             line.doorway.clear()
             for slot in waiting:
@@ -116,7 +132,10 @@ class Fleet:
 
     def _opening_of(self, slot: Slot) -> dict[str, Any]:
         token = slot.token or slot.stranded
-        return self._opening if token is None else {**self._opening, "resume": token}
+        if token is not None:
+            return {**self._opening, "resume": token}
+        slot.nonce = slot.nonce or new_nonce()
+        return {**self._opening, "nonce": slot.nonce}
 
     # -- waiting --------------------------------------------------------------------------------------------------
 
@@ -131,6 +150,8 @@ class Fleet:
             self._take(line)
             self._mend(line)
         while not enough():
+            if self._is_interrupted:
+                raise RequestTimeout("closed while slots were waited for")
             left = _TICK_S if deadline is None else min(_TICK_S, deadline - time.monotonic())
             if left <= 0:
                 count = sum(slot.is_busy for slot in self.slots)
@@ -140,6 +161,10 @@ class Fleet:
                 self._receive(key.data)
             if not ready:
                 self._look_after_quiet_lines()
+
+    def interrupt(self) -> None:
+        """End a wait in another thread, soon and for good."""
+        self._is_interrupted = True
 
     def _receive(self, line: Line) -> None:
         if line.connection is None:
@@ -215,7 +240,7 @@ class Fleet:
         self._on_answer(slot, request["type"], *outcome)
 
     def _opened(self, slot: Slot, message: dict[str, Any]) -> None:
-        slot.opening, slot.stranded = False, None
+        slot.opening, slot.stranded, slot.nonce = False, None, None
         slot.line.recovered()
         if slot.session is None:
             slot.session, slot.token = str(message["session"]), message.get("token")
@@ -229,9 +254,11 @@ class Fleet:
         """Tell those who wait for a message that was refused as a whole."""
         if request_id in line.opens:
             slot = line.opens.pop(request_id)
-            if slot.stranded is not None and isinstance(error, SessionLost):  # it is not there any more
-                slot.stranded = None
-                line.open_session(slot, self._opening)
+            # Nobody has begun anything in it: another one will do.
+            is_unknown = slot.stranded is not None or slot.nonce is not None
+            if is_unknown and slot.session is None and isinstance(error, SessionLost):
+                slot.stranded = slot.nonce = None
+                line.open_session(slot, self._opening_of(slot))
             else:
                 self._give_up(slot, error)
             return
@@ -272,15 +299,18 @@ class Fleet:
         if not slots:
             line.connection = None
             return
+        has_sessions = any(slot.session is not None for slot in slots)
         try:
-            line.reconnect(self._reconnect_s)
+            line.reconnect(self._reconnect_s if has_sessions else line.options.connect_timeout_s)
         except (ConnectFailed, AccessDenied) as exc:
+            self._unreachable[line.address] = exc
             line.connection = None
             line.recovered()
             line.outbox.clear()
             line.doorway.clear()
             for slot in slots:
-                self._give_up(slot, SessionLost(f"{reason}; then: {exc}"), slot.token)
+                lost = exc if slot.session is None else SessionLost(f"{reason}; then: {exc}")
+                self._give_up(slot, lost, slot.token)
             return
         self._register(line)
         for slot in slots:

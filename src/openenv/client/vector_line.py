@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ..errors import ConnectFailed, OpenEnvError
+from .connecting import Attempts
+from .link import Reconnecting
 from .url import Address
 from .vector_connection import ConnectionBroken, VectorConnection
 from .wire import ConnectionOptions
@@ -34,6 +36,8 @@ class Slot:
     pending: dict[str, Any] | None = None
     opening: bool = False
     lost: OpenEnvError | None = None
+    nonce: str | None = None
+    """Names the session that is to be opened, until its token is known: to ask twice opens one."""
     stranded: str | None = None
     """The token of a session that was given up but may be there all the same: the next one begins in it."""
 
@@ -53,7 +57,7 @@ class Slot:
 
     def lose(self, error: OpenEnvError) -> None:
         """Record that the session is gone."""
-        self.lost, self.session, self.token = error, None, None
+        self.lost, self.session, self.token, self.nonce = error, None, None, None
         self.opening = False
 
 
@@ -80,21 +84,36 @@ class Line:
         """Whether there is a connection, as far as is known."""
         return self.connection is not None and self.connection.is_open
 
-    def connect(self) -> VectorConnection:
-        """Make a connection.
+    def connect(self, limit_s: float | None = None) -> VectorConnection:
+        """Make a connection, with one try.
 
         Raises:
             ConnectFailed: There is none to be had.
             AccessDenied: The server asks for another token.
         """
         connection = VectorConnection(self.address, self.options, self.subprotocols)
-        connection.open()
+        connection.open(limit_s)
         self.connection, self.broken = connection, None
         self.opens.clear()
         self.batches.clear()
         self.outbox.clear()
         self.doorway.clear()
         return connection
+
+    def reach(self) -> VectorConnection:
+        """Make a connection, trying again within the limit for it where that may help.
+
+        Raises:
+            ConnectFailed: There is none to be had.
+            AccessDenied: The server asks for another token.
+        """
+        attempts = Attempts(Reconnecting(), self.options)
+        while True:
+            try:
+                return self.connect(attempts.left_s)
+            except ConnectFailed as exc:
+                pause_s = attempts.pause_after(exc)
+            time.sleep(pause_s)
 
     def reconnect(self, within_s: float) -> VectorConnection:
         """Make a connection, trying again for a while with pauses that grow and differ from client to client.

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from ..errors import OpenEnvError
+from ..errors import OpenEnvError, SlotsFailed
 from ..types import StepResult
 
 ObsT = TypeVar("ObsT")
@@ -128,24 +128,6 @@ def _array(values: list[Any], dtype: str) -> Any:
     return np.asarray(values, dtype=dtype)
 
 
-class SlotsFailed(OpenEnvError, RuntimeError):
-    """Some slots of a `VectorEnv` failed; `errors` has the exception of each, `result` what the others answered."""
-
-    code = "SLOTS_FAILED"
-
-    def __init__(self, errors: Mapping[int, OpenEnvError], result: VectorResult[Any]) -> None:
-        self.errors = dict(errors)
-        self.result = result
-        slot, first = next(iter(self.errors.items()))
-        more = f" and {len(self.errors) - 1} more" if len(self.errors) > 1 else ""
-        super().__init__(f"slot {slot}{more} of {len(result)} failed: {first}")
-
-    @property
-    def details(self) -> dict[str, Any]:
-        """Which slots failed, and how."""
-        return {"slots": {slot: str(error) for slot, error in self.errors.items()}}
-
-
 def ended(observation: Any) -> tuple[bool, bool]:
     """Return terminated and truncated of an episode that is over: as it says, or terminated where it says nothing."""
     terminated = truncated = None
@@ -155,3 +137,6 @@ def ended(observation: Any) -> tuple[bool, bool]:
         only_not_terminated = terminated is not None and truncated is None
         return not only_not_terminated, only_not_terminated
     return bool(terminated), bool(truncated)
+
+
+__all__ = ["SlotResult", "SlotsFailed", "VectorResult", "ended"]

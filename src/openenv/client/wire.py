@@ -23,6 +23,7 @@ class ConnectionOptions:
     """How to connect and how long to wait; times in seconds."""
 
     connect_timeout_s: float = 10.0
+    retry_refused_s: float = 2.0
     message_timeout_s: float | None = 60.0
     max_message_bytes: int = 100 * 1024 * 1024
     ping_interval_s: float | None = 20.0

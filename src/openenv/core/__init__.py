@@ -14,14 +14,14 @@ _CLIENTS = {
     "HTTPEnvClient": "openenv.client.http_client",
     "MCPClientBase": "openenv.client.mcp_client",
     "MCPToolClient": "openenv.client.mcp_client",
+    "AnthropicClient": "openenv.llm.client",
+    "LLMClient": "openenv.llm.client",
+    "LLMResponse": "openenv.llm.messages",
+    "OpenAIClient": "openenv.llm.client",
+    "ToolCall": "openenv.llm.messages",
+    "create_llm_client": "openenv.llm.client",
 }
-_LATER = {
-    **dict.fromkeys(
-        ("AnthropicClient", "LLMClient", "LLMResponse", "OpenAIClient", "ToolCall", "create_llm_client"),
-        "openenv.core.llm_client",
-    ),
-    **dict.fromkeys(("WebInterfaceManager", "create_web_interface_app"), "openenv.core.env_server"),
-}
+_LATER = dict.fromkeys(("WebInterfaceManager", "create_web_interface_app"), "openenv.core.env_server")
 _SUBMODULES = {
     name: f"{__name__}.{name}:"
     for name in ("client_types", "containers", "env_client", "env_server", "rubrics", "tools", "utils")
@@ -49,6 +49,12 @@ if TYPE_CHECKING:  # the tables, for type checkers; tests/test_typing.py holds t
     from openenv.errors import SessionCapacityError as SessionCapacityError
     from openenv.errors import SessionCreationError as SessionCreationError
     from openenv.errors import SessionNotFoundError as SessionNotFoundError
+    from openenv.llm.client import AnthropicClient as AnthropicClient
+    from openenv.llm.client import LLMClient as LLMClient
+    from openenv.llm.client import OpenAIClient as OpenAIClient
+    from openenv.llm.client import create_llm_client as create_llm_client
+    from openenv.llm.messages import LLMResponse as LLMResponse
+    from openenv.llm.messages import ToolCall as ToolCall
     from openenv.protocol.codec import serialize_observation as serialize_observation
     from openenv.protocol.jsonrpc import JsonRpcError as JsonRpcError
     from openenv.protocol.jsonrpc import JsonRpcErrorCode as JsonRpcErrorCode

@@ -1,11 +1,39 @@
-"""Facade: clients for language models. Not part of this release; every name says so when it is asked for."""
+"""Facade: clients for language models. Re-exports only; the code lives in `openenv.llm`."""
 
 from __future__ import annotations
 
-from openenv._lazy import missing_exports
-
-__getattr__ = missing_exports(
-    __name__,
-    ("AnthropicClient", "LLMClient", "LLMResponse", "OpenAIClient", "ToolCall", "create_llm_client"),
-    "LLM clients",
+from openenv.llm.client import (
+    AnthropicClient,
+    LLMClient,
+    OpenAIClient,
+    create_llm_client,
 )
+from openenv.llm.messages import (
+    LLMResponse,
+    ToolCall,
+)
+from openenv.llm.messages import (
+    clean_mcp_schema as _clean_mcp_schema,
+)
+from openenv.llm.messages import (
+    mcp_tools_to_anthropic as _mcp_tools_to_anthropic,
+)
+from openenv.llm.messages import (
+    mcp_tools_to_openai as _mcp_tools_to_openai,
+)
+from openenv.llm.messages import (
+    openai_messages_to_anthropic as _openai_msgs_to_anthropic,
+)
+
+__all__ = [
+    "AnthropicClient",
+    "LLMClient",
+    "LLMResponse",
+    "OpenAIClient",
+    "ToolCall",
+    "_clean_mcp_schema",
+    "_mcp_tools_to_anthropic",
+    "_mcp_tools_to_openai",
+    "_openai_msgs_to_anthropic",
+    "create_llm_client",
+]

@@ -120,6 +120,18 @@ def observation_json(observation: Any, *, before: bytes = b"", after: bytes = b"
         before: Text to put in front, so that an envelope costs no second copy of a large payload.
         after: Text to put behind.
     """
+    if isinstance(observation, BaseModel):
+        values = observation.__dict__
+        reward = values.get("reward")
+        if type(reward) is float and math.isfinite(reward) and not values.get("metadata"):  # nearly all of them
+            try:
+                serializer = type(observation).__pydantic_serializer__
+                fields = serializer.to_json(observation, exclude=BESIDE, fallback=jsonable)
+            except Exception:  # the long way says what it was and saves the rest
+                pass
+            else:
+                end = b',"done":true}' if values.get("done") else b',"done":false}'
+                return b"".join((before, b'{"observation":', fields, b',"reward":', repr(reward).encode(), end, after))
     fields, reward, done, metadata = split_observation(observation)
     reward_json = b"null" if reward is None else repr(reward).lower().encode()
     done_json = b',"done":true' if done else b',"done":false'

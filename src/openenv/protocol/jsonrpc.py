@@ -26,6 +26,14 @@ class JsonRpcErrorCode(int, Enum):
     SERVER_ERROR = -32000
 
 
+def code_name(code: int) -> str:
+    """Name a code, for whoever counts errors."""
+    try:
+        return JsonRpcErrorCode(code).name
+    except ValueError:
+        return f"JSONRPC_{code}"
+
+
 _DEFAULT_MESSAGES = {
     JsonRpcErrorCode.PARSE_ERROR: "Parse error",
     JsonRpcErrorCode.INVALID_REQUEST: "Invalid Request",

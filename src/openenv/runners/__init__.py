@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from .base import Lane, LaneCall, Runner, make_runner
+from .base import Host, Lane, LaneCall, Runner, make_runner
 from .hub import Hub, current_hub
 from .inline import InlineRunner
 from .loop_local import loop_local
 from .thread import ThreadRunner
 
 __all__ = [
+    "Host",
     "Hub",
     "InlineRunner",
     "Lane",

@@ -15,8 +15,21 @@ class LaneCall(Protocol):
 
     kind: str
 
+    @property
+    def count(self) -> int:
+        """How many calls this one stands for."""
+        ...
+
     def run(self) -> None:
         """Do the work, in the lane."""
+        ...
+
+
+class Host(Protocol):
+    """Runs calls, one at a time."""
+
+    def submit(self, call: LaneCall) -> None:
+        """Run a call after those submitted before it."""
         ...
 
 
@@ -26,6 +39,11 @@ class Lane(Protocol):
     @property
     def is_shared(self) -> bool:
         """Whether calls of other sessions run on the same thread: then calls are best handed over many at a time."""
+        ...
+
+    @property
+    def host(self) -> Host:
+        """What runs the calls; those of several lanes with the same host can be submitted to it together."""
         ...
 
     def submit(self, call: LaneCall) -> None:

@@ -13,11 +13,12 @@ from .base import Lane, LaneCall
 class InlineLane:
     """Runs each call as it is submitted; one that is submitted by another runs right after it, not inside it."""
 
-    __slots__ = ("_following", "_running")
+    __slots__ = ("_following", "_running", "host")
 
     is_shared = False  # nothing is handed over
 
-    def __init__(self) -> None:
+    def __init__(self, host: InlineLane | None = None) -> None:
+        self.host: InlineLane = host or self
         self._running = False
         self._following: deque[LaneCall] = deque()
 
@@ -43,9 +44,12 @@ class InlineRunner:
 
     name = "inline"
 
+    def __init__(self) -> None:
+        self._host = InlineLane()
+
     def lane(self) -> Lane:
         """Return a lane."""
-        return InlineLane()
+        return InlineLane(self._host)
 
     def pin(self, lane: Lane) -> None:
         """All calls share the caller's thread already."""

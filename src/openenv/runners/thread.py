@@ -89,28 +89,28 @@ class Worker:
             except BaseException:
                 logger.exception("a call broke its promise not to raise")
             self._began = None
-            record(call.kind, clock() - began)
+            record(call.kind, (clock() - began) / call.count)
             del call  # or an idle thread would keep the last action alive
 
 
 class ThreadLane:
     """A session's place on a worker."""
 
-    __slots__ = ("_runner", "_worker", "submit")
+    __slots__ = ("_runner", "host", "submit")
 
     def __init__(self, worker: Worker, runner: ThreadRunner) -> None:
-        self._worker = worker
+        self.host = worker
         self._runner = runner
         self.submit = worker.submit
 
     @property
     def is_shared(self) -> bool:
         """Whether other sessions have their place on the same worker."""
-        return self._worker.sessions > 1
+        return self.host.sessions > 1
 
     def release(self) -> None:
         """Leave the worker."""
-        self._runner.leave(self._worker)
+        self._runner.leave(self.host)
 
 
 class ThreadRunner:
@@ -151,7 +151,7 @@ class ThreadRunner:
         """Put every later session on this lane's thread."""
         assert isinstance(lane, ThreadLane)
         with self._lock:
-            self._single = lane._worker
+            self._single = lane.host
             self._single_wanted = True
 
     def _place(self) -> Worker:

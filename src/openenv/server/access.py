@@ -15,9 +15,11 @@ from typing import Final
 from urllib.parse import unquote
 
 from .. import settings
+from ..sessions.limits import Account
 from .asgi import Scope, header
 
 ROLE: Final = "openenv.role"
+ADDRESS_TOKEN: Final = "openenv.address_token"
 _FOUND: Final = "openenv.access"
 _TOKEN = re.compile(r"[!-+\--~]+")  # what is visible in ASCII, but for the comma, which separates several
 
@@ -91,6 +93,11 @@ def role_of(scope: Scope) -> Role:
     return role
 
 
+def account_of(role: Role, key: str | None = None) -> Account:
+    """Say whom a session counts for that somebody of this role opens, under a key if he has named one."""
+    return Account(key, is_agent=role is Role.AGENT)
+
+
 class AccessPolicy:
     """The tokens of a server and the roles that they stand for. Without any, the server is open.
 
@@ -159,7 +166,7 @@ class AccessPolicy:
         Args:
             scope: The request.
             by_address: Whether `?token=` in the address counts, for clients that cannot set headers. It is taken out
-                of the scope, so that nobody behind logs it.
+                of the query, so that nobody behind logs it; the scope has it as `ADDRESS_TOKEN` if it is known.
         """
         known = scope.get(_FOUND)
         if known is not None and known[0] is self:  # the short way may have looked already
@@ -171,6 +178,8 @@ class AccessPolicy:
             token = written if token is None else token
         role = None if token is None else self.role(token)
         scope[_FOUND] = (self, role)
+        if role is not None and by_address and written is not None:
+            scope[ADDRESS_TOKEN] = written
         return role
 
 

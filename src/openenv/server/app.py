@@ -56,6 +56,8 @@ def create_app(
     access: AccessPolicy | None = None,
     redact_errors: bool | None = None,
     max_message_bytes: int | None = None,
+    session_grace_s: float | None = None,
+    max_agent_sessions: int | None = None,
 ) -> FastAPI:
     """Build the application of an environment.
 
@@ -81,6 +83,10 @@ def create_app(
         access: The tokens that are asked for; by default those in `OPENENV_TOKEN` and its kin, and none without.
         redact_errors: Whether the texts of the environment's exceptions are kept from clients.
         max_message_bytes: The largest request that is read; by default 100 MB.
+        session_grace_s: How long a session is kept for a client whose connection broke; by default 60 s, 0 for not at
+            all.
+        max_agent_sessions: Sessions held at once that agents have opened, so that some are left for the orchestrator;
+            by default any number.
     """
     app = create_fastapi_app(
         env,
@@ -96,6 +102,8 @@ def create_app(
         access=access,
         redact_errors=redact_errors,
         max_message_bytes=max_message_bytes,
+        session_grace_s=session_grace_s,
+        max_agent_sessions=max_agent_sessions,
     )
     if web_interface_enabled() or gradio_builder is not None:
         logger.warning("the web page is not part of this release yet; %s is served without it", env_name or env)
@@ -117,6 +125,8 @@ def create_fastapi_app(
     access: AccessPolicy | None = None,
     redact_errors: bool | None = None,
     max_message_bytes: int | None = None,
+    session_grace_s: float | None = None,
+    max_agent_sessions: int | None = None,
 ) -> FastAPI:
     """Build the application of an environment without a web page; arguments as for `create_app`."""
     server = HTTPEnvServer(
@@ -132,6 +142,8 @@ def create_fastapi_app(
         access=access,
         redact_errors=redact_errors,
         max_message_bytes=max_message_bytes,
+        session_grace_s=session_grace_s,
+        max_agent_sessions=max_agent_sessions,
     )
     app = new_application()
     app.state.openenv_server = server

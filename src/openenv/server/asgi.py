@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from ..protocol.codec import encode
 from ..sessions.origin import Origin
@@ -20,6 +20,9 @@ Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 HeaderList = Sequence[tuple[bytes, bytes]]
 _T = TypeVar("_T")
 _LOOK_AFTER_S = 0.02
+
+
+BODY_TOO_LARGE: Final = "BODY_TOO_LARGE"
 
 
 class BodyTooLarge(Exception):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import isfinite
 from typing import Any
 
 from fastapi import Body, FastAPI
@@ -17,8 +18,10 @@ from ..env.environment import Environment
 from ..sessions.limits import SessionLimits
 from ..sessions.manager import SessionManager
 from ..settings import allowed_origins, max_message_mb, runner_name, session_timeout
+from ..settings import max_agent_sessions as configured_max_agent_sessions
 from ..settings import max_sessions as configured_max_sessions
 from ..settings import redact_errors as errors_are_redacted
+from ..settings import session_grace as configured_grace
 from ..types import (
     ConcurrencyConfig,
     EnvironmentMetadata,
@@ -34,6 +37,7 @@ from ..types import (
     StepResponse,
 )
 from .access import AccessPolicy
+from .documents import Documents
 from .gate import Gate
 from .http import GymRoutes
 from .lifespan import add_to_lifespan
@@ -75,6 +79,9 @@ class HTTPEnvServer:
         runner: Where environment code runs: `auto` (default), `thread`, `inline`.
         limits: All limits at once, for full control; excludes the two concurrency arguments.
         access: The tokens that are asked for; by default those in the settings, and none if there are none.
+        session_grace_s: How long a session is kept without a connection; by default `OPENENV_SESSION_GRACE`, or 60 s.
+        max_agent_sessions: Sessions held at once that agents have opened; by default `OPENENV_MAX_AGENT_SESSIONS`, or
+            any number.
         redact_errors: Whether the texts of exceptions are kept from clients; by default `OPENENV_REDACT_ERRORS`.
         max_message_bytes: The largest request that is read; by default `OPENENV_MAX_MESSAGE_MB`, or 100 MB.
 
@@ -100,6 +107,8 @@ class HTTPEnvServer:
         access: AccessPolicy | None = None,
         redact_errors: bool | None = None,
         max_message_bytes: int | None = None,
+        session_grace_s: float | None = None,
+        max_agent_sessions: int | None = None,
     ) -> None:
         self.concurrency_config = _concurrency(max_concurrent_envs, concurrency_config, limits)
         self.action_cls = action_cls
@@ -115,7 +124,7 @@ class HTTPEnvServer:
             reset_observation_cls=reset_observation_cls,
             env_name=env_name,
             options=ServiceOptions(
-                limits=limits or _limits(self.concurrency_config),
+                limits=limits or _limits(self.concurrency_config, session_grace_s, max_agent_sessions),
                 runner=runner or runner_name() or "auto",
                 max_message_bytes=_message_limit(max_message_bytes),
                 redact_errors=errors_are_redacted() if redact_errors is None else redact_errors,
@@ -166,6 +175,8 @@ class HTTPEnvServer:
         runner: str | None = None,
         access: AccessPolicy | None = None,
         max_message_bytes: int | None = None,
+        session_grace_s: float | None = None,
+        max_agent_sessions: int | None = None,
     ) -> None:
         """Change limits, runner or tokens before the first session is opened, as a command line may ask.
 
@@ -180,6 +191,7 @@ class HTTPEnvServer:
         if session_timeout_s is not None:
             limits = _expiring(limits, session_timeout_s)
             config = config.model_copy(update={"session_timeout": session_timeout_s})
+        limits = _with(limits, session_grace_s, max_agent_sessions)
         self.service.reconfigure(limits, runner=runner, max_message_bytes=max_message_bytes)
         self.concurrency_config = config
         if access is not None:
@@ -201,10 +213,11 @@ class HTTPEnvServer:
         app.router.routes.append(WebSocketRoute("/ws", GymEndpoint(self.service), name="ws"))
         TaskRoutes(self.service).register(app)
         # Last of all. Other routes of an application are its own business, but for the documents about these.
-        documents = {app.openapi_url, app.docs_url, app.redoc_url, app.swagger_ui_oauth2_redirect_url}
+        documents = Documents.paths(app)
         ours = [
             route for route in app.router.routes if id(route) not in known or getattr(route, "path", None) in documents
         ]
+        Documents(app, lambda: self._gate.access, self._gate.guarded).install(ours)
         self._gate.enclose(ours, report=self.manager.report_error, documents=documents)
         add_to_lifespan(app, self.manager, on_start=self.monitoring.begin)
 
@@ -364,9 +377,25 @@ def _concurrency(
     return ConcurrencyConfig(max_concurrent_envs=1 if sessions is None else sessions, session_timeout=timeout)
 
 
-def _limits(config: ConcurrencyConfig) -> SessionLimits:
+def _limits(config: ConcurrencyConfig, grace_s: float | None, agents: int | None) -> SessionLimits:
     limits = SessionLimits(sessions=config.max_concurrent_envs)
-    return limits if config.session_timeout is None else _expiring(limits, config.session_timeout)
+    if config.session_timeout is not None:
+        limits = _expiring(limits, config.session_timeout)
+    return _with(
+        limits,
+        configured_grace() if grace_s is None else grace_s,
+        configured_max_agent_sessions() if agents is None else agents,
+    )
+
+
+def _with(limits: SessionLimits, grace_s: float | None, agents: int | None) -> SessionLimits:
+    """Return limits with those that are given in place of their own."""
+    if grace_s is not None and not (grace_s >= 0 and isfinite(grace_s)):
+        raise ValueError(f"the grace period must be a number of seconds, not {grace_s!r}")
+    if agents is not None and agents < 0:
+        raise ValueError(f"max_agent_sessions must not be negative, not {agents}")
+    grace_s = limits.grace_s if grace_s is None else grace_s
+    return replace(limits, grace_s=grace_s, agents=limits.agents if agents is None else agents)
 
 
 def _message_limit(max_message_bytes: int | None) -> int:
@@ -379,8 +408,7 @@ def _message_limit(max_message_bytes: int | None) -> int:
 
 
 def _expiring(limits: SessionLimits, timeout_s: float) -> SessionLimits:
-    shortest = min(timeout_s, limits.soft_idle_s)
-    return replace(limits, idle_s=timeout_s, soft_idle_s=shortest, grace_s=min(timeout_s, limits.grace_s))
+    return replace(limits, idle_s=timeout_s, soft_idle_s=min(timeout_s, limits.soft_idle_s))
 
 
 async def _health() -> HealthResponse:

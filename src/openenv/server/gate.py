@@ -96,9 +96,12 @@ class Guard:
             return Refusal(403, FOREIGN_ORIGIN, text)
         if self._access is None:
             return None
-        role = self._access.identify(scope, by_address=self._area is Area.TOOLS)
+        by_address = self._area in (Area.TOOLS, Area.ANY_ROLE)
+        role = self._access.identify(scope, by_address=by_address)
         if role is None:
             text = "This server asks for a token: send 'Authorization: Bearer TOKEN'."
+            if self._area is Area.ANY_ROLE:
+                text += " In a browser, add ?token=TOKEN to the address."
             return Refusal(401, UNAUTHORIZED, text, headers=[(_CHALLENGE, b"Bearer")])
         if role not in self._area.roles:
             text = f"The role {role.value!r} of this token does not allow this."
@@ -109,12 +112,13 @@ class Guard:
 
 
 class Gate:
-    """Puts guards in front of routes and tells them all which tokens count."""
+    """Puts guards in front of routes and tells them all which tokens count; `guarded` lists those that ask for one."""
 
     def __init__(self, origins: OriginPolicy, access: AccessPolicy) -> None:
         self._origins = origins
         self._access = access
         self._guards: list[Guard] = []
+        self.guarded: set[tuple[str, str]] = set()
 
     @property
     def access(self) -> AccessPolicy:
@@ -148,6 +152,8 @@ class Gate:
             guard.use(self._access)
             route.app = guard
             self._guards.append(guard)
+            if area is not Area.OPEN and isinstance(route, Route):
+                self.guarded |= {(route.path, method.lower()) for method in route.methods or ()}
 
 
 async def _refuse_socket(scope: Scope, receive: Receive, send: Send, refusal: Refusal) -> None:

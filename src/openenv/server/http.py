@@ -27,11 +27,14 @@ from ..errors import (
 )
 from ..protocol.codec import encode, encode_state, split_observation
 from ..protocol.server import error_list
+from ..protocol.v2.server import NONCE_CHARS
+from ..sessions.endings import UNANSWERED
 from ..sessions.operations import Operation, StepInput, build_operations
 from ..sessions.origin import Origin
 from ..sessions.session import Session, SessionKind
 from ..types import ResetRequest, StepRequest, WSErrorCode
 from .asgi import (
+    BODY_TOO_LARGE,
     BodyTooLarge,
     ClientGone,
     HeaderList,
@@ -53,9 +56,8 @@ logger = logging.getLogger(__name__)
 SESSION_HEADER = "X-OpenEnv-Session"
 SESSION_COOKIE = "openenv_session"
 _HEADER = SESSION_HEADER.lower().encode()
-_KEY_HEADER = b"idempotency-key"
+KEY_HEADER = b"idempotency-key"
 _NEW = "new"
-_UNANSWERED = "the first reset was not answered"
 _STATUS: Mapping[type[OpenEnvError], int] = {
     SessionNotFoundError: 404,
     SessionLost: 410,
@@ -92,6 +94,7 @@ class GymRoutes:
 
     async def reset(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `POST /reset`."""
+        send = _echoing(scope, send)
         body = await self._body(receive, send)
         if body is None:
             return
@@ -105,11 +108,13 @@ class GymRoutes:
 
     async def step(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `POST /step`."""
+        send = _echoing(scope, send)
         body = await self._body(receive, send)
         if body is None:
             return
         if not body.strip():
             problem = {"type": "missing", "loc": ["body"], "msg": "Field required", "input": None}
+            self._manager.report_error(WSErrorCode.VALIDATION_ERROR.value)
             await answer(send, 422, {"detail": [problem]})
             return
         try:
@@ -129,6 +134,7 @@ class GymRoutes:
 
     async def state(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `GET /state`."""
+        send = _echoing(scope, send)
         await self._run(scope, receive, send, self._operations.state, None)
 
     async def _unfit(self, send: Send, exc: Exception, *, prefix: tuple[str, ...]) -> None:
@@ -139,7 +145,8 @@ class GymRoutes:
         try:
             return await read_body(receive, self._service.options.max_message_bytes)
         except BodyTooLarge as exc:
-            await answer(send, 413, {"detail": str(exc), "code": "BODY_TOO_LARGE", "limit_bytes": exc.limit})
+            self._manager.report_error(BODY_TOO_LARGE)
+            await answer(send, 413, {"detail": str(exc), "code": BODY_TOO_LARGE, "limit_bytes": exc.limit})
         except ClientGone:
             pass
         return None
@@ -176,21 +183,27 @@ class GymRoutes:
         return origin_of(scope, _key(scope, argument)) if self._manager.wants_origins else None
 
     async def _run_named(self, session: Session, scope: Scope, send: Send, operation: Operation, argument: Any) -> None:
-        """Run in a session; a request whose key was seen before is answered as it was then, and not run again."""
+        """Run in a session that is there."""
         key, origin = _key(scope, argument), self._origin(scope, argument)
         if key is None or operation.kind == "state":
             status, body = await self._outcome(session, operation, argument, origin)
         else:
-            entry = session.ledger.find(key)
-            if entry is None:
-                entry = session.ledger.begin(key)
-                status, body = await self._outcome(session, operation, argument, origin)
-                session.ledger.finish(entry, (status, body), len(body))
-            else:
-                reply: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
-                entry.tell(lambda told: None if reply.done() else reply.set_result(told))
-                status, body = await reply
+            status, body = await self._run_once(session, key, operation, argument, origin)
         await respond(send, status, body, _name(session))
+
+    async def _run_once(
+        self, session: Session, key: str, operation: Operation, argument: Any, origin: Origin | None
+    ) -> tuple[int, bytes]:
+        """Run a request; one whose key was seen before is answered as it was then, and not run again."""
+        entry = session.ledger.find(key)
+        if entry is None:
+            entry = session.ledger.begin(key)
+            status, body = await self._outcome(session, operation, argument, origin)
+            session.ledger.finish(entry, (status, body), len(body))
+            return status, body
+        reply: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
+        entry.tell(lambda told: None if reply.done() else reply.set_result(told))
+        return await reply
 
     async def _outcome(
         self, session: Session, operation: Operation, argument: Any, origin: Origin | None
@@ -214,9 +227,13 @@ class GymRoutes:
     ) -> None:
         """Open a session with its first reset; it stays if that went well and its client is there to learn its name."""
         if not begins:
+            self._manager.report_error(SessionNotFoundError.code)
             raise SessionNotFoundError(_NEW, f"'{SESSION_HEADER}: new' opens a session on POST /reset only.")
+        key, origin = _key(scope, argument), self._origin(scope, argument)
+        if key is not None:
+            await self._run_new_once(key, receive, send, operation, argument, origin)
+            return
         try:
-            origin = self._origin(scope, argument)
             session, result = await while_connected(receive, self._begin(operation, argument, origin))
         except ClientGone:
             logger.info("a client left before its new session was ready")
@@ -229,15 +246,32 @@ class GymRoutes:
             try:
                 await respond(send, 200, result, _name(session))
             except BaseException:
-                session.close(_UNANSWERED)
+                session.close(UNANSWERED)
                 raise
+
+    async def _run_new_once(
+        self, key: str, receive: Receive, send: Send, operation: Operation, argument: Any, origin: Origin | None
+    ) -> None:
+        """The same under a key: a client that has not got the answer may ask again, and gets the same session."""
+        try:
+            opening = self._manager.open_once(SessionKind.HTTP, nonce_of(key))
+            session = await while_connected(receive, opening)
+        except ClientGone:
+            return
+        except GuessableKey as exc:
+            await self._unfit(send, exc, prefix=("header",))
+            return
+        status, body = await self._run_once(session, key, operation, argument, origin)
+        if status != 200:
+            session.close(UNANSWERED)
+        await respond(send, status, body, _name(session) if status == 200 else ())
 
     async def _begin(self, operation: Operation, argument: Any, origin: Origin | None) -> tuple[Session, Any]:
         session = await self._manager.open(SessionKind.HTTP)
         try:
             return session, await session.run(operation, argument, origin=origin)
         except BaseException:
-            session.close(_UNANSWERED)
+            session.close(UNANSWERED)
             raise
 
     def _soft_session(self, scope: Scope, *, begins: bool) -> Session | None:
@@ -269,13 +303,44 @@ class GymRoutes:
         await respond(send, 200, result, headers)
 
 
+class GuessableKey(ValueError):
+    """The key of a request for a session is too short: whoever guesses it would have the session."""
+
+
+def nonce_of(key: str | None) -> str | None:
+    """Return what a request that opens a session calls it, from the key of the request.
+
+    Raises:
+        GuessableKey: It is too short, or endless.
+    """
+    shortest, longest = NONCE_CHARS
+    if key is not None and not shortest <= len(key) <= longest:
+        raise GuessableKey(f"Idempotency-Key: expected {shortest} to {longest} characters that nobody can guess")
+    return None if key is None else f"http {key}"
+
+
 def _key(scope: Scope, argument: Any) -> str | None:
     """What a client calls its request, so that it may repeat it."""
-    named = header(scope, _KEY_HEADER)
+    named = header(scope, KEY_HEADER)
     if named is None and isinstance(argument, StepInput):
         given = argument.kwargs.get("request_id")
         return given if isinstance(given, str) else None
     return named
+
+
+def _echoing(scope: Scope, send: Send) -> Send:
+    """Have the answer name the key of its request, so that a client cannot take it for another's."""
+    key = header(scope, KEY_HEADER)
+    if key is None:
+        return send
+    named = (KEY_HEADER, key.encode("latin-1"))
+
+    async def send_named(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], named]
+        await send(message)
+
+    return send_named
 
 
 def _name(session: Session) -> HeaderList:

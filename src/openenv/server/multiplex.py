@@ -22,14 +22,27 @@ from ..errors import (
     StaleRequest,
 )
 from ..protocol.v2.codec import Codec
-from ..protocol.v2.server import Batch, Parsed, Refused, Reply, Request, ServerProtocolV2, Writer, writer_of
-from ..runners import Hub
+from ..protocol.v2.server import (
+    Batch,
+    Parsed,
+    Refused,
+    Reply,
+    Request,
+    ServerProtocolV2,
+    Writer,
+    request_of,
+    writer_of,
+)
+from ..runners import Host, Hub
+from ..sessions.endings import CLOSED_BY_CLIENT, DISCONNECTED, ending
+from ..sessions.group import GroupedStep, StepGroup
 from ..sessions.ledger import Entry
 from ..sessions.operations import Operation, Operations, StepInput, build_operations
 from ..sessions.origin import Origin
-from ..sessions.session import Call, Session, SessionKind
+from ..sessions.session import Call, Running, Session, SessionKind
 from ..types import ServerMode, WSErrorCode
-from .access import Role, may
+from .access import Role, account_of, may
+from .answers import Collected, Each, Outcome, Place, Single, Target
 from .mcp.own import OwnMethods
 from .service import EnvService
 from .sockets import Socket
@@ -39,6 +52,7 @@ logger = logging.getLogger(__name__)
 _MOST_UNDER_WAY = 8192
 _MOST_OPENED = 1024  # whose ids are kept
 _GYM = frozenset({"reset", "step", "state"})
+_GOODBYES = frozenset({1000, 1001, 1005})
 
 
 class MultiplexService:
@@ -71,15 +85,18 @@ class MultiplexConnection:
         self._hub = hub
         self._codec = codec
         self._role = role
-        self._writer = writer_of(codec)
-        self._operations = shared.operations(self._writer)
+        self.writer = writer_of(codec)
+        self._operations = shared.operations(self.writer)
         self._is_json = not codec.is_binary
         self._takes_steps = shared.service.mode is ServerMode.SIMULATION
+        self._steps_go_together = self._takes_steps and role is Role.ORCHESTRATOR
         self._limit = shared.service.options.max_message_bytes
         self._sessions: dict[str, Session] = {}
         self._opening: dict[int, asyncio.Task[None]] = {}
         self._opened_as: dict[int, str] = {}
         self._calls: dict[tuple[str, int], Call] = {}
+        self._groups: set[StepGroup] = set()
+        self._grouped = 0  # steps in them
         self._rpcs: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._ready: list[bytes] = []
         self._compress: int | None = None
@@ -155,25 +172,70 @@ class MultiplexConnection:
 
     def _take(self, parsed: Parsed) -> None:
         if isinstance(parsed, Request):
-            self._handle(parsed, _Single(self, parsed))
+            self._handle(parsed, Single(self, parsed))
         elif isinstance(parsed, Batch):
             self._handle_batch(parsed)
         else:
             self._refuse(parsed.id, parsed.session, parsed.error)
 
     def _handle_batch(self, batch: Batch) -> None:
-        collected = None if batch.each else _Collected(self, batch)
-        for place, request in enumerate(batch.requests):
-            target = _Each(self, request) if collected is None else _Place(collected, place, request)
-            if isinstance(request, Refused):
-                self._manager.report_error(request.error["code"])
-                target.answer(Reply("error", self._writer.data(request.error), self._writer))
-            else:
-                self._handle(request, target)
-        if collected is not None and not batch.requests:
+        count = len(batch.requests) if batch.steps is None else len(batch.steps)
+        collected = None if batch.each else Collected(self, batch.id, count)
+        if collected is not None and batch.steps is not None and self._steps_go_together:
+            self._take_together(batch.steps, collected)
+            return
+        for place, request in enumerate(batch.in_full()):
+            target = Each(self, request) if collected is None else Place(collected, place, request)
+            self._handle_one(request, target)
+        if collected is not None and not count:
             collected.send()
 
-    def _handle(self, request: Request, target: _Target) -> None:
+    def _handle_one(self, request: Request | Refused, target: Target) -> None:
+        if isinstance(request, Refused):
+            self._manager.report_error(request.error["code"])
+            target.answer(Reply("error", self.writer.data(request.error), self.writer))
+        else:
+            self._handle(request, target)
+
+    def _take_together(self, steps: list[dict[str, Any]], collected: Collected) -> None:
+        """Run steps in groups, one for each thread that sessions share; what is no plain, new step runs by itself."""
+        operation, hub, sessions = self._operations.step, self._hub, self._sessions
+        groups: dict[Host, StepGroup] = {}
+        alone: list[int] = []
+        for place, given in enumerate(steps):
+            session = sessions.get(given["session"]) if len(given) == 4 else None  # type, id, session, data
+            request_id, action = given["id"], given["data"]
+            if (
+                session is None
+                or request_id <= session.ledger.last_id
+                or not session.takes_steps_together(operation, action)
+            ):
+                alone.append(place)
+                continue
+            host = session.lane.host
+            group = groups.get(host)
+            if group is None:
+                group = groups[host] = StepGroup(operation, hub, collected.take)
+            step = GroupedStep(group, session, action, place, request_id)
+            if not session.begin_step(step):
+                alone.append(place)
+                continue
+            step.entry = session.ledger.begin(request_id)
+            group.steps.append(step)
+        for host, group in groups.items():
+            if not group.steps:
+                continue
+            self._groups.add(group)
+            self._grouped += len(group.steps)
+            host.submit(group)
+        self._watch_load()
+        for place in alone:
+            request = request_of(steps[place])
+            self._handle_one(request, Place(collected, place, request))
+        if not steps:
+            collected.send()
+
+    def _handle(self, request: Request, target: Target) -> None:
         try:
             if self._role is not Role.ORCHESTRATOR and not may(self._role, request.type):
                 raise Forbidden(self._role.value)
@@ -184,12 +246,12 @@ class MultiplexConnection:
             elif request.type == "cancel":
                 self._cancel(request)
             else:
-                self._send(self._writer.message("pong", request.id, None, None))
+                self._send(self.writer.message("pong", request.id, None, None))
         except OpenEnvError as exc:
             self._manager.report_error(exc.code)
-            target.answer(self._writer.error(exc))
+            target.answer(self.writer.error(exc))
 
-    def _submit(self, request: Request, target: _Target) -> None:
+    def _submit(self, request: Request, target: Target) -> None:
         """Run a request of a session, unless it has run before."""
         session = self._session(request)
         entry = session.ledger.find(request.id)
@@ -199,7 +261,8 @@ class MultiplexConnection:
         if request.type in _GYM and not self._takes_steps:
             text = f"Unknown message type: {request.type} frames are off in production mode"
             error = {"message": text, "code": WSErrorCode.UNKNOWN_TYPE.value}
-            target.answer(Reply("error", self._writer.data(error), self._writer))
+            self._manager.report_error(error["code"], session)
+            target.answer(Reply("error", self.writer.data(error), self.writer))
             return
         entry = session.ledger.begin(request.id)
         entry.tell(target.answer)
@@ -209,11 +272,11 @@ class MultiplexConnection:
         if request.type == "close":
             self._sessions.pop(session.id, None)
             session.holder = None
-            session.ledger.finish(entry, Reply("closed", self._writer.data({}), self._writer), 0)
-            session.close("closed by the client")
+            session.ledger.finish(entry, Reply("closed", self.writer.data({}), self.writer), 0)
+            session.close(CLOSED_BY_CLIENT)
             return
         operation, argument = self._operation(request)
-        running = _Running(self, session, request, entry)
+        running = Outcome(self, session, request, entry)
         origin = self._origin(request) if self._manager.wants_origins else None
         call = session.submit(operation, argument, running.done, self._hub, origin)
         if not entry.is_done:
@@ -264,22 +327,31 @@ class MultiplexConnection:
 
         try:
             answer = await self._shared.rpc.answer(request.data, own=session, notify=notify, role=self._role)
-            reply = Reply("mcp", self._writer.data(answer), self._writer)
+            reply = Reply("mcp", self.writer.data(answer), self.writer)
         except asyncio.CancelledError:
-            reply = self._writer.error(RequestCancelled())
+            reply = self.writer.error(RequestCancelled())
         except Exception as exc:
-            reply = self._writer.error(self._shared.service.errors.shown(exc))
+            reply = self.writer.error(self._shared.service.errors.shown(exc))
         session.ledger.finish(entry, reply, len(reply.data))
 
     def finished(self, session: Session, request: Request) -> None:
         """Forget a call that is done."""
         self._calls.pop((session.id, request.id), None)
-        if self._paused and len(self._calls) < _MOST_UNDER_WAY // 2:
+        self._resume_if_few()
+
+    def finished_together(self, group: StepGroup) -> None:
+        """Forget a group that is done."""
+        self._groups.discard(group)
+        self._grouped -= len(group.steps)
+        self._resume_if_few()
+
+    def _resume_if_few(self) -> None:
+        if self._paused and len(self._calls) + self._grouped < _MOST_UNDER_WAY // 2:
             self._paused = False
             self._socket.resume()
 
     def _watch_load(self) -> None:
-        if len(self._calls) >= _MOST_UNDER_WAY and not self._paused:
+        if len(self._calls) + self._grouped >= _MOST_UNDER_WAY and not self._paused:
             self._paused = True
             self._socket.pause()
 
@@ -292,7 +364,7 @@ class MultiplexConnection:
         resume = given.get("resume")
         if isinstance(resume, str):
             session = self._manager.attachments.claimed(resume)
-            if self._role is Role.AGENT and session not in self._shared.service.sessions_of_agents:
+            if self._role is Role.AGENT and not session.account.is_agent:
                 raise Forbidden(self._role.value)  # the replies that are kept for its owner show rewards
             self._manager.attachments.reattach(session, self)
             self._sessions[session.id] = session
@@ -303,9 +375,23 @@ class MultiplexConnection:
         if request.id in self._opened_as:
             self._open_again(request)
             return
+        known = self._manager.openings.find(self._nonce(given))
+        if known is not None:
+            self._hold(request, known)
+            return
         task = self._hub.loop.create_task(self._open_new(request, given))
         self._opening[request.id] = task
         task.add_done_callback(lambda _: self._opening.pop(request.id, None))
+
+    @property
+    def _has_said_goodbye(self) -> bool:
+        """Whether the client has ended the connection itself, so that it will not come back for what it waits for."""
+        return getattr(self._socket, "close_code", None) in _GOODBYES
+
+    def _nonce(self, given: Mapping[str, Any]) -> str | None:
+        """What a client calls its session before it knows the token; an agent cannot mean an orchestrator's."""
+        nonce = given.get("nonce")
+        return f"{self._role.value} {nonce}" if isinstance(nonce, str) else None
 
     async def _open_new(self, request: Request, given: Mapping[str, Any]) -> None:
         wait_s, key = given.get("wait_s"), given.get("key")
@@ -317,14 +403,20 @@ class MultiplexConnection:
                 event = {"type": "event", "id": request.id, "event": "queued", "position": position}
                 self._send(self._codec.encode(event))
 
-        try:
-            session = await self._manager.open_in_turn(
+        opening = self._manager.openings.begin(
+            self._nonce(given),
+            lambda opening: self._manager.open_in_turn(
                 SessionKind.RESUMABLE,
                 wait_s=float(wait_s) if isinstance(wait_s, (int, float)) else 0.0,
-                key=key if isinstance(key, str) else None,
-                on_position=on_position,
-            )
+                account=account_of(self._role, key if isinstance(key, str) else None),
+                on_position=opening.tell_position,
+                on_reserved=opening.reserved,
+            ),
+        )
+        try:
+            session = await opening.wait(on_position)
         except asyncio.CancelledError:
+            opening.leave(is_final=not self._lost or self._has_said_goodbye)
             if not self._lost:
                 self._send_error(request, RequestCancelled())
                 return
@@ -337,12 +429,22 @@ class MultiplexConnection:
         except OpenEnvError as exc:
             self._send_error(request, exc)
             return
-        if self._lost:  # nobody has learnt its token
-            session.close("client disconnected")
+        except Exception as exc:  # whatever it is, whoever waits must be told
+            logger.exception("a session could not be opened")
+            self._send_error(request, self._shared.service.errors.shown(exc))
             return
-        self._manager.attachments.hold(session, self)
-        if self._role is Role.AGENT:
-            self._shared.service.sessions_of_agents.add(session)
+        if self._lost:
+            if not opening.is_kept:  # nobody has learnt its token
+                session.close(DISCONNECTED)
+            return
+        self._hold(request, session)
+
+    def _hold(self, request: Request, session: Session) -> None:
+        """Answer with a session that was opened by this request, here or on a connection that is gone."""
+        if session.holder is None and not session.ledger.last_id:
+            self._manager.attachments.hold(session, self)
+        else:
+            self._manager.attachments.reattach(session, self)
         self._sessions[session.id] = session
         self._opened_as[request.id] = session.id
         if len(self._opened_as) > _MOST_OPENED:
@@ -376,28 +478,40 @@ class MultiplexConnection:
                 found = self._opening[wanted].cancel()
             else:
                 session = self._session(request)
-                call = self._calls.get((session.id, wanted))
+                call: Running | None = self._calls.get((session.id, wanted)) or self._in_group(session, wanted)
                 task = self._rpcs.get((session.id, wanted))
                 found = session.cancel(call) if call is not None else task is not None and task.cancel()
         message = {"type": "cancelled", "id": request.id, "found": found}
         self._send(self._codec.encode(message))
 
+    def _in_group(self, session: Session, request_id: int) -> GroupedStep | None:
+        steps = (step for group in self._groups for step in group.steps)
+        return next((step for step in steps if step.session is session and step.request_id == request_id), None)
+
     # -- answers --------------------------------------------------------------------------------------------------
 
     def _refuse(self, request_id: int | None, session: str | None, error: Mapping[str, Any]) -> None:
         self._manager.report_error(error["code"])
-        self._send(self._writer.message("error", request_id, session, self._writer.data(error)))
+        self._send(self.writer.message("error", request_id, session, self.writer.data(error)))
 
     def _send_error(self, request: Request, exc: BaseException) -> None:
-        self.send_reply(self._writer.error(exc), request)
+        self.send_reply(self.writer.error(exc), request)
 
     def send_reply(self, reply: Reply, request: Request | Refused) -> None:
         """Send an answer alone."""
         self._send(self.written(reply, request))
 
+    def failure(self, error: BaseException, session: Session, request_id: int) -> Reply:
+        """Say why a request failed."""
+        if isinstance(error, SessionClosedError):
+            error = SessionLost(ending(error.reason))
+        else:
+            logger.info("session %s: request %d failed", session.id, request_id, exc_info=error)
+        return self.writer.error(self._shared.service.errors.shown(error))
+
     def written(self, reply: Reply, request: Request | Refused) -> bytes:
         """Write an answer."""
-        return self._writer.reply(reply, request.id, request.session)
+        return self.writer.reply(reply, request.id, request.session)
 
     def send_batch(self, replies: list[bytes], batch_id: int | None) -> None:
         """Send answers together."""
@@ -424,101 +538,3 @@ class MultiplexConnection:
             self._socket.send_binary(payload)
         else:
             self._socket.send(payload)
-
-
-class _Target:
-    """Where an answer goes."""
-
-    def answer(self, reply: Reply) -> None:
-        """Take it."""
-        raise NotImplementedError
-
-
-class _Single(_Target):
-    """An answer that is sent alone."""
-
-    __slots__ = ("_connection", "_request")
-
-    def __init__(self, connection: MultiplexConnection, request: Request) -> None:
-        self._connection = connection
-        self._request = request
-
-    def answer(self, reply: Reply) -> None:
-        self._connection.send_reply(reply, self._request)
-
-
-class _Each(_Target):
-    """An answer of a batch whose answers are sent as they come."""
-
-    __slots__ = ("_connection", "_request")
-
-    def __init__(self, connection: MultiplexConnection, request: Request | Refused) -> None:
-        self._connection = connection
-        self._request = request
-
-    def answer(self, reply: Reply) -> None:
-        self._connection.send_soon(reply, self._request)
-
-
-class _Collected:
-    """The answers of a batch that is answered as a whole."""
-
-    __slots__ = ("_batch", "_connection", "_missing", "_replies")
-
-    def __init__(self, connection: MultiplexConnection, batch: Batch) -> None:
-        self._connection = connection
-        self._batch = batch
-        self._replies: list[bytes] = [b""] * len(batch.requests)
-        self._missing = len(batch.requests)
-
-    def put(self, place: int, reply: Reply, request: Request | Refused) -> None:
-        """Keep an answer at its place; the last one sends them all."""
-        self._replies[place] = self._connection.written(reply, request)
-        self._missing -= 1
-        if not self._missing:
-            self.send()
-
-    def send(self) -> None:
-        """Send them."""
-        self._connection.send_batch(self._replies, self._batch.id)
-
-
-class _Place(_Target):
-    """One place among collected answers."""
-
-    __slots__ = ("_collected", "_place", "_request")
-
-    def __init__(self, collected: _Collected, place: int, request: Request | Refused) -> None:
-        self._collected = collected
-        self._place = place
-        self._request = request
-
-    def answer(self, reply: Reply) -> None:
-        self._collected.put(self._place, reply, self._request)
-
-
-class _Running:
-    """A call under way: turns its outcome into the reply that the ledger keeps."""
-
-    __slots__ = ("_connection", "_entry", "_request", "_session")
-
-    def __init__(self, connection: MultiplexConnection, session: Session, request: Request, entry: Entry) -> None:
-        self._connection = connection
-        self._session = session
-        self._request = request
-        self._entry = entry
-
-    def done(self, result: Any, error: BaseException | None) -> None:
-        """Take the outcome."""
-        writer = self._connection._writer
-        if error is None:
-            kind = "state" if self._request.type == "state" else "observation"
-            reply = Reply(kind, result, writer)
-        else:
-            if isinstance(error, SessionClosedError):
-                error = SessionLost(error.reason)
-            else:
-                logger.info("session %s: request %d failed", self._session.id, self._request.id, exc_info=error)
-            reply = writer.error(self._connection._shared.service.errors.shown(error))
-        self._session.ledger.finish(self._entry, reply, len(reply.data))
-        self._connection.finished(self._session, self._request)

@@ -90,6 +90,8 @@ class ServeOptions:
     max_message_mb: float | None = None
     access: AccessOptions = AccessOptions()
     log_format: str = "text"
+    session_grace_s: float | None = None
+    max_agent_sessions: int | None = None
 
 
 def prepare(target: str, options: ServeOptions) -> Any:
@@ -99,7 +101,14 @@ def prepare(target: str, options: ServeOptions) -> Any:
         TargetError: There is nothing to serve, or it does not take these options.
     """
     app = load_app(target)
-    asked = (options.max_sessions, options.session_timeout_s, options.runner, options.max_message_mb)
+    asked = (
+        options.max_sessions,
+        options.session_timeout_s,
+        options.session_grace_s,
+        options.max_agent_sessions,
+        options.runner,
+        options.max_message_mb,
+    )
     server = environment_server(app)
     try:
         policy = options.access.policy(None if server is None else server.access)
@@ -115,6 +124,8 @@ def prepare(target: str, options: ServeOptions) -> Any:
     server.reconfigure(
         sessions=options.max_sessions,
         session_timeout_s=options.session_timeout_s,
+        session_grace_s=options.session_grace_s,
+        max_agent_sessions=options.max_agent_sessions,
         runner=options.runner,
         access=policy,
         max_message_bytes=None if megabytes is None else int(megabytes * 1024 * 1024),
@@ -136,6 +147,8 @@ def app_from_environment() -> Any:
     options = ServeOptions(
         max_sessions=settings.max_sessions(),
         session_timeout_s=settings.session_timeout(),
+        session_grace_s=settings.session_grace(),
+        max_agent_sessions=settings.max_agent_sessions(),
         runner=settings.runner_name(),
         max_message_mb=settings.max_message_mb(),
         log_format=settings.log_format() or "text",
@@ -274,6 +287,8 @@ def _serve_reloading(target: str, options: ServeOptions, on_reloading: Callable[
             "OPENENV_SERVE_TARGET": target,
             "OPENENV_MAX_SESSIONS": options.max_sessions,
             "OPENENV_SESSION_TIMEOUT": options.session_timeout_s,
+            "OPENENV_SESSION_GRACE": options.session_grace_s,
+            "OPENENV_MAX_AGENT_SESSIONS": options.max_agent_sessions,
             "OPENENV_RUNNER": options.runner,
             "OPENENV_LOG_FORMAT": options.log_format,
             "OPENENV_MAX_MESSAGE_MB": options.max_message_mb,

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakSet
 
 from ..env.binding import factory_name, infer_models
 from ..env.environment import Environment
@@ -19,7 +18,6 @@ from ..runners import Runner
 from ..sessions.limits import SessionLimits
 from ..sessions.manager import SessionManager
 from ..sessions.operations import CALL, build_operations
-from ..sessions.session import Session
 from ..types import EnvironmentMetadata, SchemaResponse, ServerMode, State
 from .redaction import Redaction
 
@@ -68,7 +66,6 @@ class EnvService:
         self.manager = SessionManager(
             factory, options.limits, runner=options.runner, prepare=self._prepare, explain=self.errors.explain
         )
-        self.sessions_of_agents: WeakSet[Session] = WeakSet()
         self.env_name = env_name or factory_name(factory)
         self.action_cls = action_cls
         self.observation_cls = observation_cls

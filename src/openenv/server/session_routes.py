@@ -7,10 +7,13 @@ from dataclasses import asdict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import OpenEnvError
+from ..sessions.endings import CLOSED_BY_CLIENT
+from ..sessions.limits import Account
 from ..sessions.session import SessionKind
-from .asgi import BodyTooLarge, ClientGone, Receive, Scope, Send, read_body, while_connected
+from ..types import WSErrorCode
+from .asgi import BODY_TOO_LARGE, BodyTooLarge, ClientGone, Receive, Scope, Send, header, read_body, while_connected
 from .asgi import respond_json as answer
-from .http import SESSION_HEADER, refuse, unprocessable
+from .http import KEY_HEADER, SESSION_HEADER, GuessableKey, nonce_of, refuse, unprocessable
 from .service import EnvService
 
 
@@ -47,14 +50,18 @@ class SessionRoutes:
         try:
             body = await read_body(receive, self._service.options.max_message_bytes)
             wanted = OpenRequest.model_validate_json(body) if body.strip() else OpenRequest()
-            opening = self._manager.open_in_turn(SessionKind.HTTP, wait_s=wanted.wait_s, key=wanted.key)
+            opening = self._manager.open_once(
+                SessionKind.HTTP, nonce_of(header(scope, KEY_HEADER)), wait_s=wanted.wait_s, account=Account(wanted.key)
+            )
             session = await while_connected(receive, opening)
         except ClientGone:
             return
         except BodyTooLarge as exc:
-            await answer(send, 413, {"detail": str(exc), "code": "BODY_TOO_LARGE", "limit_bytes": exc.limit})
-        except ValidationError as exc:
-            await unprocessable(send, exc, prefix=("body",))
+            self._manager.report_error(BODY_TOO_LARGE)
+            await answer(send, 413, {"detail": str(exc), "code": BODY_TOO_LARGE, "limit_bytes": exc.limit})
+        except (ValidationError, GuessableKey) as exc:
+            self._manager.report_error(WSErrorCode.VALIDATION_ERROR.value)
+            await unprocessable(send, exc, prefix=("body" if isinstance(exc, ValidationError) else "header",))
         except OpenEnvError as exc:
             await refuse(send, exc, retry_after_s=int(self._manager.retry_after_s))
         else:
@@ -80,7 +87,7 @@ class SessionRoutes:
         """Handle `DELETE /sessions/{session_id}`."""
         session_id = scope["path_params"]["session_id"]
         try:
-            self._manager.find(session_id).close("closed by the client")
+            self._manager.find(session_id).close(CLOSED_BY_CLIENT)
         except OpenEnvError as exc:
             await refuse(send, exc)
         else:

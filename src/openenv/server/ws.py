@@ -29,11 +29,12 @@ from ..protocol.server import (
 )
 from ..protocol.v2.codec import BY_NAME, choose
 from ..runners import Hub, current_hub
+from ..sessions.endings import CLOSED_BY_CLIENT, DISCONNECTED
 from ..sessions.operations import Operation
 from ..sessions.origin import Origin
 from ..sessions.session import Session, SessionKind, SessionState
 from ..types import ServerMode, WSErrorCode
-from .access import Role, may, role_of
+from .access import Role, account_of, may, role_of
 from .asgi import Receive, Scope, Send, header, origin_of
 from .mcp.own import OwnMethods
 from .multiplex import MultiplexConnection, MultiplexService
@@ -85,7 +86,7 @@ class GymConnection:
             self._attach(session_id)
             return
         manager = self._service.manager
-        session = manager.reserve_at_once(SessionKind.SOCKET)
+        session = manager.reserve_at_once(SessionKind.SOCKET, account=account_of(self.role))
         if session is None:
             self._waiting = self._hub.loop.create_task(self._open_patiently())
         else:
@@ -95,7 +96,8 @@ class GymConnection:
     async def _open_patiently(self) -> None:
         """Open a session where one has to wait for a slot; the server refuses what it cannot give."""
         try:
-            await self._service.manager.open(SessionKind.SOCKET, on_reserved=self._reserved)
+            account = account_of(self.role)
+            await self._service.manager.open(SessionKind.SOCKET, account=account, on_reserved=self._reserved)
         except OpenEnvError as exc:
             self._opened(exc)
         except Exception:
@@ -116,7 +118,7 @@ class GymConnection:
     def _reserved(self, session: Session) -> None:
         self._session = session
         if self._lost:
-            session.close("client disconnected")
+            session.close(DISCONNECTED)
 
     def _attach(self, session_id: str) -> None:
         try:
@@ -124,6 +126,8 @@ class GymConnection:
         except (SessionNotFoundError, SessionLost):
             self._fail(WSErrorCode.SESSION_ERROR, f"Unknown session_id: {session_id}")
             return
+        if session.state is SessionState.CREATING or session.is_attached:
+            self._service.manager.report_error(WSErrorCode.SESSION_ERROR.value, session)
         if session.state is SessionState.CREATING:
             self._fail(WSErrorCode.SESSION_ERROR, f"Session {session_id} is still initializing")
         elif session.is_attached:
@@ -184,12 +188,12 @@ class GymConnection:
         if session is None:
             return
         if self._owns_session:
-            session.close("client disconnected")
+            session.close(DISCONNECTED)
         else:
             session.is_attached, session.was_attached = False, True
             session.touch()
             if session.close_when_detached:
-                session.close("closed by the client")
+                session.close(CLOSED_BY_CLIENT)
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -212,6 +216,7 @@ class GymConnection:
         elif not self._takes_steps:
             name = "state" if isinstance(request, GetState) else type(request).__name__.lower()
             text = f"Unknown message type: {name} frames are off in production mode"
+            self._service.manager.report_error(WSErrorCode.UNKNOWN_TYPE.value, self._session)
             self._socket.send(error_frame(WSErrorCode.UNKNOWN_TYPE, text))
         elif isinstance(request, Reset):
             self._submit(self._service.frame_operations.reset, request.kwargs)
@@ -278,6 +283,7 @@ class GymConnection:
             self._socket.resume()
 
     def _refuse(self, message: _Oversize) -> None:
+        self._service.manager.report_error(WSErrorCode.VALIDATION_ERROR.value, self._session)
         self._socket.send(self._too_large(message.size, self._service.options.max_message_bytes))
 
     def _too_large(self, size: int, limit: int) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..errors import SessionLost
+from .endings import DISCONNECTED, TAKEN_OVER, UNKNOWN, ending
 from .session import Holder, Session, SessionState
 from .tokens import Tokens
 
@@ -44,9 +45,9 @@ class Attachments:
         claim = self._tokens.read(token)
         session, ended = self._lookup(claim.session_id)
         if session is None or not claim.is_proved_by(session.secret):
-            raise SessionLost(ending(ended) if ended is not None else "unknown")
+            raise SessionLost(ending(ended) if ended is not None else UNKNOWN)
         if session.state in (SessionState.CLOSING, SessionState.CLOSED):
-            raise SessionLost(ending(session.close_reason or "closed"))
+            raise SessionLost(ending(session.close_reason))
         return session
 
     def reattach(self, session: Session, holder: Holder) -> None:
@@ -56,7 +57,7 @@ class Attachments:
         session.touch()
         self.resumes += 1
         if former is not None and former is not holder:
-            former.let_go(session, "another connection has attached to it")
+            former.let_go(session, TAKEN_OVER)
 
     def hold(self, session: Session, holder: Holder) -> None:
         """Attach to a session that was just opened."""
@@ -69,9 +70,4 @@ class Attachments:
         session.holder, session.is_attached = None, False
         session.touch()
         if self._grace_s() <= 0:
-            session.close("client disconnected")
-
-
-def ending(reason: str) -> str:
-    """Name the reason of an end as clients know it."""
-    return {"closed by the client": "closed", "client disconnected": "expired"}.get(reason, reason)
+            session.close(DISCONNECTED)

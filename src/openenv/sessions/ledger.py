@@ -6,7 +6,6 @@ new one. Knows keys and replies; must not know what they mean. Used on one event
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -27,20 +26,22 @@ class Entry:
         self.is_done = False
         self.reply: Any = None
         self.size = 0
-        self._listeners: list[Listener] = []
+        self._listeners: list[Listener] | None = None
 
     def tell(self, listener: Listener) -> None:
         """Give the reply to somebody, now or when it is there."""
         if self.is_done:
             listener(self.reply)
+        elif self._listeners is None:
+            self._listeners = [listener]
         else:
             self._listeners.append(listener)
 
     def finish(self, reply: Any, size: int) -> None:
         """Keep the reply and tell those who wait."""
         self.is_done, self.reply, self.size = True, reply, size
-        listeners, self._listeners = self._listeners, []
-        for listener in listeners:
+        listeners, self._listeners = self._listeners, None
+        for listener in listeners or ():
             listener(reply)
 
 
@@ -50,7 +51,7 @@ class Ledger:
     __slots__ = ("_entries", "_total", "hits", "last_id")
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[int | str, Entry] = OrderedDict()
+        self._entries: dict[int | str, Entry] = {}
         self._total = 0
         self.last_id = 0
         self.hits = 0

@@ -1,4 +1,4 @@
-"""What a server allows its sessions: how many, and how long each may be unused. Knows numbers only."""
+"""What a server allows its sessions: how many, for whom, and how long each may be unused. Knows numbers only."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class SessionLimits:
         grace_s: Life of a resumable session that nobody is attached to.
         queue: How many may wait for a slot.
         per_key: Sessions held at once for one key of the clients' choosing; None for no such limit.
+        agents: Sessions held at once that agents have opened; None for no such limit.
         closing_wait_s: How long a newcomer waits for a slot whose session is already closing.
         drain_s: How long a shutdown waits for running calls.
     """
@@ -28,5 +29,19 @@ class SessionLimits:
     grace_s: float = 60.0
     queue: int = 10_000
     per_key: int | None = None
+    agents: int | None = None
     closing_wait_s: float = 5.0
     drain_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Whom a session counts for.
+
+    Args:
+        key: A name of the client's choosing.
+        is_agent: Whether an agent has opened it.
+    """
+
+    key: str | None = None
+    is_agent: bool = False

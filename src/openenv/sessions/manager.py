@@ -1,8 +1,7 @@
 """`SessionManager`: every live environment of a server, within its limit.
 
-A slot is reserved before the factory runs and given back when the environment is closed, on every path. Soft sessions
-(kept for clients that hold a cookie) make room for whoever needs their slot. Knows sessions and runners; must not know
-HTTP, WebSocket or JSON.
+A slot is reserved before the factory runs and given back when the environment is closed, on every path. Who gets one is
+in `slots`. Knows sessions and runners; must not know HTTP, WebSocket or JSON.
 """
 
 from __future__ import annotations
@@ -12,17 +11,15 @@ import logging
 import threading
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import asynccontextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from ..env.binding import factory_class, factory_name
 from ..errors import (
     ConcurrencyConfigurationError,
     EnvironmentFactoryError,
     OpenEnvError,
-    SessionCapacityError,
     SessionClosedError,
     SessionLost,
     SessionNotFoundError,
@@ -30,27 +27,20 @@ from ..errors import (
 )
 from ..runners import Runner, current_hub, make_runner
 from ..types import SessionInfo
-from .admission import AdmissionQueue
-from .attachment import Attachments, ending
+from .attachment import Attachments
+from .endings import CANCELLED, EXPIRED, SHUTTING_DOWN, ending
 from .events import Listener, SessionEvent
-from .limits import SessionLimits
+from .limits import Account, SessionLimits
+from .openings import Openings
 from .reaper import Reaper
 from .session import Call, CallFactory, Session, SessionKind, SessionState
+from .slots import NOBODY, Slots
 from .waiting import Line, wait_until
 
 logger = logging.getLogger(__name__)
 
 Factory = Callable[[], Any]
-_REMEMBERED = 10_000
 _EXPIRING = frozenset({SessionKind.HTTP, SessionKind.SOFT, SessionKind.RESUMABLE})
-
-
-class Reservation(NamedTuple):
-    """What came of asking for a slot: a session, or whom to evict and what to wait for."""
-
-    session: Session | None
-    victim: Session | None = None
-    wait_for: Literal["slot", "class"] | None = None
 
 
 class SessionManager:
@@ -87,17 +77,12 @@ class SessionManager:
         self.wants_origins = False
         self._make_call: CallFactory = Call
         self._clock = clock
-        self._max_sessions = limits.sessions
         self._lock = threading.Lock()
-        self._line = Line()  # for slots
-        self._line_once = Line()  # for single requests, which are counted apart
         self._endings = Line()
-        self._live: dict[str, Session] = {}
-        self._once: set[Session] = set()
-        self._ended: OrderedDict[str, str] = OrderedDict()
-        self.attachments = Attachments(self._lookup, lambda: self.limits.grace_s)
-        self.queue = AdmissionQueue(limits.queue)
-        self._draining = False
+        self.slots = Slots(limits, self._new_session, is_unsure=lambda: self.env_cls is None, report=self.report_error)
+        self.queue = self.slots.queue
+        self.attachments = Attachments(self.slots.lookup, lambda: self.limits.grace_s)
+        self.openings = Openings(self.slots.lookup, lambda: self.limits.grace_s)
         self._reaper = Reaper(self._expired, period_s=self._reap_period())
         self._check(limits)
         self._runner_spec = runner
@@ -114,12 +99,11 @@ class SessionManager:
             ConcurrencyConfigurationError: The class does not support so many sessions.
             RuntimeError: Sessions are open.
         """
-        if self._live or self._once:
+        if self.slots.all():
             raise RuntimeError("sessions are open; limits and runner can only be changed before the first one")
         self._check(limits)
         self.limits = limits
-        self.queue.limit = limits.queue
-        self._max_sessions = limits.sessions
+        self.slots.reconfigure(limits)
         self._reaper = Reaper(self._expired, period_s=self._reap_period())
         self._runner_spec = runner or self._runner_spec
         self._runner = self._make_runner()
@@ -138,12 +122,12 @@ class SessionManager:
     @property
     def active(self) -> int:
         """Slots in use."""
-        return len(self._live)
+        return self.slots.used
 
     @property
     def max_sessions(self) -> int:
         """Slots there are; falls to one when the first environment turns out not to share a process."""
-        return self._max_sessions
+        return self.slots.count
 
     @property
     def runner(self) -> Runner:
@@ -153,13 +137,12 @@ class SessionManager:
     @property
     def is_draining(self) -> bool:
         """Whether the manager has stopped admitting."""
-        return self._draining
+        return self.slots.is_closed
 
     @property
     def is_quiet(self) -> bool:
         """Whether no session has anything to do."""
-        with self._lock:
-            return all(session.is_idle for session in (*self._live.values(), *self._once))
+        return all(session.is_idle for session in self.slots.all())
 
     @property
     def is_concurrency_safe(self) -> bool:
@@ -168,8 +151,7 @@ class SessionManager:
 
     def sessions(self) -> list[Session]:
         """List the sessions that hold a slot."""
-        with self._lock:
-            return list(self._live.values())
+        return self.slots.sessions()
 
     def find(self, session_id: str) -> Session:
         """Return a live session that clients address by its id; a socket's own session is nobody else's.
@@ -185,28 +167,20 @@ class SessionManager:
             raise
 
     def _find(self, session_id: str) -> Session:
-        with self._lock:
-            session = self._live.get(session_id)
-            ended = self._ended.get(session_id)
+        session, ended = self.slots.lookup(session_id)
         if session is not None and session.kind in (SessionKind.SOCKET, SessionKind.RESUMABLE):
             raise SessionNotFoundError(session_id)
         if session is not None and session.state not in (SessionState.CLOSING, SessionState.CLOSED):
             return session
         if session is not None:
-            raise SessionLost(session.close_reason or "closed")
+            raise SessionLost(ending(session.close_reason))
         if ended is not None:
-            raise SessionLost(ended)
+            raise SessionLost(ending(ended))
         raise SessionNotFoundError(session_id)
-
-    def _lookup(self, session_id: str) -> tuple[Session | None, str | None]:
-        """Return a live session, and how one that is gone has ended."""
-        with self._lock:
-            return self._live.get(session_id), self._ended.get(session_id)
 
     def info(self, session_id: str) -> SessionInfo | None:
         """Describe a session, or return None when there is none of that id."""
-        with self._lock:
-            session = self._live.get(session_id)
+        session, _ = self.slots.lookup(session_id)
         if session is None:
             return None
         return SessionInfo(
@@ -219,10 +193,18 @@ class SessionManager:
 
     # -- opening ------------------------------------------------------------------------------------------------
 
-    async def open(self, kind: SessionKind, *, on_reserved: Callable[[Session], None] | None = None) -> Session:
+    async def open(
+        self,
+        kind: SessionKind,
+        *,
+        account: Account = NOBODY,
+        on_reserved: Callable[[Session], None] | None = None,
+    ) -> Session:
         """Reserve a slot, build the environment, return the session. A cancelled caller leaves nothing behind.
 
         Args:
+            kind: Who keeps it alive.
+            account: Whom it counts for.
             on_reserved: Called with the session before its environment is built, so that the caller can close it
                 while it waits.
 
@@ -231,7 +213,7 @@ class SessionManager:
             EnvironmentFactoryError: The constructor raised.
             SessionClosedError: The session was closed while it was built.
         """
-        session = await self._reserve(kind)
+        session = self._admitted(await self.slots.reserve(kind, account))
         if on_reserved is not None:
             on_reserved(session)
             if session.state is SessionState.CLOSED:
@@ -239,12 +221,10 @@ class SessionManager:
         await self._construct(session)
         return session
 
-    def reserve_at_once(self, kind: SessionKind, *, key: str | None = None) -> Session | None:
+    def reserve_at_once(self, kind: SessionKind, *, account: Account = NOBODY) -> Session | None:
         """Reserve a slot for `build` to fill; None where `open` would have to wait for one, or to refuse."""
-        session = self._try_reserve(kind, key=key).session
-        if session is not None:
-            self._admitted(session)
-        return session
+        session = self.slots.reserve_at_once(kind, account)
+        return None if session is None else self._admitted(session)
 
     @asynccontextmanager
     async def borrow(self) -> Any:
@@ -252,7 +232,7 @@ class SessionManager:
 
         The session is closed afterwards, in the background, unless `keep_soft` gave it a slot meanwhile.
         """
-        session = await self._reserve(SessionKind.ONCE)
+        session = self._admitted(await self.slots.reserve(SessionKind.ONCE))
         try:
             await self._construct(session)
             yield session
@@ -262,172 +242,81 @@ class SessionManager:
 
     def keep_soft(self, session: Session) -> bool:
         """Give a borrowed session a slot of its own, if one is free, so that a cookie can continue it."""
-        with self._lock:
-            soft = self._evictable()
-            full = len(self._live) >= self._max_sessions
-            oldest = min(soft, key=lambda other: other.last_activity_at, default=None)
-            crowded = len(soft) >= self.limits.soft_sessions or full
-            if self._draining or (crowded and oldest is None):
-                return False
-            if session.state not in (SessionState.READY, SessionState.BUSY):
-                return False
-            if crowded and oldest is not None:
-                if not oldest.is_idle:
-                    return False
-                self._forget(oldest, "evicted")
-            self._once.discard(session)
-            session.kind = SessionKind.SOFT
-            self._live[session.id] = session
-        if crowded and oldest is not None:
-            oldest.close("evicted")
-        self._line_once.notify_one()
-        self._reaper.ensure_running()
-        return True
-
-    def promote(self, session: Session) -> None:
-        """Give a soft session the life of an explicit one: its client has shown that it comes back."""
-        with self._lock:
-            if session.kind is SessionKind.SOFT and self._live.get(session.id) is session:
-                session.kind = SessionKind.HTTP
+        kept = self.slots.keep_soft(session)
+        if kept:
+            self._reaper.ensure_running()
+        return kept
 
     async def open_in_turn(
         self,
         kind: SessionKind,
         *,
         wait_s: float = 0.0,
-        key: str | None = None,
+        account: Account = NOBODY,
         on_position: Callable[[int], None] | None = None,
+        on_reserved: Callable[[Session], None] | None = None,
     ) -> Session:
         """Open a session, after those who came before if there is no slot at once.
 
         Args:
             kind: Who keeps it alive.
             wait_s: How long to wait for a slot.
-            key: Whom it counts for, where there is a limit for each.
+            account: Whom it counts for, where there is a limit for each.
             on_position: Told the place in line, now and then.
+            on_reserved: Told of the session before its environment is built.
 
         Raises:
             SessionCapacityError: No slot came free in time, or too many wait.
             EnvironmentFactoryError: The constructor raised.
             SessionClosedError: The session was closed while it was built.
         """
-        session = self.reserve_at_once(kind, key=key) or await self._wait_in_line(kind, wait_s, key, on_position)
+        session = self.reserve_at_once(kind, account=account)
+        if session is None:
+            waiting = self.slots.reserve_in_line(kind, account, wait_s=wait_s, on_position=on_position)
+            session = self._admitted(await waiting)
+        if on_reserved is not None:
+            on_reserved(session)
         await self._construct(session)
         return session
 
-    async def _wait_in_line(
-        self, kind: SessionKind, wait_s: float, key: str | None, on_position: Callable[[int], None] | None
+    async def open_once(
+        self, kind: SessionKind, nonce: str | None, *, wait_s: float = 0.0, account: Account = NOBODY
     ) -> Session:
-        ticket = self.queue.join() if wait_s > 0 and not self._is_over(key) else None
-        if ticket is None:
-            if wait_s <= 0 and not self._is_over(key) and not self.queue:
-                return await self._reserve(kind, key=key)  # a slot that is just coming free is worth a moment
-            raise self._refusal()
-        deadline = asyncio.get_running_loop().time() + wait_s
+        """Open a session as `open_in_turn` does; one that the nonce has opened before is returned again.
+
+        Raises:
+            SessionLost: The session of that nonce has ended.
+        """
         try:
-            while True:
-                if ticket.called.done():
-                    self.queue.wait_again(ticket)
-                reserved = self._try_reserve(kind, key=key, is_next=self.queue.is_next(ticket))
-                if reserved.session is not None:
-                    self._admitted(reserved.session)
-                    return reserved.session
-                if reserved.victim is not None:
-                    reserved.victim.close("evicted")
-                if self._is_over(key):
-                    self.queue.stand_aside(ticket)
-                if on_position is not None:
-                    on_position(self.queue.position(ticket))
-                left = deadline - asyncio.get_running_loop().time()
-                if left <= 0 or self._draining:
-                    raise self._refusal()
-                await asyncio.wait([ticket.called], timeout=min(left, 1.0))
-        finally:
-            self.queue.leave(ticket)
+            known = self.openings.find(nonce)
+        except SessionLost as exc:
+            self.report_error(exc.code)
+            raise
+        if known is not None:
+            known.touch()
+            return known
+        opening = self.openings.begin(
+            nonce,
+            lambda opening: self.open_in_turn(kind, wait_s=wait_s, account=account, on_reserved=opening.reserved),
+        )
+        try:
+            return await opening.wait()
+        except asyncio.CancelledError:
+            opening.leave(is_final=False)
+            raise
 
-    def _is_over(self, key: str | None) -> bool:
-        limit = self.limits.per_key
-        if key is None or limit is None:
-            return False
-        with self._lock:
-            return sum(session.key == key for session in self._live.values()) >= limit
-
-    async def _reserve(self, kind: SessionKind, *, key: str | None = None) -> Session:
-        session = self._try_reserve(kind, key=key).session or await self._reserve_patiently(kind, key)
-        self._admitted(session)
-        return session
-
-    def _admitted(self, session: Session) -> None:
+    def _admitted(self, session: Session) -> Session:
         self._emit("opened", session)
         if session.kind is not SessionKind.ONCE:
             self._reaper.ensure_running()
-
-    async def _reserve_patiently(self, kind: SessionKind, key: str | None) -> Session:
-        """Wait while a slot is about to come free; single requests wait their turn, sessions not for long."""
-        deadline = None
-        if kind is not SessionKind.ONCE:
-            deadline = asyncio.get_running_loop().time() + self.limits.closing_wait_s
-        line = self._line_once if kind is SessionKind.ONCE else self._line
-        while True:
-            turn = line.subscribe()
-            was_called = False
-            try:
-                session, victim, wait_for = self._try_reserve(kind, key=key)
-                if session is not None:
-                    return session
-                if victim is not None:
-                    victim.close("evicted")
-                if wait_for is None:
-                    raise self._refusal()
-                # A constructor takes the time it takes; a session that is closing is not waited for as long.
-                was_called = await wait_until(turn, None if wait_for == "class" else deadline)
-                if not was_called and not self._drop_stuck_soft():
-                    raise self._refusal()
-            finally:
-                if not line.unsubscribe(turn) and not was_called:
-                    line.notify_one()  # called, but no longer waiting: the turn goes to the next
+        return session
 
     @property
     def retry_after_s(self) -> float:
-        """When to ask again; longer for a longer line: whoever comes back too soon finds it as it was."""
-        return 1.0 + len(self.queue) // 100
+        """When to ask again for a slot."""
+        return self.slots.retry_after_s
 
-    def _refusal(self) -> SessionCapacityError:
-        text = "The server is shutting down and opens no more sessions." if self._draining else None
-        self.report_error(SessionCapacityError.code)
-        return SessionCapacityError(self.active, self._max_sessions, text)
-
-    def _try_reserve(self, kind: SessionKind, *, key: str | None = None, is_next: bool = False) -> Reservation:
-        """Reserve if possible; else name a session to evict, and what to wait for. Those in line come first."""
-        if self._is_over(key):
-            return Reservation(None)
-        with self._lock:
-            if self._draining or (self.queue and not is_next and kind is not SessionKind.ONCE):
-                return Reservation(None)
-            if self.env_cls is None and any(
-                s.state is SessionState.CREATING for s in (*self._live.values(), *self._once)
-            ):
-                return Reservation(None, wait_for="class")  # the first will tell which it is, and what that allows
-            held = self._once if kind is SessionKind.ONCE else self._live
-            if len(held) < self._max_sessions:
-                return Reservation(self._insert(kind, key))
-            if kind is SessionKind.ONCE:
-                return Reservation(None, wait_for="slot")
-            victim = min(self._evictable(), key=lambda s: (not s.is_idle, s.last_activity_at), default=None)
-            closing = victim is not None or any(s.state is SessionState.CLOSING for s in self._live.values())
-            return Reservation(None, victim, "slot" if closing else None)
-
-    def _evictable(self) -> list[Session]:
-        """Soft sessions that nobody is connected to; the caller holds the lock."""
-        return [
-            session
-            for session in self._live.values()
-            if session.kind is SessionKind.SOFT
-            and not session.is_attached
-            and session.state is not SessionState.CLOSING
-        ]
-
-    def _insert(self, kind: SessionKind, key: str | None) -> Session:
+    def _new_session(self, kind: SessionKind) -> Session:
         session = Session(
             str(uuid.uuid4()),
             kind,
@@ -438,21 +327,7 @@ class SessionManager:
             on_error=self._on_error,
         )
         session.make_call = self._make_call
-        session.key = key
-        if kind is SessionKind.ONCE:
-            self._once.add(session)
-        else:
-            self._live[session.id] = session
         return session
-
-    def _drop_stuck_soft(self) -> bool:
-        """Stop counting a soft session that does not come to its end: it must not be in another client's way."""
-        with self._lock:
-            for session in self._live.values():
-                if session.kind is SessionKind.SOFT and session.state is SessionState.CLOSING:
-                    self._forget(session, "evicted")
-                    return True
-        return False
 
     async def _construct(self, session: Session) -> None:
         future: asyncio.Future[OpenEnvError | None] = asyncio.get_running_loop().create_future()
@@ -465,7 +340,7 @@ class SessionManager:
         try:
             problem = await future
         except BaseException:
-            session.close("cancelled while it was created")
+            session.close(CANCELLED)
             raise
         if problem is not None:
             raise problem
@@ -505,10 +380,9 @@ class SessionManager:
             with_origins: Whether surfaces are to tell where requests come from, which is not free.
         """
         self.wants_origins = self.wants_origins or with_origins
-        with self._lock:
-            self._make_call = factory
-            for session in (*self._live.values(), *self._once):
-                session.make_call = factory
+        self._make_call = factory
+        for session in self.slots.all():
+            session.make_call = factory
 
     # -- what sessions report, from any thread ------------------------------------------------------------------
 
@@ -526,34 +400,20 @@ class SessionManager:
     def _learn_class(self, session: Session) -> None:
         with self._lock:
             self.env_cls = cls = type(session.env)
-            if self._max_sessions > 1 and not _is_concurrent(cls):
-                logger.error("%s", ConcurrencyConfigurationError(cls.__name__, self._max_sessions))
-                self._max_sessions = 1
+            if self.slots.count > 1 and not _is_concurrent(cls):
+                logger.error("%s", ConcurrencyConfigurationError(cls.__name__, self.slots.count))
+                self.slots.count = 1
         if getattr(cls, "REQUIRES_SINGLE_THREAD_EXECUTOR", False):
             self._runner.pin(session.lane)
-        self._line.notify_all()
-        self._line_once.notify_all()
+        self.slots.look_again()
 
     def _on_closed(self, session: Session) -> None:
-        with self._lock:
-            self._once.discard(session)
-            if self._live.get(session.id) is session:
-                self._forget(session, session.close_reason or "closed")
+        self.slots.give_back(session)
         holder, session.holder = session.holder, None
         if holder is not None:
-            holder.let_go(session, ending(session.close_reason or "closed"))
-        (self._line_once if session.kind is SessionKind.ONCE else self._line).notify_one()
-        self.queue.slot_freed()
+            holder.let_go(session, ending(session.close_reason))
         self._endings.notify_all()
         self._tell(SessionEvent("closed", session.id, session.close_reason, session.step_count, session.ledger.hits))
-
-    def _forget(self, session: Session, reason: str) -> None:
-        """Give the slot back; the caller holds the lock."""
-        self._live.pop(session.id, None)
-        if session.kind in (SessionKind.HTTP, SessionKind.SOFT, SessionKind.RESUMABLE):
-            self._ended[session.id] = reason
-            while len(self._ended) > _REMEMBERED:
-                self._ended.popitem(last=False)
 
     def _emit(self, name: Any, session: Session, reason: str | None = None) -> None:
         self._tell(SessionEvent(name, session.id, reason))
@@ -582,7 +442,7 @@ class SessionManager:
         for session in watched:
             unused_s = now - session.last_activity_at
             if session.is_idle and not session.is_attached and unused_s > self._idle_limit(session):
-                session.close("expired")
+                session.close(EXPIRED)
         return bool(watched)
 
     def _idle_limit(self, session: Session) -> float:
@@ -594,23 +454,18 @@ class SessionManager:
 
     def stop_admitting(self) -> None:
         """Open no more sessions, and refuse those who wait for one; what runs goes on."""
-        self._draining = True
-        self._line.notify_all()
-        self._line_once.notify_all()
+        self.slots.close()
 
     async def drain(self) -> None:
         """Stop admitting, let running calls finish within the limit, close every environment, stop the threads."""
         self.stop_admitting()
         self._reaper.stop()
         deadline = asyncio.get_running_loop().time() + self.limits.drain_s
-        with self._lock:
-            sessions = [*self._live.values(), *self._once]
-        for session in sessions:
-            session.close("server shutting down")
+        for session in self.slots.all():
+            session.close(SHUTTING_DOWN)
         while True:
             ending = self._endings.subscribe()
-            with self._lock:
-                left = [*self._live.values(), *self._once]
+            left = self.slots.all()
             if not left or not await wait_until(ending, deadline):
                 self._endings.unsubscribe(ending)
                 break
@@ -620,9 +475,9 @@ class SessionManager:
 
     def resume(self) -> None:
         """Admit again after a drain, for an application that is started a second time."""
-        if self._draining:
+        if self.slots.is_closed:
             self._runner = self._make_runner()
-            self._draining = False
+            self.slots.is_closed = False
 
 
 def _is_concurrent(env_cls: type[Any]) -> bool:

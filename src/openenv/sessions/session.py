@@ -23,7 +23,9 @@ from ..env.offload import OFFLOAD
 from ..errors import RequestCancelled, SessionClosedError
 from ..runners import Hub, Lane, current_hub
 from .episode import Episode
+from .lane_part import LanePart, raisable
 from .ledger import Ledger
+from .limits import Account
 from .operations import CLOSE, CONSTRUCT, Operation
 from .origin import Origin
 
@@ -68,6 +70,8 @@ class Call:
     """One request to a session and its outcome."""
 
     __slots__ = ("_done", "_hub", "_session", "argument", "error", "kind", "operation", "origin", "result", "task")
+
+    count = 1
 
     def __init__(
         self,
@@ -135,17 +139,8 @@ class Call:
         if self.task is not None:
             task = self.task
             self._hub.loop.call_soon_threadsafe(task.cancel)
-        elif self.operation.interrupt is not None:
-            self._interrupt()
-
-    def _interrupt(self) -> None:
-        """Interrupt until the call has ended: it may have been about to begin."""
-        session, loop = self._session, self._hub.loop
-        if session._running is not self or self.operation.interrupt is None:
-            return
-        self.operation.interrupt(session.env)
-        if loop.is_running():
-            loop.call_soon_threadsafe(loop.call_later, _INTERRUPT_AGAIN_S, self._interrupt)
+        else:
+            interrupt(self._session, self, self.operation, self._hub)
 
     def settle(self, error: BaseException | None = None) -> None:
         """Tell the requester, on its own loop."""
@@ -164,6 +159,24 @@ class Call:
 
 
 CallFactory = Callable[["Session", Operation, Any, Done, Hub, "Origin | None"], Call]
+
+
+class Running(Protocol):
+    """What a session is busy with."""
+
+    def cancel(self) -> None:
+        """End it early, as far as that is possible."""
+        ...
+
+
+def interrupt(session: Session, call: Running, operation: Operation, hub: Hub) -> None:
+    """Interrupt code in a session's lane until its call has ended: it may have been about to begin."""
+    if session._running is not call or operation.interrupt is None:
+        return
+    operation.interrupt(session.env)
+    if hub.loop.is_running():
+        again = (interrupt, session, call, operation, hub)
+        hub.loop.call_soon_threadsafe(hub.loop.call_later, _INTERRUPT_AGAIN_S, *again)
 
 
 class Holder(Protocol):
@@ -201,7 +214,7 @@ class Session:
         self.holder: Holder | None = None
         self.secret = ""
         self.ledger = Ledger()
-        self.key: str | None = None
+        self.account = Account()
         self.close_when_detached = False
         self.episode = Episode()
         self._clock = clock
@@ -210,7 +223,7 @@ class Session:
         self._on_error = on_error
         self.make_call: CallFactory = Call
         self._home: Hub | None = None
-        self._running: Call | None = None
+        self._running: Running | None = None
         self._waiting: deque[Call] = deque()
         self._async_kinds: frozenset[str] = frozenset()
         self._lock = threading.Lock()
@@ -250,10 +263,38 @@ class Session:
                 self._waiting.append(call)
                 return call
         if state is _READY:
-            self._start(call)
+            self.start(call)
         else:
             call.settle(SessionClosedError(self.id, self.close_reason or "closed"))
         return call
+
+    def takes_steps_together(self, operation: Operation, action: Any) -> bool:
+        """Whether a step may be part of a group: it blocks, and nobody watches calls one by one."""
+        return self.make_call is Call and (
+            "step" not in self._async_kinds
+            or (operation.prefers_lane is not None and operation.prefers_lane(self.env, action))
+        )
+
+    def begin_step(self, step: Running) -> bool:
+        """Take the session for a step of a group, unless it is busy or ending."""
+        with self._lock:
+            if self.state is not _READY:
+                return False
+            self.state = _BUSY
+            self._running = step
+        return True
+
+    def end_step(self, *, failed: bool) -> Call | None:
+        """Let the session go, in its lane; return what has to be started next."""
+        with self._lock:
+            self.last_activity_at = self._clock()
+            if not failed:
+                self.step_count += 1
+            if self.state is _BUSY and not self._waiting:
+                self.state = _READY
+                self._running = None
+                return None
+            return self._following()
 
     async def run(
         self,
@@ -278,7 +319,7 @@ class Session:
             if error is None:
                 future.set_result(result)
             else:
-                future.set_exception(_raisable(error))
+                future.set_exception(raisable(error))
 
         call = self.submit(operation, argument, done, hub, origin)
         try:
@@ -288,24 +329,24 @@ class Session:
                 self.cancel(call)
             raise
 
-    def cancel(self, call: Call) -> bool:
+    def cancel(self, call: Running) -> bool:
         """Take back a call that waits, or interrupt the one that runs; say whether it was still there."""
         with self._lock:
             running = self._running is call
-            waiting = call in self._waiting
-            if waiting:
-                self._waiting.remove(call)
-        if waiting:
-            call.settle(RequestCancelled())
+            waiting = next((one for one in self._waiting if one is call), None)
+            if waiting is not None:
+                self._waiting.remove(waiting)
+        if waiting is not None:
+            waiting.settle(RequestCancelled())
         if running:
             call.cancel()
-        return running or waiting
+        return running or waiting is not None
 
     async def run_in_lane(self, function: Callable[[], Any]) -> Any:
         """Run a blocking part of the running call where all blocking code of the session runs."""
         hub = current_hub()
         future: asyncio.Future[Any] = hub.loop.create_future()
-        self.lane.submit(_LanePart(function, future, hub))
+        self.lane.submit(LanePart(function, future, hub))
         return await future
 
     def close(self, reason: str = "closed") -> None:
@@ -328,7 +369,7 @@ class Session:
         if running is not None:
             running.cancel()
         if closing is not None:
-            self._start(closing)
+            self.start(closing)
 
     @property
     def is_idle(self) -> bool:
@@ -339,7 +380,8 @@ class Session:
         assert self._home is not None
         return Call(self, CLOSE, None, _nobody_waits, self._home)
 
-    def _start(self, call: Call) -> None:
+    def start(self, call: Call) -> None:
+        """Run a call that the session has been taken for."""
         operation = call.operation
         if (
             operation.in_loop is None
@@ -368,7 +410,7 @@ class Session:
             following = self._following()
         call.settle()
         if following is not None:
-            self._start(following)
+            self.start(following)
 
     def _following(self) -> Call | None:
         """Choose what runs next; the caller holds the lock."""
@@ -402,7 +444,7 @@ class Session:
             following = self._following()
         call.settle()
         if following is not None:
-            self._start(following)
+            self.start(following)
         elif error is not None:
             self._end(None)
 
@@ -420,46 +462,5 @@ class Session:
         self._on_closed(self)
 
 
-class _LanePart:
-    """A piece of a coroutine's work that runs in the lane. If nobody waits any more, it is not begun."""
-
-    __slots__ = ("_error", "_function", "_future", "_hub", "_result", "kind")
-
-    def __init__(self, function: Callable[[], Any], future: asyncio.Future[Any], hub: Hub) -> None:
-        self.kind = "step"
-        self._function = function
-        self._future = future
-        self._hub = hub
-        self._result: Any = None
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        if self._future.cancelled():
-            return
-        try:
-            self._result = self._function()
-        except BaseException as exc:
-            self._error = exc
-        if self._hub.is_at_hand:
-            self.deliver()
-        else:
-            self._hub.post(self)
-
-    def deliver(self) -> None:
-        if self._future.done():
-            return
-        if self._error is None:
-            self._future.set_result(self._result)
-        else:
-            self._future.set_exception(_raisable(self._error))
-
-
 def _nobody_waits(_: Any, error: BaseException | None) -> None:
     """The outcome of `close` is logged where it happens."""
-
-
-def _raisable(error: BaseException) -> BaseException:
-    """A coroutine may not raise StopIteration, and an exit asked for by an environment is not ours to carry out."""
-    if isinstance(error, (StopIteration, SystemExit, KeyboardInterrupt, GeneratorExit)):
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error

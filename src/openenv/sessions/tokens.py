@@ -11,6 +11,7 @@ import secrets
 from typing import NamedTuple
 
 from ..errors import SessionLost
+from .endings import RESTARTED, UNKNOWN
 
 
 class Claim(NamedTuple):
@@ -48,5 +49,5 @@ class Tokens:
         boot, _, rest = token.partition(".")
         session_id, _, secret = rest.partition(".")
         if boot != self._boot:
-            raise SessionLost("server restarted" if secret else "unknown")
+            raise SessionLost(RESTARTED if secret else UNKNOWN)
         return Claim(session_id, secret)

@@ -1,13 +1,14 @@
 """A TCP proxy that breaks connections as a plan says. It has a thread and an event loop of its own.
 
-Knows where WebSocket messages begin and end, so that it can strike between them and in their middle; must not know
-what they mean.
+Knows where HTTP and WebSocket messages begin and end, so that it can strike between them and in their middle; must not
+know what they mean.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 import struct
 import threading
@@ -190,8 +191,16 @@ def _this_task() -> asyncio.Task[None]:
 
 
 async def _units(reader: asyncio.StreamReader) -> AsyncIterator[tuple[bytes, bool]]:
-    """Cut a stream into the handshake and frames; say of each whether it is more than a ping, pong or close."""
-    yield await reader.readuntil(b"\r\n\r\n"), True
+    """Cut a stream into messages of HTTP, and frames once it is a WebSocket's.
+
+    Say of each whether it is more than a ping, pong or close.
+    """
+    while True:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if b"upgrade: websocket" in head.lower():
+            yield head, True
+            break
+        yield head + await reader.readexactly(_body_length(head)), True
     while True:
         head = await reader.readexactly(2)
         length, rest = head[1] & 0x7F, b""
@@ -205,8 +214,13 @@ async def _units(reader: asyncio.StreamReader) -> AsyncIterator[tuple[bytes, boo
         yield head + rest + body, head[0] & 0x0F < _CONTROL
 
 
+def _body_length(head: bytes) -> int:
+    found = re.search(rb"\r\ncontent-length: *(\d+)", head, re.IGNORECASE)
+    return 0 if found is None else int(found.group(1))
+
+
 def _is_handshake(unit: bytes) -> bool:
-    return unit.endswith(b"\r\n\r\n") and unit[:5] in (b"GET /", b"HTTP/")
+    return b"upgrade: websocket" in unit.lower()
 
 
 def _bound(port: int) -> socket.socket:

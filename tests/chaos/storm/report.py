@@ -20,6 +20,8 @@ several rows. The code is in `tests/chaos`."""
 NAMES = {
     "ours": "this package",
     "vector": "this package, `VectorEnv` with 4 sessions over 2 connections",
+    "http": "this package, over stateful HTTP with `Idempotency-Key`",
+    "tools": "this package, each step a tool call in an `mcp` frame",
     "published": "openenv 0.10.0",
 }
 

@@ -21,7 +21,7 @@ from .verdict import VIOLATIONS, Outcome, Verdict, judge
 OUTAGE_S = GRACE_S * 1.5
 TWIN = -2
 SLOTS = 4
-QUIET_S = GRACE_S + 4 * PING_S + 15
+QUIET_S = 6 * GRACE_S + 4 * PING_S + 15
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class Storm:
     """What is to be run.
 
     Args:
-        package: `ours` or `published`; `vector` is ours with a `VectorEnv`.
+        package: `ours` or `published`; `vector` is ours with a `VectorEnv`, `http` ours over HTTP with keys, `tools`
+            ours with steps that are tool calls.
         episodes: How many; the first half awaits, the second blocks, but for a `VectorEnv`, which has several each.
         first_seed: The seed of the first.
         at_once: How many at the same time.
@@ -104,6 +105,10 @@ class Run:
             with ThreadPoolExecutor(storm.at_once) as pool:
                 if storm.package == "vector":
                     list(pool.map(self._vector, seeds))
+                elif storm.package == "http":
+                    list(pool.map(lambda seed: self._block(seed, "http"), seeds))
+                elif storm.package == "tools":
+                    asyncio.run(self._await_all(seeds, "tools"))
                 else:
                     asyncio.run(self._await_all(seeds[:half]))
                     list(pool.map(self._block, seeds[half:]))
@@ -115,17 +120,17 @@ class Run:
         self._result.seconds = time.monotonic() - began
         return self._result
 
-    async def _await_all(self, seeds: range) -> None:
+    async def _await_all(self, seeds: range, use: str = "async") -> None:
         turns = asyncio.Semaphore(self._storm.at_once)
 
         async def one(seed: int) -> None:
             async with turns:
-                await self._episode(seed, "async")
+                await self._episode(seed, use)
 
         await asyncio.gather(*(one(seed) for seed in seeds))
 
-    def _block(self, seed: int) -> None:
-        asyncio.run(self._episode(seed, "sync"))
+    def _block(self, seed: int, use: str = "sync") -> None:
+        asyncio.run(self._episode(seed, use))
 
     def _vector(self, seed: int) -> None:
         from .fleet import owners_of, play_vector, steps_of  # the published package has no such thing
@@ -160,11 +165,23 @@ def _sound(twin: Trace, seed: int) -> Trace:
     return twin
 
 
-async def _play(url: str, use: str, seed: int, script: list[Ask], *, owner: int) -> Trace:
+def _player(url: str, use: str) -> Any:
+    if use == "http":
+        from .web import web_client  # the published package has no such things
+
+        return web_client(url)
+    if use == "tools":
+        from .tools import tool_client
+
+        return tool_client(url)
     client = client_of(url)
-    player = client.sync() if use == "sync" else client
+    return client.sync() if use == "sync" else client
+
+
+async def _play(url: str, use: str, seed: int, script: list[Ask], *, owner: int) -> Trace:
+    player = _player(url, use)
     try:
-        return await play(player, seed, script, owner=owner)
+        return await play(player, seed, script, owner=owner, unsent_is_harmless=use == "http")
     finally:
         with contextlib.suppress(Exception):
             closing = player.close()

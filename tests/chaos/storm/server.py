@@ -50,7 +50,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
 def running(package: str, *, coroutine: bool) -> Iterator[Server]:
     """Serve the counting environment."""
     book = Book()
-    env_cls = counting(book, coroutine=coroutine)
+    env_cls = _env_cls(package, book, coroutine=coroutine)
     sock = socket.socket(proto=socket.IPPROTO_TCP)
     sock.bind(("127.0.0.1", 0))
     port = sock.getsockname()[1]
@@ -74,6 +74,14 @@ def running(package: str, *, coroutine: bool) -> Iterator[Server]:
         sock.close()
 
 
+def _env_cls(package: str, book: Book, *, coroutine: bool) -> type[Any]:
+    if package == "tools":
+        from .tools import tool_counting  # the published package has no such thing
+
+        return tool_counting(book, coroutine=coroutine)
+    return counting(book, coroutine=coroutine)
+
+
 def _ours(env_cls: type[Any], book: Book, port: int) -> Any:
     from openenv.server.app import new_application
     from openenv.server.compat import HTTPEnvServer
@@ -81,7 +89,7 @@ def _ours(env_cls: type[Any], book: Book, port: int) -> Any:
     from openenv.server.run import ServeOptions, uvicorn_settings
     from openenv.sessions.manager import SessionLimits
 
-    limits = SessionLimits(sessions=SESSIONS, grace_s=GRACE_S)
+    limits = SessionLimits(sessions=SESSIONS, grace_s=GRACE_S, idle_s=4 * GRACE_S)
     server = HTTPEnvServer(env_cls, Move, Seen, state_cls=Inner, limits=limits)
     app = new_application()
     app.state.openenv_server = server

@@ -111,7 +111,7 @@ class Proxy:
     """Forwards TCP to a port until it is told otherwise."""
 
     def __init__(self, port: int) -> None:
-        self._target = port
+        self.target = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.accepted = 0
@@ -133,7 +133,7 @@ class Proxy:
             if self.refusing:
                 client.close()
                 continue
-            server = socket.create_connection(("127.0.0.1", self._target))
+            server = socket.create_connection(("127.0.0.1", self.target))
             with self._lock:
                 self._lines.append((client, server))
             for source, target in ((client, server), (server, client)):

@@ -192,7 +192,7 @@ def test_opening_asks_for_a_new_session_and_keeps_its_token() -> None:
     session = ResumableSession()
     assert session.token is None
     request = opened(session, token="b1.s.secret")
-    assert {key for key in request} == {"type", "id"}
+    assert {key for key in request} == {"type", "id", "nonce"}
     assert session.is_attached
     assert session.token == "b1.s.secret"
 

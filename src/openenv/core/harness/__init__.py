@@ -1,16 +1,58 @@
-"""Facade: rollout harnesses. Not part of this release; every name says so when it is asked for."""
+"""Facade: rollout harnesses on the module path that existing code imports. No logic lives here.
+
+Names of the turn-based part and of the trace classes are not part of this release and say so when they are asked for.
+"""
 
 from __future__ import annotations
 
 from openenv._lazy import missing_exports
+from openenv.rollout.harness import (
+    RESERVED_TOOL_NAMES,
+    CLIHarnessAdapter,
+    HarnessAdapter,
+    HarnessRolloutResult,
+    HarnessRunLimits,
+    MCPHarnessAdapter,
+    Message,
+    ModelStep,
+    ModelStepResult,
+    ResourceSession,
+    ResourceSessionFactory,
+    RolloutEvent,
+    SessionMCPBridge,
+    StepEnvSessionAdapter,
+    ToolResult,
+    ToolTraceEntry,
+    VerifyResult,
+    build_harness_rollout_func,
+)
+
+__all__ = [
+    "RESERVED_TOOL_NAMES",
+    "CLIHarnessAdapter",
+    "HarnessAdapter",
+    "HarnessRolloutResult",
+    "HarnessRunLimits",
+    "MCPHarnessAdapter",
+    "Message",
+    "ModelStep",
+    "ModelStepResult",
+    "ResourceSession",
+    "ResourceSessionFactory",
+    "RolloutEvent",
+    "SessionMCPBridge",
+    "StepEnvSessionAdapter",
+    "ToolResult",
+    "ToolTraceEntry",
+    "VerifyResult",
+    "build_harness_rollout_func",
+]
 
 __getattr__ = missing_exports(
     __name__,
     (
         "AgenticHarnessAdapter",
-        "CLIHarnessAdapter",
         "HarnessAction",
-        "HarnessAdapter",
         "HarnessClientMessage",
         "HarnessConfig",
         "HarnessEnvironment",
@@ -21,33 +63,17 @@ __getattr__ = missing_exports(
         "HarnessNotRunningError",
         "HarnessProcess",
         "HarnessResponse",
-        "HarnessRolloutResult",
-        "HarnessRunLimits",
         "HarnessStartupError",
         "HarnessTransport",
         "HarnessTurnTimeoutError",
         "LoopOwningSession",
-        "MCPHarnessAdapter",
-        "Message",
-        "ModelStep",
-        "ModelStepResult",
-        "RESERVED_TOOL_NAMES",
-        "ResourceSession",
-        "ResourceSessionFactory",
-        "RolloutEvent",
-        "SessionMCPBridge",
-        "StepEnvSessionAdapter",
-        "ToolResult",
-        "ToolTraceEntry",
         "TraceEntry",
         "TrainableSession",
         "TrainingTrace",
         "TrainingTurn",
-        "VerifyResult",
         "build_bridge_server",
-        "build_harness_rollout_func",
         "events_to_metadata",
         "resolve_tool_conflicts",
     ),
-    "Rollout harnesses",
+    "Turn-based harnesses",
 )

@@ -6,6 +6,7 @@ moves the bytes. JSON only.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -35,6 +36,11 @@ class Event:
     content: Mapping[str, Any]
 
 
+def new_nonce() -> str:
+    """Make a name for a session that is to be opened; it is as secret as the session's token."""
+    return secrets.token_urlsafe(24)
+
+
 class ContinuedElsewhere(SessionLost):
     """Another client has gone on with the session."""
 
@@ -57,6 +63,7 @@ class ResumableSession:
         self._pending: int | None = None
         self._kind = self._expected = ""
         self._last_open_id = _FIRST_CONNECTION_ID
+        self._nonce: str | None = None
         self.is_attached = False
 
     @property
@@ -92,7 +99,7 @@ class ResumableSession:
 
     def forget(self) -> None:
         """Give up the session; the next one is new."""
-        self._token = None
+        self._token = self._nonce = None
         self._last_id = 0
         self._pending = None
         self.is_attached = False
@@ -107,6 +114,8 @@ class ResumableSession:
     def open_request(self, wait_s: float | None = None) -> bytes:
         """Encode the request for a session: the one that the token names, or a new one.
 
+        Until it is answered, each of them is for one and the same new session.
+
         Args:
             wait_s: How long to wait in the queue for a new one; None for not at all.
         """
@@ -115,8 +124,10 @@ class ResumableSession:
         message: dict[str, Any] = {"type": "open", "id": self._last_open_id}
         if self._token is not None:
             message["resume"] = self._token
-        elif wait_s is not None:
-            message["wait_s"] = wait_s
+        else:
+            self._nonce = message["nonce"] = self._nonce or new_nonce()
+            if wait_s is not None:
+                message["wait_s"] = wait_s
         return to_json(message)
 
     def opened(self, raw: bytes) -> bool:
@@ -141,7 +152,7 @@ class ResumableSession:
         if kind != "opened" or not isinstance(token, str) or not isinstance(last_id, int):
             raise ProtocolError(f"Expected an 'opened' message, got {str(message)[:200]}")
         self._settle(last_id)
-        self._token = token
+        self._token, self._nonce = token, None
         self.is_attached = True
         return True
 

@@ -41,6 +41,12 @@ class Batch:
     id: int
     requests: list[Request | Refused]
     each: bool = False
+    steps: list[dict[str, Any]] | None = None
+    """Where all of them are steps, the steps as they came and were checked; `requests` is empty then."""
+
+    def in_full(self) -> list[Request | Refused]:
+        """Return the requests, steps too."""
+        return self.requests if self.steps is None else [request_of(step) for step in self.steps]
 
 
 @dataclass(slots=True)
@@ -54,9 +60,10 @@ class Refused:
 
 Parsed = Request | Batch | Refused
 
+NONCE_CHARS: Final = (16, 128)
 _OF_SESSION: Final = ("reset", "step", "state", "mcp", "close")
 _KEYS: Final[Mapping[str, frozenset[str]]] = {
-    "open": frozenset({"resume", "wait_s", "key", "compress"}),
+    "open": frozenset({"resume", "wait_s", "key", "nonce", "compress"}),
     "reset": frozenset({"session", "data", "timeout_s", "traceparent"}),
     "step": frozenset({"session", "data", "kwargs", "timeout_s", "traceparent"}),
     "state": frozenset({"session", "traceparent"}),
@@ -95,7 +102,7 @@ class ServerProtocolV2:
         head = raw[:40]
         try:
             if b'"step"' in head:
-                return _request(self._step(raw))
+                return request_of(self._step(raw))
             if b'"batch"' in head:
                 return _batch(self._batch(raw))
         except ValueError:  # the long way says what is wrong
@@ -136,7 +143,7 @@ class ServerProtocolV2:
         if not isinstance(request_id, int) or isinstance(request_id, bool):
             raise Invalid("id", "id must be an integer")
         unknown = message.keys() - _KEYS[kind] - {"type", "id"}
-        if unknown:
+        if unknown and kind != "open":  # where later versions tell what they can do
             raise Invalid(sorted(unknown)[0], "unknown key")
         if kind == "batch":
             return self._read_batch(request_id, message)
@@ -149,6 +156,8 @@ class ServerProtocolV2:
             request.kwargs = _optional(message, "kwargs", dict)
         elif kind in ("reset", "mcp"):
             request.data = _optional(message, "data", dict) or {}
+        elif kind == "open":
+            _check_nonce(_optional(message, "nonce", str))
         request.timeout_s = _seconds(message, "timeout_s")
         return request
 
@@ -214,6 +223,10 @@ class Writer(ABC):
     def message(self, kind: str, request_id: int | None, session: str | None, data: bytes | None) -> bytes:
         """Put an envelope around data."""
 
+    def observed(self, request_id: int, session: str, data: bytes) -> bytes:
+        """Put its envelope around an observation."""
+        return self.message("observation", request_id, session, data)
+
     def data(self, value: Mapping[str, Any]) -> bytes:
         """Encode any data."""
         return self.codec.encode(value)
@@ -243,6 +256,10 @@ class _JsonWriter(Writer):
         named = f',"session":"{session}"' if session is not None else ""
         head = f'{{"type":"{kind}","id":{"null" if request_id is None else request_id}{named}'.encode()
         return head + b"}" if data is None else b"".join((head, b',"data":', data, b"}"))
+
+    def observed(self, request_id: int, session: str, data: bytes) -> bytes:
+        head = b'{"type":"observation","id":%d,"session":"%b","data":' % (request_id, session.encode())
+        return b"".join((head, data, b"}"))
 
 
 class _MsgPackWriter(Writer):
@@ -298,10 +315,11 @@ def _strict(name: str, fields: dict[str, Any]) -> Any:
 
 
 def _batch(found: dict[str, Any]) -> Batch:
-    return Batch(found["id"], [_request(one) for one in found["requests"]], found.get("each", False))
+    return Batch(found["id"], [], found.get("each", False), found["requests"])
 
 
-def _request(found: dict[str, Any]) -> Request:
+def request_of(found: dict[str, Any]) -> Request:
+    """Return a step that was read in one pass."""
     return Request(
         "step", found["id"], found.get("session"), found["data"], found.get("kwargs"), found.get("timeout_s")
     )
@@ -316,6 +334,11 @@ def _optional(message: Mapping[str, Any], key: str, kind: type[Any]) -> Any:
     if value is not None and not isinstance(value, kind):
         raise Invalid(key, f"expected {'text' if kind is str else 'an object'}")
     return value
+
+
+def _check_nonce(nonce: str | None) -> None:
+    if nonce is not None and not NONCE_CHARS[0] <= len(nonce) <= NONCE_CHARS[1]:
+        raise Invalid("nonce", f"expected {NONCE_CHARS[0]} to {NONCE_CHARS[1]} characters that nobody can guess")
 
 
 def _seconds(message: Mapping[str, Any], key: str) -> float | None:

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 
 from ...errors import OpenEnvError, SessionLost, SessionNotFoundError
 from ...protocol.codec import decode
-from ...protocol.jsonrpc import JsonRpcErrorCode, JsonRpcResponse
+from ...protocol.jsonrpc import JsonRpcErrorCode, JsonRpcResponse, code_name
 from ...protocol.mcp import (
     META_SESSION,
     REQUEST_CANCELLED,
@@ -28,9 +28,11 @@ from ...protocol.mcp import (
     result_message,
     status_of,
 )
+from ...sessions.endings import EXPIRED
 from ...sessions.session import Session, SessionKind
-from ..access import Role, role_of
+from ..access import Role, account_of, role_of
 from ..asgi import (
+    BODY_TOO_LARGE,
     BodyTooLarge,
     ClientGone,
     HeaderList,
@@ -45,7 +47,6 @@ from ..asgi import (
     while_connected,
 )
 from ..http import SESSION_HEADER
-from ..redaction import Redaction
 from ..service import EnvService
 from .episodes import Episodes, McpSession
 from .methods import Exchange, McpMethods, failure, negotiated, session_error
@@ -82,6 +83,24 @@ class McpEndpoint:
             case _:
                 await respond_json(send, 405, {"detail": "Method Not Allowed"}, [(b"allow", b"GET, POST, DELETE")])
 
+    def _count(self, problem: BaseException | None) -> None:
+        """Report a refusal, unless it follows from what was reported where it happened."""
+        if isinstance(problem, McpError) and problem.__cause__ is None:
+            self._service.manager.report_error(code_name(problem.code))
+
+    def _outcome(self, message: Message, work: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
+        """Word what came of a request."""
+        if work.cancelled():
+            return error_message(message.id, McpError(REQUEST_CANCELLED, "Request cancelled"))
+        problem = work.exception()
+        if problem is None:
+            return result_message(message.id, work.result())
+        self._count(problem)
+        if not isinstance(problem, McpError):
+            logger.error("MCP %s failed", message.method, exc_info=problem)
+            problem = McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, self._service.errors.text(problem))
+        return error_message(message.id, problem)
+
     # -- POST -----------------------------------------------------------------------------------------------------
 
     async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,6 +110,8 @@ class McpEndpoint:
         except ClientGone:
             return
         except (ValueError, BodyTooLarge) as exc:
+            code = BODY_TOO_LARGE if isinstance(exc, BodyTooLarge) else JsonRpcErrorCode.PARSE_ERROR.name
+            self._service.manager.report_error(code)
             problem = JsonRpcResponse.error_response(JsonRpcErrorCode.PARSE_ERROR, f"Parse error: {exc}").model_dump()
             is_mcp = era_of(headers, None) is not None
             await respond_json(send, 400 if is_mcp else 200, problem)
@@ -118,6 +139,7 @@ class McpEndpoint:
         try:
             message = read_message(data)
         except McpError as exc:
+            self._count(exc)
             await respond_json(send, 400, error_message(None, exc))
             return
         if message.method == "initialize" and message.is_request and "mcp-session-id" not in headers:
@@ -143,7 +165,7 @@ class McpEndpoint:
         watch = asyncio.ensure_future(self._end_abandoned(client, receive, work))
         try:
             await reply.follow(work)
-            await reply.finish(_outcome(message, work, self._service.errors))
+            await reply.finish(self._outcome(message, work))
         finally:
             watch.cancel()
             client.running.pop(message.id, None)
@@ -159,14 +181,15 @@ class McpEndpoint:
                 break
             await asyncio.sleep(left_s)
         if client.is_owner:
-            client.session.close("expired")
+            client.session.close(EXPIRED)
         else:
             work.cancel()
 
     async def _initialize(self, scope: Scope, message: Message, send: Send) -> None:
         """Open a session. A refusal is sent with 200: older clients lose what comes with another status."""
         try:
-            client = await self.episodes.begin(negotiated(message.params), _handle(scope, message))
+            account = account_of(role_of(scope))
+            client = await self.episodes.begin(negotiated(message.params), _handle(scope, message), account=account)
         except McpError as exc:
             problem = exc
         except NoTools as exc:
@@ -188,6 +211,7 @@ class McpEndpoint:
         name = headers.get("mcp-session-id")
         if name is None:
             problem = McpError(JsonRpcErrorCode.INVALID_REQUEST.value, "Missing Mcp-Session-Id: begin with initialize")
+            self._count(problem)
             await respond_json(send, 400, error_message(request_id, problem))
             return None
         try:
@@ -222,6 +246,7 @@ class McpEndpoint:
                 raise method_not_found(message.method or "")
             session, extra = await self._modern_session(scope, message)
         except McpError as exc:
+            self._count(exc)
             await respond_json(send, status_of(exc), error_message(message.id if message else None, exc))
             return
         except _Gone as exc:
@@ -233,7 +258,7 @@ class McpEndpoint:
         try:
             await reply.follow(work, gone)
             if not gone.done():
-                await reply.finish(_outcome(message, work, self._service.errors), _status(work))
+                await reply.finish(self._outcome(message, work), _status(work))
         finally:
             gone.cancel()
             work.cancel()  # a client that hangs up cancels its request
@@ -247,7 +272,7 @@ class McpEndpoint:
                 return self._service.manager.find(handle), ()
             if kept is not None:
                 session = self._service.manager.find(kept)
-                self._service.manager.promote(session)
+                self._service.manager.slots.promote(session)
                 return session, ()
         except (SessionNotFoundError, SessionLost) as exc:
             if not self._methods.needs_session(message.method):
@@ -256,7 +281,7 @@ class McpEndpoint:
         if not self._methods.needs_session(message.method):
             return None, ()
         try:
-            session = await self.episodes.open(SessionKind.SOFT)
+            session = await self.episodes.open(SessionKind.SOFT, account_of(role_of(scope)))
         except OpenEnvError as exc:
             raise session_error(self._service.errors.shown(exc)) from exc
         except NoTools as exc:
@@ -290,6 +315,7 @@ class McpEndpoint:
         named: HeaderList = [(_SESSION, client.id.encode())]
         if client.stream_ended is not None:
             problem = McpError(JsonRpcErrorCode.INVALID_REQUEST.value, "The session has an open stream already")
+            self._count(problem)
             await respond_json(send, 409, error_message(None, problem), named)
             return
         ended = client.stream_ended = asyncio.Event()
@@ -341,19 +367,6 @@ def _cookie(value: str, *, expired: bool = False) -> tuple[bytes, bytes]:
 def _status(work: asyncio.Future[Any]) -> int:
     problem = None if work.cancelled() else work.exception()
     return status_of(problem) if isinstance(problem, McpError) else 200
-
-
-def _outcome(message: Message, work: asyncio.Future[dict[str, Any]], errors: Redaction) -> dict[str, Any]:
-    """Word what came of a request."""
-    if work.cancelled():
-        return error_message(message.id, McpError(REQUEST_CANCELLED, "Request cancelled"))
-    problem = work.exception()
-    if problem is None:
-        return result_message(message.id, work.result())
-    if not isinstance(problem, McpError):
-        logger.error("MCP %s failed", message.method, exc_info=problem)
-        problem = McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, errors.text(problem))
-    return error_message(message.id, problem)
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -14,8 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import SessionNotFoundError
+from ...sessions.endings import CLOSED_BY_CLIENT, NOT_BEGUN
+from ...sessions.limits import Account
 from ...sessions.operations import build_operations
 from ...sessions.session import Session, SessionKind, SessionState
+from ...sessions.slots import NOBODY
 from ...types import ServerMode
 from ..service import EnvService
 from .tools import tools_of
@@ -53,28 +56,35 @@ class Episodes:
         self._known: dict[str, McpSession] = {}
         self._plain = build_operations(_same, _same)
 
-    async def open(self, kind: SessionKind) -> Session:
-        """Open a session and begin its episode.
+    async def open(self, kind: SessionKind, account: Account = NOBODY) -> Session:
+        """Open a session that counts for somebody, and begin its episode.
 
         Raises:
             OpenEnvError: There is no room, or the environment could not be built.
             NoTools: The environment has no tools.
         """
-        session = await self._manager.open(kind)
+        session = await self._manager.open(kind, account=account)
         try:
             tools_of(session.env, self._service.action_cls)
             if self._service.mode is ServerMode.SIMULATION:
                 await session.run(self._plain.reset, {})
         except BaseException:
-            session.close("its first episode could not begin")
+            session.close(NOT_BEGUN)
             raise
         return session
 
-    async def begin(self, version: str, handle: str | None, *, kind: SessionKind = SessionKind.HTTP) -> McpSession:
+    async def begin(
+        self,
+        version: str,
+        handle: str | None,
+        *,
+        kind: SessionKind = SessionKind.HTTP,
+        account: Account = NOBODY,
+    ) -> McpSession:
         """Answer a handshake with a session; `handle` names one that exists already. Raises as `open` and `find` do."""
         self._forget_ended()
         if handle is None:
-            session = await self.open(kind)
+            session = await self.open(kind, account)
             known = McpSession(session.id, session, is_owner=True, version=version)
         else:
             session = self._manager.find(handle)
@@ -105,7 +115,7 @@ class Episodes:
         for task in list(known.running.values()):
             task.cancel()
         if known.is_owner:
-            known.session.close("closed by the client")
+            known.session.close(CLOSED_BY_CLIENT)
 
     def end_streams(self) -> None:
         """End every open stream, for a server that shuts down."""

@@ -24,9 +24,10 @@ from ...errors import (
 )
 from ...protocol.jsonrpc import JsonRpcErrorCode, JsonRpcRequest, JsonRpcResponse, McpMethod
 from ...protocol.mcp import notification
+from ...sessions.endings import CLOSED_BY_CLIENT
 from ...sessions.operations import Operation
 from ...sessions.session import Session, SessionKind, SessionState
-from ..access import Role
+from ..access import Role, account_of
 from ..service import EnvService
 from .calls import ToolCall, ToolOperations
 from .tools import NoTools
@@ -51,7 +52,6 @@ class OwnMethods:
     def __init__(self, service: EnvService) -> None:
         self._manager = service.manager
         self._errors = service.errors
-        self._of_agents = service.sessions_of_agents
         self._operations = ToolOperations(service.action_cls)
 
     async def answer(
@@ -71,15 +71,19 @@ class OwnMethods:
             role: Of whoever asks.
         """
         if not isinstance(data, dict):
+            self._manager.report_error(JsonRpcErrorCode.PARSE_ERROR.name)
             return JsonRpcResponse.error_response(JsonRpcErrorCode.PARSE_ERROR).model_dump()
         try:
             request = JsonRpcRequest.model_validate(data)
         except ValidationError as exc:
+            self._manager.report_error(JsonRpcErrorCode.INVALID_REQUEST.name)
             text = f"Invalid Request: {exc.error_count()} problem(s)"
             return JsonRpcResponse.error_response(JsonRpcErrorCode.INVALID_REQUEST, text).model_dump()
         try:
             result = await self._dispatch(request, own, notify, role)
         except Refused as exc:
+            if exc.__cause__ is None:  # or it was counted where it happened
+                self._manager.report_error(exc.code.name)
             response = JsonRpcResponse.error_response(exc.code, str(exc), exc.data, request.id)
             return response.model_dump()
         return {"jsonrpc": "2.0", "id": request.id, "result": result}
@@ -140,11 +144,9 @@ class OwnMethods:
         if own is not None:
             return {"session_id": own.id}
         try:
-            session = await self._manager.open(SessionKind.HTTP)
+            session = await self._manager.open(SessionKind.HTTP, account=account_of(role))
         except OpenEnvError as exc:
             raise refusal(exc) from exc
-        if role is Role.AGENT:
-            self._of_agents.add(session)
         return {"session_id": session.id}
 
     def _close(self, params: Mapping[str, Any], own: Session | None, role: Role) -> dict[str, Any]:
@@ -154,12 +156,12 @@ class OwnMethods:
             raise Refused(JsonRpcErrorCode.INVALID_REQUEST, "A connection's own session ends with the connection")
         session = self._named(params)
         assert session is not None
-        if role is Role.AGENT and session not in self._of_agents:
+        if role is Role.AGENT and not session.account.is_agent:
             raise Refused(JsonRpcErrorCode.INVALID_REQUEST, "An agent can only close sessions that agents have opened")
         if session.is_attached:
             session.close_when_detached = True
             return {"session_id": session.id, "closed": False, "closing": True}
-        session.close("closed by the client")
+        session.close(CLOSED_BY_CLIENT)
         return {"session_id": session.id, "closed": True}
 
 

@@ -15,6 +15,7 @@ from ...protocol.codec import encode
 from ..asgi import HeaderList, Receive, Send, respond
 
 PING_S = 15.0
+_LOOK_S = 0.5
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache, no-transform"),
@@ -83,19 +84,37 @@ async def start_stream(send: Send, headers: HeaderList) -> None:
 
 
 async def stream_until(ended: asyncio.Event, receive: Receive, send: Send, *, period_s: float, on_beat: Any) -> None:
-    """Keep a stream open until it shall end or its client goes, with a sign of life each period."""
+    """Keep a stream open until it shall end, its client goes or the server stops, with a sign of life each period."""
     gone = asyncio.ensure_future(_disconnected(receive))
     over = asyncio.ensure_future(ended.wait())
+    loop = asyncio.get_running_loop()
+    can_stop = _keeps_connection(receive)
+    next_beat = loop.time()
     try:
         while not (gone.done() or over.done()):
-            await send({"type": "http.response.body", "body": b": ping\r\n\r\n", "more_body": True})
-            on_beat()
-            await asyncio.wait({gone, over}, timeout=period_s, return_when=asyncio.FIRST_COMPLETED)
+            if loop.time() >= next_beat:
+                await send({"type": "http.response.body", "body": b": ping\r\n\r\n", "more_body": True})
+                on_beat()
+                next_beat = loop.time() + period_s
+            left_s = max(0.0, next_beat - loop.time())
+            wait_s = min(left_s, _LOOK_S) if can_stop else left_s
+            await asyncio.wait({gone, over}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            if can_stop and not _keeps_connection(receive):
+                break
         if not gone.done():
             await send({"type": "http.response.body", "body": b""})
     finally:
         gone.cancel()
         over.cancel()
+
+
+def _keeps_connection(receive: Receive) -> bool:
+    """Say whether the server wants to keep the connection of a request after its answer.
+
+    uvicorn waits for running answers before it tells an application to shut down. But it tells their connections, and
+    that can be seen; of other servers, and through middleware that has a `receive` of its own, nothing is known.
+    """
+    return getattr(getattr(receive, "__self__", None), "keep_alive", None) is True
 
 
 async def _disconnected(receive: Receive) -> None:

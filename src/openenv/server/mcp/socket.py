@@ -21,6 +21,7 @@ class RpcConnection(GymConnection):
         try:
             data = decode(payload)
         except ValueError as exc:
+            self._service.manager.report_error(JsonRpcErrorCode.PARSE_ERROR.name, self._session)
             self._socket.send(_error(JsonRpcErrorCode.PARSE_ERROR, f"Parse error: {exc}"))
         else:
             self._submit_rpc(data)

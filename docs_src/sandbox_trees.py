@@ -1,0 +1,16 @@
+import tempfile
+from pathlib import Path
+
+from openenv.sandboxes import LocalSandboxes
+
+backend = LocalSandboxes()
+with backend.open() as agents, backend.open() as verifiers, tempfile.TemporaryDirectory() as folder:
+    job = agents.start_bg("echo 42 > answer.txt; sleep 600")
+    while not agents.exists("answer.txt"):
+        pass
+    agents.stop_processes()  # also those that hide
+    print(job.wait())
+    archive = Path(folder, "work.tar")
+    agents.pack(agents.workdir, archive)
+    verifiers.unpack(archive, verifiers.workdir)  # inside: a hostile archive harms nothing else
+    print(verifiers.exec("grep -c 42 answer.txt").stdout, end="")

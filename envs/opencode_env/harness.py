@@ -1,0 +1,383 @@
+"""OpenCode as a harness: sessions in which the real agent works in a sandbox, made and judged in this process.
+
+Works with any backend of the narrow shape. With ours, OpenCode is mounted read-only and the model is reached through
+the capture proxy of the host; with others, both are put into the sandbox. Knows the order of a session; the environment
+itself, whose verifier has a sandbox of its own, is built on `openenv.rollout`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, Protocol, cast, get_args
+
+from opencode_env.config import OpenCodeConfig
+from opencode_env.opencode_runtime import (
+    PROXY_PORT,
+    SandboxPaths,
+    build_envs,
+    build_install_command,
+    build_opencode_json,
+    build_run_command,
+    render,
+)
+from opencode_env.sandbox.base import BgJob, ExecResult, SandboxBackend, SandboxHandle
+from opencode_env.sandbox.host_proxy import HostProxy
+from opencode_env.sandbox.inside_proxy import InsideProxy
+from opencode_env.task import OpenCodeTask
+from openenv.errors import SandboxUnsupported
+from openenv.rollout.agents.opencode import OpenCode
+from openenv.rollout.harness import Message, ResourceSession, ResourceSessionFactory, ToolResult, VerifyResult
+from openenv.sandboxes.base import Sandbox, Sandboxes, SandboxSpec
+from openenv.settings import cache_dir
+from openenv.tool_types import Tool
+
+logger = logging.getLogger(__name__)
+
+Mode = Literal["black_box", "transparent_proxy"]
+MODES: tuple[str, ...] = get_args(Mode)
+Verifier = Callable[[SandboxHandle, OpenCodeTask], VerifyResult]
+"""Judges what the agent left in its sandbox, when the agent has ended."""
+
+_PROBES = 15
+_PROBE_TIMEOUT_S = 5.0
+_INSTALL_TRIES = 3
+_INSTALL_PAUSE_S = 3.0
+_SPARE_S = 300
+
+
+class Proxy(Protocol):
+    """What stands between the agent and its model."""
+
+    base_url: str
+    api_key: str
+
+    def trace(self) -> list[dict[str, Any]]:
+        """Return a record of each call."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+class OpenCodeSession(ResourceSession):
+    """One agent in one sandbox.
+
+    Args:
+        sandbox: Where it works.
+        task: What it is told.
+        config: How it is set up.
+        executable: What is run.
+        proxy: What stands before its model; None where it asks the model itself.
+        is_traced: Whether the calls that the proxy records are shown.
+        verifier: Judges the work.
+    """
+
+    def __init__(
+        self,
+        *,
+        sandbox: SandboxHandle,
+        task: OpenCodeTask,
+        config: OpenCodeConfig,
+        executable: str,
+        proxy: Proxy | None = None,
+        is_traced: bool = False,
+        verifier: Verifier | None = None,
+    ) -> None:
+        self.sandbox = sandbox
+        self.task = task
+        self.config = config
+        self._executable = executable
+        self._proxy = proxy
+        self._is_traced = is_traced
+        self._verifier = verifier
+        self._agent: BgJob | None = None
+        self._exit_code: int | None = None
+
+    # -- ResourceSession --------------------------------------------------------------------------------------------
+
+    def initial_messages(self) -> list[Message]:
+        """Return the instruction."""
+        return [{"role": "user", "content": self.task.instruction}]
+
+    def list_tools(self) -> list[Tool]:
+        """Return nothing: the agent brings its own tools."""
+        return []
+
+    def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """Return an error: the agent calls its tools itself."""
+        return ToolResult(error=f"OpenCode runs its own tools; '{name}' cannot be called from here")
+
+    def verify(self, transcript: list[Message], final_state: Any | None = None) -> VerifyResult:
+        """Return the verifier's verdict, or none; the agent is ended first."""
+        self._end_agent()
+        if self._verifier is None:
+            return VerifyResult(env_reward=None, done=True)
+        folder = _folder(SandboxPaths(self.config.sandbox_home).reward)  # what lies there, the agent wrote
+        _succeed(self.sandbox.exec(f"rm -rf {folder} && mkdir -p {folder}", timeout=30), "no place for the reward")
+        return self._verifier(self.sandbox, self.task)
+
+    def close(self) -> None:
+        """End agent, proxy and sandbox; one that cannot be ended does not keep the others."""
+        proxy, self._proxy = self._proxy, None
+        ends = (self._end_agent, proxy.close if proxy is not None else None, _closing(self.sandbox))
+        for end in ends:
+            if end is not None:
+                _quietly(end)
+
+    # -- the agent --------------------------------------------------------------------------------------------------
+
+    def start_agent(self) -> None:
+        """Start the agent, once."""
+        if self._agent is not None:
+            return
+        url, key = self.config.base_url, self.config.api_key
+        if self._proxy is not None:
+            url, key = self._proxy.base_url, self._proxy.api_key
+        self._agent = self.sandbox.start_bg(
+            build_run_command(self.config, self._executable), envs=build_envs(self.config, base_url=url, api_key=key)
+        )
+
+    def wait_for_completion(self, timeout_s: float | None = None) -> int:
+        """Wait for the agent and return its exit code.
+
+        Args:
+            timeout_s: How long; by default what the configuration says.
+
+        Raises:
+            TimeoutError: It has not ended; it goes on until `verify` or `close` ends it.
+            RuntimeError: It has not been started.
+        """
+        if self._agent is None:
+            raise RuntimeError("the agent has not been started")
+        if self._exit_code is None:
+            self._exit_code = self._agent.wait(self.config.agent_timeout_s if timeout_s is None else timeout_s)
+        return self._exit_code
+
+    def fetch_trace(self) -> str:
+        """Return what the agent printed."""
+        path = SandboxPaths(self.config.sandbox_home).agent_log
+        return self.sandbox.read_text(path) if self.sandbox.exists(path) else ""
+
+    def fetch_proxy_trace(self) -> list[dict[str, Any]]:
+        """Return a record of each model call; none where the agent is a black box."""
+        return self._proxy.trace() if self._proxy is not None and self._is_traced else []
+
+    def _end_agent(self) -> None:
+        if self._agent is not None and self._exit_code is None:
+            self._agent.kill()
+        if isinstance(self.sandbox, Sandbox) and self._agent is not None:
+            _quietly(self.sandbox.stop_processes)  # daemons that outlive the agent
+
+
+class OpenCodeSessionFactory(ResourceSessionFactory[OpenCodeSession]):
+    """Makes sessions: a sandbox with everything set up, and the agent started in it.
+
+    Args:
+        config: How agents are set up.
+        sandbox_backend: Where sandboxes come from: one of ours, or any class of the narrow shape.
+        mode: `black_box`, or `transparent_proxy` to record every model call.
+        verifier: Judges the work.
+        install_timeout_s: How long installing OpenCode may take, where it has to be.
+        setup_timeout_s: How long each setup may take.
+        starts_agent: Whether `create` starts the agent; otherwise the caller does.
+        proxy_port: Where the proxy answers in the sandbox.
+        cache: Where OpenCode is kept for sandboxes that mount it; by default the user's cache folder.
+        sleep: Waits between tries.
+
+    Raises:
+        ValueError: There is no such mode.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: OpenCodeConfig,
+        sandbox_backend: SandboxBackend,
+        mode: str = "black_box",
+        verifier: Verifier | None = None,
+        install_timeout_s: float = 240,
+        setup_timeout_s: float = 300,
+        starts_agent: bool = True,
+        proxy_port: int = PROXY_PORT,
+        cache: Path | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        if mode not in MODES:
+            raise ValueError(f"unknown mode {mode!r}: choose one of {', '.join(MODES)}")
+        self._config = config
+        self._backend = sandbox_backend
+        self._mode = mode
+        self._verifier = verifier
+        self._install_timeout_s = install_timeout_s
+        self._setup_timeout_s = setup_timeout_s
+        self._starts_agent = starts_agent
+        self._proxy_port = proxy_port
+        self._cache = cache
+        self._sleep = sleep
+
+    def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> OpenCodeSession:
+        """Make a session; whatever fails, its sandbox is ended.
+
+        Args:
+            task: An `OpenCodeTask`, its fields, or an instruction.
+            seed: Not used; agents have none.
+            episode_id: A name for the sandbox's metadata.
+
+        Raises:
+            TypeError: The task is none.
+            RuntimeError: Sandbox, installation, setup or proxy failed.
+        """
+        wanted = OpenCodeTask.coerce(task)
+        sandbox, executable = self._open(episode_id)
+        proxy: Proxy | None = None
+        try:
+            self._prepare(sandbox, wanted)
+            proxy = self._start_proxy(sandbox)
+            self._configure(sandbox, proxy)
+            session = OpenCodeSession(
+                sandbox=sandbox,
+                task=wanted,
+                config=self._config,
+                executable=executable,
+                proxy=proxy,
+                is_traced=self._mode == "transparent_proxy",
+                verifier=self._verifier,
+            )
+            if self._starts_agent:
+                session.start_agent()
+        except BaseException:
+            if proxy is not None:
+                _quietly(proxy.close)
+            _quietly(_closing(sandbox))
+            raise
+        return session
+
+    # -- the sandbox ------------------------------------------------------------------------------------------------
+
+    def _open(self, episode_id: str | None) -> tuple[SandboxHandle, str]:
+        """Start a sandbox that has OpenCode; return it, and how OpenCode is called in it."""
+        lifetime = int(self._config.agent_timeout_s + self._install_timeout_s + self._setup_timeout_s) + _SPARE_S
+        metadata = {"episode_id": episode_id} if episode_id else {}
+        if isinstance(self._backend, Sandboxes) and "mounts" in self._backend.features:
+            return self._open_mounted(self._backend, lifetime, metadata)
+        sandbox = self._backend.create(timeout_s=lifetime, envs={}, metadata=metadata)
+        try:
+            self._probe(sandbox)
+            return sandbox, self._install(sandbox)
+        except BaseException:
+            _quietly(_closing(sandbox))
+            raise
+
+    def _open_mounted(self, backend: Sandboxes, lifetime: float, metadata: dict[str, str]) -> tuple[Sandbox, str]:
+        version = self._config.opencode_version
+        agent = OpenCode(version=None if version == "latest" else version)
+        installation = agent.install(self._cache or cache_dir(), logger.info)
+        spec = SandboxSpec(
+            mounts=installation.mounts, home=self._config.sandbox_home, timeout_s=lifetime, metadata=metadata
+        )
+        return backend.open(spec), installation.executable
+
+    def _probe(self, sandbox: SandboxHandle) -> None:
+        for _ in range(_PROBES):
+            try:
+                if sandbox.exec("echo ok", timeout=_PROBE_TIMEOUT_S).exit_code == 0:
+                    return
+            except Exception as exc:  # a sandbox that is still coming up may fail in any way
+                logger.info("the sandbox does not answer yet: %s", exc)
+            self._sleep(1.0)
+        raise RuntimeError(f"sandbox {sandbox.sandbox_id} did not answer")
+
+    def _install(self, sandbox: SandboxHandle) -> str:
+        program = SandboxPaths(self._config.sandbox_home).opencode
+        if sandbox.exec(f"{program} --version", timeout=30).exit_code == 0:
+            return program
+        problem = ""
+        for attempt in range(_INSTALL_TRIES):
+            if attempt:
+                self._sleep(_INSTALL_PAUSE_S * 2 ** (attempt - 1))
+            try:
+                done = sandbox.exec(build_install_command(self._config), timeout=self._install_timeout_s)
+            except Exception as exc:  # the way to the sandbox broke, not the installer
+                problem = f"{type(exc).__name__}: {exc}"
+                continue
+            if done.exit_code == 0:
+                return program
+            problem = done.stderr.strip() or f"exit code {done.exit_code}"
+            if done.stderr.strip():
+                break  # the installer said why: it would say so again
+        raise RuntimeError(f"OpenCode could not be installed: {problem[-2000:]}")
+
+    def _prepare(self, sandbox: SandboxHandle, task: OpenCodeTask) -> None:
+        """Write the files and run every setup, all of it before the agent starts."""
+        paths = SandboxPaths(self._config.sandbox_home)
+        folders = " ".join((paths.workdir, _folder(paths.agent_log), _folder(paths.reward)))
+        _succeed(sandbox.exec(f"mkdir -p {folders}", timeout=30), "the folders could not be made")
+        sandbox.write_text(paths.instruction, task.instruction)
+        if self._config.system_prompt is not None:
+            sandbox.write_text(paths.system_prompt, self._config.system_prompt)
+        for path, text in task.upload_files.items():
+            sandbox.write_text(path, text)
+        if self._config.extra_setup_shell:
+            self._set_up(sandbox, self._config.extra_setup_shell, "extra_setup_shell", tries=2)
+        if task.setup_shell:
+            self._set_up(sandbox, task.setup_shell, "setup_shell", tries=1)
+
+    def _set_up(self, sandbox: SandboxHandle, line: str, name: str, *, tries: int) -> None:
+        done = ExecResult(1, "", "")
+        for _ in range(tries):
+            workdir = SandboxPaths(self._config.sandbox_home).workdir
+            done = sandbox.exec(line, cwd=workdir, timeout=self._setup_timeout_s)
+            if done.exit_code == 0:
+                return
+        _succeed(done, f"{name} failed")
+
+    # -- the model --------------------------------------------------------------------------------------------------
+
+    def _start_proxy(self, sandbox: SandboxHandle) -> Proxy | None:
+        """Start a proxy: on the host where the sandbox can reach it, else inside where one is asked for.
+
+        A sandbox that reaches its host has no other way out, so a black box needs the proxy too; it is not traced.
+        """
+        if isinstance(sandbox, Sandbox):
+            try:
+                return HostProxy(sandbox, self._config, port=self._proxy_port)
+            except SandboxUnsupported:
+                logger.info("sandbox %s cannot reach its host; the proxy runs inside", sandbox.sandbox_id)
+        if self._mode == "black_box":
+            return None
+        return InsideProxy(sandbox, self._config, port=self._proxy_port, sleep=self._sleep)
+
+    def _configure(self, sandbox: SandboxHandle, proxy: Proxy | None) -> None:
+        made = build_opencode_json(self._config)
+        if proxy is not None:
+            npm = None if self._config.provider == "anthropic" else "@ai-sdk/openai-compatible"
+            made = build_opencode_json(self._config, base_url=proxy.base_url, api_key=proxy.api_key, npm=npm)
+        sandbox.write_text(SandboxPaths(self._config.sandbox_home).config, render(made))
+
+
+def _succeed(done: ExecResult, what: str) -> None:
+    if done.exit_code != 0:
+        said = (done.stderr or done.stdout).strip()[-2000:]
+        raise RuntimeError(f"{what} (exit code {done.exit_code}): {said}")
+
+
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _closing(sandbox: SandboxHandle) -> Callable[[], None]:
+    """Return what ends a sandbox and frees what it took."""
+    close = getattr(sandbox, "close", None)
+    return cast("Callable[[], None]", close) if callable(close) else sandbox.kill
+
+
+def _quietly(end: Callable[[], None]) -> None:
+    """End something; a failure is logged and keeps nothing else from being ended."""
+    try:
+        end()
+    except Exception:
+        logger.exception("could not end %r", end)

@@ -1,0 +1,236 @@
+"""The OpenCode environment: one tool that runs a whole rollout and returns what came of it.
+
+Callers see progress while it runs and may cancel it. Knows the tool, its limits and its state; how a rollout is run is
+`server.rollouts`' matter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, get_args
+
+from fastmcp import Context, FastMCP
+
+from opencode_env.client import patience
+from opencode_env.models import OpenCodeState, RolloutResult
+from opencode_env.server.rollouts import RolloutRequest, roll
+from opencode_env.server.settings import ServerSettings
+from openenv.core.env_server.mcp_environment import MCPEnvironment
+from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
+from openenv.core.env_server.types import Action, EnvironmentMetadata, Observation
+from openenv.rollout import Progress
+from openenv.rollout.outcome import Phase
+
+STEP_TIMEOUT_S = 900.0
+"""Seconds that a step may take when it names no limit, unless its rollout may take longer by its own arguments."""
+HEARTBEAT_S = 10.0
+_PHASES: tuple[str, ...] = get_args(Phase)
+
+
+class OpenCodeEnvironment(MCPEnvironment):
+    """Let OpenCode work on a task in a sandbox, and verify its work in another.
+
+    Args:
+        settings: How rollouts are run; by default what the environment's variables say.
+    """
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self, settings: ServerSettings | None = None) -> None:
+        server = FastMCP("opencode_env")
+        server.tool(self.run_rollout)
+        super().__init__(server)
+        self._settings = settings or ServerSettings.from_environ()
+        self._state = OpenCodeState(episode_id=str(uuid.uuid4()))
+        self._last: RolloutResult | None = None
+
+    async def run_rollout(
+        self,
+        ctx: Context,
+        endpoint: str = "",
+        base_url: str = "",
+        api_key: str = "",
+        model: str = "",
+        instruction: str = "",
+        setup: list[str] | None = None,
+        verify: list[str] | None = None,
+        task_id: str = "",
+        mode: str = "transparent_proxy",
+        disable_thinking: bool | None = None,
+        max_tokens_cap: int = 4096,
+        top_logprobs: int = 5,
+        agent_timeout_s: float = 600.0,
+        template: str = "",
+        sandbox: str = "",
+        files: dict[str, str] | None = None,
+        verify_files: dict[str, str] | None = None,
+        script: dict[str, Any] | None = None,
+        sequences: bool = False,
+        reward_file: bool | None = None,
+    ) -> str:
+        """Run OpenCode on a task in a sandbox, verify its work in a fresh one, and return a RolloutResult as JSON.
+
+        Name an endpoint (vllm, openai, hf_router, scripted) or give base_url, api_key and model. All setup lines run
+        before the agent starts; the reward is what the verify lines write into ~/logs/verifier/reward.txt, else the
+        share of them that exit with 0.
+        """
+        request = RolloutRequest(
+            instruction=instruction,
+            endpoint=endpoint,
+            base_url=base_url,
+            api_key=api_key,
+            model=model,
+            setup=tuple(setup or ()),
+            verify=tuple(verify or ()),
+            task_id=task_id,
+            mode=mode,
+            disable_thinking=disable_thinking,
+            max_tokens_cap=max_tokens_cap,
+            top_logprobs=top_logprobs,
+            agent_timeout_s=agent_timeout_s,
+            template=template,
+            sandbox=sandbox,
+            files=files,
+            verify_files=verify_files,
+            script=script,
+            sequences=sequences,
+            reward_file=reward_file,
+        )
+        self._last = None
+        async with _telling(ctx) as tell:
+            result = await roll(request, self._settings, tell)
+        self._note(result)
+        return result.model_dump_json()
+
+    def _run_rollout_impl(self, *, progress_cb: Callable[[str], None] | None = None, **arguments: Any) -> RolloutResult:
+        """Run a rollout from synchronous code; `progress_cb` gets a line of text for each event."""
+        arguments |= {name: tuple(arguments.get(name) or ()) for name in ("setup", "verify")}
+        tell = None if progress_cb is None else lambda event: progress_cb(_line(event))
+        result = asyncio.run(roll(RolloutRequest(**arguments), self._settings, tell))
+        self._note(result)
+        return result
+
+    def _note(self, result: RolloutResult) -> None:
+        self._last = result
+        state = self._state
+        state.step_count += 1
+        state.rollouts_completed += 1
+        state.last_reward, state.last_task_id = result.reward, result.task_id or None
+        state.last_sandbox_id = result.sandbox_id or None
+
+    # -- Environment ------------------------------------------------------------------------------------------------
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
+        """Begin a new count; a rollout needs no reset."""
+        self._state = OpenCodeState(episode_id=episode_id or str(uuid.uuid4()))
+        return Observation(metadata={"status": "ready", "message": "call run_rollout with a task and an endpoint"})
+
+    def step(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
+        """Call the tool; the observation has the rollout's reward."""
+        observation = super().step(action, timeout_s=_limit(action, timeout_s), **kwargs)
+        return self._rewarded(action, observation)
+
+    async def step_async(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
+        """Call the tool without blocking; the observation has the rollout's reward."""
+        observation = await super().step_async(action, timeout_s=_limit(action, timeout_s), **kwargs)
+        return self._rewarded(action, observation)
+
+    def _rewarded(self, action: Action, observation: Observation) -> Observation:
+        if _is_rollout(action) and isinstance(observation, CallToolObservation) and observation.error is None:
+            observation.reward = self._last.reward if self._last is not None else None
+        return observation
+
+    def _step_impl(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
+        return Observation(metadata={"error": f"{type(action).__name__} is no action here: call the tool run_rollout"})
+
+    @property
+    def state(self) -> OpenCodeState:
+        """The rollouts of this session."""
+        return self._state
+
+    def get_metadata(self) -> EnvironmentMetadata:
+        """Describe the environment."""
+        return EnvironmentMetadata(
+            name="opencode_env",
+            description="A real coding agent works in a sandbox; its tokens and a trustworthy reward come back.",
+            version="0.11.0",
+        )
+
+
+def _is_rollout(action: Action) -> bool:
+    return isinstance(action, CallToolAction) and action.tool_name == "run_rollout"
+
+
+def _limit(action: Action, timeout_s: float | None) -> float | None:
+    if timeout_s is not None or not isinstance(action, CallToolAction) or not _is_rollout(action):
+        return timeout_s
+    try:
+        return max(STEP_TIMEOUT_S, patience(action.arguments))
+    except (TypeError, ValueError):  # arguments that the tool will refuse
+        return STEP_TIMEOUT_S
+
+
+@asynccontextmanager
+async def _telling(ctx: Context) -> AsyncIterator[Callable[[Progress], None]]:
+    """Give a function that passes a rollout's events on, from any thread; silence is broken now and then."""
+    loop = asyncio.get_running_loop()
+    telling = _Telling(ctx)
+
+    def tell(event: Progress) -> None:
+        loop.call_soon_threadsafe(telling.hear, event)
+
+    speaking = asyncio.create_task(telling.speak())
+    try:
+        yield tell
+    finally:
+        await asyncio.sleep(0)  # events that came with the end are heard
+        telling.end()
+        with contextlib.suppress(asyncio.CancelledError):
+            await speaking
+
+
+class _Telling:
+    """The news of one rollout, in order, numbered so that each is more than the one before."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._news: asyncio.Queue[Progress | None] = asyncio.Queue()
+        self._phase, self._said = 0, 0
+        self._last = ""
+
+    def hear(self, event: Progress) -> None:
+        """Take an event."""
+        self._news.put_nowait(event)
+
+    def end(self) -> None:
+        """Say what has been heard, and no more."""
+        self._news.put_nowait(None)
+
+    async def speak(self) -> None:
+        """Report the events as progress, until the end."""
+        while True:
+            try:
+                event = await asyncio.wait_for(self._news.get(), HEARTBEAT_S)
+            except asyncio.TimeoutError:
+                await self._say(self._last)
+                continue
+            if event is None:
+                return
+            phase = _PHASES.index(event.phase)
+            if phase > self._phase:
+                self._phase, self._said = phase, 0
+            self._last = _line(event)
+            await self._say(self._last)
+
+    async def _say(self, message: str) -> None:
+        self._said += 1
+        progress = self._phase + self._said / (self._said + 1)
+        await self._ctx.report_progress(progress, len(_PHASES), message)
+
+
+def _line(event: Progress) -> str:
+    return f"{event.phase}: {event.message}"

@@ -1,0 +1,290 @@
+"""`openenv rollouts`: run tasks, and look at, export and verify again what a store holds.
+
+Knows options and tables; everything else is `openenv.rollout`'s.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from .. import settings
+from ..errors import OpenEnvError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ..rollout.cheats.run import CheatResult
+    from ..rollout.index import Row
+    from ..rollout.outcome import CommandResult, Outcome, Progress
+    from ..rollout.store import Record, RolloutStore
+
+rollouts = typer.Typer(
+    help="Run tasks with an agent in a sandbox; look at, export and verify again what was stored.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+_STORE = typer.Option(None, "--store", help="The folder of stored rollouts; by default OPENENV_ROLLOUTS.")
+_JSON = typer.Option(False, "--json", help="Print JSON.")
+_SANDBOX = typer.Option("local", "--sandbox", help="Where commands run: local, docker or e2b.")
+_OUTPUT_LINES = 20
+
+
+@rollouts.command("ls")
+def list_rollouts(
+    store: Path | None = _STORE,
+    status: str | None = typer.Option(None, help="Only those with this status."),
+    task: str | None = typer.Option(None, help="Only those of this task."),
+    agent: str | None = typer.Option(None, help="Only those of this agent."),
+    limit: int = typer.Option(50, min=1, help="At most so many, the newest."),
+    as_json: bool = _JSON,
+) -> None:
+    """List stored rollouts, newest first."""
+    with _opened(store) as opened:
+        rows = opened.find(limit=limit, status=status, task_id=task, agent=agent)
+        lost = opened.interrupted()
+        if as_json:
+            typer.echo(json.dumps({"rollouts": [_row_document(row) for row in rows], "interrupted": lost}, indent=2))
+            return
+        if not rows:
+            typer.echo(f"No rollouts in {opened.root}.")
+        else:
+            _print(_rows_table(rows))
+        if lost:
+            typer.echo(f"{len(lost)} more were interrupted with their engine: {', '.join(lost[:5])}")
+
+
+@rollouts.command("show")
+def show_rollout(
+    rollout_id: str = typer.Argument(..., metavar="ID", help="The rollout; the beginning of its id will do."),
+    store: Path | None = _STORE,
+    as_json: bool = _JSON,
+) -> None:
+    """Show one rollout: status, reward, every command and model call."""
+    with _opened(store) as opened:
+        history = opened.history(rollout_id)
+        if as_json:
+            typer.echo(json.dumps([_record_document(record) for record in history], indent=2))
+            return
+        _show(history)
+
+
+@rollouts.command("export")
+def export(
+    target: Path = typer.Argument(..., metavar="FILE", help="Where to; .parquet for training sequences, else JSONL."),
+    store: Path | None = _STORE,
+    status: str | None = typer.Option(None, help="Only those with this status."),
+    task: str | None = typer.Option(None, help="Only those of this task."),
+    agent: str | None = typer.Option(None, help="Only those of this agent."),
+    messages: bool = typer.Option(False, "--messages", help="Requests and responses in full, too (JSONL)."),
+) -> None:
+    """Write rollouts with their tokens and log-probabilities into a file."""
+    from ..rollout.exporting import export_rollouts
+
+    with _opened(store) as opened:
+        count = export_rollouts(opened, target, messages=messages, status=status, task_id=task, agent=agent)
+        typer.echo(f"{count} {'rows' if target.suffix == '.parquet' else 'rollouts'} in {target}")
+
+
+@rollouts.command("reverify")
+def verify_again(
+    rollout_ids: list[str] = typer.Argument(
+        ..., metavar="ID...", help="Which rollouts; the beginning of an id will do."
+    ),
+    line: list[str] = typer.Option([], "--verify", help="A verify line in place of the task's; may be repeated."),
+    task: Path | None = typer.Option(None, "--task", help="A task file whose verification is used instead."),
+    sandbox: str = _SANDBOX,
+    store: Path | None = _STORE,
+    as_json: bool = _JSON,
+) -> None:
+    """Run verify lines over stored work trees, without a model; the first verdict stays."""
+    from ..rollout.loading import load_task
+    from ..rollout.reverify import reverify
+
+    with _opened(store) as opened:
+        given = None if task is None else load_task(task)
+        outcomes = [
+            reverify(opened, rollout_id, lines=line or None, task=given, sandbox=sandbox) for rollout_id in rollout_ids
+        ]
+        _print_outcomes(outcomes, as_json=as_json)
+
+
+@rollouts.command("run")
+def run(
+    tasks: list[Path] = typer.Argument(..., metavar="TASK...", help="Task files, YAML or JSON."),
+    agent: str = typer.Option("opencode", help="The agent; a version may follow after @."),
+    base_url: str | None = typer.Option(None, help="The model's endpoint, ending in /v1."),
+    model: str | None = typer.Option(None, help="The model's id."),
+    api_key: str | None = typer.Option(None, help="The endpoint's key; by default OPENENV_MODEL_KEY."),
+    repeat: int = typer.Option(1, min=1, help="Run each task so many times."),
+    concurrency: int = typer.Option(1, min=1, help="How many at once."),
+    sandbox: str = _SANDBOX,
+    store: Path | None = _STORE,
+    as_json: bool = _JSON,
+) -> None:
+    """Run tasks, store what came of them and print it."""
+    from ..rollout.loading import load_task
+    from ..rollout.many import run_many
+
+    with _opened(store) as opened:
+        loaded = [load_task(path) for path in tasks for _ in range(repeat)]
+        outcomes = run_many(
+            loaded,
+            agent=agent,
+            sandbox=sandbox,
+            model=_model(base_url, model, api_key or settings.model_key()),
+            store=opened,
+            concurrency=concurrency,
+            on_progress=_say_progress,
+            on_install=lambda message: typer.echo(message, err=True),
+        )
+        _print_outcomes(outcomes, as_json=as_json)
+
+
+@rollouts.command("cheats")
+def cheats(
+    sandbox: str = _SANDBOX,
+    name: list[str] = typer.Option([], "--cheat", help="Only this one; may be repeated."),
+    concurrency: int = typer.Option(2, min=1, help="How many at once."),
+    as_json: bool = _JSON,
+) -> None:
+    """Let agents cheat: each must earn what doing nothing earns. Exits with 1 when one does not."""
+    from ..rollout.cheats import all_cheats, run_cheats
+
+    unknown = set(name) - {cheat.name for cheat in all_cheats()}
+    with _failures():
+        if unknown:
+            raise ValueError(f"There is no cheat {', '.join(sorted(unknown))}")
+        chosen = [cheat for cheat in all_cheats() if not name or cheat.name in name]
+        say = None if as_json else _say_cheat
+        report = run_cheats(sandbox, cheats=chosen, concurrency=concurrency, on_result=say)
+    if as_json:
+        typer.echo(json.dumps(report.document(), indent=2))
+    else:
+        typer.echo(f"{len(report.succeeded)} of {len(report.results)} cheats succeeded on {report.sandbox}.")
+    if report.succeeded:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _opened(store: Path | None) -> Iterator[RolloutStore]:
+    from ..rollout.store import RolloutStore
+
+    with _failures(), RolloutStore(store or settings.rollout_store()) as opened:
+        yield opened
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    try:
+        yield
+    except (OpenEnvError, ValueError) as exc:
+        typer.secho(f"Error: {exc}", fg="red", err=True)
+        raise typer.Exit(1) from None
+
+
+def _model(base_url: str | None, name: str | None, api_key: str | None) -> object:
+    from ..rollout.task import Model
+
+    if base_url is None and name is None:
+        return None
+    if base_url is None or name is None:
+        raise ValueError("--base-url and --model go together")
+    given = {} if api_key is None else {"api_key": api_key}
+    return Model.model_validate({"base_url": base_url, "name": name, **given})
+
+
+def _say_progress(event: Progress) -> None:
+    typer.echo(f"{event.rollout_id} {event.elapsed_s:7.1f} s  {event.phase:8} {event.message}", err=True)
+
+
+def _say_cheat(result: CheatResult) -> None:
+    mark = typer.style("paid", fg="red") if result.succeeded else typer.style("held", fg="green")
+    earned = "nothing" if result.reward is None else f"{result.reward:g}"
+    typer.echo(f"{mark}  {result.name:30} earned {earned}  {result.breach or result.what}")
+
+
+def _print(table: object) -> None:
+    from rich.console import Console  # other commands do not need it
+
+    Console().print(table, highlight=False)
+
+
+def _rows_table(rows: list[Row]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("ID", "TASK", "AGENT", "STATUS", "REWARD", "TURNS", "SECONDS", "BEGUN"):
+        table.add_column(column, justify="right" if column in ("REWARD", "TURNS", "SECONDS") else "left", no_wrap=True)
+    for row in rows:
+        begun = datetime.fromtimestamp(row.started_at).astimezone().strftime("%m-%d %H:%M")
+        status = Text(row.status, style="green" if row.status == "ok" else "yellow")
+        numbers = (_reward(row.reward), str(row.turns), f"{row.wall_s:.1f}")
+        table.add_row(row.rollout_id, row.task_id, row.agent, status, *numbers, begun)
+    return table
+
+
+def _reward(reward: float | None) -> str:
+    return "-" if reward is None else f"{reward:g}"
+
+
+def _row_document(row: Row) -> dict[str, object]:
+    names = ("rollout_id", "record_id", "kind", "task_id", "agent", "model", "sandbox", "status", "phase", "reason")
+    more = ("reward", "turns", "started_at", "wall_s", "stored_at")
+    return {name: getattr(row, name) for name in (*names, *more)}
+
+
+def _record_document(record: Record) -> dict[str, object]:
+    return {
+        "record_id": record.record_id,
+        "kind": record.kind,
+        "stored_at": record.stored_at,
+        "task": record.task.model_dump(mode="json"),
+        "outcome": record.outcome.model_dump(mode="json"),
+    }
+
+
+def _print_outcomes(outcomes: list[Outcome], *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps([outcome.model_dump(mode="json") for outcome in outcomes], indent=2))
+        return
+    for outcome in outcomes:
+        why = f"  ({outcome.phase}: {outcome.reason})" if outcome.reason else ""
+        typer.echo(f"{outcome.rollout_id}  {outcome.status}  reward {_reward(outcome.reward)}{why}")
+
+
+def _show(history: list[Record]) -> None:
+    outcome = history[0].outcome
+    typer.echo(f"rollout   {outcome.rollout_id}")
+    typer.echo(f"task      {outcome.task_id or '-'}")
+    typer.echo(f"agent     {outcome.agent}, model {outcome.model or '-'}, sandbox {outcome.sandbox}")
+    typer.echo(f"status    {outcome.status}{f' in {outcome.phase}: {outcome.reason}' if outcome.reason else ''}")
+    typer.echo(f"reward    {_reward(outcome.reward)}")
+    typer.echo(f"seconds   {', '.join(f'{phase} {spent:.1f}' for phase, spent in outcome.phase_s.items())}")
+    for title, results in (("setup", outcome.setup_results), ("verify", outcome.verify_results)):
+        for result in results:
+            _show_command(title, result)
+    for turn in outcome.turns:
+        tokens = len(turn.completion_tokens)
+        typer.echo(f"turn {turn.turn}: {tokens} tokens in {turn.latency_s:.2f} s, {turn.finish_reason or 'no end'}")
+    for path in (*outcome.files, *outcome.files_extra):
+        typer.echo(f"file      {path}")
+    for record in history[1:]:
+        when = datetime.fromtimestamp(record.stored_at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        typer.echo(f"earlier   {when}: {record.outcome.status}, reward {_reward(record.outcome.reward)}")
+
+
+def _show_command(title: str, result: CommandResult) -> None:
+    typer.echo(f"{title:9} [{result.exit_code}] {result.cmd}")
+    said = (result.stdout + result.stderr).splitlines()
+    for text in said[-_OUTPUT_LINES:]:
+        typer.echo(f"            {text}")

@@ -1,0 +1,116 @@
+"""`openenv sandboxes`: which backends can run here, and whether one keeps the sandbox contract.
+
+Knows how results are shown; what is checked is in `sandboxes.checks`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import typer
+
+from ..errors import message_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..sandboxes import Sandboxes
+    from ..sandboxes.self_check import CheckResult
+
+sandboxes = typer.Typer(
+    name="sandboxes",
+    help="Places where an agent's commands run: what works here, and does it hold?",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+_MARKS = {"passed": "[green]✓[/]", "failed": "[red]✗[/]", "not offered": "[dim]–[/]"}
+_UNSAFE = "i_know_there_is_no_isolation"
+
+
+@sandboxes.command("ls")
+def ls() -> None:
+    """List the backends and say what is missing for those that cannot run here."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..sandboxes.registry import BACKENDS
+
+    console = Console()
+    table = Table("backend", "runs here", "start", "offers, or what is missing", box=None, pad_edge=False)
+    for name in BACKENDS:
+        with console.status(f"trying {name}"):
+            table.add_row(name, *_tried(name))
+    console.print(table)
+
+
+@sandboxes.command("check")
+def check(
+    backend: str = typer.Argument(..., metavar="BACKEND", help="local, docker, e2b or process."),
+    only: list[str] = typer.Option([], "--only", help="Only checks whose id begins so; repeatable."),
+    failed: bool = typer.Option(False, "--failed", help="Show failed checks only."),
+) -> None:
+    """Run the contract against a backend: every check is a small program or attack in a real sandbox."""
+    from rich.console import Console
+
+    from ..sandboxes.checks import CHECKS
+    from ..sandboxes.self_check import self_check
+
+    console = Console(highlight=False)
+    chosen = _backend(backend)
+    total = sum(not only or one.id.startswith(tuple(only)) for one in CHECKS)
+    done: list[CheckResult] = []
+    started = time.monotonic()
+    with console.status(f"0 of {total} checks") as status:
+
+        def show(result: CheckResult) -> None:
+            done.append(result)
+            status.update(f"{len(done)} of {total} checks")
+            if result.status == "failed" or not failed:
+                _print(console, result)
+
+        self_check(chosen, report=show, only=only)
+    counts = {name: sum(result.status == name for result in done) for name in _MARKS}
+    words = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    console.print(f"{chosen.name}: {words or 'no such check'}, in {time.monotonic() - started:.1f} s")
+    left = chosen.leftovers()
+    for name in left:
+        console.print(f"[red]left behind:[/] {name}")
+    if counts["failed"] or left or not done:
+        raise typer.Exit(1)
+
+
+def _print(console: Console, result: CheckResult) -> None:
+    seconds = f" [dim]{result.duration_s:.1f} s[/]" if result.duration_s >= 0.5 else ""
+    console.print(f"{_MARKS[result.status]} {result.id:<24} {result.says}{seconds}")
+    if result.detail:
+        style = "red" if result.status == "failed" else "dim"
+        console.print(f"  [{style}]{_escaped(result.detail)}[/]")
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def _tried(name: str) -> tuple[str, str, str]:
+    """Start a sandbox; return whether that works, how long it took, and what is offered or missing."""
+    if name == "process":
+        return "on request", "", f"no isolation: backend('process', {_UNSAFE}=True)"
+    try:
+        chosen = _backend(name)
+        chosen.check()
+        started = time.monotonic()
+        with chosen.open() as sandbox:
+            sandbox.exec(["true"])
+            seconds = time.monotonic() - started
+    except (RuntimeError, ImportError, ValueError) as error:  # whatever keeps a backend from being made
+        return "[red]no[/]", "", _escaped(message_of(error))
+    return "[green]yes[/]", f"{seconds * 1000:.0f} ms", ", ".join(sorted(chosen.features))
+
+
+def _backend(name: str) -> Sandboxes:
+    from ..sandboxes.registry import backend
+
+    return backend(name, **({_UNSAFE: True} if name == "process" else {}))

@@ -1,0 +1,31 @@
+"""Language models: scripted ones, cassettes of real ones, and clients.
+
+Knows HTTP and the dialects of model endpoints. Must not know rollouts, sandboxes or environments.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from openenv._lazy import lazy_exports
+
+if TYPE_CHECKING:  # the table, for type checkers
+    from .client import AnthropicClient as AnthropicClient
+    from .client import LLMClient as LLMClient
+    from .client import LLMError as LLMError
+    from .client import OpenAIClient as OpenAIClient
+    from .client import create_llm_client as create_llm_client
+    from .messages import LLMResponse as LLMResponse
+    from .messages import ToolCall as ToolCall
+
+    __all__: list[str]
+else:
+    __getattr__, __dir__, __all__ = lazy_exports(
+        __name__,
+        {
+            **dict.fromkeys(
+                ("AnthropicClient", "LLMClient", "LLMError", "OpenAIClient", "create_llm_client"), f"{__name__}.client"
+            ),
+            **dict.fromkeys(("LLMResponse", "ToolCall"), f"{__name__}.messages"),
+        },
+    )

@@ -1,0 +1,355 @@
+"""Clients of language models: OpenAI's chat completions and Anthropic's messages, over plain HTTP.
+
+Knows the two dialects. Needs no provider's package.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+from weakref import WeakKeyDictionary
+
+import httpx2
+from typing_extensions import Self
+
+from ..errors import OpenEnvError
+from .messages import (
+    Json,
+    LLMResponse,
+    ToolCall,
+    arguments_of,
+    mcp_tools_to_anthropic,
+    mcp_tools_to_openai,
+    openai_messages_to_anthropic,
+)
+
+_ATTEMPTS = 3
+_LONGEST_WAIT_S = 30.0
+_WORTH_REPEATING = frozenset({408, 409, 429, 500, 502, 503, 504, 529})
+
+
+class LLMError(OpenEnvError, RuntimeError):
+    """A model endpoint could not be reached or refused the request; `status` is its answer, if there was one."""
+
+    code = "LLM_ERROR"
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+    @property
+    def details(self) -> Json:
+        """The endpoint's status."""
+        return {"status": self.status}
+
+
+class LLMClient(ABC):
+    """A model behind an address.
+
+    Args:
+        endpoint: The address, with `http://` or `https://`.
+        port: The port; None leaves the address as it is.
+
+    Raises:
+        ValueError: The address is none, or names another port.
+    """
+
+    def __init__(self, endpoint: str, port: int | None = None) -> None:
+        self.endpoint = endpoint
+        self.port = port
+        self._address = _address(endpoint, port)
+
+    @property
+    def base_url(self) -> str:
+        """The address with its port."""
+        return self._address
+
+    @abstractmethod
+    async def complete(self, prompt: str, **kwargs: Any) -> str:
+        """Return the model's answer to a prompt."""
+
+    async def complete_with_tools(self, messages: list[Json], tools: list[Json], **kwargs: Any) -> LLMResponse:
+        """Return the model's next message in a conversation of OpenAI's shape, with tools of MCP's.
+
+        Raises:
+            NotImplementedError: This client cannot.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not support tool calling")
+
+
+class _HTTPClient(LLMClient):
+    """A client that posts JSON; one connection pool per event loop."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        port: int | None,
+        model: str,
+        api_key: str | None,
+        system_prompt: str | None,
+        temperature: float,
+        max_tokens: int,
+    ) -> None:
+        super().__init__(endpoint, port)
+        self.model = model
+        self.system_prompt = system_prompt
+        self.temperature = temperature
+        self.max_tokens = max_tokens
+        self._api_key = api_key
+        self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx2.AsyncClient] = WeakKeyDictionary()
+
+    async def aclose(self) -> None:
+        """Close the connections of this event loop."""
+        pool = self._pools.pop(asyncio.get_running_loop(), None)
+        if pool is not None:
+            await pool.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def _url(self, path: str) -> str:
+        """Return the address of a route; `/v1` comes before it unless the endpoint has a path of its own."""
+        base = self._address.rstrip("/")
+        return f"{base}{path}" if urlsplit(base).path else f"{base}/v1{path}"
+
+    async def _post(self, path: str, body: Json, headers: Mapping[str, str]) -> Json:
+        loop = asyncio.get_running_loop()
+        pool = self._pools.get(loop)
+        if pool is None:
+            pool = self._pools[loop] = httpx2.AsyncClient(timeout=httpx2.Timeout(600, connect=20))
+        url = self._url(path)
+        for attempt in range(1, _ATTEMPTS + 1):
+            wait_s = 0.5 * 2**attempt
+            try:
+                response = await pool.post(url, json=body, headers=dict(headers))
+            except httpx2.HTTPError as exc:
+                if attempt == _ATTEMPTS:
+                    raise LLMError(f"{url} cannot be reached: {exc or type(exc).__name__}") from exc
+            else:
+                if response.is_success:
+                    return _object(response, url)
+                if attempt == _ATTEMPTS or response.status_code not in _WORTH_REPEATING:
+                    text = f"{url} answered {response.status_code}: {_reason(response)}"
+                    raise LLMError(text, status=response.status_code)
+                wait_s = _asked_wait(response, wait_s)
+            await asyncio.sleep(min(wait_s, _LONGEST_WAIT_S))
+        raise AssertionError("unreachable")
+
+
+class OpenAIClient(_HTTPClient):
+    """Speaks chat completions: OpenAI itself, vLLM, SGLang and all that answer like them.
+
+    Args:
+        endpoint: The address; `/v1` is added when it has no path.
+        port: The port; None leaves the address as it is.
+        model: The model's name.
+        api_key: The key; None where none is needed.
+        system_prompt: What `complete` puts before a prompt.
+        temperature: By default, for all calls.
+        max_tokens: By default, for all calls.
+        use_max_completion_tokens: For models that know this name only, and no temperature.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        port: int | None,
+        model: str,
+        api_key: str | None = None,
+        system_prompt: str | None = None,
+        temperature: float = 0.0,
+        max_tokens: int = 256,
+        use_max_completion_tokens: bool = False,
+    ) -> None:
+        super().__init__(endpoint, port, model, api_key, system_prompt, temperature, max_tokens)
+        self._reasons = use_max_completion_tokens
+
+    async def complete(self, prompt: str, **kwargs: Any) -> str:
+        """Return the model's answer to a prompt.
+
+        Raises:
+            LLMError: The endpoint failed.
+        """
+        messages: list[Json] = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
+        message = await self._ask([*messages, {"role": "user", "content": prompt}], [], kwargs)
+        return message.get("content") or ""
+
+    async def complete_with_tools(self, messages: list[Json], tools: list[Json], **kwargs: Any) -> LLMResponse:
+        """Return the model's next message.
+
+        Raises:
+            LLMError: The endpoint failed.
+            json.JSONDecodeError: The model's arguments are no JSON.
+        """
+        message = await self._ask(messages, tools, kwargs)
+        calls = [
+            ToolCall(call["id"], call["function"]["name"], arguments_of(call["function"].get("arguments")))
+            for call in message.get("tool_calls") or ()
+        ]
+        return LLMResponse(message.get("content") or "", calls)
+
+    async def _ask(self, messages: Sequence[Json], tools: list[Json], given: Json) -> Json:
+        body: Json = {"model": self.model, "messages": list(messages), **given}
+        limit = body.pop("max_tokens", body.pop("max_completion_tokens", self.max_tokens))
+        body["max_completion_tokens" if self._reasons else "max_tokens"] = limit
+        if not self._reasons:
+            body.setdefault("temperature", self.temperature)
+        if tools:
+            body["tools"] = mcp_tools_to_openai(tools)
+        reply = await self._post(
+            "/chat/completions", body, {"authorization": f"Bearer {self._api_key or 'not-needed'}"}
+        )
+        choices = reply.get("choices")
+        if not choices:
+            raise LLMError(f"{self.base_url} answered without a choice: {_short(reply)}")
+        message: Json = choices[0].get("message") or {}
+        return message
+
+
+class AnthropicClient(_HTTPClient):
+    """Speaks Anthropic's messages; takes and returns conversations of OpenAI's shape.
+
+    Args:
+        endpoint: The address; `/v1` is added when it has no path.
+        port: The port; None leaves the address as it is.
+        model: The model's name.
+        api_key: The key.
+        system_prompt: What comes before every conversation that has no system message of its own.
+        temperature: By default, for all calls.
+        max_tokens: By default, for all calls.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        port: int | None,
+        model: str,
+        api_key: str | None = None,
+        system_prompt: str | None = None,
+        temperature: float = 0.0,
+        max_tokens: int = 256,
+    ) -> None:
+        super().__init__(endpoint, port, model, api_key, system_prompt, temperature, max_tokens)
+
+    async def complete(self, prompt: str, **kwargs: Any) -> str:
+        """Return the model's answer to a prompt.
+
+        Raises:
+            LLMError: The endpoint failed.
+        """
+        return (await self._ask([{"role": "user", "content": prompt}], [], kwargs)).content
+
+    async def complete_with_tools(self, messages: list[Json], tools: list[Json], **kwargs: Any) -> LLMResponse:
+        """Return the model's next message.
+
+        Raises:
+            LLMError: The endpoint failed.
+        """
+        return await self._ask(messages, tools, kwargs)
+
+    async def _ask(self, messages: list[Json], tools: list[Json], given: Json) -> LLMResponse:
+        system, turned = openai_messages_to_anthropic(messages)
+        body: Json = {"max_tokens": self.max_tokens, "temperature": self.temperature, **given}
+        body |= {"model": self.model, "messages": turned}
+        if system or self.system_prompt:
+            body["system"] = system or self.system_prompt
+        if tools:
+            body["tools"] = mcp_tools_to_anthropic(tools)
+        headers = {"x-api-key": self._api_key or "not-needed", "anthropic-version": "2023-06-01"}
+        reply = await self._post("/messages", body, headers)
+        blocks = reply.get("content") or []
+        text = "".join(block["text"] for block in blocks if block.get("type") == "text")
+        calls = [
+            ToolCall(block["id"], block["name"], dict(block.get("input") or {}))
+            for block in blocks
+            if block.get("type") == "tool_use"
+        ]
+        return LLMResponse(text, calls)
+
+
+_PROVIDERS: Mapping[str, tuple[type[OpenAIClient] | type[AnthropicClient], str]] = {
+    "anthropic": (AnthropicClient, "https://api.anthropic.com"),
+    "openai": (OpenAIClient, "https://api.openai.com"),
+}
+
+
+def create_llm_client(
+    provider: str,
+    model: str,
+    api_key: str,
+    *,
+    system_prompt: str | None = None,
+    temperature: float = 0.0,
+    max_tokens: int = 4096,
+) -> LLMClient:
+    """Return a client of a provider's own endpoint.
+
+    Args:
+        provider: `openai` or `anthropic`.
+        model: The model's name.
+        api_key: The key.
+
+    Raises:
+        ValueError: There is no such provider.
+    """
+    try:
+        kind, endpoint = _PROVIDERS[provider.lower()]
+    except KeyError:
+        raise ValueError(f"Unsupported provider: {provider!r}. Supported: {sorted(_PROVIDERS)}") from None
+    return kind(
+        endpoint,
+        443,
+        model,
+        api_key=api_key,
+        system_prompt=system_prompt,
+        temperature=temperature,
+        max_tokens=max_tokens,
+    )
+
+
+def _address(endpoint: str, port: int | None) -> str:
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"Invalid endpoint URL {endpoint!r}: it must begin with http:// or https://")
+    if port is not None and parts.port is not None and parts.port != port:
+        raise ValueError(f"Endpoint URL {endpoint!r} names port {parts.port}, which conflicts with port={port}")
+    host = parts.netloc if port is None or parts.port is not None else f"{parts.netloc}:{port}"
+    return urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
+
+
+def _asked_wait(response: httpx2.Response, otherwise: float) -> float:
+    try:
+        return float(response.headers["retry-after"])
+    except (KeyError, ValueError):
+        return otherwise
+
+
+def _object(response: httpx2.Response, url: str) -> Json:
+    try:
+        value = response.json()
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise LLMError(f"{url} answered something that is no JSON object: {response.text[:200]}")
+    return value
+
+
+def _reason(response: httpx2.Response) -> str:
+    try:
+        error = response.json()["error"]
+        return str(error.get("message", error)) if isinstance(error, dict) else str(error)
+    except (ValueError, KeyError, TypeError):
+        return response.text[:200]
+
+
+def _short(value: Any) -> str:
+    return str(value)[:200]

@@ -1,0 +1,320 @@
+"""The server's application: routes, streams, and the failures that a script asks for. Plain ASGI.
+
+Knows the dialects and the player. Must not know how it is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic_core import from_json, to_json
+
+from . import vocabulary
+from .conversation import prompt_ids
+from .dialects.base import Asked, BadRequest, Chunk, Dialect, Engine, Identity
+from .dialects.chat import ChatDialect
+from .dialects.messages import MessagesDialect
+from .dialects.responses import ResponsesDialect
+from .player import Answer, Player, Step
+from .script import CutFailure, HangFailure, Script, StatusFailure
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+LABEL = (b"x-openenv-model", b"scripted")
+"""A header on every reply: what answers here is a script."""
+
+
+@dataclass(slots=True)
+class Played:
+    """What one request was given: the ground truth that a capture can be held against.
+
+    `token_ids` and `logprobs` are those that were handed to the connection, all of them or the first so many.
+    """
+
+    response_id: str
+    dialect: str
+    model: str
+    script: str
+    turn: int
+    stream: bool
+    prompt_ids: list[int]
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finished: bool = False
+    status: int = 200
+
+    def sent(self, steps: Sequence[Step]) -> None:
+        """Take note of tokens that are on their way."""
+        self.token_ids.extend([step.token for step in steps])
+        self.logprobs.extend([step.logprob for step in steps])
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """A request that is being answered."""
+
+    dialect: Dialect
+    asked: Asked
+    answer: Answer
+    identity: Identity
+    record: Played
+    receive: Receive
+    send: Send
+
+    def chunks(self, tokens_per_chunk: int) -> Iterator[Chunk]:
+        """Write the answer as a stream."""
+        return self.dialect.stream(self.asked, self.answer, self.identity, tokens_per_chunk=tokens_per_chunk)
+
+
+class ScriptedApp:
+    """Answers in every dialect.
+
+    Args:
+        scripts: What to play.
+        engine: Where token ids stand in replies.
+        tokens_per_chunk: How many tokens of a stream go out together.
+        api_key: The key that requests must bring; None takes any.
+        headers: More headers for every reply, such as a policy's version.
+        remembered: How many of the last requests `played` keeps.
+    """
+
+    def __init__(
+        self,
+        scripts: Iterable[Script],
+        *,
+        engine: Engine = "vllm",
+        tokens_per_chunk: int = 1,
+        api_key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        remembered: int = 256,
+    ) -> None:
+        self.player = Player(tuple(scripts))
+        self.headers: dict[str, str] = dict(headers or {})
+        self.played: deque[Played] = deque(maxlen=remembered)
+        self._engine: Engine = engine
+        self._tokens_per_chunk = tokens_per_chunk
+        self._api_key = api_key
+        self._dialects: dict[str, Dialect] = {
+            "/chat/completions": ChatDialect(),
+            "/messages": MessagesDialect(),
+            "/responses": ResponsesDialect(),
+        }
+        self._posts = {
+            "/messages/count_tokens": self._count_tokens,
+            "/tokenize": self._tokenize,
+            "/detokenize": self._detokenize,
+        }
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing: asyncio.Event | None = None
+
+    def stop(self) -> None:
+        """End every hang and delay; callable from any thread."""
+        if self._loop is not None and self._closing is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._closing.set)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        if self._closing is None:
+            self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
+        path = str(scope["path"]).rstrip("/")
+        path = path.removeprefix("/v1") or "/"
+        dialect = self._dialects.get(path)
+        try:
+            if scope["method"] in ("GET", "HEAD"):
+                await self._get(path, send)
+            elif dialect is not None:
+                await self._generate(dialect, scope, receive, send)
+            elif path in self._posts:
+                await self._reply(send, 200, self._posts[path](await _body(receive)))
+            else:
+                await self._reply(send, 404, {"error": {"message": f"nothing is at {scope['path']}", "code": 404}})
+        except BadRequest as exc:
+            refusal = (dialect or ChatDialect()).error(400, str(exc), "invalid_request_error")
+            await self._reply(send, 400, refusal)
+
+    async def _get(self, path: str, send: Send) -> None:
+        models = [
+            {"id": script.model_name, "object": "model", "created": 0, "owned_by": "scripted", "max_model_len": 1 << 20}
+            for script in self.player.scripts
+        ]
+        if path == "/models":
+            await self._reply(send, 200, {"object": "list", "data": models})
+        elif path in ("/health", "/"):
+            await self._reply(send, 200, {"status": "healthy", "model": "scripted", "tokenizer": vocabulary.NAME})
+        else:
+            found = [model for model in models if path == f"/models/{model['id']}"]
+            missing = {"error": {"message": f"nothing is at {path}", "code": 404}}
+            await self._reply(send, 200 if found else 404, found[0] if found else missing)
+
+    async def _generate(self, dialect: Dialect, scope: Scope, receive: Receive, send: Send) -> None:
+        asked = _read(dialect, await _body(receive))
+        if self._api_key is not None and self._api_key not in _keys(scope):
+            await self._reply(send, 401, dialect.error(401, "this key is not known here", "authentication_error"))
+            return
+        answer = self.player.answer(asked.model, asked.conversation, max_tokens=asked.max_tokens)
+        identity = Identity(f"scripted-{uuid.uuid4().hex}", int(time.time()), self._engine)
+        record = Played(
+            identity.response_id,
+            dialect.name,
+            asked.model,
+            answer.script.name,
+            answer.turn,
+            asked.stream,
+            answer.prompt_ids,
+        )
+        self.played.append(record)
+        failure = answer.failure
+        if isinstance(failure, StatusFailure):
+            record.status = failure.status
+            more = {} if failure.retry_after_s is None else {"retry-after": f"{failure.retry_after_s:g}"}
+            refusal = dialect.error(failure.status, failure.message, "scripted_failure")
+            await self._reply(send, failure.status, refusal, more)
+        else:
+            exchange = _Exchange(dialect, asked, answer, identity, record, receive, send)
+            await (self._stream(exchange) if asked.stream else self._whole(exchange))
+
+    async def _whole(self, exchange: _Exchange) -> None:
+        answer, failure = exchange.answer, exchange.answer.failure
+        pause = answer.first_token_delay_s + answer.token_delay_s * len(answer.steps)
+        if isinstance(failure, HangFailure):
+            pause += float("inf") if failure.seconds is None else failure.seconds
+        if pause:
+            left = asyncio.ensure_future(_left(exchange.receive))
+            try:
+                if not await self._wait(pause, left):
+                    return
+            finally:
+                left.cancel()
+        if isinstance(failure, CutFailure):
+            head = self._head(200, "application/json")
+            head["headers"].append((b"content-length", b"1000000"))
+            await exchange.send(head)
+            return  # the server closes a connection whose reply is not complete
+        exchange.record.sent(answer.steps)
+        exchange.record.finished = True
+        await self._reply(exchange.send, 200, exchange.dialect.whole(exchange.asked, answer, exchange.identity))
+
+    async def _stream(self, exchange: _Exchange) -> None:
+        answer, send = exchange.answer, exchange.send
+        left = asyncio.ensure_future(_left(exchange.receive))
+        try:
+            if answer.first_token_delay_s and not await self._wait(answer.first_token_delay_s, left):
+                return
+            await send(self._head(200, "text/event-stream; charset=utf-8"))
+            for number, chunk in enumerate(exchange.chunks(self._tokens_per_chunk)):
+                if not await self._goes_on(answer, number, left):
+                    return
+                if answer.token_delay_s and chunk.steps:
+                    if not await self._wait(answer.token_delay_s * len(chunk.steps), left):
+                        return
+                elif left.done():
+                    return
+                await send({"type": "http.response.body", "body": chunk.data, "more_body": True})
+                exchange.record.sent(chunk.steps)
+                await asyncio.sleep(0)  # each chunk is a write of its own, and other streams have their turn
+            exchange.record.finished = True
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            left.cancel()
+
+    async def _goes_on(self, answer: Answer, number: int, left: asyncio.Future[None]) -> bool:
+        """Fail where the script says so; return whether the stream goes on with this chunk."""
+        failure = answer.failure
+        if isinstance(failure, CutFailure):
+            return number != failure.after_chunks
+        if isinstance(failure, HangFailure) and number == failure.after_chunks:
+            return await self._wait(float("inf") if failure.seconds is None else failure.seconds, left)
+        return True
+
+    async def _wait(self, seconds: float, left: asyncio.Future[None]) -> bool:
+        """Wait; return whether the caller is still there and the server is to go on."""
+        assert self._closing is not None
+        closing = asyncio.ensure_future(self._closing.wait())
+        try:
+            timeout = None if seconds == float("inf") else seconds
+            ends: set[asyncio.Future[Any]] = {left, closing}
+            done, _ = await asyncio.wait(ends, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            return not done
+        finally:
+            closing.cancel()
+
+    def _count_tokens(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        conversation = _read(MessagesDialect(), body).conversation
+        return {"input_tokens": len(prompt_ids(conversation, self.player.tokenizer))}
+
+    def _tokenize(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        if "messages" in body:
+            ids = prompt_ids(_read(ChatDialect(), body).conversation, self.player.tokenizer)
+        else:
+            ids = list(vocabulary.encode(str(body.get("prompt", body.get("content", "")))))
+        return {"count": len(ids), "max_model_len": 1 << 20, "tokens": ids, "tokenizer": vocabulary.NAME}
+
+    def _detokenize(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return {"prompt": vocabulary.decode(list(body.get("tokens", ())))}
+        except (ValueError, TypeError) as exc:
+            raise BadRequest(str(exc)) from exc
+
+    def _head(self, status: int, content_type: str) -> dict[str, Any]:
+        headers = [(b"content-type", content_type.encode()), LABEL]
+        headers += [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in self.headers.items()]
+        return {"type": "http.response.start", "status": status, "headers": headers}
+
+    async def _reply(self, send: Send, status: int, value: Any, more: Mapping[str, str] | None = None) -> None:
+        body = to_json(value)
+        head = self._head(status, "application/json")
+        head["headers"].append((b"content-length", str(len(body)).encode()))
+        head["headers"] += [(name.encode(), text.encode()) for name, text in (more or {}).items()]
+        await send(head)
+        await send({"type": "http.response.body", "body": body})
+
+
+def _read(dialect: Dialect, body: Mapping[str, Any]) -> Asked:
+    try:
+        return dialect.read(body)
+    except (AttributeError, TypeError, KeyError) as exc:  # a part of it is of another type than it should be
+        raise BadRequest(f"the request cannot be understood: {exc}") from exc
+
+
+async def _body(receive: Receive) -> dict[str, Any]:
+    parts = []
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise BadRequest("the request was broken off")
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            break
+    try:
+        value = from_json(b"".join(parts))
+    except ValueError as exc:
+        raise BadRequest(f"the body is not JSON: {exc}") from exc
+    if not isinstance(value, dict):
+        raise BadRequest("the body must be a JSON object")
+    return value
+
+
+async def _left(receive: Receive) -> None:
+    """Return when the caller has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _keys(scope: Scope) -> set[str]:
+    found = set()
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            found.add(value.decode("latin-1").removeprefix("Bearer ").strip())
+        elif name in (b"x-api-key", b"api-key"):
+            found.add(value.decode("latin-1").strip())
+    return found

@@ -1,0 +1,210 @@
+"""The player: from a conversation to the answer that a script has for it, token by token.
+
+Knows scripts, conversations and tokens. Must not know dialects or servers.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, Literal
+
+from pydantic_core import to_json
+
+from . import vocabulary
+from .conversation import Call, Conversation, answer_ids, canonical, prompt_ids
+from .script import PREFIX, Failure, Script, ScriptedCall, Turn
+from .vocabulary import Tokenizer
+
+Finish = Literal["stop", "tool_calls", "length"]
+
+_PLACEHOLDER = re.compile(r"\$\{(cwd|task|result|turn|model)(?::((?:[^{}]|\{\d+(?:,\d*)?\})*))?\}")
+_REMEMBERED_ATTEMPTS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One sampled token, and what of it the caller gets to see."""
+
+    token: int
+    logprob: float
+    kind: Literal["text", "open", "arguments", "hidden"]
+    """`open` is where a call's name is complete; `hidden` tokens show nothing."""
+    visible: str = ""
+    call: int = -1
+    """Which call it belongs to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is said, and how: the whole of one reply before any dialect has put it into words."""
+
+    script: Script
+    model: str
+    turn: int
+    """The number of the turn; -1 for a side answer, and as many as there are for the ending."""
+    text: str
+    calls: list[Call]
+    prompt_ids: list[int]
+    steps: list[Step]
+    finish: Finish
+    failure: Failure | None = None
+    first_token_delay_s: float = 0.0
+    token_delay_s: float = 0.0
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The ids of the whole answer."""
+        return [step.token for step in self.steps]
+
+
+@dataclass(slots=True)
+class Player:
+    """Several scripts, and how often each failure has been played."""
+
+    scripts: Sequence[Script]
+    tokenizer: Tokenizer = field(default_factory=Tokenizer)
+    _attempts: OrderedDict[tuple[str, int, str], int] = field(default_factory=OrderedDict)
+
+    def choose(self, model: str, conversation: Conversation) -> Script:
+        """Return the script for a request: the one its model names, the one whose key it has, or the first.
+
+        A script without a key is the model's own; one with a key is played only where the key is in a user message.
+        """
+        name = model.rsplit(PREFIX, 1)[-1]
+        for script in self.scripts:
+            if script.name == name and (script.key is None or conversation.task(script.key) >= 0):
+                return script
+        keyed = [(at, script) for script in self.scripts if script.key and (at := conversation.task(script.key)) >= 0]
+        if keyed:
+            return max(keyed, key=lambda found: found[0])[1]
+        return next((script for script in self.scripts if script.key is None), self.scripts[0])
+
+    def answer(self, model: str, conversation: Conversation, *, max_tokens: int | None = None) -> Answer:
+        """Return what comes next in a conversation.
+
+        Args:
+            model: The model that the request names.
+            max_tokens: Where to cut the answer off.
+        """
+        script = self.choose(model, conversation)
+        ids = prompt_ids(conversation, self.tokenizer)
+        number, turn = self._turn(script, conversation)
+        filled = {
+            "cwd": conversation.folder(),
+            "task": conversation.task_text(script.key),
+            "result": conversation.last_result(),
+            "turn": str(number),
+            "model": model,
+        }
+        text = _filled(turn.text, filled).strip()
+        seed = sha256(to_json(ids)).hexdigest()[:16]
+        calls = [_call(call, filled, f"call_{seed}_{index}") for index, call in enumerate(turn.calls)]
+        steps = _steps(text, calls, self.tokenizer, before=ids[-1])
+        finish: Finish = "tool_calls" if calls else "stop"
+        if max_tokens is not None and max_tokens < len(steps):
+            steps, finish = steps[: max(max_tokens, 1)], "length"
+        return Answer(
+            script=script,
+            model=model,
+            turn=number,
+            text=text,
+            calls=calls,
+            prompt_ids=ids,
+            steps=steps,
+            finish=finish,
+            failure=self._failure(script, number, turn, seed),
+            first_token_delay_s=turn.first_token_delay_s,
+            token_delay_s=turn.token_delay_s,
+        )
+
+    def _turn(self, script: Script, conversation: Conversation) -> tuple[int, Turn]:
+        if script.calls_tools and not conversation.tools:
+            return -1, Turn(text=_side_answer(script, conversation.answer_schema))
+        number = 0
+        for message in conversation.answers_since(conversation.task(script.key)):
+            # an answer with fewer calls than its turn has was cut off: the turn is still to be played
+            if number < len(script.turns) and len(message.calls) >= len(script.turns[number].calls):
+                number += 1
+        if number < len(script.turns):
+            return number, script.turns[number]
+        return len(script.turns), Turn(text=script.ending)
+
+    def _failure(self, script: Script, number: int, turn: Turn, seed: str) -> Failure | None:
+        if not turn.failures:
+            return None
+        place = (script.name, number, seed)
+        attempt = self._attempts.get(place, 0)
+        self._attempts[place] = attempt + 1
+        if len(self._attempts) > _REMEMBERED_ATTEMPTS:
+            self._attempts.popitem(last=False)
+        for failure in turn.failures:
+            if failure.attempts is None or attempt < failure.attempts:
+                return failure
+            attempt -= failure.attempts
+        return None
+
+
+def _filled(text: str, values: dict[str, str]) -> str:
+    def replace(found: re.Match[str]) -> str:
+        name, pattern = found.groups()
+        value = values[name]
+        if pattern is None:
+            return value
+        match = re.search(pattern, value)
+        if match is None:
+            return ""
+        return match.group(1) if match.re.groups else match.group()
+
+    return _PLACEHOLDER.sub(replace, text)
+
+
+def _deeply_filled(value: Any, values: dict[str, str]) -> Any:
+    if isinstance(value, str):
+        return _filled(value, values)
+    if isinstance(value, dict):
+        return {key: _deeply_filled(item, values) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_deeply_filled(item, values) for item in value]
+    return value
+
+
+def _call(call: ScriptedCall, values: dict[str, str], call_id: str) -> Call:
+    if isinstance(call.arguments, str):
+        return Call(call.name, _filled(call.arguments, values), call_id, free_form=True)
+    return Call(call.name, canonical(_deeply_filled(call.arguments, values)), call_id)
+
+
+def _side_answer(script: Script, schema: dict[str, Any] | None) -> str:
+    if schema is None:
+        return script.side_answer
+    required = schema.get("required", [])
+    properties = schema.get("properties", {})
+    empty: dict[str, Any] = {"boolean": False, "integer": 0, "number": 0, "array": [], "object": {}}
+    kinds = {name: properties.get(name, {}).get("type", "string") for name in required}
+    return canonical({name: empty.get(str(kind), script.side_answer) for name, kind in kinds.items()})
+
+
+def _steps(text: str, calls: list[Call], tokenizer: Tokenizer, *, before: int) -> list[Step]:
+    steps: list[Step] = []
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # half a character is shown with its other half
+    call, in_name = -1, False
+    for position, token in enumerate(answer_ids(text, calls, tokenizer)):
+        chance = vocabulary.logprob(before, token, position)
+        before = token
+        if token == vocabulary.CALL:
+            call, in_name = call + 1, True
+            steps.append(Step(token, chance, "hidden"))
+        elif token == vocabulary.ARGUMENTS:
+            in_name = False
+            steps.append(Step(token, chance, "open", call=call))
+        elif token == vocabulary.END or in_name:
+            steps.append(Step(token, chance, "hidden", call=call))
+        else:
+            visible = decoder.decode(vocabulary.bytes_of(token))
+            steps.append(Step(token, chance, "text" if call < 0 else "arguments", visible, call))
+    return steps

@@ -1,0 +1,73 @@
+"""The shape of an agent driver: one small file says how an agent is installed, configured and started.
+
+Knows sandboxes and paths. Must not know rewards, captures or the engine.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from openenv.rollout.task import Dialect, Task
+from openenv.sandboxes.base import Mount, Sandbox
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """An agent that lies ready on the host: what a sandbox must see of it, and how it is called inside."""
+
+    mounts: tuple[Mount, ...] = ()
+    executable: str = ""
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRun:
+    """One run of an agent, as seen from inside its sandbox."""
+
+    task: Task
+    base_url: str
+    """Where the capture proxy answers inside, ending in `/v1`."""
+    api_key: str
+    """The key of this rollout; worth nothing elsewhere."""
+    model: str
+    home: str
+    workdir: str
+    installation: Installation
+    options: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The command that starts the agent."""
+
+    argv: tuple[str, ...]
+    envs: Mapping[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+
+
+class Agent(ABC):
+    """A driver for one kind of agent."""
+
+    name: ClassVar[str]
+    dialect: ClassVar[Dialect | None] = "openai_chat"
+    """How it speaks to its model; None when it needs none."""
+
+    def install(self, cache: Path, report: Callable[[str], None]) -> Installation:
+        """Make the agent ready in `cache`, once per machine and version; later calls find it there.
+
+        Raises:
+            AgentUnavailable: it is not there and cannot be fetched.
+        """
+        return Installation()
+
+    @abstractmethod
+    def prepare(self, sandbox: Sandbox, run: AgentRun) -> Launch:
+        """Write what the agent reads at its start, and return the command that starts it."""
+
+    def failure(self, exit_code: int, log: str) -> str | None:
+        """Return why the run counts as failed, or None; by default, any exit code but 0 is a failure."""
+        return None if exit_code == 0 else f"the agent exited with code {exit_code}"

@@ -1,0 +1,63 @@
+"""`codex`: the Codex CLI, from npm. It speaks the responses dialect; the capture proxy translates."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+from openenv.rollout.agents.base import Agent, AgentRun, Installation, Launch
+from openenv.rollout.agents.npm import NpmProgram
+from openenv.sandboxes.base import Sandbox
+
+VERSION = "0.166.0"
+_PROGRAM = NpmProgram(
+    name="codex",
+    package="@openai/codex@{version}-{platform}",
+    folder="@openai/codex",
+    program="vendor/{triple}/bin/codex",
+    command="codex",
+    tree="vendor/{triple}",
+)
+
+
+class Codex(Agent):
+    """Drive Codex.
+
+    Args:
+        version: The version to use.
+    """
+
+    name = "codex"
+    dialect = "openai_responses"
+
+    def __init__(self, *, version: str = VERSION) -> None:
+        self.version = version
+
+    def install(self, cache: Path, report: Callable[[str], None]) -> Installation:
+        """Find Codex in the cache, or fetch it with npm."""
+        return _PROGRAM.install(cache, self.version, report)
+
+    def prepare(self, sandbox: Sandbox, run: AgentRun) -> Launch:
+        """Write the configuration and the instruction, and start one run over it."""
+        config = "\n".join(
+            (
+                f"model = {json.dumps(run.model)}",
+                'model_provider = "intercepted"',
+                'approval_policy = "never"',
+                'sandbox_mode = "danger-full-access"',  # the sandbox around it is the one that counts
+                "[model_providers.intercepted]",
+                'name = "Intercepted"',
+                f"base_url = {json.dumps(run.base_url)}",
+                'env_key = "OPENAI_API_KEY"',
+                'wire_api = "responses"',
+            )
+        )
+        instruction_path = f"{run.home}/task/instruction.md"
+        sandbox.write_text(f"{run.home}/.codex/config.toml", config + "\n")
+        sandbox.write_text(instruction_path, run.task.instruction)
+        command = [run.installation.executable, "exec", "--skip-git-repo-check", "--json", "-"]
+        line = f"exec {shlex.join(command)} < {shlex.quote(instruction_path)}"
+        envs = {"CODEX_HOME": f"{run.home}/.codex", "OPENAI_API_KEY": run.api_key}
+        return Launch(argv=("/bin/sh", "-c", line), envs=envs, cwd=run.workdir)

@@ -1,0 +1,128 @@
+"""Agents that are one native program in an npm package: fetched by npm into the cache, mounted read-only.
+
+Knows npm, platforms and ELF files. Must not know any agent. Only the package of this platform is fetched and no script
+of it is run, so no Node is needed inside a sandbox.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from openenv.errors import AgentUnavailable
+from openenv.rollout.agents.base import Installation
+from openenv.rollout.agents.cache import installed, run_installer
+from openenv.sandboxes.base import Mount
+
+INSIDE = "/opt/openenv/agents"
+"""Where agents are visible in a sandbox."""
+_CPUS = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}
+
+
+@dataclass(frozen=True, slots=True)
+class NpmProgram:
+    """A native program in an npm package.
+
+    Args:
+        name: The agent's name, also in the cache.
+        package: What npm is asked for, with `{platform}` (such as `linux-x64`) and `{version}` in it.
+        folder: Where npm puts the package below `node_modules`, with `{platform}` in it.
+        program: The program's path in the package, with `{triple}` (such as `x86_64-unknown-linux-musl`) in it.
+        tree: The part of the package that is mounted; by default the program alone.
+        command: What it is called on the PATH, for those who have it already.
+    """
+
+    name: str
+    package: str
+    folder: str
+    program: str
+    command: str
+    tree: str | None = None
+
+    def install(self, cache: Path, version: str, report: Callable[[str], None], *, variant: str = "") -> Installation:
+        """Find the program in the cache, or fetch it.
+
+        Raises:
+            AgentUnavailable: neither works; the text names the command.
+        """
+        target = f"linux-{cpu()}{variant}"
+        place = cache / "agents" / f"{self.name}-{version}-{target}"
+        asked = self.package.format(platform=target, version=version)
+
+        def fetch(draft: Path) -> None:
+            report(f"installing {self.name} {version} with npm, once per machine")
+            flags = ("--ignore-scripts", "--no-audit", "--no-fund", "--no-save", "--no-package-lock", "--force")
+            run_installer(
+                ["npm", "install", "--prefix", str(draft), *flags, asked], cwd=draft, what=f"The agent {self.name}"
+            )
+            program = self._program(draft, target)
+            if not is_native(program):
+                raise AgentUnavailable(f"The npm package {asked} has no program at {program.relative_to(draft)}")
+            program.chmod(0o755)
+
+        return self._mounted(installed(place, fetch), target, version)
+
+    def on_path(self) -> Path | None:
+        """Return the program where it is installed already and native, else None."""
+        found = shutil.which(self.command)
+        path = Path(found).resolve() if found else None
+        return path if path is not None and is_native(path) else None
+
+    def mount_file(self, path: Path, version: str) -> Installation:
+        """Use a program that lies elsewhere on the host."""
+        inside = f"{INSIDE}/{self.name}/{self.command}"
+        return Installation(mounts=(Mount(path, inside),), executable=inside, version=version)
+
+    def _program(self, root: Path, target: str) -> Path:
+        triple = f"{'x86_64' if '-x64' in target else 'aarch64'}-unknown-linux-musl"
+        package = root / "node_modules" / self.folder.format(platform=target)
+        return package / self.program.format(triple=triple)
+
+    def _mounted(self, root: Path, target: str, version: str) -> Installation:
+        program = self._program(root, target)
+        if self.tree is None:
+            return self.mount_file(program, version)
+        triple = f"{'x86_64' if '-x64' in target else 'aarch64'}-unknown-linux-musl"
+        tree = root / "node_modules" / self.folder.format(platform=target) / self.tree.format(triple=triple)
+        inside = f"{INSIDE}/{self.name}"
+        executable = f"{inside}/{program.relative_to(tree).as_posix()}"
+        return Installation(mounts=(Mount(tree, inside),), executable=executable, version=version)
+
+
+def cpu() -> str:
+    """Return npm's name of this machine's processor.
+
+    Raises:
+        AgentUnavailable: the agents are not made for it.
+    """
+    machine = platform.machine().lower()
+    if machine not in _CPUS:
+        raise AgentUnavailable(f"There are no packages of this agent for {machine}")
+    return _CPUS[machine]
+
+
+def libc_suffix() -> str:
+    """Return `-musl` on systems with that C library, else nothing."""
+    return "-musl" if any(Path("/lib").glob("ld-musl-*")) else ""
+
+
+def lacks_avx2(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Say whether this is an x86 processor without AVX2, for which some programs have a build of their own."""
+    if cpu() != "x64":
+        return False
+    try:
+        return "avx2" not in cpuinfo.read_text("utf-8", "replace")
+    except OSError:
+        return False
+
+
+def is_native(path: Path) -> bool:
+    """Say whether a file is a program for Linux, not a script."""
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"\x7fELF"
+    except OSError:
+        return False

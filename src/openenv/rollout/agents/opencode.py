@@ -1,0 +1,159 @@
+"""`opencode`: the OpenCode CLI, from npm.
+
+It runs without any network but the model: its provider is bundled, its model is declared, nothing is fetched or
+updated. Its key is that of the rollout, and its exit code is its own.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from openenv.rollout.agents.base import Agent, AgentRun, Installation, Launch
+from openenv.rollout.agents.npm import NpmProgram, lacks_avx2, libc_suffix
+from openenv.sandboxes.base import Sandbox
+
+VERSION = "1.18.33"
+PROVIDER = "intercepted"
+_PROGRAM = NpmProgram(
+    name="opencode",
+    package="opencode-{platform}@{version}",
+    folder="opencode-{platform}",
+    program="bin/opencode",
+    command="opencode",
+)
+_DISABLED_TOOLS = ("webfetch", "question")
+_QUIET = {
+    "OPENCODE_DISABLE_MODELS_FETCH": "1",
+    "OPENCODE_DISABLE_AUTOUPDATE": "1",
+    "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+    "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
+}
+
+
+class OpenCode(Agent):
+    """Drive OpenCode.
+
+    Options of a run: `disabled_tools`, `enabled_tools`, `system_prompt`, `extra_opencode_json`, `extra_env`,
+    `run_format`, `request_timeout_ms`, `context_limit`, `output_limit`, `npm_package`.
+
+    Args:
+        version: The version to use; without one, an `opencode` on the PATH will do, else a known good one is fetched.
+        variant: The build of it: nothing, `-musl`, `-baseline` (no AVX2), `-baseline-musl`; by default found out.
+    """
+
+    name = "opencode"
+    dialect = "openai_chat"
+
+    def __init__(self, *, version: str | None = None, variant: str | None = None) -> None:
+        self.version = version
+        self.variant = variant
+
+    def install(self, cache: Path, report: Callable[[str], None]) -> Installation:
+        """Find OpenCode on the PATH or in the cache, or fetch it with npm."""
+        if self.version is None and self.variant is None:
+            path = _PROGRAM.on_path()
+            if path is not None:
+                return _PROGRAM.mount_file(path, "")
+        variant = self.variant
+        if variant is None:
+            variant = ("-baseline" if lacks_avx2() else "") + libc_suffix()
+        return _PROGRAM.install(cache, self.version or VERSION, report, variant=variant)
+
+    def prepare(self, sandbox: Sandbox, run: AgentRun) -> Launch:
+        """Write the configuration and the instruction, and start one run over it."""
+        options = run.options
+        config_path = f"{run.home}/.config/opencode/opencode.json"
+        instruction_path = f"{run.home}/task/instruction.md"
+        system_path = f"{run.home}/task/system.md" if options.get("system_prompt") else None
+        sandbox.write_text(config_path, json.dumps(opencode_json(run, system_path=system_path), indent=2))
+        sandbox.write_text(instruction_path, run.task.instruction)
+        if system_path is not None:
+            sandbox.write_text(system_path, str(options["system_prompt"]))
+        command = [run.installation.executable, "run", "--format", str(options.get("run_format", "json"))]
+        # The instruction comes as input: it may be long, and may begin with a dash.
+        line = f"exec {shlex.join(command)} < {shlex.quote(instruction_path)}"
+        envs = {
+            **_QUIET,
+            "OPENCODE_CONFIG": config_path,
+            "OPENAI_BASE_URL": run.base_url,
+            "OPENAI_API_KEY": run.api_key,
+            **_strings(options.get("extra_env")),
+        }
+        return Launch(argv=("/bin/sh", "-c", line), envs=envs, cwd=run.workdir)
+
+    def failure(self, exit_code: int, log: str) -> str | None:
+        """Count an exit code, and an error that OpenCode reports although it ends with 0."""
+        if exit_code != 0:
+            return f"opencode exited with code {exit_code}"
+        last = next((line for line in reversed(log.splitlines()) if line.startswith("{")), "")
+        try:
+            event = json.loads(last)
+        except ValueError:
+            return None
+        if isinstance(event, dict) and event.get("type") == "error":
+            return f"opencode reported an error: {json.dumps(event.get('error'))[:500]}"
+        return None
+
+
+def opencode_json(run: AgentRun, *, system_path: str | None = None) -> dict[str, Any]:
+    """Return the content of `opencode.json` for a run."""
+    options = run.options
+    provider = {
+        "npm": str(options.get("npm_package", "@ai-sdk/openai-compatible")),
+        "name": "Intercepted",
+        "options": {
+            "baseURL": run.base_url,
+            "apiKey": run.api_key,
+            "timeout": options.get("request_timeout_ms", 600_000),
+        },
+        "models": {
+            # The full id, vendor and all: everything after the provider's name is the model's id to OpenCode.
+            run.model: {
+                "name": run.model,
+                "tool_call": True,
+                "limit": {
+                    "context": options.get("context_limit", 131_072),
+                    "output": options.get("output_limit", 8192),
+                },
+            }
+        },
+    }
+    model = f"{PROVIDER}/{run.model}"
+    config: dict[str, Any] = {
+        "$schema": "https://opencode.ai/config.json",
+        "model": model,
+        "small_model": model,
+        "provider": {PROVIDER: provider},
+        "agent": {"title": {"disable": True}},
+        "permission": {"edit": "allow", "bash": "allow", "webfetch": "deny", "external_directory": "allow"},
+        "autoupdate": False,
+        "share": "disabled",
+        "tools": _tools(options),
+    }
+    if system_path is not None:
+        config["instructions"] = [system_path]
+    extra = options.get("extra_opencode_json")
+    return _merged(config, extra) if isinstance(extra, Mapping) else config
+
+
+def _tools(options: Mapping[str, object]) -> dict[str, bool]:
+    disabled, enabled = options.get("disabled_tools"), options.get("enabled_tools")
+    off = disabled if isinstance(disabled, (list, tuple)) else _DISABLED_TOOLS
+    on = enabled if isinstance(enabled, (list, tuple)) else ()
+    return {**{str(tool): False for tool in off}, **{str(tool): True for tool in on}}
+
+
+def _merged(base: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in extra.items():
+        old = result.get(key)
+        result[key] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def _strings(value: object) -> dict[str, str]:
+    return {str(key): str(entry) for key, entry in value.items()} if isinstance(value, Mapping) else {}

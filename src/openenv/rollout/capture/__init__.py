@@ -1,0 +1,19 @@
+"""Capture: a proxy on the host between agents and model endpoints that writes down every call, token by token."""
+
+from __future__ import annotations
+
+from openenv._lazy import lazy_exports
+
+_EXPORTS = {
+    "Call": "openenv.rollout.capture.recording",
+    "Capture": "openenv.rollout.capture.server",
+    "CaptureServer": "openenv.rollout.capture.server",
+    "Finding": "openenv.rollout.capture.export",
+    "JournalFull": "openenv.rollout.capture.journal",
+    "Recording": "openenv.rollout.capture.recording",
+    "Sequence": "openenv.rollout.capture.export",
+    "Stats": "openenv.rollout.capture.rollout",
+    "read": "openenv.rollout.capture.recording",
+}
+
+__getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)

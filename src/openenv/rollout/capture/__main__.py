@@ -1,0 +1,59 @@
+"""The capture proxy as a process: `python -m openenv.rollout.capture --root DIR`.
+
+Says on its first line of output, as JSON, where it listens and with which admin key.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+
+from openenv import settings
+from openenv.errors import CaptureError
+from openenv.rollout.capture.server import CaptureServer, is_loopback
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until a signal comes."""
+    parser = argparse.ArgumentParser(prog="python -m openenv.rollout.capture", description=__doc__)
+    parser.add_argument("--root", required=True, help="where records go, a folder per rollout")
+    parser.add_argument("--host", default="127.0.0.1", help="anything but loopback needs OPENENV_CAPTURE_ADMIN_KEY")
+    parser.add_argument("--port", type=int, default=8100, help="0 for a free one")
+    parser.add_argument("--policy-header", default="x-policy-version", help="names the version of an endpoint's policy")
+    parser.add_argument("--max-body-mb", type=float, default=64.0, help="the largest request")
+    options = parser.parse_args(arguments)
+    given = settings.capture_admin_key()
+    # Where others can reach it, the key must be one that was chosen, not one that was printed.
+    made = secrets.token_urlsafe(32) if is_loopback(options.host) else None
+    try:
+        server = CaptureServer(
+            options.root,
+            host=options.host,
+            port=options.port,
+            admin_key=given or made,
+            policy_header=options.policy_header,
+            max_body=int(options.max_body_mb * 1024 * 1024),
+        )
+        stopped = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stopped.set())
+        with server:
+            said = {"url": server.url, "socket": str(server.socket)}
+            if not given and made:
+                said["admin_key"] = made
+            sys.stdout.write(json.dumps(said) + "\n")
+            sys.stdout.flush()
+            stopped.wait()
+    except CaptureError as exc:
+        sys.stderr.write(f"{exc}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""The control routes of the proxy, for those who hold the admin key. They are on TCP only, never on the agents' socket.
+
+Knows JSON bodies and rollouts. Must not know how calls are carried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, unquote
+
+from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
+
+from openenv.errors import CaptureError
+from openenv.rollout.capture import export
+from openenv.rollout.capture.encoding import Json, dumps, load_object
+from openenv.rollout.capture.inbound import Reply, Request
+from openenv.rollout.capture.recording import read
+from openenv.rollout.capture.rollout import Rollout
+from openenv.rollout.task import Budget, Dialect, Model
+
+if TYPE_CHECKING:
+    from openenv.rollout.capture.server import CaptureServer
+
+_JSON = [("content-type", "application/json")]
+
+
+class NewSession(BaseModel):
+    """The body of `POST /sessions`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    session_id: str | None = None
+    metadata: dict[str, Any] = {}
+    llm_url: str
+    model: str
+    api_key: SecretStr = SecretStr("intercepted")
+    provider: Dialect = "openai_chat"
+    top_logprobs: int = 5
+    return_token_ids: bool = True
+    max_tokens_cap: int | None = 4096
+    disable_thinking: bool = False
+    request_timeout_s: float = 600.0
+    extra_headers: dict[str, str] = {}
+    max_model_calls: int | None = None
+    max_completion_tokens: int | None = None
+    max_seconds: float | None = None
+    policy_url: str | None = None
+
+    def as_model(self) -> Model:
+        """Return the endpoint that it describes."""
+        return Model(
+            base_url=self.llm_url,
+            name=self.model,
+            api_key=self.api_key,
+            dialect=self.provider,
+            top_logprobs=self.top_logprobs,
+            return_token_ids=self.return_token_ids,
+            max_tokens_cap=self.max_tokens_cap,
+            disable_thinking=self.disable_thinking,
+            request_timeout_s=self.request_timeout_s,
+            extra_headers=self.extra_headers,
+        )
+
+    def as_budget(self) -> Budget:
+        """Return the budget that it describes."""
+        return Budget(
+            max_calls=self.max_model_calls,
+            max_completion_tokens=self.max_completion_tokens,
+            max_seconds=self.max_seconds,
+        )
+
+
+class _Answer(Exception):
+    """A status and an error text in place of an answer."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Admin:
+    """Answers the control routes."""
+
+    def __init__(self, server: CaptureServer, admin_key: str) -> None:
+        self._server = server
+        self._key = admin_key.encode()
+
+    def owns(self, request: Request) -> bool:
+        """Say whether a request is for a control route."""
+        path = request.path.partition("?")[0]
+        return path == "/sessions" or path.startswith("/sessions/")
+
+    async def handle(self, request: Request, reply: Reply) -> None:
+        """Answer one request."""
+        try:
+            if not hmac.compare_digest(request.key.encode("utf-8", "replace"), self._key):
+                raise _Answer(403 if request.key else 401, "this needs the admin key")
+            status, answer = await self._answer(request)
+        except _Answer as exc:
+            status, answer = exc.status, {"error": {"message": str(exc), "code": exc.status}}
+        except CaptureError as exc:
+            status, answer = 409, {"error": {"message": str(exc), "code": exc.code}}
+        reply.send(status, dumps(answer), _JSON)
+
+    async def _answer(self, request: Request) -> tuple[int, Json]:
+        path, _, query = request.path.partition("?")
+        parts = [unquote(part) for part in path.strip("/").split("/")]
+        if len(parts) == 1:
+            if request.method == "POST":
+                return 200, self._open(request)
+            if request.method == "GET":
+                return 200, {"sessions": [self._about(rollout) for rollout in self._server.rollouts()]}
+            raise _Answer(405, "GET or POST")
+        rollout = self._server.find(parts[1])
+        if rollout is None:
+            raise _Answer(404, f"there is no session '{parts[1]}'")
+        if len(parts) == 2:
+            if request.method == "GET":
+                return 200, self._about(rollout)
+            if request.method == "DELETE":
+                await self._server.finish(rollout)
+                return 200, {"session_id": rollout.rollout_id, "closed": True}
+            raise _Answer(405, "GET or DELETE")
+        if len(parts) == 3 and request.method == "GET":
+            return await asyncio.to_thread(self._export, rollout, parts[2], parse_qs(query))
+        raise _Answer(404, "there is no such route")
+
+    def _open(self, request: Request) -> Json:
+        body = load_object(request.body)
+        if body is None:
+            raise _Answer(400, "the body must be a JSON object")
+        try:
+            asked = NewSession.model_validate(body)
+        except ValidationError as exc:
+            raise _Answer(422, str(exc.errors(include_url=False, include_input=False, include_context=False))) from None
+        capture = self._server.open(
+            asked.session_id,
+            asked.as_model(),
+            budget=asked.as_budget(),
+            metadata=asked.metadata,
+            policy_url=asked.policy_url,
+        )
+        return {"session_id": capture.rollout_id, "api_key": capture.key, "path": str(capture.path)}
+
+    def _about(self, rollout: Rollout) -> Json:
+        return {
+            "session_id": rollout.rollout_id,
+            "metadata": rollout.metadata,
+            "model": rollout.model.name,
+            "opened_at": rollout.opened_at,
+            "closed_at": rollout.closed_at,
+            "stats": asdict(rollout.stats()),
+        }
+
+    def _export(self, rollout: Rollout, what: str, query: dict[str, list[str]]) -> tuple[int, Json]:
+        recording = read(self._server.root / rollout.rollout_id)
+        if what == "rollout":
+            discarded = _flag(query, "include_discarded", default=True)
+            messages = _flag(query, "include_messages", default=False)
+            return 200, export.document(recording, include_discarded=discarded, include_messages=messages)
+        if what == "trace_entries":
+            if export.level(recording.calls) != "tokens":
+                raise _Answer(409, "this session is not trainable: its engine does not name all tokens")
+            return 200, {"entries": export.trace_entries(recording)}
+        raise _Answer(404, "there is no such route")
+
+
+def _flag(query: dict[str, list[str]], name: str, *, default: bool) -> bool:
+    values = query.get(name)
+    return default if not values else values[-1].lower() in ("1", "true", "yes")

@@ -1,0 +1,265 @@
+"""Lets an agent that speaks Anthropic messages talk to an endpoint that speaks OpenAI chat completions.
+
+Knows values only, no IO. Thoughts of earlier turns and marks for caches do not reach the endpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any
+
+from openenv.rollout.capture import sse
+from openenv.rollout.capture.dialects import anthropic
+from openenv.rollout.capture.encoding import Json, dumps
+
+STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "function_call": "tool_use"}
+_COPIED = ("temperature", "top_p", "stream")
+
+
+def request(body: Json) -> Json:
+    """Return a request for messages as one for a chat completion."""
+    sent: Json = {"model": body.get("model"), "messages": _messages(body)}
+    sent.update({key: body[key] for key in _COPIED if key in body})
+    if body.get("max_tokens") is not None:
+        sent["max_tokens"] = body["max_tokens"]
+    if body.get("stop_sequences"):
+        sent["stop"] = body["stop_sequences"]
+    tools = [_tool(tool) for tool in body.get("tools") or () if "input_schema" in tool]
+    if tools:
+        sent["tools"] = tools
+        choice = _tool_choice(body.get("tool_choice"))
+        if choice is not None:
+            sent["tool_choice"] = choice
+        if (body.get("tool_choice") or {}).get("disable_parallel_tool_use"):
+            sent["parallel_tool_calls"] = False
+    return sent
+
+
+def _messages(body: Json) -> list[Json]:
+    messages: list[Json] = []
+    system = _plain(body.get("system"))
+    if system:
+        messages.append({"role": "system", "content": system})
+    for message in body.get("messages") or ():
+        content = message.get("content")
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
+        messages += _assistant(blocks) if message.get("role") == "assistant" else _user(message.get("role"), blocks)
+    return messages
+
+
+def _assistant(blocks: list[Json]) -> list[Json]:
+    text = "".join(block.get("text") or "" for block in blocks if block.get("type") == "text")
+    calls = [
+        {
+            "id": block.get("id"),
+            "type": "function",
+            "function": {"name": block.get("name"), "arguments": json.dumps(block.get("input") or {})},
+        }
+        for block in blocks
+        if block.get("type") == "tool_use"
+    ]
+    message: Json = {"role": "assistant", "content": text or None}
+    if calls:
+        message["tool_calls"] = calls
+    return [message] if text or calls else []
+
+
+def _user(role: Any, blocks: list[Json]) -> list[Json]:
+    """Return what a user's message comes to: results of tools first, each a message, then the rest."""
+    results = [
+        {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": _plain(block.get("content"))}
+        for block in blocks
+        if block.get("type") == "tool_result"
+    ]
+    parts = [part for part in map(_part, blocks) if part is not None]
+    if not parts:
+        return results
+    texts = [part["text"] for part in parts if part["type"] == "text"]
+    content: Any = "\n".join(texts) if len(texts) == len(parts) else parts
+    return [*results, {"role": role or "user", "content": content}]
+
+
+def _part(block: Json) -> Json | None:
+    if block.get("type") == "text":
+        return {"type": "text", "text": block.get("text") or ""}
+    if block.get("type") == "image":
+        source = block.get("source") or {}
+        data = f"data:{source.get('media_type')};base64,{source.get('data')}"
+        return {"type": "image_url", "image_url": {"url": source.get("url") or data}}
+    return None
+
+
+def _plain(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    blocks = content if isinstance(content, list) else []
+    return "\n".join(str(block.get("text") or "") for block in blocks if block.get("type") == "text")
+
+
+def _tool(tool: Json) -> Json:
+    function = {"name": tool.get("name"), "parameters": tool.get("input_schema") or {}}
+    if tool.get("description"):
+        function["description"] = tool["description"]
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: Any) -> Any:
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind == "tool":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    return {"auto": "auto", "any": "required", "none": "none"}.get(str(kind))
+
+
+def response(body: Json, response: Json) -> Json:
+    """Return a chat completion as a message."""
+    choice = (response.get("choices") or [{}])[0]
+    message = choice.get("message") or {}
+    content: list[Json] = []
+    thoughts = message.get("reasoning_content") or message.get("reasoning")
+    if isinstance(thoughts, str) and thoughts:
+        content.append({"type": "thinking", "thinking": thoughts, "signature": ""})
+    if message.get("content"):
+        content.append({"type": "text", "text": message["content"]})
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {}
+        content.append(
+            {
+                "type": "tool_use",
+                "id": call.get("id") or _tool_id(),
+                "name": function.get("name"),
+                "input": _arguments(function.get("arguments")),
+            }
+        )
+    whole = anthropic.final_answer(body, "")
+    return {
+        **whole,
+        "content": content,
+        "stop_reason": STOP_REASONS.get(str(choice.get("finish_reason")), "end_turn"),
+        "usage": _usage(response.get("usage")),
+    }
+
+
+def _arguments(text: Any) -> Any:
+    try:
+        parsed = json.loads(text or "{}")
+    except ValueError:
+        return {"arguments": text}
+    return parsed if isinstance(parsed, dict) else {"arguments": parsed}
+
+
+def _usage(usage: Any) -> Json:
+    given = usage if isinstance(usage, dict) else {}
+    return {
+        "input_tokens": given.get("prompt_tokens") or 0,
+        "output_tokens": given.get("completion_tokens") or 0,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+    }
+
+
+def _tool_id() -> str:
+    return f"toolu_{uuid.uuid4().hex}"
+
+
+class Translator:
+    """Turns the chunks of one chat completion into the events of a message."""
+
+    def __init__(self, body: Json) -> None:
+        self._body = body
+        self._out: list[bytes] = []
+        self._started = False
+        self._index = -1
+        self._open: tuple[str, int] | None = None
+        """What is being said: the kind of block, and for a tool call which."""
+        self._finish: str | None = None
+        self._usage: Any = None
+        self._error: Any = None
+
+    def feed(self, chunk: Json) -> bytes:
+        """Take one chunk, and return the events that follow from it."""
+        self._start()
+        if chunk.get("error"):
+            self._error = chunk["error"]
+        if chunk.get("usage"):
+            self._usage = chunk["usage"]
+        for choice in (chunk.get("choices") or ())[:1]:
+            self._feed_delta(choice.get("delta") or {})
+            self._finish = choice.get("finish_reason") or self._finish
+        return self._taken()
+
+    def end(self) -> bytes:
+        """Return the events that end the message."""
+        self._start()
+        self._close()
+        if self._error is not None:
+            message = self._error.get("message") if isinstance(self._error, dict) else self._error
+            self._out.append(anthropic.error_event(500, str(message)))
+            return self._taken()
+        reason = STOP_REASONS.get(str(self._finish), "end_turn")
+        self._emit(
+            "message_delta",
+            delta={"stop_reason": reason, "stop_sequence": None},
+            usage=_usage(self._usage),
+        )
+        self._emit("message_stop")
+        return self._taken()
+
+    def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            message = {**anthropic.final_answer(self._body, ""), "content": [], "stop_reason": None}
+            self._emit("message_start", message=message)
+
+    def _feed_delta(self, delta: Json) -> None:
+        thoughts = delta.get("reasoning_content") or delta.get("reasoning")
+        if isinstance(thoughts, str) and thoughts:
+            self._block(("thinking", 0), {"type": "thinking", "thinking": "", "signature": ""})
+            self._emit_delta({"type": "thinking_delta", "thinking": thoughts})
+        if isinstance(delta.get("content"), str) and delta["content"]:
+            self._block(("text", 0), {"type": "text", "text": ""})
+            self._emit_delta({"type": "text_delta", "text": delta["content"]})
+        for call in delta.get("tool_calls") or ():
+            self._feed_call(call)
+
+    def _feed_call(self, call: Json) -> None:
+        function = call.get("function") or {}
+        key = ("tool_use", call.get("index") or 0)
+        block: Json = {
+            "type": "tool_use",
+            "id": call.get("id") or _tool_id(),
+            "name": function.get("name"),
+            "input": {},
+        }
+        self._block(key, block)
+        if function.get("arguments"):
+            self._emit_delta({"type": "input_json_delta", "partial_json": function["arguments"]})
+
+    def _block(self, key: tuple[str, int], empty: Json) -> None:
+        """Have a block of this kind open; the one before it is closed."""
+        if self._open == key:
+            return
+        self._close()
+        self._open = key
+        self._index += 1
+        self._emit("content_block_start", index=self._index, content_block=empty)
+
+    def _close(self) -> None:
+        if self._open is not None:
+            self._open = None
+            self._emit("content_block_stop", index=self._index)
+
+    def _emit_delta(self, delta: Json) -> None:
+        self._emit("content_block_delta", index=self._index, delta=delta)
+
+    def _emit(self, kind: str, **fields: Any) -> None:
+        self._out.append(sse.event_bytes(dumps({"type": kind, **fields}), name=kind))
+
+    def _taken(self) -> bytes:
+        out, self._out = self._out, []
+        return b"".join(out)
+
+
+def translator(body: Json) -> Translator:
+    """Return a translator for the events of one stream."""
+    return Translator(body)

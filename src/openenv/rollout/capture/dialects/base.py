@@ -1,0 +1,195 @@
+"""What every dialect module offers, and the values that they share.
+
+Knows JSON values only. Dialect modules do no IO: they turn requests, events and responses into others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from openenv.rollout.capture.encoding import Json
+from openenv.rollout.capture.tokens import Sampled
+from openenv.rollout.task import Dialect
+
+LOGPROBS = "logprobs"
+TOKEN_IDS = "return_token_ids"
+USAGE = "stream_options"
+STREAM = "stream"
+"""What may be forced into a request, named after the parameter that an endpoint may refuse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What is asked of an endpoint beyond what the agent asks."""
+
+    model: str
+    top_logprobs: int = 5
+    return_token_ids: bool = True
+    max_tokens: int | None = None
+    disable_thinking: bool = False
+    refused: frozenset[str] = frozenset()
+    """Parameters that this endpoint has turned down before."""
+
+    def without(self, parameter: str) -> Wishes:
+        """Return the same wishes, less one parameter."""
+        return replace(self, refused=self.refused | {parameter})
+
+    def asks(self, parameter: str) -> bool:
+        """Say whether a parameter may be sent."""
+        return parameter not in self.refused
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """A request as it goes to the endpoint, and what was forced into it that the agent must not see again."""
+
+    body: Json
+    forced: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What a response holds, whatever its dialect."""
+
+    finish_reason: str | None = None
+    sampled: Sampled = field(default_factory=Sampled)
+    prompt_ids: tuple[int, ...] | None = None
+    usage: Json | None = None
+    error: Json | None = None
+    """An error that came inside of a stream."""
+    policy_version: str | None = None
+
+
+class Assembler(Protocol):
+    """Puts a stream back together, event by event."""
+
+    def feed(self, chunk: Json) -> None:
+        """Take the data of one event."""
+
+    def response(self) -> Json:
+        """Return the response that a call without streaming would have had, as far as the stream got."""
+
+    @property
+    def done(self) -> bool:
+        """Say whether the stream reached its proper end."""
+
+
+class StreamTranslator(Protocol):
+    """Turns the events of one dialect into those of another, as they come."""
+
+    def feed(self, chunk: Json) -> bytes:
+        """Take one event's data, and return the events that follow from it."""
+
+    def end(self) -> bytes:
+        """Return the events that end the stream."""
+
+
+class Bridge(Protocol):
+    """The functions of a module that lets an agent of one dialect talk to an endpoint of another."""
+
+    def request(self, body: Json) -> Json:
+        """Return the agent's request in the endpoint's dialect."""
+
+    def response(self, body: Json, response: Json) -> Json:
+        """Return the endpoint's response in the agent's dialect."""
+
+    def translator(self, body: Json) -> StreamTranslator:
+        """Return a translator for the events of one stream."""
+
+
+class DialectModule(Protocol):
+    """The functions of a dialect module."""
+
+    NAME: Dialect
+    PATH: str
+    """Where an endpoint of this dialect answers, below `/v1`."""
+
+    def rewrite(self, body: Json, wishes: Wishes) -> Rewritten:
+        """Return the request as the endpoint gets it; the given body stays as it is."""
+
+    def strip_event(self, chunk: Json, forced: frozenset[str]) -> Json | None:
+        """Return what the agent sees of an event: the same object where nothing changes, None for nothing at all."""
+
+    def strip_response(self, response: Json, forced: frozenset[str]) -> Json:
+        """Return what the agent sees of a whole response: the same object where nothing changes."""
+
+    def assembler(self) -> Assembler:
+        """Return an empty assembler."""
+
+    def completion(self, response: Json) -> Completion:
+        """Read a whole or assembled response."""
+
+    def sampled_in(self, chunk: Json) -> int:
+        """Return how many tokens an event brings, as far as it says."""
+
+    def is_end(self, chunk: Json) -> bool:
+        """Say whether an event marks the proper end of what the model had to say."""
+
+    def completion_tokens(self, value: Json) -> int:
+        """Return how many tokens an event or a response says were sampled in all; 0 where it does not say."""
+
+    def take_prompt_ids(self, value: Json) -> list[int] | None:
+        """Cut the prompt's ids out of an event or a response, in place, and return them."""
+
+    def error(self, status: int, message: str) -> Json:
+        """Return an error in the dialect's shape."""
+
+    def error_event(self, status: int, message: str) -> bytes:
+        """Return an error as an event of a stream that has begun."""
+
+    def final_answer(self, body: Json, text: str) -> Json:
+        """Return a response that ends the agent's turn with a text, as if the model had said it."""
+
+    def stream(self, body: Json, response: Json) -> list[bytes]:
+        """Return a whole response as the events of the stream that a request asked for."""
+
+    def count_tokens(self, body: Json) -> Json:
+        """Return an estimate in the shape of the dialect's token-count route."""
+
+    def setting(self, body: Json) -> list[Any]:
+        """Return what makes two conversations those of one agent: its system texts and the names of its tools."""
+
+    def items(self, body: Json) -> list[Any]:
+        """Return the request's conversation without system texts, oldest first, as plain values to compare."""
+
+    def reply_items(self, response: Json) -> list[Any]:
+        """Return what the response adds to the conversation, in the shape that `items` gives it later."""
+
+
+Odd = (TypeError, AttributeError, KeyError, ValueError, IndexError)
+"""What a dialect module may raise over a value that is not in its dialect at all."""
+
+
+def error_kind(status: int) -> str:
+    """Return the word that OpenAI and Anthropic clients expect for a status."""
+    kinds = {
+        400: "invalid_request_error",
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        413: "request_too_large",
+        422: "invalid_request_error",
+        429: "rate_limit_error",
+        529: "overloaded_error",
+    }
+    return kinds.get(status, "api_error")
+
+
+def capped(asked: Any, cap: int | None) -> int | None:
+    """Return a token limit that is within the cap."""
+    limit = asked if isinstance(asked, int) and not isinstance(asked, bool) and asked > 0 else None
+    if cap is None:
+        return limit
+    return cap if limit is None else min(limit, cap)
+
+
+def text_length(value: Any) -> int:
+    """Return how many characters of text a JSON value holds."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(text_length(item) for item in value.values())
+    if isinstance(value, list):
+        return sum(text_length(item) for item in value)
+    return 0

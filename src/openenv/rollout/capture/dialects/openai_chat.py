@@ -1,0 +1,446 @@
+"""OpenAI chat completions, as OpenAI, vLLM, SGLang and llama.cpp speak it.
+
+Knows values only, no IO. The ids of prompt and completion are the engine's: vLLM has `prompt_token_ids` at the top and
+`token_ids` per choice, SGLang both per choice, llama.cpp an `id` in each log-probability entry.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import uuid
+from typing import Any
+
+from openenv.rollout.capture import sse
+from openenv.rollout.capture.dialects.base import (
+    LOGPROBS,
+    STREAM,
+    TOKEN_IDS,
+    USAGE,
+    Completion,
+    Rewritten,
+    Wishes,
+    capped,
+    error_kind,
+    text_length,
+)
+from openenv.rollout.capture.encoding import Json, dumps
+from openenv.rollout.capture.tokens import TokenLog
+from openenv.rollout.task import Dialect
+
+NAME: Dialect = "openai_chat"
+PATH = "/chat/completions"
+RENAMES_MAX_TOKENS = ("gpt-5", "o1", "o3", "o4")
+"""Models that know `max_completion_tokens` only."""
+
+_CHOICE_IDS = ("token_ids", "completion_token_ids", "output_token_ids")
+_PROMPT_IDS = ("prompt_token_ids", "input_token_ids")
+
+
+def rewrite(body: Json, wishes: Wishes) -> Rewritten:
+    """Return the request as the endpoint gets it, and what was forced into it."""
+    sent = dict(body)
+    sent["model"] = wishes.model
+    forced: set[str] = set()
+    if wishes.asks(LOGPROBS) and sent.get("logprobs") is not True:
+        forced.add(LOGPROBS)
+        sent["logprobs"] = True
+        if wishes.top_logprobs > 0 and wishes.asks("top_logprobs"):
+            sent["top_logprobs"] = wishes.top_logprobs
+        else:
+            sent.pop("top_logprobs", None)
+    if wishes.return_token_ids and wishes.asks(TOKEN_IDS) and sent.get("return_token_ids") is not True:
+        forced.add(TOKEN_IDS)
+        sent["return_token_ids"] = True
+    if sent.get("return_token_ids") and not wishes.asks(STREAM):
+        sent["stream"] = False
+    if sent.get("stream") is True:
+        _force_usage(sent, wishes, forced)
+    else:
+        sent.pop("stream_options", None)
+    if wishes.disable_thinking and wishes.asks("chat_template_kwargs"):
+        given = sent.get("chat_template_kwargs")
+        sent["chat_template_kwargs"] = {**(given if isinstance(given, dict) else {}), "enable_thinking": False}
+    _limit_tokens(sent, wishes)
+    return Rewritten(sent, frozenset(forced))
+
+
+def _force_usage(sent: Json, wishes: Wishes, forced: set[str]) -> None:
+    given = sent.get("stream_options")
+    options = dict(given) if isinstance(given, dict) else {}
+    if wishes.asks(USAGE) and options.get("include_usage") is not True:
+        forced.add(USAGE)
+        sent["stream_options"] = {**options, "include_usage": True}
+
+
+def _limit_tokens(sent: Json, wishes: Wishes) -> None:
+    short_name = wishes.model.rpartition("/")[2]
+    renames = short_name.startswith(RENAMES_MAX_TOKENS) or not wishes.asks("max_tokens")
+    if renames and "max_tokens" in sent:
+        limit = sent.pop("max_tokens")
+        sent.setdefault("max_completion_tokens", limit)
+    if wishes.max_tokens is None:
+        return
+    given = [name for name in ("max_tokens", "max_completion_tokens") if sent.get(name) is not None]
+    for name in given or ["max_completion_tokens" if renames else "max_tokens"]:
+        sent[name] = capped(sent.get(name), wishes.max_tokens)
+
+
+def strip_event(chunk: Json, forced: frozenset[str]) -> Json | None:
+    """Return what the agent sees of a chunk."""
+    choices = chunk.get("choices")
+    if USAGE in forced and choices == [] and chunk.get("usage") is not None and "error" not in chunk:
+        return None
+    seen = _strip(chunk, choices, forced)
+    if seen is not chunk and not _worth_sending(chunk, seen):
+        return None
+    return seen
+
+
+def strip_response(response: Json, forced: frozenset[str]) -> Json:
+    """Return what the agent sees of a whole response."""
+    return _strip(response, response.get("choices"), forced)
+
+
+def _strip(value: Json, choices: Any, forced: frozenset[str]) -> Json:
+    unwanted = _unwanted(forced)
+    top = TOKEN_IDS in forced and any(key in value for key in (*_PROMPT_IDS, "sglext"))
+    dirty = [isinstance(choice, dict) and not unwanted.isdisjoint(choice) for choice in choices or ()]
+    if not top and not any(dirty):
+        return value
+    seen = dict(value)
+    if top:
+        for key in (*_PROMPT_IDS, "sglext"):
+            seen.pop(key, None)
+    if any(dirty):
+        seen["choices"] = [
+            {key: item for key, item in choice.items() if key not in unwanted} if is_dirty else choice
+            for choice, is_dirty in zip(choices, dirty, strict=True)
+        ]
+    return seen
+
+
+@functools.cache
+def _unwanted(forced: frozenset[str]) -> frozenset[str]:
+    names: set[str] = set()
+    if LOGPROBS in forced:
+        names.add("logprobs")
+    if TOKEN_IDS in forced:
+        names.update(_CHOICE_IDS)
+        names.update(_PROMPT_IDS)
+    return frozenset(names)
+
+
+def _worth_sending(chunk: Json, seen: Json) -> bool:
+    """Say whether a chunk is more than a carrier of ids: engines send some with nothing else in them."""
+    for choice in seen.get("choices") or ():
+        if not isinstance(choice, dict) or choice.get("finish_reason") is not None:
+            return True
+        if any(value not in (None, "", []) for value in (choice.get("delta") or {}).values()):
+            return True
+        if "text" in choice:
+            return True
+    return not seen.get("choices") and (bool(chunk.get("usage")) or "error" in chunk)
+
+
+class ChatAssembler:
+    """Puts a chat completion back together from its chunks."""
+
+    def __init__(self) -> None:
+        self._top: Json = {}
+        self._usage: Json | None = None
+        self._choices: dict[int, _Choice] = {}
+        self._prompt_ids: list[int] | None = None
+        self._error: Any = None
+
+    def feed(self, chunk: Json) -> None:
+        """Take one chunk."""
+        prompt_ids = take_prompt_ids(dict(chunk))
+        if prompt_ids:
+            self._prompt_ids = prompt_ids
+        for key, value in chunk.items():
+            if key not in ("choices", "usage", "object", *_PROMPT_IDS) and value is not None:
+                self._top.setdefault(key, value)
+        if isinstance(chunk.get("usage"), dict):
+            self._usage = chunk["usage"]
+        if chunk.get("error"):
+            self._error = chunk["error"]
+        for choice in chunk.get("choices") or ():
+            if isinstance(choice, dict):
+                index = choice.get("index")
+                self._choices.setdefault(index if isinstance(index, int) else 0, _Choice()).feed(choice)
+
+    def response(self) -> Json:
+        """Return the completion, as far as the stream got."""
+        choices = [choice.whole(index) for index, choice in sorted(self._choices.items())]
+        whole: Json = {**self._top, "object": "chat.completion", "choices": choices, "usage": self._usage}
+        if self._prompt_ids is not None:
+            whole["prompt_token_ids"] = self._prompt_ids
+        if self._error is not None:
+            whole["error"] = self._error
+        return whole
+
+    @property
+    def done(self) -> bool:
+        """Say whether every choice has a reason for its end."""
+        return bool(self._choices) and all(choice.finish_reason is not None for choice in self._choices.values())
+
+
+class _Choice:
+    """One choice of a completion that is put together."""
+
+    def __init__(self) -> None:
+        self.finish_reason: str | None = None
+        self._role = "assistant"
+        self._text: dict[str, list[str]] = {}
+        self._parts: Json = {}
+        self._other: Json = {}
+        self._tool_calls: dict[int, Json] = {}
+        self._ids: list[int] = []
+        self._entries: list[Any] = []
+        self._pieces: list[tuple[list[int], list[Any]]] = []
+
+    def feed(self, choice: Json) -> None:
+        delta = choice.get("delta")
+        for key, value in (delta if isinstance(delta, dict) else {}).items():
+            self._feed_delta(key, value)
+        if choice.get("finish_reason") is not None:
+            self.finish_reason = choice["finish_reason"]
+        ids = _first_list(choice, _CHOICE_IDS)
+        entries = _entries(choice)
+        if ids or entries:
+            self._ids.extend(ids)
+            self._entries.extend(entries)
+            self._pieces.append((ids, entries))
+        for key, value in choice.items():
+            if key not in ("delta", "index", "finish_reason", "logprobs", *_CHOICE_IDS) and value is not None:
+                self._other[key] = value
+
+    def _feed_delta(self, key: str, value: Any) -> None:
+        if key == "role":
+            self._role = value or self._role
+        elif key == "tool_calls":
+            for call in value or ():
+                self._feed_tool_call(call)
+        elif isinstance(value, str):
+            self._text.setdefault(key, []).append(value)
+        elif isinstance(value, list):
+            self._parts.setdefault(key, []).extend(value)
+        elif value is not None:
+            self._parts[key] = value
+
+    def _feed_tool_call(self, call: Any) -> None:
+        if not isinstance(call, dict):
+            return
+        index = call.get("index")
+        index = index if isinstance(index, int) else max(self._tool_calls, default=-1) + 1
+        known = self._tool_calls.setdefault(index, {"type": "function", "function": {"name": "", "arguments": ""}})
+        if call.get("id"):
+            known["id"] = call["id"]
+        if call.get("type"):
+            known["type"] = call["type"]
+        function = call.get("function") or {}
+        known["function"]["name"] += function.get("name") or ""
+        known["function"]["arguments"] += function.get("arguments") or ""
+
+    def whole(self, index: int) -> Json:
+        message: Json = {"role": self._role, "content": None}
+        message.update({key: "".join(parts) for key, parts in self._text.items()})
+        message.update(self._parts)
+        if self._tool_calls:
+            message["tool_calls"] = [call for _, call in sorted(self._tool_calls.items())]
+        choice: Json = {"index": index, "message": message, "finish_reason": self.finish_reason}
+        if self._entries:
+            choice["logprobs"] = {"content": self._entries}
+        if self._ids:
+            choice["token_ids"] = self._ids
+        if self._ids and self._entries and len(self._ids) != len(self._entries):
+            choice["token_pieces"] = [[ids, entries] for ids, entries in self._pieces]
+        return {**choice, **self._other}
+
+
+def assembler() -> ChatAssembler:
+    """Return an empty assembler."""
+    return ChatAssembler()
+
+
+def completion(response: Json) -> Completion:
+    """Read a completion."""
+    choices = response.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    log = TokenLog()
+    pieces = choice.get("token_pieces")
+    if isinstance(pieces, list):
+        for ids, entries in pieces:
+            log.add(ids, entries)
+    else:
+        log.add(_first_list(choice, _CHOICE_IDS) or _sgl_ids(response, "completion_token_ids"), _entries(choice))
+    prompt_ids = take_prompt_ids({**response, "choices": [dict(item) for item in choices or () if _is_dict(item)]})
+    finish = choice.get("finish_reason")
+    usage, error = response.get("usage"), response.get("error")
+    return Completion(
+        finish_reason=finish if isinstance(finish, str) else None,
+        sampled=log.sampled(),
+        prompt_ids=tuple(prompt_ids) if prompt_ids else None,
+        usage=usage if isinstance(usage, dict) else None,
+        error=error if isinstance(error, dict) else {"message": str(error)} if error else None,
+        policy_version=_weight_version(response),
+    )
+
+
+def sampled_in(chunk: Json) -> int:
+    """Return how many tokens a chunk brings."""
+    count = 0
+    for choice in chunk.get("choices") or ():
+        if isinstance(choice, dict):
+            count += max(len(_first_list(choice, _CHOICE_IDS)), len(_entries(choice)))
+    return count
+
+
+def is_end(chunk: Json) -> bool:
+    """Say whether a chunk ends a choice."""
+    return any(_is_dict(choice) and choice.get("finish_reason") for choice in chunk.get("choices") or ())
+
+
+def completion_tokens(value: Json) -> int:
+    """Return how many tokens were sampled in all, as far as the usage says."""
+    usage = value.get("usage")
+    count = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    return count if isinstance(count, int) else 0
+
+
+def take_prompt_ids(value: Json) -> list[int] | None:
+    """Cut the prompt's ids out of a chunk or a completion, in place, and return them."""
+    found: list[int] | None = None
+    for holder in (value, *(choice for choice in value.get("choices") or () if _is_dict(choice))):
+        for key in _PROMPT_IDS:
+            if isinstance(holder.get(key), list):
+                ids = holder.pop(key)
+                found = found or ids
+    return found or _sgl_ids(value, "prompt_token_ids") or None
+
+
+def error(status: int, message: str) -> Json:
+    """Return an error as OpenAI shapes it."""
+    return {"error": {"message": message, "type": error_kind(status), "param": None, "code": status}}
+
+
+def error_event(status: int, message: str) -> bytes:
+    """Return an error as an event of a stream."""
+    return sse.event_bytes(dumps(error(status, message)))
+
+
+def final_answer(body: Json, text: str) -> Json:
+    """Return a completion that says a text and stops."""
+    return {
+        "id": f"chatcmpl-{uuid.uuid4().hex}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": body.get("model") or "",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
+    }
+
+
+def stream(body: Json, response: Json) -> list[bytes]:
+    """Return a completion as the events of a stream."""
+    kept = ("id", "created", "model", "system_fingerprint")
+    top: Json = {key: value for key, value in response.items() if key in kept}
+    top["object"] = "chat.completion.chunk"
+    events = []
+    for choice in response.get("choices") or ():
+        message = dict(choice.get("message") or {})
+        calls = [{"index": index, **call} for index, call in enumerate(message.pop("tool_calls", None) or ())]
+        delta = {key: value for key, value in message.items() if value is not None}
+        if calls:
+            delta["tool_calls"] = calls
+        index = choice.get("index", 0)
+        other = {key: value for key, value in choice.items() if key not in ("message", "finish_reason", "index")}
+        events.append({**top, "choices": [{"index": index, "delta": delta, **other, "finish_reason": None}]})
+        end = {"index": index, "delta": {}, "finish_reason": choice.get("finish_reason")}
+        events.append({**top, "choices": [end]})
+    if response.get("usage") and (body.get("stream_options") or {}).get("include_usage"):
+        events.append({**top, "choices": [], "usage": response["usage"]})
+    return [*(sse.event_bytes(dumps(event)) for event in events), sse.event_bytes(sse.DONE)]
+
+
+def count_tokens(body: Json) -> Json:
+    """Return an estimate; chat completions have no such route of their own."""
+    return {"input_tokens": max(1, text_length([body.get("messages"), body.get("tools")]) // 4)}
+
+
+def setting(body: Json) -> list[Any]:
+    """Return the leading system messages and the names of the tools."""
+    messages = _messages(body)
+    tools = [tool.get("function") or tool for tool in body.get("tools") or () if _is_dict(tool)]
+    system = [_reduced(message) for message in messages[: _leading(messages)]]
+    return [system, sorted(str(tool.get("name")) for tool in tools)]
+
+
+def items(body: Json) -> list[Any]:
+    """Return the messages, reduced to what makes two of them the same."""
+    messages = _messages(body)
+    return [_reduced(message) for message in messages[_leading(messages) :]]
+
+
+def _messages(body: Json) -> list[Json]:
+    messages = body.get("messages")
+    return [message for message in messages if _is_dict(message)] if isinstance(messages, list) else []
+
+
+def _leading(messages: list[Json]) -> int:
+    """Return how many messages come before the first that is no system text."""
+    roles = [message.get("role") in ("system", "developer") for message in messages]
+    return roles.index(False) if False in roles else len(roles)
+
+
+def reply_items(response: Json) -> list[Any]:
+    """Return the assistant's message, reduced in the same way."""
+    choices = response.get("choices") or [{}]
+    return [_reduced(choices[0].get("message") or {"role": "assistant"})]
+
+
+def _reduced(message: Json) -> list[Any]:
+    content = message.get("content")
+    if isinstance(content, list):
+        texts = [part.get("text") for part in content if _is_dict(part) and part.get("type") == "text"]
+        content = "".join(text for text in texts if isinstance(text, str)) if len(texts) == len(content) else content
+    calls = [
+        [(call.get("function") or {}).get("name"), (call.get("function") or {}).get("arguments")]
+        for call in message.get("tool_calls") or ()
+        if _is_dict(call)
+    ]
+    return [message.get("role"), content or "", calls, message.get("tool_call_id")]
+
+
+def _is_dict(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _first_list(choice: Json, keys: tuple[str, ...]) -> list[int]:
+    for key in keys:
+        value = choice.get(key)
+        if isinstance(value, list):
+            return value
+    return []
+
+
+def _entries(choice: Json) -> list[Any]:
+    logprobs = choice.get("logprobs")
+    content = logprobs.get("content") if isinstance(logprobs, dict) else None
+    return content if isinstance(content, list) else []
+
+
+def _sgl_ids(value: Json, key: str) -> list[int]:
+    """Read ids from SGLang's extension object, where they are a list per choice or one list."""
+    extension = value.get("sglext")
+    ids = extension.get(key) if isinstance(extension, dict) else None
+    if isinstance(ids, list) and ids and isinstance(ids[0], list):
+        ids = ids[0]
+    return ids if isinstance(ids, list) else []
+
+
+def _weight_version(response: Json) -> str | None:
+    metadata = response.get("metadata")
+    version = metadata.get("weight_version") if isinstance(metadata, dict) else None
+    return str(version) if version is not None else None

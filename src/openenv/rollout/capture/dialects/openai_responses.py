@@ -1,0 +1,317 @@
+"""OpenAI responses, where the endpoint speaks it itself. It tells log-probabilities of texts, and no ids.
+
+Knows values only, no IO.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any
+
+from openenv.rollout.capture import sse
+from openenv.rollout.capture.dialects.base import (
+    LOGPROBS,
+    Completion,
+    Rewritten,
+    Wishes,
+    capped,
+    error_kind,
+    text_length,
+)
+from openenv.rollout.capture.encoding import Json, dumps
+from openenv.rollout.capture.tokens import TokenLog
+from openenv.rollout.task import Dialect
+
+NAME: Dialect = "openai_responses"
+PATH = "/responses"
+COUNT_PATH = "/responses/input_tokens"
+INCLUDE = "message.output_text.logprobs"
+
+_ENDS = frozenset({"response.completed", "response.incomplete", "response.failed", "error"})
+
+
+def rewrite(body: Json, wishes: Wishes) -> Rewritten:
+    """Return the request as the endpoint gets it, and what was forced into it."""
+    sent = dict(body)
+    sent["model"] = wishes.model
+    forced: set[str] = set()
+    given = sent.get("include")
+    included = list(given) if isinstance(given, list) else []
+    if wishes.asks(LOGPROBS) and INCLUDE not in included:
+        forced.add(LOGPROBS)
+        sent["include"] = [*included, INCLUDE]
+        if wishes.top_logprobs > 0 and wishes.asks("top_logprobs"):
+            sent["top_logprobs"] = wishes.top_logprobs
+    if wishes.max_tokens is not None:
+        sent["max_output_tokens"] = capped(sent.get("max_output_tokens"), wishes.max_tokens)
+    return Rewritten(sent, frozenset(forced))
+
+
+def strip_event(chunk: Json, forced: frozenset[str]) -> Json | None:
+    """Return what the agent sees of an event."""
+    if LOGPROBS not in forced:
+        return chunk
+    seen = _without_logprobs(chunk)
+    for key, strip in (("part", _without_logprobs), ("item", _strip_item), ("response", _strip_whole)):
+        inner = seen.get(key)
+        if isinstance(inner, dict):
+            stripped = strip(inner)
+            if stripped is not inner:
+                seen = {**seen, key: stripped}
+    return seen
+
+
+def strip_response(response: Json, forced: frozenset[str]) -> Json:
+    """Return what the agent sees of a whole response."""
+    return _strip_whole(response) if LOGPROBS in forced else response
+
+
+def _without_logprobs(value: Json) -> Json:
+    return {**value, "logprobs": []} if value.get("logprobs") else value
+
+
+def _strip_item(item: Json) -> Json:
+    content = item.get("content")
+    if not isinstance(content, list):
+        return item
+    stripped = [_without_logprobs(part) if isinstance(part, dict) else part for part in content]
+    same = all(one is other for one, other in zip(content, stripped, strict=True))
+    return item if same else {**item, "content": stripped}
+
+
+def _strip_whole(response: Json) -> Json:
+    seen = {**response, "top_logprobs": 0} if response.get("top_logprobs") else response
+    output = seen.get("output")
+    if not isinstance(output, list):
+        return seen
+    stripped = [_strip_item(item) if isinstance(item, dict) else item for item in output]
+    same = all(one is other for one, other in zip(output, stripped, strict=True))
+    return seen if same else {**seen, "output": stripped}
+
+
+class ResponseAssembler:
+    """Puts a response back together from its events."""
+
+    def __init__(self) -> None:
+        self._response: Json = {"object": "response", "status": "in_progress"}
+        self._items: dict[int, Json] = {}
+        self._done = False
+
+    def feed(self, chunk: Json) -> None:
+        """Take one event."""
+        kind = str(chunk.get("type"))
+        if isinstance(chunk.get("response"), dict):
+            self._response.update(chunk["response"])
+            self._done = self._done or kind in _ENDS
+        elif kind == "error":
+            self._response["error"] = chunk.get("error") or {"message": chunk.get("message")}
+            self._done = True
+        elif kind in ("response.output_item.added", "response.output_item.done"):
+            if isinstance(chunk.get("item"), dict):
+                self._items[chunk.get("output_index", 0)] = dict(chunk["item"])
+        elif kind.startswith("response.") and "output_index" in chunk:
+            self._feed_item(kind, chunk, self._items.setdefault(chunk["output_index"], {"type": "message"}))
+
+    def _feed_item(self, kind: str, chunk: Json, item: Json) -> None:
+        delta = chunk.get("delta")
+        if kind == "response.content_part.added":
+            self._part(item, chunk).update(chunk.get("part") or {})
+        elif kind == "response.output_text.delta" and isinstance(delta, str):
+            part = self._part(item, chunk)
+            part["text"] = (part.get("text") or "") + delta
+            part["logprobs"] = [*(part.get("logprobs") or ()), *(chunk.get("logprobs") or ())]
+        elif kind == "response.function_call_arguments.delta" and isinstance(delta, str):
+            item["arguments"] = (item.get("arguments") or "") + delta
+        elif kind.startswith("response.reasoning") and isinstance(delta, str):
+            item["text_so_far"] = (item.get("text_so_far") or "") + delta
+
+    @staticmethod
+    def _part(item: Json, chunk: Json) -> Json:
+        content = item.setdefault("content", [])
+        index = chunk.get("content_index", 0)
+        while len(content) <= index:
+            content.append({"type": "output_text", "text": ""})
+        part: Json = content[index]
+        return part
+
+    def response(self) -> Json:
+        """Return the response, as far as the stream got."""
+        if self._done and self._response.get("output"):
+            return self._response
+        return {**self._response, "output": [item for _, item in sorted(self._items.items())]}
+
+    @property
+    def done(self) -> bool:
+        """Say whether the response was ended."""
+        return self._done
+
+
+def assembler() -> ResponseAssembler:
+    """Return an empty assembler."""
+    return ResponseAssembler()
+
+
+def completion(response: Json) -> Completion:
+    """Read a response."""
+    log = TokenLog()
+    output = [item for item in response.get("output") or () if isinstance(item, dict)]
+    for item in output:
+        content = item.get("content")
+        for part in content if isinstance(content, list) else []:
+            if isinstance(part, dict) and part.get("type") == "output_text":
+                log.add(None, part.get("logprobs"))
+    usage, failed = response.get("usage"), response.get("error")
+    return Completion(
+        finish_reason=_finish_reason(response, output),
+        sampled=log.sampled(),
+        usage=usage if isinstance(usage, dict) else None,
+        error=failed if isinstance(failed, dict) else None,
+    )
+
+
+def _finish_reason(response: Json, output: list[Json]) -> str | None:
+    status = response.get("status")
+    if status == "incomplete":
+        reason = (response.get("incomplete_details") or {}).get("reason")
+        return "length" if reason == "max_output_tokens" else str(reason)
+    if status != "completed":
+        return None
+    return "tool_calls" if any(str(item.get("type")).endswith("_call") for item in output) else "stop"
+
+
+def sampled_in(chunk: Json) -> int:
+    """Return how many tokens an event brings, as far as it says."""
+    entries = chunk.get("logprobs")
+    return len(entries) if chunk.get("type") == "response.output_text.delta" and isinstance(entries, list) else 0
+
+
+def is_end(chunk: Json) -> bool:
+    """Say whether an event ends the response."""
+    return chunk.get("type") in _ENDS
+
+
+def completion_tokens(value: Json) -> int:
+    """Return how many tokens were sampled in all, as far as the usage says."""
+    inner = value.get("response")
+    usage = (inner if isinstance(inner, dict) else value).get("usage")
+    count = usage.get("output_tokens") if isinstance(usage, dict) else None
+    return count if isinstance(count, int) else 0
+
+
+def take_prompt_ids(value: Json) -> list[int] | None:
+    """Return None: responses carry no ids."""
+    return None
+
+
+def error(status: int, message: str) -> Json:
+    """Return an error as OpenAI shapes it."""
+    return {"error": {"message": message, "type": error_kind(status), "param": None, "code": str(status)}}
+
+
+def error_event(status: int, message: str) -> bytes:
+    """Return an error as an event of a stream."""
+    failed: Json = {"id": "", "object": "response", "status": "failed", "output": []}
+    failed["error"] = {"code": "server_error", "message": message}
+    return sse.event_bytes(dumps({"type": "response.failed", "response": failed}), name="response.failed")
+
+
+def final_answer(body: Json, text: str) -> Json:
+    """Return a response that says a text and is complete."""
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    item = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "status": "completed"}
+    return {
+        "id": f"resp_{uuid.uuid4().hex}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "completed",
+        "model": body.get("model") or "",
+        "output": [{**item, "content": [part]}],
+        "usage": {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0},
+    }
+
+
+def stream(body: Json, response: Json) -> list[bytes]:
+    """Return a response as the events of a stream."""
+    begun = {**response, "status": "in_progress", "output": [], "usage": None}
+    events: list[Json] = [
+        {"type": "response.created", "response": begun},
+        {"type": "response.in_progress", "response": begun},
+    ]
+    for index, item in enumerate(response.get("output") or ()):
+        events += _item_events(index, item)
+    end = {"incomplete": "response.incomplete", "failed": "response.failed"}
+    events.append({"type": end.get(str(response.get("status")), "response.completed"), "response": response})
+    return [
+        sse.event_bytes(dumps({**event, "sequence_number": number}), name=event["type"])
+        for number, event in enumerate(events)
+    ]
+
+
+def _item_events(index: int, item: Json) -> list[Json]:
+    where: Json = {"item_id": item.get("id"), "output_index": index}
+    events: list[Json] = []
+    if item.get("type") == "message":
+        events.append(_added(index, {**item, "status": "in_progress", "content": []}))
+        for number, part in enumerate(item.get("content") or ()):
+            at = {**where, "content_index": number}
+            text = part.get("text") or ""
+            events += [
+                {"type": "response.content_part.added", **at, "part": {**part, "text": ""}},
+                {"type": "response.output_text.delta", **at, "delta": text, "logprobs": part.get("logprobs") or []},
+                {"type": "response.output_text.done", **at, "text": text, "logprobs": part.get("logprobs") or []},
+                {"type": "response.content_part.done", **at, "part": part},
+            ]
+    elif item.get("type") == "function_call":
+        arguments = item.get("arguments") or ""
+        events += [
+            _added(index, {**item, "status": "in_progress", "arguments": ""}),
+            {"type": "response.function_call_arguments.delta", **where, "delta": arguments},
+            {"type": "response.function_call_arguments.done", **where, "arguments": arguments},
+        ]
+    else:
+        events.append(_added(index, item))
+    return [*events, {"type": "response.output_item.done", "output_index": index, "item": item}]
+
+
+def _added(index: int, item: Json) -> Json:
+    return {"type": "response.output_item.added", "output_index": index, "item": item}
+
+
+def count_tokens(body: Json) -> Json:
+    """Return an estimate: a token for every four characters."""
+    size = text_length([body.get(key) for key in ("instructions", "input", "tools")])
+    return {"object": "response.input_tokens", "input_tokens": max(1, size // 4)}
+
+
+def setting(body: Json) -> list[Any]:
+    """Return the instructions and the names of the tools."""
+    tools = [tool for tool in body.get("tools") or () if isinstance(tool, dict)]
+    return [body.get("instructions") or "", sorted(str(tool.get("name") or tool.get("type")) for tool in tools)]
+
+
+def items(body: Json) -> list[Any]:
+    """Return the input, reduced to what makes two of its items the same."""
+    given = body.get("input")
+    if isinstance(given, str):
+        return [["user", given]]
+    return [item for item in map(_reduced, given if isinstance(given, list) else []) if item is not None]
+
+
+def reply_items(response: Json) -> list[Any]:
+    """Return the output, reduced in the same way."""
+    return [item for item in map(_reduced, response.get("output") or ()) if item is not None]
+
+
+def _reduced(item: Any) -> Any:
+    if not isinstance(item, dict):
+        return item
+    kind = item.get("type", "message")
+    if kind == "reasoning":
+        return None
+    if kind == "message":
+        content = item.get("content")
+        if isinstance(content, list):
+            content = "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+        return [item.get("role"), content]
+    return {key: value for key, value in item.items() if key not in ("id", "status")}

@@ -1,0 +1,392 @@
+"""What comes out of a recording: training sequences, the turns that trainers read, documents, JSONL and Parquet.
+
+Knows recordings and their graph. Every sampled token is trainable in one sequence at most, and only with the engine's
+id and log-probability.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from openenv.rollout.capture.encoding import Json, dumps
+from openenv.rollout.capture.graph import Graph, Node, build, setting_of
+from openenv.rollout.capture.recording import Call, Recording
+from openenv.rollout.outcome import RolloutTurn
+
+Role = Literal["agent", "auxiliary", "discarded"]
+"""`agent`: the conversation that did the work, and those with its system text and tools. `auxiliary`: any other, such
+as one that made a title. `discarded`: an answer that the agent did not go on from."""
+Level = Literal["tokens", "logprobs", "text"]
+"""What an engine tells of what it samples: ids and log-probabilities, log-probabilities, or neither."""
+Severity = Literal["FATAL", "WARN", "INFO"]
+
+TRUNCATING = {"top_p": 1, "top_k": (-1, 0), "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0}
+"""Parameters that make the sampled distribution another than the model's, and the values at which they do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that a trainer should know."""
+
+    severity: Severity
+    code: str
+    message: str
+    call: int | None = None
+
+
+@dataclass(slots=True)
+class Sequence:
+    """One path of calls as a training example: three lists of one length."""
+
+    role: Role
+    root_id: int
+    node_ids: list[int]
+    """The numbers of the calls, oldest first."""
+    prompt_len: int
+    turn_lengths: list[int]
+    input_ids: list[int]
+    loss_mask: list[int]
+    logprobs: list[float]
+    policy_versions: list[str | None]
+    validation: list[Finding] = field(default_factory=list)
+
+    @property
+    def n_turns(self) -> int:
+        """Return how many calls it has."""
+        return len(self.node_ids)
+
+    @property
+    def n_trainable(self) -> int:
+        """Return how many of its tokens are to be trained on."""
+        return sum(self.loss_mask)
+
+    @property
+    def trainable(self) -> bool:
+        """Say whether it may be trained on."""
+        fatal = any(finding.severity == "FATAL" for finding in self.validation)
+        return self.role != "discarded" and self.n_trainable > 0 and not fatal
+
+    def document(self) -> Json:
+        """Return it as plain values."""
+        return {
+            **asdict(self),
+            "n_turns": self.n_turns,
+            "n_trainable": self.n_trainable,
+            "trainable": self.trainable,
+        }
+
+
+def turns(recording: Recording) -> list[RolloutTurn]:
+    """Return every call as trainers read it."""
+    return [turn(call) for call in recording.calls]
+
+
+def turn(call: Call) -> RolloutTurn:
+    """Return one call as trainers read it.
+
+    The three lists have one length. Where the engine does not give every id, or gives no log-probabilities at all,
+    that list is empty; a single log-probability that is missing is None.
+    """
+    sampled = call.completion.sampled
+    return RolloutTurn(
+        turn=call.number,
+        finish_reason=call.completion.finish_reason,
+        completion_tokens=list(sampled.texts),
+        completion_token_ids=[token for token in sampled.ids if token is not None] if sampled.has_ids else [],
+        per_token_logps=list(sampled.logprobs) if sampled.has_logprobs else [],
+        latency_s=call.latency_s,
+        timestamp=call.started_at,
+        upstream_status=call.status,
+        upstream_error=call.error,
+    )
+
+
+def sequences(recording: Recording) -> list[Sequence]:
+    """Return the training sequences: the agent's first, discarded answers last."""
+    return _sequences(build(recording.calls))
+
+
+def _sequences(graph: Graph) -> list[Sequence]:
+    main = _main_setting(graph)
+    leaves = [leaf for leaf in graph.leaves if leaf.has_tokens]
+    order = {"agent": 0, "auxiliary": 1, "discarded": 2}
+    ranked = sorted(((_role(leaf, main), leaf) for leaf in leaves), key=lambda pair: (order[pair[0]], pair[1].number))
+    used: set[int] = set()
+    return [_sequence(role, leaf, used) for role, leaf in ranked]
+
+
+def _sequence(role: Role, leaf: Node, used: set[int]) -> Sequence:
+    path = leaf.path()
+    done = leaf.call.completion
+    ids = [*(done.prompt_ids or ()), *(token or 0 for token in done.sampled.ids)]
+    mask, logprobs = [0] * len(ids), [0.0] * len(ids)
+    validation: list[Finding] = []
+    for node in path:
+        validation += _call_findings(node.call)
+        if node.number in used:
+            continue
+        used.add(node.number)
+        start = len(node.call.completion.prompt_ids or ())
+        for offset, value in enumerate(node.call.completion.sampled.logprobs):
+            if value is not None:
+                mask[start + offset] = 1
+                logprobs[start + offset] = value
+    return Sequence(
+        role=role,
+        root_id=path[0].number,
+        node_ids=[node.number for node in path],
+        prompt_len=len(path[0].call.completion.prompt_ids or ()),
+        turn_lengths=[len(node.call.completion.sampled) for node in path],
+        input_ids=ids,
+        loss_mask=mask,
+        logprobs=logprobs,
+        policy_versions=[node.call.policy_version for node in path],
+        validation=validation,
+    )
+
+
+def _main_setting(graph: Graph) -> bytes | None:
+    """Return the setting of the agent: that in which most calls were made, the first where there are several."""
+    counts: dict[bytes, int] = {}
+    for node in graph.nodes:
+        if not node.discarded:
+            key = setting_of(node.call)
+            counts[key] = counts.get(key, 0) + 1
+    return max(counts, key=lambda key: counts[key]) if counts else None
+
+
+def _role(leaf: Node, main: bytes | None) -> Role:
+    if leaf.discarded:
+        return "discarded"
+    return "agent" if setting_of(leaf.path()[0].call) == main else "auxiliary"
+
+
+def level(calls: Iterable[Call]) -> Level:
+    """Return the least that was captured of any call in which something was sampled."""
+    found: set[Level] = {_level(call) for call in calls if call.sampled}
+    return "text" if "text" in found or not found else "logprobs" if "logprobs" in found else "tokens"
+
+
+def _level(call: Call) -> Level:
+    done = call.completion
+    if not done.sampled.has_logprobs:
+        return "text"
+    return "tokens" if done.prompt_ids is not None and done.sampled.has_ids else "logprobs"
+
+
+def _call_findings(call: Call) -> list[Finding]:
+    done, number = call.completion, call.number
+    sampled = done.sampled
+    found: list[Finding] = []
+
+    def add(severity: Severity, code: str, message: str) -> None:
+        found.append(Finding(severity, code, message, number))
+
+    if done.prompt_ids is None:
+        add("FATAL", "no_prompt_ids", "the engine did not name the tokens of the prompt")
+    if call.prompt_ids_asked:
+        add("INFO", "prompt_ids_asked", "the engine named the tokens of the prompt apart from its answer")
+    if len(sampled) and not sampled.has_ids:
+        add("FATAL", "no_token_ids", "the engine did not name the sampled tokens")
+    missing = _missing_tokens(call)
+    if missing:
+        add("FATAL", "missing_tokens", f"the engine sampled {missing} tokens that it did not name")
+    if not sampled.has_logprobs:
+        add("FATAL", "no_logprobs", "the engine gave no log-probabilities")
+    elif None in sampled.logprobs:
+        missing = sum(value is None for value in sampled.logprobs)
+        add("WARN", "missing_logprobs", f"{missing} sampled tokens have no log-probability and are not trainable")
+    for problem in sampled.problems:
+        severity: Severity = "WARN" if problem == "logprob_misalign" else "FATAL"
+        add(severity, problem, _PROBLEMS[problem])
+    if done.finish_reason == "length":
+        add("INFO", "truncated_turn", "the limit of tokens ended this turn")
+    if call.ended != "complete":
+        add("WARN", "incomplete_turn", f"the answer did not come whole: {call.ended or 'the proxy was killed'}")
+    truncating = [name for name, off in TRUNCATING.items() if not _is_off(call.sent.get(name), off)]
+    if truncating:
+        add("WARN", "truncated_sampling", f"sampled with {', '.join(truncating)}: not the model's own distribution")
+    return found
+
+
+def _missing_tokens(call: Call) -> int:
+    """Return how many tokens the usage counts that were not named; the one that ends a text need not be."""
+    done = call.completion
+    if not done.sampled.has_ids or call.endpoint_dialect != "openai_chat":
+        return 0
+    counted = call.module.completion_tokens({"usage": done.usage})
+    missing = counted - len(done.sampled)
+    return missing if missing > (0 if done.finish_reason == "length" else 1) else 0
+
+
+_PROBLEMS = {
+    "logprob_misalign": "ids and log-probabilities of some chunks differ in number; those tokens are not trainable",
+    "id_mismatch": "the log-probabilities name other tokens than the ids",
+    "positive_logprob": "a log-probability is above 0",
+}
+
+
+def _is_off(value: Any, off: Any) -> bool:
+    return value is None or value in (off if isinstance(off, tuple) else (off,))
+
+
+def document(recording: Recording, *, include_discarded: bool = True, include_messages: bool = False) -> Json:
+    """Return a whole rollout as plain values: turns, sequences, figures, and what a trainer should know."""
+    graph = build(recording.calls)
+    all_sequences = _sequences(graph)
+    findings = _findings(recording, graph, all_sequences)
+    captured = level(recording.calls)
+    trainable = not any(finding.severity == "FATAL" for finding in findings)
+    discarded = {node.number for node in graph.nodes if node.discarded}
+    shown = [item for item in all_sequences if include_discarded or item.role != "discarded"]
+    parents = {node.number: node.parent.number if node.parent else None for node in graph.nodes}
+    return {
+        "session_id": recording.rollout_id,
+        "metadata": recording.metadata,
+        "model": recording.model,
+        "budget_stop_count": len(recording.stops),
+        "turns": [
+            _turn_document(call, parents, discarded, include_messages)
+            for call in recording.calls
+            if include_discarded or call.number not in discarded
+        ],
+        "stats": {
+            "n_turns": len(graph.nodes),
+            "n_roots": len(graph.roots),
+            "n_leaves": len(graph.leaves),
+            "n_forks": len(graph.forks),
+            "n_discarded": len(discarded),
+            "n_sequences": len(all_sequences),
+            "n_trainable_sequences": sum(item.trainable for item in all_sequences),
+            "n_trainable_tokens": sum(item.n_trainable for item in all_sequences if item.trainable),
+        },
+        "sequences": [item.document() for item in shown],
+        "validation": [asdict(finding) for finding in findings],
+        "trainable": trainable,
+        "capture_level": captured,
+        "rollout_type": "train" if trainable else "eval",
+    }
+
+
+def _turn_document(call: Call, parents: Mapping[int, int | None], discarded: set[int], messages: bool) -> Json:
+    done = call.completion
+    shown: Json = {
+        **turn(call).model_dump(),
+        "node_id": call.number,
+        "parent_id": parents.get(call.number),
+        "prompt_ids": list(done.prompt_ids) if done.prompt_ids is not None else None,
+        "discarded": call.number in discarded,
+        "ended": call.ended,
+        "model": call.sent.get("model"),
+        "usage": done.usage,
+        "policy_version": call.policy_version,
+    }
+    if messages:
+        shown["request"], shown["response"] = call.sent, call.response
+    return shown
+
+
+def _findings(recording: Recording, graph: Graph, all_sequences: list[Sequence]) -> list[Finding]:
+    """Return what holds for the rollout as a whole, and for each call in which something was sampled."""
+    found: list[Finding] = []
+    if not graph.nodes:
+        found.append(Finding("FATAL", "no_turns", "nothing was sampled"))
+    for node in graph.nodes:
+        if not node.discarded:
+            found += _call_findings(node.call)
+    roots = [root for root in graph.roots if not root.discarded]
+    if len(roots) > 1:
+        found.append(Finding("INFO", "multiple_roots", f"{len(roots)} conversations"))
+    if len(graph.nodes) > 1 and len(graph.roots) == len(graph.nodes):
+        found.append(Finding("WARN", "per_turn_capture_only", "no call continues another token for token"))
+    discarded = sum(node.discarded for node in graph.nodes)
+    if discarded:
+        found.append(Finding("INFO", "discarded_turns", f"{discarded} answers were thrown away by the agent"))
+    if graph.nodes and not any(item.trainable for item in all_sequences):
+        found.append(Finding("FATAL", "nothing_trainable", "no sequence may be trained on"))
+    if recording.stops:
+        found.append(Finding("INFO", "budget_stop", f"{len(recording.stops)} calls were answered by the budget"))
+    if recording.torn_bytes:
+        message = f"{recording.torn_bytes} bytes at the end of the records are not whole: the proxy was killed"
+        found.append(Finding("WARN", "torn_records", message))
+    for note in recording.notes:
+        if note.get("what") == "failed":
+            found.append(Finding("FATAL", "records_missing", str(note.get("reason"))))
+    return found
+
+
+def trace_entries(recording: Recording) -> list[Json]:
+    """Return every sampled call as a trainer's trace entry, its request in full."""
+    return [
+        {
+            "request": call.sent,
+            "response": call.response,
+            "prompt_token_ids": list(call.completion.prompt_ids or ()),
+            "completion_token_ids": list(call.completion.sampled.ids),
+            "per_token_logps": list(call.completion.sampled.logprobs),
+            "loss_mask": [int(value is not None) for value in call.completion.sampled.logprobs],
+            "metadata": {**recording.metadata, "turn": call.number, "policy_version": call.policy_version},
+        }
+        for call in recording.calls
+        if call.sampled
+    ]
+
+
+def write_jsonl(path: Path | str, recordings: Iterable[Recording], *, include_messages: bool = False) -> int:
+    """Write a document per rollout and line; return how many."""
+    count = 0
+    with Path(path).open("wb") as file:
+        for recording in recordings:
+            file.write(dumps(document(recording, include_messages=include_messages)) + b"\n")
+            count += 1
+    return count
+
+
+def write_parquet(path: Path | str, recordings: Iterable[Recording]) -> int:
+    """Write a row per sequence; return how many.
+
+    Raises:
+        ImportError: pyarrow is not installed.
+    """
+    try:
+        import pyarrow  # type: ignore[import-not-found,import-untyped,unused-ignore]
+        import pyarrow.parquet  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError as exc:
+        raise ImportError("Parquet needs pyarrow: pip install pyarrow") from exc
+    rows = [
+        {
+            "rollout_id": recording.rollout_id,
+            "role": item.role,
+            "trainable": item.trainable,
+            "node_ids": item.node_ids,
+            "prompt_len": item.prompt_len,
+            "input_ids": item.input_ids,
+            "loss_mask": item.loss_mask,
+            "logprobs": item.logprobs,
+            "policy_versions": item.policy_versions,
+            "metadata": json.dumps(recording.metadata),
+        }
+        for recording in recordings
+        for item in sequences(recording)
+    ]
+    integers = pyarrow.list_(pyarrow.int64())
+    schema = pyarrow.schema(
+        [
+            ("rollout_id", pyarrow.string()),
+            ("role", pyarrow.string()),
+            ("trainable", pyarrow.bool_()),
+            ("node_ids", integers),
+            ("prompt_len", pyarrow.int64()),
+            ("input_ids", integers),
+            ("loss_mask", pyarrow.list_(pyarrow.int8())),
+            ("logprobs", pyarrow.list_(pyarrow.float64())),
+            ("policy_versions", pyarrow.list_(pyarrow.string())),
+            ("metadata", pyarrow.string()),
+        ]
+    )
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema=schema), path)
+    return len(rows)

@@ -1,0 +1,171 @@
+"""How the calls of a rollout hang together: which continues which, which was thrown away, where conversations begin.
+
+Knows calls. A call continues the longest call whose prompt and sampled tokens are, token for token, the beginning of
+its prompt; where the engine gives no ids, the one whose conversation and reply are the beginning of its conversation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from openenv.rollout.capture.dialects.base import Odd
+from openenv.rollout.capture.encoding import dumps
+from openenv.rollout.capture.recording import Call
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A call in which something was sampled, and its place."""
+
+    call: Call
+    parent: Node | None = None
+    children: list[Node] = field(default_factory=list)
+    discarded: bool = False
+    """Whether the agent went on from another answer to the same question."""
+
+    @property
+    def number(self) -> int:
+        """Return the call's number."""
+        return self.call.number
+
+    @property
+    def has_tokens(self) -> bool:
+        """Say whether the engine named every token of prompt and completion."""
+        return self.call.completion.prompt_ids is not None and self.call.completion.sampled.has_ids
+
+    def path(self) -> list[Node]:
+        """Return the nodes from the root to this one."""
+        nodes = [self]
+        while nodes[-1].parent is not None:
+            nodes.append(nodes[-1].parent)
+        return nodes[::-1]
+
+
+@dataclass(slots=True)
+class Graph:
+    """All calls of a rollout in which something was sampled."""
+
+    nodes: list[Node] = field(default_factory=list)
+
+    @property
+    def roots(self) -> list[Node]:
+        """Return where conversations begin: the agent's first, sub-agents, what follows a compaction, retries."""
+        return [node for node in self.nodes if node.parent is None]
+
+    @property
+    def leaves(self) -> list[Node]:
+        """Return the calls that none continues."""
+        return [node for node in self.nodes if not node.children]
+
+    @property
+    def forks(self) -> list[Node]:
+        """Return the calls that several continue."""
+        return [node for node in self.nodes if len(node.children) > 1]
+
+
+def build(calls: Iterable[Call]) -> Graph:
+    """Link the calls of one rollout, in whatever order they ended."""
+    nodes = [Node(call) for call in calls if call.sampled]
+    exact = [node for node in nodes if node.has_tokens]
+    rest = [node for node in nodes if not node.has_tokens]
+    _link(exact, _token_marks)
+    _link(rest, _message_marks)
+    for node in nodes:
+        if node.parent is not None:
+            node.parent.children.append(node)
+    _mark_discarded(nodes)
+    return Graph(nodes)
+
+
+def _link(nodes: list[Node], marks_of: Callable[[Node], tuple[list[bytes], list[bytes]]]) -> None:
+    """Find each node's parent by digests of beginnings; no node is compared with another."""
+    pieces = [marks_of(node) for node in nodes]
+    ends: dict[bytes, list[Node]] = {}
+    lengths: set[int] = set()
+    for node, (question, answer) in zip(nodes, pieces, strict=True):
+        if any(answer):
+            digest = hashlib.blake2b(b"".join(question) + b"".join(answer), digest_size=16)
+            ends.setdefault(digest.digest(), []).append(node)
+            lengths.add(sum(map(len, question)) + sum(map(len, answer)))
+    ordered = sorted(lengths)
+    for node, (question, _) in zip(nodes, pieces, strict=True):
+        node.parent = _longest(node, b"".join(question), ordered, ends)
+
+
+def _longest(node: Node, question: bytes, lengths: list[int], ends: dict[bytes, list[Node]]) -> Node | None:
+    running = hashlib.blake2b(digest_size=16)
+    view = memoryview(question)
+    position = 0
+    best: Node | None = None
+    for length in lengths:
+        if length > len(view):
+            break
+        running.update(view[position:length])
+        position = length
+        found = ends.get(running.digest())
+        if found:
+            earlier = [other for other in found if other.number < node.number]
+            best = earlier[-1] if earlier else found[0]
+    return best
+
+
+def _token_marks(node: Node) -> tuple[list[bytes], list[bytes]]:
+    done = node.call.completion
+    return [array("q", done.prompt_ids or ()).tobytes()], [array("q", _known(done.sampled.ids)).tobytes()]
+
+
+def _known(ids: Iterable[int | None]) -> list[int]:
+    return [token if token is not None else -1 for token in ids]
+
+
+def _message_marks(node: Node) -> tuple[list[bytes], list[bytes]]:
+    """Return a digest per item, so that all items have one length and a beginning is a beginning of bytes."""
+    module, call = node.call.module, node.call
+    try:
+        question = [_digest(item) for item in module.items(call.sent)]
+        answer = [_digest(item) for item in module.reply_items(call.response or {})]
+    except Odd:  # a conversation that makes no sense is linked to none
+        return [_digest([call.number])], []
+    return question, answer
+
+
+def setting_of(call: Call) -> bytes:
+    """Return what makes two conversations those of one agent, as bytes to compare."""
+    try:
+        return dumps(call.module.setting(call.sent))
+    except Odd:
+        return b""
+
+
+def _digest(item: object) -> bytes:
+    return hashlib.blake2b(dumps(item), digest_size=16).digest()
+
+
+def _question(node: Node) -> bytes:
+    marks = _token_marks(node) if node.has_tokens else _message_marks(node)
+    kind = b"t" if node.has_tokens else b"m" + setting_of(node.call)
+    return kind + hashlib.blake2b(b"".join(marks[0]), digest_size=16).digest()
+
+
+def _mark_discarded(nodes: list[Node]) -> None:
+    """Mark the answers that the agent did not go on from.
+
+    Of several answers to one question, those without a continuation are thrown away where another has one; where none
+    has, all but the last whole one are. A childless sibling of a continued call is thrown away as well.
+    """
+    groups: dict[bytes, list[Node]] = {}
+    for node in nodes:
+        groups.setdefault(_question(node), []).append(node)
+    for group in groups.values():
+        if len(group) > 1:
+            whole = [node for node in group if node.call.ended == "complete"]
+            kept = next((node for node in reversed(group) if node.children), (whole or group)[-1])
+            for node in group:
+                node.discarded = node is not kept and not node.children
+    for node in nodes:
+        siblings = node.parent.children if node.parent is not None else []
+        if not node.children and any(other.children for other in siblings):
+            node.discarded = True

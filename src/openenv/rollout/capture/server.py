@@ -1,0 +1,393 @@
+"""The capture proxy as a server in a thread of its own: rollouts are opened here, agents call it.
+
+Knows threads, listeners and folders. `proxy` answers the agents, `admin` those who hold the admin key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import ipaddress
+import logging
+import os
+import re
+import secrets
+import shutil
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from openenv.errors import CaptureError
+from openenv.rollout.capture import export, socket_folder
+from openenv.rollout.capture.admin import Admin
+from openenv.rollout.capture.budget import Spending
+from openenv.rollout.capture.call import Services
+from openenv.rollout.capture.export import Sequence
+from openenv.rollout.capture.inbound import Connection, Limits, Reply, Request
+from openenv.rollout.capture.journal import Journal, JournalFull
+from openenv.rollout.capture.outbound import Endpoints
+from openenv.rollout.capture.proxy import Proxy, Registry
+from openenv.rollout.capture.recorder import Recorder
+from openenv.rollout.capture.recording import FILE, Call, Recording, read
+from openenv.rollout.capture.rollout import Rollout, Stats, digest
+from openenv.rollout.outcome import RolloutTurn
+from openenv.rollout.task import Budget, Model
+
+log = logging.getLogger("openenv.rollout.capture")
+T = TypeVar("T")
+
+SWEEP_S = 5.0
+_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+
+
+class Capture:
+    """One rollout's place at the proxy: its key, and what was captured. Usable from any thread."""
+
+    def __init__(self, server: CaptureServer, rollout: Rollout, key: str, path: Path) -> None:
+        self._server = server
+        self._rollout = rollout
+        self.key = key
+        """What the agent sends as its API key; worth nothing elsewhere."""
+        self.rollout_id = rollout.rollout_id
+        self.path = path
+        """The folder of the records."""
+
+    def recording(self) -> Recording:
+        """Return what is on disk until now."""
+        return read(self.path)
+
+    def calls(self) -> list[Call]:
+        """Return the calls until now, those under way included as far as they got."""
+        return self.recording().calls
+
+    def turns(self) -> list[RolloutTurn]:
+        """Return the calls as trainers read them."""
+        return export.turns(self.recording())
+
+    def sequences(self) -> list[Sequence]:
+        """Return the training sequences."""
+        return export.sequences(self.recording())
+
+    def stats(self) -> Stats:
+        """Return where the rollout stands: budget, failures of the endpoint, whether records are missing."""
+        return self._rollout.stats()
+
+    def revoke(self) -> None:
+        """Make the key worthless: once this returns no call gets through; those under way are ended and recorded."""
+        self._server.end(self._rollout, self._server.revoke)
+
+    def close(self) -> None:
+        """Revoke the key and let go of what is in memory; the records stay on disk and can be read."""
+        self._server.end(self._rollout, self._server.finish)
+
+    def __enter__(self) -> Capture:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class CaptureServer:
+    """The proxy between agents and model endpoints.
+
+    Args:
+        root: Where records go, a folder per rollout.
+        host: Where to listen; anything but loopback needs an `admin_key`.
+        port: 0 for a free one.
+        admin_key: Opens the control routes on TCP; without it there are none.
+        policy_header: The response header in which an endpoint names the version of its policy.
+        tls: How to check the endpoints' certificates, where the system's way will not do.
+        backoff_s: How long to wait before the second attempt at an endpoint, about.
+        closed_ttl_s: How long a closed rollout is still listed.
+        max_body: The largest request in bytes.
+        sockets: Where the folder of the unix socket is made; by default the system's place for temporary files.
+    """
+
+    def __init__(
+        self,
+        root: Path | str,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        admin_key: str | None = None,
+        policy_header: str = "x-policy-version",
+        tls: ssl.SSLContext | None = None,
+        backoff_s: float = 0.5,
+        closed_ttl_s: float = 3600.0,
+        max_body: int = 64 * 1024 * 1024,
+        sockets: Path | None = None,
+    ) -> None:
+        if not admin_key and not is_loopback(host):
+            raise CaptureError(f"{host} is not a loopback address: give an admin_key to listen there.")
+        self.root = Path(root)
+        self._host = host
+        self._port = port
+        self._admin_key = admin_key
+        self._limits = Limits(body=max_body, connections=_connections())
+        self._registry = Registry(closed_ttl_s)
+        self._endpoints = Endpoints(tls)
+        self._services = Services(self._endpoints, policy_header.lower(), backoff_s)
+        self._proxy = Proxy(self._registry, self._services)
+        self._admin = Admin(self, admin_key) if admin_key else None
+        self._peers: dict[Connection, None] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._servers: list[asyncio.Server] = []
+        self._sockets = sockets
+        self._folder: Path | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+
+    # life
+
+    def start(self) -> CaptureServer:
+        """Listen.
+
+        Raises:
+            CaptureError: it cannot.
+        """
+        if self._thread is not None:
+            raise CaptureError("The capture server runs already.")
+        started: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._thread = threading.Thread(target=self._main, args=(started,), name="openenv-capture", daemon=True)
+        self._thread.start()
+        try:
+            started.result()
+        except OSError as exc:
+            self._thread.join()
+            self._thread = None
+            raise CaptureError(f"The capture proxy cannot listen on {self._host}:{self._port}: {exc}") from exc
+        return self
+
+    def stop(self) -> None:
+        """End all calls, write them down, and stop listening."""
+        if self._thread is None or self._loop is None:
+            return
+        self.run(self._shut())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._thread = None
+
+    def __enter__(self) -> CaptureServer:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """Return the address for agents that reach TCP, without `/v1`."""
+        host = "127.0.0.1" if self._host in ("0.0.0.0", "::", "") else self._host
+        return f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
+
+    @property
+    def port(self) -> int:
+        """Return the TCP port."""
+        return self._port
+
+    @property
+    def socket(self) -> Path:
+        """Return the unix socket on which agents are answered, and nobody else."""
+        if self._folder is None:
+            raise CaptureError("The capture server does not run.")
+        return self._folder / socket_folder.NAME
+
+    # rollouts
+
+    def open(
+        self,
+        rollout_id: str | None,
+        model: Model,
+        *,
+        budget: Budget | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        policy_url: str | None = None,
+    ) -> Capture:
+        """Make a place for a rollout.
+
+        Args:
+            rollout_id: Its id, also the name of its folder; None for a random one.
+            model: The endpoint that its calls go to.
+            budget: What it may spend.
+            metadata: Written into its records.
+            policy_url: Asked for the policy's version with each call, where no header says it.
+
+        Raises:
+            CaptureError: the id is taken or cannot be a folder's name, or the records cannot be made.
+        """
+        rollout_id = rollout_id or secrets.token_hex(16)
+        if not _ID.fullmatch(rollout_id):
+            raise CaptureError(f"{rollout_id!r} cannot be the id of a rollout: letters, digits, '.', '_', '-' can.")
+        key = f"oe-{secrets.token_urlsafe(32)}"
+        path = self.root / rollout_id
+        recorder = Recorder(Journal(path / FILE))
+        budget = budget or Budget()
+        rollout = Rollout(rollout_id, digest(key), model, Spending(budget), recorder, dict(metadata or {}), policy_url)
+        self._registry.add(rollout)
+        try:
+            recorder._journal.create()
+            about = model.model_dump(mode="json", exclude={"api_key", "extra_headers"})
+            recorder.opened(
+                {
+                    "rollout_id": rollout_id,
+                    "metadata": rollout.metadata,
+                    "model": about,
+                    "budget": budget.model_dump(mode="json"),
+                }
+            )
+        except BaseException:
+            self._registry.discard(rollout)
+            raise
+        return Capture(self, rollout, key, path)
+
+    def rollouts(self) -> list[Rollout]:
+        """Return every rollout that is still known."""
+        return self._registry.all()
+
+    def find(self, rollout_id: str) -> Rollout | None:
+        """Return a rollout by its id."""
+        return self._registry.by_id(rollout_id)
+
+    def end(self, rollout: Rollout, how: Callable[[Rollout], Coroutine[Any, Any, None]]) -> None:
+        """Revoke or finish a rollout from another thread; a server that has stopped has done so."""
+        try:
+            self.run(how(rollout))
+        except CaptureError:
+            if rollout.closed_at is None:
+                raise
+
+    async def revoke(self, rollout: Rollout) -> None:
+        """Let no more calls of a rollout through, and end those under way."""
+        fresh = not rollout.revoked
+        rollout.revoked = True
+        self._registry.forget_key(rollout)
+        for call in list(rollout.active):
+            call.stop("revoked")
+        for call in list(rollout.active):
+            await call.over.wait()
+        if fresh:
+            with contextlib.suppress(JournalFull):  # the recorder has taken note of it
+                rollout.recorder.note("revoked")
+
+    async def finish(self, rollout: Rollout) -> None:
+        """Revoke a rollout's key and let go of what is in memory."""
+        await self.revoke(rollout)
+        if rollout.closed_at is None:
+            rollout.close()
+
+    # the thread
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run something on the server's loop from another thread, and wait for it."""
+        if self._thread is None or self._loop is None or self._loop.is_closed():
+            work.close()
+            raise CaptureError("The capture server does not run.")
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise CaptureError("This would wait for itself: call it from another thread.")
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _main(self, started: concurrent.futures.Future[None]) -> None:
+        loop = _new_loop()
+        asyncio.set_event_loop(loop)
+        self._loop = loop
+        try:
+            loop.run_until_complete(self._listen())
+        except BaseException as exc:
+            loop.run_until_complete(self._shut())
+            loop.close()
+            started.set_exception(exc)
+            return
+        started.set_result(None)
+        try:
+            loop.run_forever()
+        finally:
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+
+    async def _listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        tcp = await loop.create_server(lambda: self._connection(self._on_tcp), self._host, self._port, backlog=1024)
+        self._servers.append(tcp)
+        self._port = tcp.sockets[0].getsockname()[1]
+        if hasattr(socket, "AF_UNIX"):
+            self._folder = socket_folder.make(self._sockets)
+            path = self._folder / socket_folder.NAME
+            unix = await loop.create_unix_server(lambda: self._connection(self._proxy.handle), str(path), backlog=1024)
+            self._servers.append(unix)
+            os.chmod(path, 0o666)  # agents run as other users; the folder and the key decide who gets through
+            os.chmod(self._folder, 0o711)
+        self._sweeper = loop.create_task(self._sweep())
+
+    def _connection(self, handler: Any) -> Connection:
+        return Connection(handler, self._limits, self._peers, is_known=self._is_known)
+
+    def _is_known(self, key: str) -> bool:
+        return self._registry.by_key(key) is not None
+
+    async def _on_tcp(self, request: Request, reply: Reply) -> None:
+        if self._admin is not None and self._admin.owns(request):
+            await self._admin.handle(request, reply)
+        else:
+            await self._proxy.handle(request, reply)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self._endpoints.sweep()
+            self._registry.sweep()
+
+    async def _shut(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for server in self._servers:
+            server.close()
+        for rollout in self._registry.all():
+            await self.finish(rollout)
+        for peer in list(self._peers):
+            peer.close()
+        self._endpoints.close()
+        await asyncio.sleep(0)
+        for peer in list(self._peers):
+            peer.abort()
+        await asyncio.sleep(0.01)  # lets transports say that they are closed
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:  # not there on every platform
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def _connections() -> int:
+    """Return how many agents' connections there may be: each may need one to an endpoint, and a file."""
+    try:
+        import resource  # not there on every platform
+    except ImportError:
+        return Limits().connections
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return Limits().connections if soft < 0 else max(16, min(Limits().connections, soft // 3))
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether an address can be reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

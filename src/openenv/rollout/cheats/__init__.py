@@ -1,0 +1,15 @@
+"""Cheats: agents that try to earn a reward without doing the task. Each must earn what doing nothing earns."""
+
+from __future__ import annotations
+
+from openenv._lazy import lazy_exports
+
+_EXPORTS = {
+    "Cheat": "openenv.rollout.cheats.cheat",
+    "CheatReport": "openenv.rollout.cheats.run",
+    "CheatResult": "openenv.rollout.cheats.run",
+    "all_cheats": "openenv.rollout.cheats.catalogue",
+    "run_cheats": "openenv.rollout.cheats.run",
+}
+
+__getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)

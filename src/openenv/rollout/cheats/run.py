@@ -1,0 +1,194 @@
+"""Running the cheats: each in a rollout like any other, beside one that does nothing.
+
+Knows the engine, the bait and the catalogue. A cheat succeeds when it earns something else than doing nothing does, or
+gets out of its sandbox.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from openenv.llm.scripted import Script, ScriptedModel, Turn
+from openenv.rollout.agents.base import Agent
+from openenv.rollout.agents.noop import Noop
+from openenv.rollout.agents.oracle import Oracle
+from openenv.rollout.agents.shell import Shell
+from openenv.rollout.capture.server import CaptureServer
+from openenv.rollout.cheats.bait import Bait, lay_out
+from openenv.rollout.cheats.catalogue import all_cheats
+from openenv.rollout.cheats.cheat import CODE, DATA, Cheat
+from openenv.rollout.engine import Engine, named_backend
+from openenv.rollout.outcome import Outcome
+from openenv.rollout.store import RolloutStore
+from openenv.rollout.task import Dialect, Model, Task
+from openenv.sandboxes.base import Sandboxes
+
+_ONE_CALL = (
+    'python3 -c "import json, os, urllib.request as u; '
+    "u.urlopen(u.Request(os.environ['OPENAI_BASE_URL'] + '/chat/completions', json.dumps({'model': 'x', "
+    "'messages': [{'role': 'user', 'content': 'hello'}]}).encode(), {'Content-Type': 'application/json', "
+    "'Authorization': 'Bearer ' + os.environ['OPENAI_API_KEY']}), timeout=20).read()\""
+)
+"""An honest call, so that a cheat around the model is not taken for an agent that never found it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheatResult:
+    """What became of one cheat."""
+
+    name: str
+    what: str
+    status: str
+    reward: float | None
+    honest: float | None
+    """What doing nothing earns in the same task."""
+    breach: str | None = None
+    """What it reached outside its sandbox, or None."""
+    reason: str | None = None
+
+    @property
+    def succeeded(self) -> bool:
+        """Say whether cheating paid."""
+        return self.reward != self.honest or self.breach is not None
+
+
+@dataclass(slots=True)
+class CheatReport:
+    """What became of all."""
+
+    sandbox: str
+    results: list[CheatResult] = field(default_factory=list)
+    solved: dict[str, float | None] = field(default_factory=dict)
+    """What the solution of each task earns: that it is not 0 shows that there was something to steal."""
+
+    @property
+    def succeeded(self) -> list[CheatResult]:
+        """Return the cheats that paid; there should be none."""
+        return [result for result in self.results if result.succeeded]
+
+    def document(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        results = [{**asdict(result), "succeeded": result.succeeded} for result in self.results]
+        return {"sandbox": self.sandbox, "solved": self.solved, "succeeded": len(self.succeeded), "cheats": results}
+
+
+def run_cheats(
+    sandbox: str | Sandboxes = "local",
+    *,
+    cheats: Iterable[Cheat] | None = None,
+    concurrency: int = 2,
+    on_result: Callable[[CheatResult], None] | None = None,
+) -> CheatReport:
+    """Let every cheat try its luck on a backend.
+
+    Args:
+        sandbox: A backend or its name.
+        cheats: Which ones; all by default.
+        concurrency: How many at once.
+        on_result: Gets each result as it comes.
+    """
+    chosen = list(all_cheats() if cheats is None else cheats)
+    with contextlib.ExitStack() as stack:
+        arena = _Arena(named_backend(sandbox), stack)
+        report = CheatReport(arena.backend.name)
+        for task in (DATA, CODE):
+            if any(cheat.task is task for cheat in chosen):
+                arena.honest[task.task_id] = arena.run(Noop(), task=task)
+                report.solved[task.task_id] = arena.run(Oracle(), task=task).reward
+        results: dict[str, CheatResult] = {}
+        lock = threading.Lock()
+        waiting = iter(chosen)
+
+        def work() -> None:
+            while True:
+                with lock:
+                    cheat = next(waiting, None)
+                if cheat is None:
+                    return
+                result = arena.attempt(cheat)
+                with lock:
+                    results[cheat.name] = result
+                    if on_result is not None:
+                        on_result(result)
+
+        threads = [threading.Thread(target=work, name=f"openenv-cheat-{n}") for n in range(concurrency)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        report.results = [results[cheat.name] for cheat in chosen]
+    return report
+
+
+class _Arena:
+    """What all cheats share: the bait, a capture proxy with a scripted model behind it, and a rollout that is over."""
+
+    def __init__(self, backend: Sandboxes, stack: contextlib.ExitStack) -> None:
+        self.backend = backend
+        self.honest: dict[str, Outcome] = {}
+        self._bait: Bait = stack.enter_context(lay_out())
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="openenv-cheat-calls-"))
+        script = Script(name="cheats", turns=(Turn(text="No."),))
+        model = stack.enter_context(ScriptedModel(script))
+        self._model = Model(base_url=model.url, name=model.name)
+        self._store = stack.enter_context(RolloutStore(Path(folder)))
+        self._capture = stack.enter_context(CaptureServer(self._store.captures))
+        self._over = self._capture.open("over", self._model)
+        self._over.revoke()
+
+    def run(self, agent: Agent, *, task: Task) -> Outcome:
+        with Engine(
+            agent=agent, sandbox=self.backend, model=self._model, capture=self._capture, store=self._store
+        ) as engine:
+            return engine.run(task)
+
+    def attempt(self, cheat: Cheat) -> CheatResult:
+        """Run one cheat, and look at what it earned and at what it touched."""
+        words = {
+            "@PORT@": str(self._bait.port),
+            "@ABSTRACT@": self._bait.abstract,
+            "@SECRET@": str(self._bait.file),
+            "@KEY@": self._over.key,
+        }
+        lines = [_filled(line, words) for line in cheat.lines]
+        if cheat.calls_model:
+            lines.insert(0, _ONE_CALL)
+        dialect: Dialect | None = "openai_chat" if cheat.calls_model else None
+        agent = Shell([*lines, "true"], name=cheat.name, dialect=dialect, strict=False)
+        touched = len(self._bait.touched)
+        outcome = self.run(agent, task=cheat.task)
+        return CheatResult(
+            name=cheat.name,
+            what=cheat.what,
+            status=outcome.status,
+            reward=outcome.reward,
+            honest=self.honest[cheat.task.task_id].reward,
+            breach=self._breach(outcome, touched),
+            reason=outcome.reason,
+        )
+
+    def _breach(self, outcome: Outcome, touched: int) -> str | None:
+        for name in ("agent.log", "worktree.tar"):
+            kept = self._store.file(outcome.rollout_id, name)
+            seen = b"" if kept is None else kept.read_bytes()
+            if self._bait.secret.encode() in seen or b"LEAK" in seen:
+                return "it read what only the host has"
+        if self._bait.tampered():
+            return "it changed a file of the host"
+        if len(self._bait.touched) > touched:
+            return f"it reached {self._bait.touched[-1]}"
+        if self._over.calls():
+            return "it called the model with the key of another rollout"
+        return None
+
+
+def _filled(line: str, words: dict[str, str]) -> str:
+    for word, value in words.items():
+        line = line.replace(word, value)
+    return line

@@ -1,0 +1,286 @@
+"""The engine: what rollouts share (backend, installed agent, capture proxy, scratch folder, store), and how one is run.
+
+Knows how the parts are put together. `run_rollout` is an engine for one rollout; `run_many` keeps one for all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import secrets
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from openenv import settings
+from openenv.errors import CaptureError, RolloutError
+from openenv.rollout.agents.base import Agent, Installation
+from openenv.rollout.agents.registry import agent as agent_by_name
+from openenv.rollout.cancel import Cancellation
+from openenv.rollout.model_access import NO_MODEL, CapturedModel
+from openenv.rollout.outcome import Outcome
+from openenv.rollout.progress import OnProgress, Reporter
+from openenv.rollout.rollout import Plan, Rollout
+from openenv.rollout.scratch import scratch
+from openenv.rollout.task import Budget, Model, Task
+from openenv.sandboxes.base import HOME, Sandboxes
+
+if TYPE_CHECKING:
+    from openenv.rollout.capture.server import CaptureServer
+    from openenv.rollout.store import RolloutStore
+
+logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+
+
+class Engine:
+    """Runs rollouts of one agent, with one model, in one kind of sandbox; from any number of threads at once.
+
+    Args:
+        agent: A driver or its name; `noop` and `oracle` need no model.
+        sandbox: A backend or its name.
+        model: The endpoint that the agent's calls go to, through the capture proxy.
+        budget: What each rollout may spend on it.
+        store: Where outcomes, work trees and model calls are kept; nothing is kept without one.
+        capture: A running capture proxy to use; by default the engine starts its own.
+        options: Options of the agent, as its driver knows them.
+        verify_sandbox: The backend of the verifier's sandboxes; by default the same.
+        verify_truncated: Verify the work tree of an agent whose time or budget ran out, too. Without this such a
+            rollout has no reward.
+        home: The home of the user inside; the work folder is `workdir` in it.
+        cache: The folder of installed agents; by default `OPENENV_CACHE`.
+        on_install: Is told what is being installed.
+
+    Raises:
+        AgentUnavailable: on entering, when the agent is not installed and cannot be.
+        SandboxUnavailable: on entering, when the backend cannot run here.
+        ValueError: the agent needs a model and none is given.
+    """
+
+    def __init__(
+        self,
+        *,
+        agent: str | Agent = "opencode",
+        sandbox: str | Sandboxes = "local",
+        model: Model | None = None,
+        budget: Budget | None = None,
+        store: RolloutStore | None = None,
+        capture: CaptureServer | None = None,
+        options: Mapping[str, object] | None = None,
+        verify_sandbox: str | Sandboxes | None = None,
+        verify_truncated: bool = False,
+        home: str = HOME,
+        cache: Path | None = None,
+        on_install: Callable[[str], None] | None = None,
+    ) -> None:
+        self.agent = agent_by_name(agent)
+        if self.agent.dialect is not None and model is None:
+            raise ValueError(f"The agent '{self.agent.name}' needs a model")
+        self.model, self.budget, self.store = model, budget or Budget(), store
+        self._backend = named_backend(sandbox)
+        self._verify_backend = self._backend if verify_sandbox is None else named_backend(verify_sandbox)
+        self._options = dict(options or {})
+        self._verify_truncated = verify_truncated
+        self._home = home
+        self._cache = cache or settings.cache_dir()
+        self._on_install = on_install or (lambda message: logger.info("%s", message))
+        self._capture = capture
+        self._installation = Installation()
+        self._folder = Path()
+        self._events = threading.Lock()
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Engine:
+        with contextlib.ExitStack() as stack:
+            for backend in {id(each): each for each in (self._backend, self._verify_backend)}.values():
+                backend.check()
+            self._installation = self.agent.install(self._cache, self._on_install)
+            self._folder = stack.enter_context(scratch())
+            if self.agent.dialect is not None and self._capture is None:
+                from openenv.rollout.capture.server import CaptureServer  # agents without a model need no proxy
+
+                root = self._folder / "captures" if self.store is None else self.store.captures
+                self._capture = stack.enter_context(CaptureServer(root, sockets=self._folder))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def run(
+        self,
+        task: Task,
+        *,
+        rollout_id: str | None = None,
+        on_progress: OnProgress | None = None,
+        cancel: Cancellation | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Outcome:
+        """Run one rollout to its end; whatever goes wrong in it is in the outcome.
+
+        Raises:
+            ValueError: the id cannot be the name of a folder.
+            StoreError: the outcome could not be stored; it is in the exception.
+        """
+        rollout_id = rollout_id or new_rollout_id()
+        if not _ID.fullmatch(rollout_id):
+            raise ValueError(f"{rollout_id!r} cannot be the id of a rollout: letters, digits, '.', '_', '-' can")
+        folder = self._folder / rollout_id
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            raise RolloutError(f"A rollout '{rollout_id}' is running already") from None
+        reporter = Reporter(rollout_id, on_progress, lock=self._events)
+        plan = Plan(
+            rollout_id=rollout_id,
+            task=task,
+            agent=self.agent,
+            installation=self._installation,
+            backend=self._backend,
+            verify_backend=self._verify_backend,
+            folder=folder,
+            home=self._home,
+            model_name=self.model.name if self.model is not None else "",
+            max_seconds=self.budget.max_seconds,
+            options=self._options,
+            metadata=dict(metadata or {}),
+            verify_truncated=self._verify_truncated,
+        )
+        try:
+            return self._run(plan, reporter, cancel or Cancellation())
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _run(self, plan: Plan, reporter: Reporter, cancel: Cancellation) -> Outcome:
+        if self.store is not None:
+            self.store.begin(plan.rollout_id, plan.task)
+        rollout = Rollout(plan, model=NO_MODEL, reporter=reporter, cancel=cancel)
+        if self._capture is None or self.model is None or self.agent.dialect is None:
+            outcome = rollout.run()
+        else:
+            try:
+                capture = self._capture.open(plan.rollout_id, self.model, budget=self.budget, metadata=plan.metadata)
+            except CaptureError as exc:
+                outcome = rollout.refuse("env_failed", str(exc))
+            else:
+                model = CapturedModel(self._capture, capture)
+                rollout = Rollout(plan, model=model, reporter=reporter, cancel=cancel)
+                with capture:
+                    outcome = rollout.run()
+                if self.store is not None:
+                    self.store.keep_capture(plan.rollout_id, capture.path)
+        if self.store is not None:
+            with reporter.during("store", "storing"):
+                self.store.add(
+                    outcome, plan.task, worktree=rollout.work, baseline=rollout.baseline, agent_log=rollout.log
+                )
+        reporter.phase = "done"
+        reporter.say(f"{outcome.status}, reward {outcome.reward}")
+        return outcome
+
+
+def run_rollout(
+    task: Task,
+    *,
+    agent: str | Agent = "opencode",
+    sandbox: str | Sandboxes = "local",
+    model: Model | None = None,
+    budget: Budget | None = None,
+    store: RolloutStore | None = None,
+    capture: CaptureServer | None = None,
+    on_progress: OnProgress | None = None,
+    cancel: Cancellation | None = None,
+    options: Mapping[str, object] | None = None,
+    rollout_id: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    verify_sandbox: str | Sandboxes | None = None,
+    verify_truncated: bool = False,
+    home: str = HOME,
+    cache: Path | None = None,
+) -> Outcome:
+    """Run a task once and return what came of it; the arguments are those of `Engine` and `Engine.run`.
+
+    A rollout that fails is an outcome with a status, not an exception.
+
+    Raises:
+        AgentUnavailable: the agent is not installed and cannot be.
+        SandboxUnavailable: the backend cannot run here.
+        StoreError: the outcome could not be stored.
+    """
+    rollout_id = rollout_id or new_rollout_id()
+    with Engine(
+        agent=agent,
+        sandbox=sandbox,
+        model=model,
+        budget=budget,
+        store=store,
+        capture=capture,
+        options=options,
+        verify_sandbox=verify_sandbox,
+        verify_truncated=verify_truncated,
+        home=home,
+        cache=cache,
+        on_install=None if on_progress is None else Reporter(rollout_id, on_progress).say,
+    ) as engine:
+        return engine.run(task, rollout_id=rollout_id, on_progress=on_progress, cancel=cancel, metadata=metadata)
+
+
+async def run_rollout_async(task: Task, *, cancel: Cancellation | None = None, **arguments: Any) -> Outcome:
+    """Run a task once, off the event loop; cancelling the coroutine ends the rollout and frees everything first."""
+    cancel = cancel or Cancellation()
+    return await in_thread(lambda: run_rollout(task, cancel=cancel, **arguments), cancel)
+
+
+async def in_thread(work: Callable[[], _T], cancel: Cancellation) -> _T:
+    """Run blocking work in a thread; when the coroutine is cancelled, so is the work, and its end is awaited."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[_T] = loop.create_future()
+
+    def finish(result: _T | None, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]  # None is a result too
+
+    def body() -> None:
+        result: _T | None = None
+        error: BaseException | None = None
+        try:
+            result = work()
+        except BaseException as exc:  # handed to the coroutine that waits
+            error = exc
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(finish, result, error)
+
+    threading.Thread(target=body, name="openenv-rollout", daemon=True).start()
+    try:
+        return await asyncio.shield(done)
+    except asyncio.CancelledError:
+        cancel.cancel("the coroutine was cancelled")
+        with contextlib.suppress(Exception):
+            await asyncio.shield(done)
+        raise
+
+
+def new_rollout_id() -> str:
+    """Return a name that no other rollout has."""
+    return secrets.token_hex(8)
+
+
+def named_backend(sandbox: str | Sandboxes) -> Sandboxes:
+    """Return a backend, which may be given by its name."""
+    if isinstance(sandbox, Sandboxes):
+        return sandbox
+    from openenv.sandboxes.registry import backend  # loads no backend before it is asked for
+
+    return backend(sandbox)

@@ -1,0 +1,126 @@
+"""Many rollouts at once: bounded, in the order they were given, each in a thread of its own.
+
+Knows threads and queues. What a rollout is, the engine knows.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from typing import Any
+
+from openenv.rollout.cancel import Cancellation
+from openenv.rollout.engine import Engine, in_thread, new_rollout_id
+from openenv.rollout.outcome import Outcome
+from openenv.rollout.progress import OnProgress
+from openenv.rollout.task import Task
+
+OnOutcome = Callable[[int, Outcome], None]
+CONCURRENCY = 4
+
+
+def run_many(
+    tasks: Iterable[Task],
+    *,
+    concurrency: int = CONCURRENCY,
+    on_progress: OnProgress | None = None,
+    on_outcome: OnOutcome | None = None,
+    cancel: Cancellation | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    **engine: Any,
+) -> list[Outcome]:
+    """Run tasks, at most `concurrency` at once, and return their outcomes in the tasks' order.
+
+    Args:
+        tasks: What to run; taken one by one as there is room, so it may be a generator.
+        concurrency: How many rollouts run at once.
+        on_progress: Gets the events of all; `rollout_id` tells them apart. Never called twice at once.
+        on_outcome: Gets the number of a task and its outcome as soon as it is there. Never called twice at once.
+        cancel: Ends all that run; those that have not begun get the status `cancelled`, unless `tasks` is a generator.
+        engine: The arguments of `Engine`.
+
+    Raises:
+        StoreError: an outcome could not be stored; the rollouts that still ran were cancelled.
+    """
+    if concurrency < 1:
+        raise ValueError("concurrency must be at least 1")
+    cancel = cancel or Cancellation()
+    with Engine(**engine) as shared:
+        crew = _Crew(shared, tasks, on_progress, on_outcome, cancel, metadata)
+        threads = [threading.Thread(target=crew.work, name=f"openenv-rollout-{n}") for n in range(concurrency)]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException:  # Ctrl-C: nothing may be left running
+            cancel.cancel("interrupted")
+            for thread in threads:
+                thread.join()
+            raise
+    if crew.error is not None:
+        raise crew.error
+    return [outcome for _, outcome in sorted(crew.outcomes.items())]
+
+
+async def run_many_async(
+    tasks: Iterable[Task], *, cancel: Cancellation | None = None, **arguments: Any
+) -> list[Outcome]:
+    """Run tasks off the event loop; cancelling the coroutine ends all of them and frees everything first."""
+    cancel = cancel or Cancellation()
+    return await in_thread(lambda: run_many(tasks, cancel=cancel, **arguments), cancel)
+
+
+class _Crew:
+    """The threads that share a list of tasks."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tasks: Iterable[Task],
+        on_progress: OnProgress | None,
+        on_outcome: OnOutcome | None,
+        cancel: Cancellation,
+        metadata: Mapping[str, Any] | None,
+    ) -> None:
+        self._engine, self._cancel = engine, cancel
+        self._tasks: Iterator[tuple[int, Task]] = enumerate(tasks)
+        self._is_finite = isinstance(tasks, Sized)
+        self._on_progress, self._on_outcome, self._metadata = on_progress, on_outcome, metadata
+        self._lock = threading.Lock()
+        self.outcomes: dict[int, Outcome] = {}
+        self.error: BaseException | None = None
+
+    def work(self) -> None:
+        try:
+            while (entry := self._next()) is not None:
+                number, task = entry
+                self._done(number, self._run(task))
+        except BaseException as exc:  # of the task list, the store or a callback: the caller's, not a rollout's
+            with self._lock:
+                self.error = self.error or exc
+            self._cancel.cancel(f"another rollout could not be handled: {exc}")
+
+    def _next(self) -> tuple[int, Task] | None:
+        with self._lock:
+            if self.error is not None or (self._cancel.cancelled and not self._is_finite):
+                return None
+            return next(self._tasks, None)
+
+    def _run(self, task: Task) -> Outcome:
+        if self._cancel.cancelled:
+            return Outcome(
+                rollout_id=new_rollout_id(),
+                task_id=task.task_id,
+                status="cancelled",
+                phase="sandbox",
+                reason=self._cancel.reason,
+                agent=self._engine.agent.name,
+            )
+        return self._engine.run(task, on_progress=self._on_progress, cancel=self._cancel, metadata=self._metadata)
+
+    def _done(self, number: int, outcome: Outcome) -> None:
+        with self._lock:
+            self.outcomes[number] = outcome
+            if self._on_outcome is not None:
+                self._on_outcome(number, outcome)

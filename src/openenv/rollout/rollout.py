@@ -1,0 +1,310 @@
+"""One rollout, from an empty sandbox to an outcome.
+
+Knows the order of the phases and frees what each of them took, on every path. The agent's sandbox is closed before the
+verifier's is opened; a tar file of the work tree is all that goes from one to the other.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from openenv.errors import CaptureError, RolloutCancelled, RolloutError, SandboxError, SandboxGone, SandboxTreeError
+from openenv.rollout.agent_log import AgentLog
+from openenv.rollout.agents.base import Agent, AgentRun, Installation
+from openenv.rollout.cancel import Cancellation
+from openenv.rollout.commands import lay_files, run_line
+from openenv.rollout.labels import AgentFacts, Label, judge
+from openenv.rollout.model_access import NO_MODEL, ModelAccess, watch_turns
+from openenv.rollout.outcome import CommandResult, Outcome, Phase, RolloutTurn, Status
+from openenv.rollout.progress import Reporter
+from openenv.rollout.task import Task
+from openenv.rollout.verifier import Verdict, verify
+from openenv.rollout.worktree import Merged, UnusableWorktree, merge, read_files, worktree_limit
+from openenv.sandboxes.base import HOME, WORKDIR, Sandbox, Sandboxes, SandboxSpec
+
+logger = logging.getLogger(__name__)
+
+AGENT_PORT = 7000
+"""Where the capture proxy answers inside the agent's sandbox."""
+_LOG_TAIL = 2000
+_SLACK_S = 300.0
+
+
+class Failed(Exception):
+    """The rollout ends here, with this status."""
+
+    def __init__(self, status: Status, reason: str) -> None:
+        super().__init__(reason)
+        self.label = Label(status, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that is decided before a rollout starts."""
+
+    rollout_id: str
+    task: Task
+    agent: Agent
+    installation: Installation
+    backend: Sandboxes
+    verify_backend: Sandboxes
+    folder: Path
+    home: str = HOME
+    model_name: str = ""
+    max_seconds: float | None = None
+    options: dict[str, object] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    verify_truncated: bool = False
+
+
+class Rollout:
+    """A rollout that runs once.
+
+    Args:
+        plan: What to run; its folder is the rollout's own and is left to the caller.
+        model: The way to the model.
+        reporter: Where progress goes.
+        cancel: What ends it early.
+    """
+
+    def __init__(self, plan: Plan, *, model: ModelAccess = NO_MODEL, reporter: Reporter, cancel: Cancellation) -> None:
+        self._plan, self._model, self._reporter, self._cancel = plan, model, reporter, cancel
+        self._label: Label | None = None
+        self._label_phase: Phase = "done"
+        self._verdict = Verdict()
+        self._exit_code: int | None = None
+        self._log_tail = ""
+        self._setup: list[CommandResult] = []
+        self._sandbox_id, self._workdir = "", WORKDIR
+        self._merged: Merged | None = None
+        self.work = plan.folder / "worktree.tar"
+        self.baseline = plan.folder / "baseline.tar"
+        self.log = plan.folder / "agent.log"
+
+    def run(self) -> Outcome:
+        """Run all phases; failures become labels."""
+        started_at = time.time()
+        complete = False
+        try:
+            self._agent_side()
+            self._verify_side()
+            complete = True
+        except Failed as stop:
+            self._set(stop.label)
+        except RolloutCancelled as stop:
+            self._set(Label("cancelled", str(stop)))
+        except SandboxError as exc:
+            self._set(Label("sandbox_failed", str(exc)))
+        except (RolloutError, OSError) as exc:
+            self._set(Label("env_failed", str(exc)))
+        except Exception as exc:  # the boundary of a rollout: the others go on
+            logger.exception("rollout %s failed", self._plan.rollout_id)
+            self._set(Label("env_failed", f"{type(exc).__name__}: {exc}"))
+        if self._cancel.cancelled and not complete:  # whatever it looks like: the sandbox was killed for that
+            self._set(Label("cancelled", self._cancel.reason))
+        return self._outcome(started_at)
+
+    def refuse(self, status: Status, reason: str) -> Outcome:
+        """Return the outcome of a rollout that cannot even begin."""
+        self._set(Label(status, reason))
+        return self._outcome(time.time())
+
+    def _set(self, label: Label) -> None:
+        self._label, self._label_phase = label, self._reporter.phase
+
+    def _agent_side(self) -> None:
+        plan = self._plan
+        with ExitStack() as stack:
+            with self._reporter.during("sandbox", f"starting a sandbox ({plan.backend.name})"):
+                self._cancel.check()
+                sandbox = stack.enter_context(plan.backend.open(self._spec()))
+                stack.enter_context(self._cancel.on_cancel(sandbox.kill))
+                self._sandbox_id, self._workdir = sandbox.sandbox_id, sandbox.workdir
+            with self._reporter.during("setup", "setting up"):
+                self._set_up(sandbox)
+            with self._reporter.during("agent", f"starting {plan.agent.name}"):
+                facts = self._run_agent(sandbox)
+            with self._reporter.during("collect", "taking the work tree"):
+                sandbox.stop_processes()
+                problem = self._take_worktree(sandbox)
+        label = judge(facts, self._model.use())
+        if label is not None:
+            self._label, self._label_phase = label, "agent"
+        elif problem is not None:
+            self._label, self._label_phase = Label("policy_failed", problem), "collect"
+        self._cancel.check()
+
+    def _spec(self) -> SandboxSpec:
+        task = self._plan.task
+        lifetime = len(task.setup) * task.setup_timeout_s + self._agent_limit() + _SLACK_S
+        return SandboxSpec(
+            limits=task.limits,
+            mounts=self._plan.installation.mounts,
+            timeout_s=lifetime,
+            home=self._plan.home,
+            metadata={"rollout_id": self._plan.rollout_id},
+        )
+
+    def _agent_limit(self) -> float:
+        limit = self._plan.task.agent_timeout_s
+        return limit if self._plan.max_seconds is None else min(limit, self._plan.max_seconds)
+
+    def _set_up(self, sandbox: Sandbox) -> None:
+        task = self._plan.task
+        lay_files(sandbox, task.files)
+        for number, line in enumerate(task.setup, 1):
+            self._cancel.check()
+            result, done = run_line(sandbox, line, timeout=task.setup_timeout_s)
+            self._setup.append(result)
+            self._reporter.say(f"setup {number} of {len(task.setup)}: exit code {result.exit_code}")
+            if done.timed_out:
+                raise Failed("env_failed", f"setup line {number} did not end within {task.setup_timeout_s:g} s")
+            if done.exit_code != 0:
+                raise Failed("env_failed", f"setup line {number} exited with code {done.exit_code}")
+        if task.files or task.setup:
+            try:
+                sandbox.pack(sandbox.home, self.baseline)
+            except SandboxGone:
+                raise
+            except SandboxError as exc:
+                raise Failed("env_failed", f"what the setup left cannot be kept for the verifier: {exc}") from exc
+
+    def _run_agent(self, sandbox: Sandbox) -> AgentFacts:
+        plan, limit = self._plan, self._agent_limit()
+        base_url = ""
+        if self._model.socket is not None:
+            base_url = sandbox.expose(self._model.socket, port=AGENT_PORT).rstrip("/") + "/v1"
+        run = AgentRun(
+            task=plan.task,
+            base_url=base_url,
+            api_key=self._model.key,
+            model=plan.model_name,
+            home=sandbox.home,
+            workdir=sandbox.workdir,
+            installation=plan.installation,
+            options=plan.options,
+        )
+        launch = plan.agent.prepare(sandbox, run)
+        self._cancel.check()
+        try:
+            with AgentLog(self.log) as log, watch_turns(self._model, self._reporter, give_up=sandbox.stop_processes):
+                try:
+                    done = sandbox.exec(
+                        launch.argv,
+                        envs=launch.envs,
+                        cwd=launch.cwd or sandbox.workdir,
+                        timeout=limit,
+                        on_output=log.feed,
+                        max_output=64 * 1024,
+                    )
+                finally:
+                    self._log_tail = log.tail(_LOG_TAIL)
+        finally:
+            self._model.revoke()
+        self._exit_code = done.exit_code
+        self._reporter.say(f"the agent ended with exit code {done.exit_code}")
+        failure = plan.agent.failure(done.exit_code, log.tail())
+        return AgentFacts(done.exit_code, done.timed_out, limit, failure)
+
+    def _take_worktree(self, sandbox: Sandbox) -> str | None:
+        """Take the work tree to the host; return what makes it unusable, or None."""
+        probe = sandbox.exec(["/bin/sh", "-c", '[ -d "$1" ] && [ ! -L "$1" ]', "sh", sandbox.workdir], cwd="/")
+        if probe.exit_code != 0:
+            return "the agent replaced its work folder"
+        try:
+            limit = worktree_limit(self._plan.task.limits)
+            try:
+                sandbox.pack(sandbox.workdir, self.work, max_bytes=limit)
+            except PermissionError:  # the agent took the rights from itself
+                sandbox.exec(["chmod", "-R", "u+rwX", "--", sandbox.workdir], cwd="/")
+                sandbox.pack(sandbox.workdir, self.work, max_bytes=limit)
+            self._merged = merge(
+                self.work,
+                self.baseline if self.baseline.exists() else None,
+                self._plan.folder / "merged.tar",
+                protected=self._plan.task.protected,
+                verify_files=self._plan.task.verify_files,
+                named=self._plan.task.texts(),
+                root=sandbox.workdir,
+                max_bytes=limit,
+            )
+        except (SandboxTreeError, UnusableWorktree, PermissionError, FileNotFoundError, NotADirectoryError) as exc:
+            if not self._plan.folder.is_dir():  # not the agent's doing: somebody cleans up the host
+                raise
+            self.work.unlink(missing_ok=True)
+            return f"the work tree cannot be taken: {exc}"
+        return None
+
+    def _verify_side(self) -> None:
+        status = "ok" if self._label is None else self._label.status
+        if status == "env_failed" or (status == "truncated" and not self._plan.verify_truncated):
+            return
+        if not self._plan.task.verify:
+            return
+        with self._reporter.during("verify", "verifying in a fresh sandbox"):
+            self._verdict = verify(
+                self._plan.task,
+                self._plan.verify_backend,
+                worktree=None if self._merged is None else self._plan.folder / "merged.tar",
+                baseline=self.baseline if self.baseline.exists() else None,
+                home=self._plan.home,
+                cancel=self._cancel,
+                report=self._reporter.say,
+            )
+        crash = self._verdict.crash
+        if crash is not None and self._label is None:
+            self._label, self._label_phase = Label("grader_failed", crash), "verify"
+        elif crash is not None and self._label is not None:
+            self._label = Label(self._label.status, f"{self._label.reason}; no reward: {crash}")
+
+    def _outcome(self, started_at: float) -> Outcome:
+        plan, label, verdict = self._plan, self._label, self._verdict
+        files = read_files(self.work, root=self._workdir) if self.work.exists() else None
+        trusted = label is None or label.status in ("policy_failed", "truncated")
+        return Outcome(
+            rollout_id=plan.rollout_id,
+            task_id=plan.task.task_id,
+            status="ok" if label is None else label.status,
+            phase=self._label_phase,
+            reason=None if label is None else label.reason,
+            reward=verdict.reward if trusted else None,
+            agent=plan.agent.name,
+            model=plan.model_name,
+            agent_exit_code=self._exit_code,
+            agent_log_tail=self._log_tail,
+            setup_results=self._setup,
+            verify_results=verdict.results,
+            turns=self._turns(),
+            files={} if files is None else files.texts,
+            files_extra=[] if files is None else files.others,
+            sandbox=plan.backend.name,
+            sandbox_id=self._sandbox_id,
+            started_at=started_at,
+            wall_s=self._reporter.elapsed_s,
+            phase_s=dict(self._reporter.phase_s),
+            metadata=self._metadata(),
+        )
+
+    def _turns(self) -> list[RolloutTurn]:
+        try:
+            return self._model.turns()
+        except CaptureError:
+            logger.exception("the model calls of rollout %s cannot be read", self._plan.rollout_id)
+            return []
+
+    def _metadata(self) -> dict[str, Any]:
+        notes: dict[str, Any] = {}
+        if self._plan.installation.version:
+            notes["agent_version"] = self._plan.installation.version
+        if self._verdict.sandbox_id:
+            notes["verify_sandbox_id"] = self._verdict.sandbox_id
+        if self._verdict.ignored_reward_file:
+            notes["ignored_reward_file"] = True
+        if self._merged is not None and (self._merged.removed or self._merged.restored):
+            notes["protected"] = {"removed": self._merged.removed[:100], "restored": self._merged.restored[:100]}
+        return {**self._plan.metadata, **notes}

@@ -1,0 +1,354 @@
+"""The agent's work tree on its way to the verifier: a tar file, read but never unpacked on the host.
+
+Knows tar members, protected patterns and sizes. `merge` writes the archive that the verifier unpacks: the agent's
+files, with everything protected as the setup left it. Must not know sandboxes.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import tarfile
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from openenv.rollout.guards import Guard
+from openenv.rollout.guards import UnusableWorktree as UnusableWorktree
+from openenv.sandboxes.base import WORKDIR, Limits
+
+MAX_BYTES = 512 * 1024 * 1024
+MAX_MEMBERS = 100_000
+MAX_PARTS = 2_000_000
+"""Parts of all names together: every pattern is tried at each of them."""
+_PYTEST_CONFIG = frozenset({"pyproject.toml", "setup.cfg"})
+_CONFIG_BYTES = 1024 * 1024
+
+
+def worktree_limit(limits: Limits) -> int:
+    """Return how large a work tree may be, so that a verifier with these limits has room left beside it."""
+    return min(MAX_BYTES, min(limits.disk_mb, limits.memory_mb) * 1024 * 1024 // 2)
+
+
+@dataclass(slots=True)
+class Merged:
+    """What `merge` changed in the agent's work tree."""
+
+    removed: list[str] = field(default_factory=list)
+    restored: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Files:
+    """The small text files of a work tree, and the names of the other files at the top."""
+
+    texts: dict[str, str] = field(default_factory=dict)
+    others: list[str] = field(default_factory=list)
+
+
+class Patterns:
+    """Path patterns: `*` stays within a folder, `**` crosses them, a pattern covers a folder and all below it."""
+
+    def __init__(self, patterns: Sequence[str], guard: Guard | None = None) -> None:
+        # Whoever reads these files may not mind the case: Python takes `X.DIST-INFO` for what it is.
+        self._regex = re.compile("|".join(_translate(pattern) for pattern in patterns) or r"(?!)", re.IGNORECASE)
+        self._guard = guard
+
+    def cover(self, name: str, *, folder: bool = False) -> bool:
+        """Say whether a relative path is covered; `folder` when names below it can be reached through it."""
+        if self._guard is not None and self._guard.covers(name):
+            return True
+        return bool(self._regex.fullmatch(name) or (folder and self._regex.fullmatch(f"{name}/x")))
+
+
+def merge(
+    work: Path,
+    baseline: Path | None,
+    target: Path,
+    *,
+    protected: Sequence[str],
+    verify_files: Collection[str] = (),
+    named: Sequence[str] = (),
+    root: str = WORKDIR,
+    prefix: str = "workdir",
+    max_bytes: int = MAX_BYTES,
+) -> Merged:
+    """Write the work tree as the verifier is to see it.
+
+    Args:
+        work: The agent's work tree, as packed.
+        baseline: The home as the setup left it, with the work folder at `prefix`; None when there was no setup.
+        target: The archive to write.
+        protected: Patterns below the work folder that are taken from `baseline` only.
+        verify_files: What the verifier will lay over the tree; a link of the agent that leads to one is dropped. What
+            else goes is in `Guard`, unless nothing is `protected`.
+        named: Texts of the task: what they name is the agent's to write.
+        root: Where the work folder is inside.
+
+    Raises:
+        UnusableWorktree: it is no archive, or larger than `max_bytes`.
+    """
+    guard = Guard(verify_files, named, root=root, strict=bool(protected))
+    patterns = Patterns(protected, guard)
+    merged = Merged()
+    try:
+        with tarfile.open(target, "w:", format=tarfile.PAX_FORMAT) as out:
+            writer = _Writer(out, max_bytes)
+            kept = _Baseline(baseline, prefix, patterns, watch_config=bool(protected))
+            with _Archive(work) as source:
+                _copy_agent_files(source, writer, patterns, kept, merged, guard)
+            merged.restored.extend(kept.restore(writer))
+    except (tarfile.TarError, EOFError, UnicodeError, ValueError, OverflowError) as exc:
+        raise UnusableWorktree(f"the work tree cannot be read: {exc}") from exc
+    return merged
+
+
+def read_files(work: Path, *, root: str, max_files: int = 32, max_bytes: int = 65_536, max_chars: int = 8000) -> Files:
+    """Return the small text files in the first two levels of a packed work tree, by their path inside."""
+    found = Files()
+    try:
+        with _Archive(work) as source:
+            members = {name: member for name, member in source.members if member.isreg() and name.count("/") < 2}
+            for name in sorted(members)[:max_files]:
+                path = posixpath.join(root, name)
+                content = source.read(members[name], max_bytes)
+                try:
+                    if content is None:
+                        raise ValueError("too large")
+                    found.texts[path] = content.decode()[:max_chars]
+                except ValueError:
+                    found.others.append(path)
+    except (UnusableWorktree, tarfile.TarError, EOFError, ValueError, OverflowError):
+        return found
+    return found
+
+
+class _Archive:
+    """An archive that is only read: its files, folders and links with names that stay below the root."""
+
+    def __init__(self, path: Path) -> None:
+        self._tar = tarfile.open(path, "r:")  # noqa: SIM115  closed in __exit__
+        self.members: list[tuple[str, tarfile.TarInfo]] = []
+        self._files: dict[str, tarfile.TarInfo] = {}
+
+    def __enter__(self) -> _Archive:
+        try:
+            self._list()
+        except BaseException:
+            self._tar.close()
+            raise
+        return self
+
+    def _list(self) -> None:
+        count = parts = 0
+        while (member := self._tar.next()) is not None:
+            count += 1
+            parts += member.name.count("/")
+            if count > MAX_MEMBERS:
+                raise UnusableWorktree(f"the work tree holds more than {MAX_MEMBERS} entries")
+            if parts > MAX_PARTS:
+                raise UnusableWorktree("the work tree has too many deep folders")
+            name = _clean(member.name)
+            if name and (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+                self.members.append((name, member))
+                if member.isreg():
+                    self._files[name] = member
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._tar.close()
+
+    def file(self, member: tarfile.TarInfo) -> tarfile.TarInfo:
+        """Return the file itself, or the one that a hard link stands for."""
+        if not member.islnk():
+            return member
+        try:
+            return self._files[_clean(member.linkname) or ""]
+        except KeyError:
+            raise UnusableWorktree(f"the work tree links '{member.name}' to nothing") from None
+
+    def open(self, member: tarfile.TarInfo) -> IO[bytes]:
+        stream = self._tar.extractfile(member)
+        if stream is None:
+            raise UnusableWorktree(f"the work tree's '{member.name}' is no file")
+        return stream
+
+    def read(self, member: tarfile.TarInfo, max_bytes: int) -> bytes | None:
+        """Return a file's content, or None when it is larger."""
+        return None if member.size > max_bytes else self.open(member).read()
+
+
+class _Writer:
+    """Adds members to an archive and counts what they hold."""
+
+    def __init__(self, out: tarfile.TarFile, max_bytes: int) -> None:
+        self._out = out
+        self._left = max_bytes
+        self.names: set[str] = set()
+
+    def add(self, name: str, member: tarfile.TarInfo, content: IO[bytes] | None = None, *, size: int = 0) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise UnusableWorktree("the work tree is too large")
+        # Made anew: what a forged header says besides name, kind, mode and size goes no further.
+        entry = tarfile.TarInfo(name)
+        entry.type = tarfile.REGTYPE if member.isreg() else member.type
+        entry.linkname = member.linkname
+        entry.mode, entry.mtime, entry.size = member.mode & 0o755 | 0o600, max(0, int(member.mtime)), size
+        if member.isdir():
+            entry.mode |= 0o700
+        self._out.addfile(entry, content)
+        self.names.add(name)
+
+
+class _Baseline:
+    """What the setup left: which of its files are protected, and their content."""
+
+    def __init__(self, archive: Path | None, prefix: str, patterns: Patterns, *, watch_config: bool) -> None:
+        self._archive, self._prefix, self._patterns = archive, prefix, patterns
+        self._configs: dict[str, bytes] = {}
+        self._taken: set[str] = set()
+        self.links: dict[str, str] = {}
+        self.names: set[str] = set()
+        self.parents: set[str] = set()
+        self.watch_config = watch_config
+        if archive is not None:
+            with _Archive(archive) as source:
+                for name, member in self._work_files(source):
+                    self.names.add(name)
+                    if member.issym():
+                        self.links[name] = member.linkname
+                    if watch_config and posixpath.basename(name) in _PYTEST_CONFIG and member.isreg():
+                        self._configs[name] = source.read(member, _CONFIG_BYTES) or b""
+                    if patterns.cover(name) and not member.isdir():
+                        self.parents.update(_ancestors(name))
+
+    def config(self, name: str) -> bytes | None:
+        return self._configs.get(name)
+
+    def take_back(self, name: str) -> None:
+        """Restore this file, although no pattern covers it."""
+        if name in self._configs:
+            self._taken.add(name)
+
+    def restore(self, writer: _Writer) -> Iterator[str]:
+        if self._archive is None:
+            return
+        with _Archive(self._archive) as source:
+            for name, member in self._work_files(source):
+                if member.isdir() or not (self._patterns.cover(name) or name in self._taken):
+                    continue
+                if member.issym():
+                    writer.add(name, member)
+                else:
+                    real = source.file(member)
+                    writer.add(name, real, source.open(real), size=real.size)
+                yield name
+
+    def _work_files(self, source: _Archive) -> Iterator[tuple[str, tarfile.TarInfo]]:
+        start = f"{self._prefix}/"
+        for name, member in source.members:
+            if name.startswith(start):
+                yield name[len(start) :], member
+
+
+def _copy_agent_files(
+    source: _Archive,
+    writer: _Writer,
+    patterns: Patterns,
+    baseline: _Baseline,
+    merged: Merged,
+    guard: Guard,
+) -> None:
+    links = {name: member.linkname for name, member in reversed(source.members) if member.issym()}
+    below = _Below(links)
+    written: set[str] = set()
+    for name, member in source.members:
+        if name in written or name in below:
+            continue  # only a forged archive has a link twice, or something below one
+        if patterns.cover(name, folder=member.issym()) and not (member.isdir() and name in baseline.parents):
+            if not member.isdir():
+                merged.removed.append(name)
+            continue
+        if not member.isdir() and (
+            name in baseline.parents or guard.shadows(name, is_link=member.issym(), known=baseline.names)
+        ):
+            merged.removed.append(name)
+            continue
+        if member.issym():
+            written.add(name)
+            if baseline.links.get(name) != member.linkname and guard.reveals(name, links):
+                merged.removed.append(name)
+                continue
+            if baseline.watch_config and posixpath.basename(name) in _PYTEST_CONFIG:
+                merged.removed.append(name)  # what it points at cannot be judged here
+                baseline.take_back(name)
+                continue
+            writer.add(name, member)
+        elif member.isdir():
+            writer.add(name, member)
+        else:
+            _copy_file(source, name, member, writer, baseline, merged)
+
+
+def _copy_file(
+    source: _Archive, name: str, member: tarfile.TarInfo, writer: _Writer, baseline: _Baseline, merged: Merged
+) -> None:
+    real = source.file(member)
+    if baseline.watch_config and posixpath.basename(name) in _PYTEST_CONFIG:
+        content = source.read(real, _CONFIG_BYTES)
+        if content != baseline.config(name) and (content is None or _may_steer_pytest(content)):
+            merged.removed.append(name)
+            baseline.take_back(name)
+            return
+    if member.islnk() and _clean(member.linkname) in writer.names:
+        link = tarfile.TarInfo(name)
+        link.type, link.linkname, link.mode, link.mtime = tarfile.LNKTYPE, str(_clean(member.linkname)), 0o644, 0
+        writer.add(name, link)
+        return
+    regular = tarfile.TarInfo(name)
+    regular.mode, regular.mtime = real.mode, real.mtime
+    writer.add(name, regular, source.open(real), size=real.size)
+
+
+def _clean(name: str) -> str | None:
+    """Return a name relative to the root, or None for the root itself and for what is not below it."""
+    if name.startswith("/") or "\0" in name:
+        return None
+    clean = posixpath.normpath(name)
+    return None if clean in (".", "..") or clean.startswith("../") else clean
+
+
+class _Below:
+    """Says whether a name lies below a link; each folder is looked at once."""
+
+    def __init__(self, links: Collection[str]) -> None:
+        self._links = links
+        self._known = {"": False}
+
+    def __contains__(self, name: str) -> bool:
+        folder = posixpath.dirname(name)
+        above = []
+        while folder not in self._known:
+            above.append(folder)
+            folder = posixpath.dirname(folder)
+        answer = self._known[folder]
+        for folder in reversed(above):
+            answer = self._known[folder] = answer or folder in self._links
+        return answer
+
+
+def _ancestors(name: str) -> list[str]:
+    parts = name.split("/")[:-1]
+    return ["/".join(parts[: end + 1]) for end in range(len(parts))]
+
+
+def _may_steer_pytest(content: bytes) -> bool:
+    # An escape in a TOML key could spell the word, so that counts too.
+    return b"pytest" in content.lower() or b"\\u" in content.lower() or b"\\x" in content.lower()
+
+
+def _translate(pattern: str) -> str:
+    parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
+    known = {"**/": r"(?:[^/]+/)*", "**": r".*", "*": r"[^/]*", "?": r"[^/]"}
+    return "(?s:" + "".join(known.get(part, re.escape(part)) for part in parts) + ")"

@@ -1,0 +1,49 @@
+"""Sandboxes: places where an agent's commands run and from where nothing but what was passed in can be reached."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from openenv._lazy import lazy_exports
+
+_EXPORTS = {
+    "BgJob": "openenv.sandboxes.base",
+    "CheckResult": "openenv.sandboxes.self_check",
+    "ExecResult": "openenv.sandboxes.base",
+    "Limits": "openenv.sandboxes.base",
+    "Mount": "openenv.sandboxes.base",
+    "Sandbox": "openenv.sandboxes.base",
+    "SandboxBackend": "openenv.sandboxes.base",
+    "SandboxHandle": "openenv.sandboxes.base",
+    "SandboxSpec": "openenv.sandboxes.base",
+    "Sandboxes": "openenv.sandboxes.base",
+    "LocalSandboxes": "openenv.sandboxes.local",
+    "ProcessSandboxes": "openenv.sandboxes.process",
+    "DockerSandboxes": "openenv.sandboxes.docker",
+    "E2BSandboxBackend": "openenv.sandboxes.e2b",
+    "SandboxPool": "openenv.sandboxes.pool",
+    "backend": "openenv.sandboxes.registry",
+    "self_check": "openenv.sandboxes.self_check",
+}
+
+if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py holds the two together
+    from openenv.sandboxes.base import BgJob as BgJob
+    from openenv.sandboxes.base import ExecResult as ExecResult
+    from openenv.sandboxes.base import Limits as Limits
+    from openenv.sandboxes.base import Mount as Mount
+    from openenv.sandboxes.base import Sandbox as Sandbox
+    from openenv.sandboxes.base import SandboxBackend as SandboxBackend
+    from openenv.sandboxes.base import Sandboxes as Sandboxes
+    from openenv.sandboxes.base import SandboxHandle as SandboxHandle
+    from openenv.sandboxes.base import SandboxSpec as SandboxSpec
+    from openenv.sandboxes.docker import DockerSandboxes as DockerSandboxes
+    from openenv.sandboxes.e2b import E2BSandboxBackend as E2BSandboxBackend
+    from openenv.sandboxes.local import LocalSandboxes as LocalSandboxes
+    from openenv.sandboxes.pool import SandboxPool as SandboxPool
+    from openenv.sandboxes.process import ProcessSandboxes as ProcessSandboxes
+    from openenv.sandboxes.registry import backend as backend
+    from openenv.sandboxes.self_check import self_check as self_check
+
+    __all__: list[str]
+else:
+    __getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)

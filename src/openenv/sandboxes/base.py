@@ -1,0 +1,298 @@
+"""The sandbox protocol: what can be done inside (`Sandbox`) and how one is started (`Sandboxes`).
+
+Knows names, shapes and the rules that `self_check` holds every backend to. Knows no backend.
+
+`SandboxHandle`, `SandboxBackend` and `BgJob` are the narrow, structural shapes that existing code is written for;
+`Sandbox` is the whole protocol, and each of ours is also a `SandboxHandle`. Everything is synchronous and may be called
+from any thread; `kill` from another thread ends a running `exec` at once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Protocol, runtime_checkable
+
+HOME = "/home/user"
+WORKDIR = "/home/user/workdir"
+TIMED_OUT = 124
+"""The exit code of a command that was killed because its time was over, as in timeout(1)."""
+
+FEATURES = frozenset({"isolation", "limits", "trees", "mounts", "ports", "expiry"})
+"""What a backend may not offer: isolation from host and network, limits, whole process trees killed even when they
+hide, mounts, exposed ports that nothing outside can reach, an end by itself when the time is over."""
+
+Stream = Literal["stdout", "stderr"]
+OnOutput = Callable[[Stream, bytes], None]
+Command = str | Sequence[str]
+"""A shell line (`/bin/sh -c`), or an argument list that no shell reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    """What a command did.
+
+    A command ended by signal N has exit code 128 + N. One that could not be started has 127 (no such program) or 126
+    (not executable, no such folder to start in), with the reason in `stderr`.
+    """
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    timed_out: bool = False
+    truncated: bool = False
+    """More came out than `max_output` bytes of a stream; the beginning was kept, the rest read and dropped."""
+    duration_s: float = 0.0
+    oom: bool = False
+    """The sandbox ran out of memory while the command ran, and something in it was killed for that."""
+
+
+@runtime_checkable
+class BgJob(Protocol):
+    """A command that runs in the background of a sandbox."""
+
+    @property
+    def pid(self) -> int:
+        """Return the process id inside the sandbox."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code; raise TimeoutError when it is not there in time."""
+        ...
+
+    def kill(self) -> None:
+        """Kill the job and every process that it started."""
+        ...
+
+
+@runtime_checkable
+class SandboxHandle(Protocol):
+    """The narrow shape of a sandbox that existing code is written for."""
+
+    @property
+    def sandbox_id(self) -> str:
+        """Return a name that is unique on this machine."""
+        ...
+
+    def exec(
+        self, cmd: str, *, envs: Mapping[str, str] | None = None, cwd: str | None = None, timeout: float | None = 60
+    ) -> ExecResult:
+        """Run a shell line to its end."""
+        ...
+
+    def start_bg(self, cmd: str, *, envs: Mapping[str, str] | None = None, cwd: str | None = None) -> BgJob:
+        """Start a shell line and return at once."""
+        ...
+
+    def write_text(self, path: str, content: str) -> None:
+        """Write a file, with its parent folders."""
+        ...
+
+    def read_text(self, path: str) -> str:
+        """Return a file's text."""
+        ...
+
+    def exists(self, path: str) -> bool:
+        """Say whether there is such a file or folder."""
+        ...
+
+    def kill(self) -> None:
+        """End the sandbox and everything in it."""
+        ...
+
+
+@runtime_checkable
+class SandboxBackend(Protocol):
+    """The narrow shape of what starts sandboxes."""
+
+    def create(
+        self,
+        *,
+        timeout_s: int = 900,
+        envs: Mapping[str, str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> SandboxHandle:
+        """Start a sandbox that ends by itself after `timeout_s` seconds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a sandbox may use of its host."""
+
+    memory_mb: int = 2048
+    pids: int = 512
+    cpus: float = 2.0
+    disk_mb: int = 2048
+    """Size of what can be written: home, /tmp and the rest of the private file system together or each."""
+
+    def __post_init__(self) -> None:
+        for name in ("memory_mb", "pids", "cpus", "disk_mb"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be more than 0, not {getattr(self, name)!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A folder or file of the host that is visible, read-only, inside; everybody must be able to read it."""
+
+    source: Path
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """How a sandbox is to look inside. A backend that cannot give a part of it raises `SandboxUnsupported`."""
+
+    limits: Limits = field(default_factory=Limits)
+    mounts: tuple[Mount, ...] = ()
+    envs: Mapping[str, str] = field(default_factory=dict)
+    home: str = HOME
+    timeout_s: float = 900.0
+    """The sandbox ends by itself after this many seconds, also when its owner is dead."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+class Sandbox(ABC):
+    """A place to run commands that cannot reach anything but what was passed in. Also a context manager.
+
+    Paths inside are absolute, or relative to `workdir`.
+    """
+
+    sandbox_id: str
+    home: str
+
+    @property
+    def workdir(self) -> str:
+        """Return the folder that commands start in; it exists from the beginning."""
+        return f"{self.home}/workdir"
+
+    @abstractmethod
+    def exec(
+        self,
+        cmd: Command,
+        *,
+        envs: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout: float | None = 60,
+        stdin: bytes | None = None,
+        on_output: OnOutput | None = None,
+        max_output: int = 10 * 1024 * 1024,
+    ) -> ExecResult:
+        """Run a command to its end, with no input unless `stdin` is given.
+
+        When the time is over, the command and every process it started are killed, and the result has `timed_out` and
+        exit code 124 with the output so far. What outlives the command in the background does not delay the result.
+        `on_output` gets every byte as it comes, also those beyond `max_output`.
+
+        Raises:
+            SandboxGone: the sandbox ended, before or during the command.
+        """
+
+    @abstractmethod
+    def start_bg(
+        self,
+        cmd: Command,
+        *,
+        envs: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        on_output: OnOutput | None = None,
+    ) -> BgJob:
+        """Start a command and return at once; its output goes to `on_output`, from a thread, or nowhere."""
+
+    @abstractmethod
+    def read_bytes(self, path: str, *, max_bytes: int | None = None) -> bytes:
+        """Return a file's content, at most `max_bytes` of it; FileNotFoundError, IsADirectoryError as usual."""
+
+    @abstractmethod
+    def write_bytes(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
+        """Write a file as the sandbox's user, with its parent folders."""
+
+    def read_text(self, path: str) -> str:
+        """Return a file's text; bytes that are not UTF-8 become replacement characters."""
+        return self.read_bytes(path).decode("utf-8", "replace")
+
+    def write_text(self, path: str, content: str) -> None:
+        """Write a text file as the sandbox's user, with its parent folders."""
+        self.write_bytes(path, content.encode())
+
+    @abstractmethod
+    def exists(self, path: str) -> bool:
+        """Say whether there is such a file or folder."""
+
+    @abstractmethod
+    def pack(self, path: str, archive: Path, *, max_bytes: int = 512 * 1024 * 1024) -> None:
+        """Write the tree at `path` into a tar file of the host. Links stay links; devices and sockets are left out.
+
+        Raises:
+            SandboxError: the tree holds more than `max_bytes`.
+        """
+
+    @abstractmethod
+    def unpack(self, archive: Path, path: str) -> None:
+        """Unpack a tar file of the host below `path`, inside, as the sandbox's user: a hostile one harms only it."""
+
+    @abstractmethod
+    def upload(self, source: Path, path: str) -> None:
+        """Copy a file or a tree of the host into the sandbox."""
+
+    @abstractmethod
+    def download(self, path: str, target: Path) -> None:
+        """Copy a file or a tree to the host. No entry lands outside `target`, whatever links the sandbox made."""
+
+    @abstractmethod
+    def expose(self, socket: Path, *, port: int) -> str:
+        """Let `http://127.0.0.1:PORT` inside reach a unix socket of the host, and nothing else; return that URL."""
+
+    @abstractmethod
+    def stop_processes(self) -> None:
+        """Kill every process inside, also daemons that hide; files stay, new commands can be run."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End the sandbox and everything in it, from any thread; calls under way raise `SandboxGone`."""
+
+    def close(self) -> None:
+        """End the sandbox and free what it took of the host: processes, mounts, control groups, files."""
+        self.kill()
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Sandboxes(ABC):
+    """A backend: starts sandboxes of one kind. Also a `SandboxBackend`."""
+
+    name: str
+    features: frozenset[str] = FEATURES
+    """What of `FEATURES` this backend offers; `self_check` asks for nothing else."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Return when this backend can run here; raise `SandboxUnavailable` with what to install when not."""
+
+    @abstractmethod
+    def open(self, spec: SandboxSpec | None = None) -> Sandbox:
+        """Start a sandbox."""
+
+    def create(
+        self,
+        *,
+        timeout_s: int = 900,
+        envs: Mapping[str, str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Sandbox:
+        """Start a sandbox with default limits, as existing code asks for it."""
+        return self.open(SandboxSpec(timeout_s=timeout_s, envs=dict(envs or {}), metadata=dict(metadata or {})))
+
+    def leftovers(self) -> list[str]:
+        """List what ended sandboxes of this process left on the host; empty when all is well."""
+        return []

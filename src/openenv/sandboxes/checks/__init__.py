@@ -1,0 +1,21 @@
+"""The checks that every backend passes, by topic."""
+
+from __future__ import annotations
+
+from openenv.sandboxes.checks import commands, endings, files, isolation, jobs, limits, output, ports, times, trees
+from openenv.sandboxes.checks.bench import Bench, Check, NotOffered
+
+CHECKS: tuple[Check, ...] = (
+    *commands.CHECKS,
+    *output.CHECKS,
+    *times.CHECKS,
+    *jobs.CHECKS,
+    *files.CHECKS,
+    *trees.CHECKS,
+    *isolation.CHECKS,
+    *limits.CHECKS,
+    *ports.CHECKS,
+    *endings.CHECKS,
+)
+
+__all__ = ["CHECKS", "Bench", "Check", "NotOffered"]

@@ -1,0 +1,159 @@
+"""What a check of a sandbox is, and the bench that it works at.
+
+Knows the protocol and a folder of the host. Knows no backend.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from openenv.errors import SandboxGone
+from openenv.sandboxes.base import ExecResult, Limits, Mount, Sandbox, Sandboxes, SandboxSpec
+
+
+class NotOffered(Exception):
+    """This backend, or what is installed in it, does not have what a check needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that holds for every sandbox, and how to find out."""
+
+    id: str
+    says: str
+    """A sentence: what is true when the check passes."""
+    run: Callable[[Bench], None]
+    feature: str | None = None
+    """Which of a backend's features this is about, if it may do without."""
+
+
+class Bench:
+    """A backend, a sandbox that checks share, others of their own, and a folder of the host. A context manager."""
+
+    def __init__(self, backend: Sandboxes) -> None:
+        self.backend = backend
+        self._shared: Sandbox | None = None
+        self._own: list[Sandbox] = []
+        self._stack = contextlib.ExitStack()
+        self._has_python: bool | None = None
+        self._is_alive = False
+        self._folders = 0
+
+    def __enter__(self) -> Bench:
+        folder = tempfile.TemporaryDirectory(prefix="openenv-check-", ignore_cleanup_errors=True)
+        self._root = Path(self._stack.enter_context(folder))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.tidy()
+        if self._shared is not None:
+            self._shared.close()
+        self._stack.close()
+
+    @property
+    def box(self) -> Sandbox:
+        """A sandbox that was used by other checks; it is not to be killed."""
+        if self._shared is not None and not self._is_alive:
+            try:
+                self._shared.exists("/")
+            except SandboxGone:
+                self._shared.close()
+                self._shared = None
+        if self._shared is None:
+            self._shared = self.backend.open(SandboxSpec(timeout_s=3600))
+        self._is_alive = True
+        return self._shared
+
+    def open(
+        self,
+        *,
+        limits: Limits | None = None,
+        mounts: tuple[Mount, ...] = (),
+        envs: Mapping[str, str] | None = None,
+        timeout_s: float = 600,
+    ) -> Sandbox:
+        """Open a sandbox for one check; it is closed after it."""
+        spec = SandboxSpec(limits=limits or Limits(), mounts=mounts, envs=envs or {}, timeout_s=timeout_s)
+        box = self.backend.open(spec)
+        self._own.append(box)
+        return box
+
+    def tidy(self) -> None:
+        """Close the sandboxes that a check opened, and trust the shared one no longer."""
+        self._is_alive = False
+        while self._own:
+            self._own.pop().close()
+
+    def folder(self) -> Path:
+        """Make a new folder of the host."""
+        self._folders += 1
+        folder = self._root / str(self._folders)
+        folder.mkdir()
+        return folder
+
+    def python(
+        self, box: Sandbox, code: str, *, timeout: float = 30, envs: Mapping[str, str] | None = None
+    ) -> ExecResult:
+        """Run Python code inside; not every image has it."""
+        if self._has_python is None:
+            self._has_python = box.exec(["python3", "-c", ""]).exit_code == 0
+        if not self._has_python:
+            raise NotOffered("there is no python3 inside")
+        return box.exec(["python3", "-c", code], timeout=timeout)
+
+
+def same(found: object, wanted: object, what: str = "") -> None:
+    """Fail unless two values are equal."""
+    if found != wanted:
+        raise AssertionError(f"{what or 'it'} is {_short(found)}, not {_short(wanted)}")
+
+
+def holds(condition: object, what: str) -> None:
+    """Fail unless something is true."""
+    if not condition:
+        raise AssertionError(what)
+
+
+@contextlib.contextmanager
+def raises(kind: type[BaseException] | tuple[type[BaseException], ...]) -> Iterator[None]:
+    """Fail unless the block raises this."""
+    try:
+        yield
+    except kind:
+        return
+    names = kind.__name__ if isinstance(kind, type) else " or ".join(one.__name__ for one in kind)
+    raise AssertionError(f"{names} was not raised")
+
+
+def seconds() -> str:
+    """Return a time to sleep for that no other process sleeps for, so that it can be told apart."""
+    return str(100_000_000 + secrets.randbelow(800_000_000))
+
+
+def eventually(condition: Callable[[], bool], what: str, within_s: float = 10.0) -> None:
+    """Fail unless something becomes true in time."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(what)
+        time.sleep(0.02)
+
+
+def running(box: Sandbox, word: str) -> bool:
+    """Say whether a process with this word in its command line runs inside, without any tool but a shell."""
+    lister = (
+        'for p in /proc/[0-9]*/cmdline; do c=$(tr "\\0" " " <"$p" 2>/dev/null); '
+        'case "$c" in *LISTER*) ;; *"$1"*) echo "$c";; esac; done'
+    )
+    return word in box.exec(["/bin/sh", "-c", f": LISTER; {lister}", "sh", word]).stdout
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 300 else f"{text[:300]}... ({len(text)} characters)"

@@ -1,0 +1,197 @@
+"""Sandboxes in E2B's cloud, through the real `e2b` package, which is imported when a backend is made.
+
+Knows the package's public interface; what is done inside is `shell`'s. Also the `E2BSandboxBackend` that existing code
+is written for.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import shlex
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from openenv import settings
+from openenv.errors import SandboxError, SandboxTreeError, SandboxUnavailable, SandboxUnsupported, message_of
+from openenv.sandboxes.base import Limits, OnOutput, Sandboxes, SandboxSpec
+from openenv.sandboxes.e2b_channel import CommandChannel
+from openenv.sandboxes.shell import ShellSandbox
+from openenv.sandboxes.shell_commands import Input
+from openenv.sandboxes.shell_run import Channel, ShellRun
+from openenv.sandboxes.shell_script import READ_SCRIPT, framed
+
+if TYPE_CHECKING:
+    from e2b import Sandbox as RemoteSandbox
+
+_INLINE = 60_000
+_PROBE_S = 15.0
+
+
+class E2BSandboxBackend(Sandboxes):
+    """Starts sandboxes at E2B.
+
+    Args:
+        api_key: The account's key; by default `E2B_API_KEY`.
+        template: Name or id of the template; by default E2B's own.
+        sandbox_kwargs: More arguments of `e2b.Sandbox.create`, which win over those that we give.
+
+    Raises:
+        ImportError: the `e2b` package is not installed.
+        RuntimeError: there is no key.
+    """
+
+    name = "e2b"
+    features = frozenset({"trees", "ports", "expiry"})
+
+    def __init__(
+        self,
+        *,
+        api_key: str | None = None,
+        template: str | None = None,
+        sandbox_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        try:
+            import e2b
+        except ImportError as error:
+            raise ImportError("E2B sandboxes need the package `e2b`. Install it: pip install e2b") from error
+        key = api_key or settings.e2b_api_key()
+        if not key:
+            raise RuntimeError("E2B sandboxes need a key: pass api_key=, or set E2B_API_KEY.")
+        self._sdk = e2b
+        self._key = key
+        self._template = template
+        self._kwargs = dict(sandbox_kwargs or {})
+
+    def check(self) -> None:
+        """Return when the account answers; raise `SandboxUnavailable` with its words when not."""
+        options = {name: value for name, value in self._kwargs.items() if name in _CONNECTION}
+        try:
+            self._sdk.Sandbox.list(api_key=self._key, limit=1, **options).next_items()
+        except Exception as error:  # whatever the package raises: there is no base class for all of it
+            raise SandboxUnavailable(f"E2B does not answer: {message_of(error)}") from error
+
+    def open(self, spec: SandboxSpec | None = None) -> E2BSandbox:
+        """Start a sandbox without a way out but what is exposed in it, unless `sandbox_kwargs` says otherwise."""
+        closed = {"allow_internet_access": False, "network": {"allow_public_traffic": False}}
+        return self._open(spec or SandboxSpec(), closed)
+
+    def create(
+        self,
+        *,
+        timeout_s: int = 900,
+        envs: Mapping[str, str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> E2BSandbox:
+        """Start a sandbox as existing code asks for it: with E2B's own defaults, also for the network."""
+        return self._open(SandboxSpec(timeout_s=timeout_s, envs=dict(envs or {}), metadata=dict(metadata or {})), {})
+
+    def _open(self, spec: SandboxSpec, defaults: Mapping[str, Any]) -> E2BSandbox:
+        if spec.mounts:
+            raise SandboxUnsupported("E2B sandboxes cannot mount folders of this machine: bake them into a template.")
+        if spec.limits != Limits():
+            raise SandboxUnsupported("The limits of an E2B sandbox are those of its template; give no others.")
+        arguments = {
+            "template": self._template,
+            "timeout": max(1, math.ceil(spec.timeout_s)),
+            "envs": dict(spec.envs),
+            "metadata": dict(spec.metadata),
+            "api_key": self._key,
+            **defaults,
+            **self._kwargs,
+        }
+        try:
+            remote = self._sdk.Sandbox.create(**arguments)
+        except Exception as error:  # the same
+            raise SandboxUnavailable(f"E2B started no sandbox: {message_of(error)}") from error
+        return E2BSandbox(remote, spec)
+
+
+_CONNECTION = frozenset({"domain", "api_url", "debug", "proxy", "headers", "http_version", "request_timeout"})
+
+
+class E2BSandbox(ShellSandbox):
+    """One sandbox at E2B."""
+
+    oom_counters = ("/proc/vmstat",)
+
+    def __init__(self, remote: RemoteSandbox, spec: SandboxSpec) -> None:
+        super().__init__(remote.sandbox_id, spec)
+        self.remote = remote
+        """The package's own object, for what this protocol does not have."""
+        self._expires = time.monotonic() + spec.timeout_s
+
+    def _channel(self, script: str, *, has_input: bool) -> Channel:
+        long = len(script) > _INLINE  # more than one argument may have
+        command = f"exec /bin/sh -c {shlex.quote(READ_SCRIPT if long else script)}"
+        try:
+            # Without a time limit of E2B's: ours is kept by the caller, and background jobs have none.
+            handle = self.remote.commands.run(
+                command, background=True, stdin=long or has_input, timeout=0, cwd="/", retain_output=False
+            )
+        except Exception as error:  # there is no base class for all that the package raises
+            self._raise_if_gone()
+            raise SandboxError(f"E2B started no command in sandbox '{self.sandbox_id}': {message_of(error)}") from error
+        channel = CommandChannel(handle, has_input=long or has_input)
+        if long:
+            channel.send(framed(script))
+        return channel
+
+    def _why_gone(self) -> str | None:
+        try:
+            if self.remote.is_running(request_timeout=_PROBE_S):
+                return None
+        except Exception as error:  # nobody can say; what was asked for failed all the same
+            return f"E2B does not answer: {message_of(error)}"
+        return "expired" if time.monotonic() > self._expires - 2 else "ended by E2B"
+
+    def _destroy(self) -> None:
+        try:
+            self.remote.kill()
+        except Exception as error:  # it ends by itself when its time is over
+            if self._ended == "closed" and self._why_gone() is None:
+                raise SandboxError(f"Sandbox '{self.sandbox_id}' could not be ended: {message_of(error)}") from error
+
+    # Files go through E2B's own transfer of files, which is made for many bytes.
+
+    def _tool(self, script: str, *, stdin: Input | None = None, on_output: OnOutput | None = None) -> ShellRun:
+        if stdin is None:
+            return super()._tool(script, on_output=on_output)
+        self._require_alive()
+        place = f"/tmp/.openenv-{secrets.token_hex(8)}"
+        with tempfile.TemporaryFile() as file:
+            for part in stdin():
+                file.write(part)
+            file.seek(0)
+            self._transfer(lambda: self.remote.files.write(place, file))
+        return super()._tool(f"exec <{place}; rm -f {place}\n{script}", on_output=on_output)
+
+    def _fetch_tree(self, path: str, raw: Path, max_bytes: int) -> None:
+        place = f"/tmp/.openenv-{secrets.token_hex(8)}.tar"
+        limit = max_bytes + max_bytes // 4 + (64 << 20)
+        kilobytes = limit // 1024 + 1
+        self._tool(f"ulimit -f {kilobytes * 2}\n{self._tar_out(path, place)}")  # in blocks of 512 bytes
+        try:
+            self._transfer(lambda: self._download(place, raw, limit))
+        finally:
+            self._tool(f"rm -f {place}")
+
+    def _download(self, place: str, target: Path, limit: int) -> None:
+        with target.open("wb") as file:
+            for part in self.remote.files.read(place, format="stream"):
+                limit -= len(part)
+                if limit < 0:
+                    raise SandboxTreeError("The tree holds more than was allowed.")
+                file.write(part)
+
+    def _transfer(self, work: Any) -> None:
+        try:
+            work()
+        except SandboxError:
+            raise
+        except Exception as error:  # there is no base class for all that the package raises
+            self._raise_if_gone()
+            raise SandboxError(f"E2B moved no file of sandbox '{self.sandbox_id}': {message_of(error)}") from error

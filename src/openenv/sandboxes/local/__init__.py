@@ -1,0 +1,8 @@
+"""Local sandboxes: bubblewrap, control groups, a system call filter and a first process of our own."""
+
+from __future__ import annotations
+
+from openenv.sandboxes.local.backend import LocalSandboxes
+from openenv.sandboxes.local.sandbox import LocalSandbox
+
+__all__ = ["LocalSandbox", "LocalSandboxes"]

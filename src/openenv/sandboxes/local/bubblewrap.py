@@ -1,0 +1,298 @@
+"""How a local sandbox is started: the bubblewrap command line, and what to do when it cannot run.
+
+Knows bubblewrap's options and the layout inside. Starts nothing itself.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import marshal
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
+from pathlib import Path, PurePosixPath
+
+from openenv.errors import SandboxUnavailable, SandboxUnsupported
+from openenv.sandboxes.base import SandboxSpec
+
+INSIDE = "/run/openenv"
+_SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_ETC_FILES = (
+    "debian_version", "ld.so.cache", "ld.so.conf", "localtime", "mime.types", "os-release", "pki/tls/cert.pem",
+    "pki/tls/openssl.cnf", "protocols", "services", "shells", "ssl/cert.pem", "ssl/openssl.cnf", "timezone",
+)  # fmt: skip
+_ETC_FOLDERS = ("alternatives", "crypto-policies", "pki/ca-trust/extracted", "pki/tls/certs", "ssl/certs")
+"""What of the host's /etc is seen inside; the rest is made up or missing, for it may hold secrets."""
+_RESERVED = ("/", "/proc", "/dev", "/sys", "/usr", "/etc", "/run", *_SYSTEM)
+_INSTALL = {
+    "debian": "apt-get install -y bubblewrap",
+    "ubuntu": "apt-get install -y bubblewrap",
+    "fedora": "dnf install -y bubblewrap",
+    "rhel": "dnf install -y bubblewrap",
+    "arch": "pacman -S --noconfirm bubblewrap",
+    "alpine": "apk add bubblewrap",
+    "suse": "zypper install -y bubblewrap",
+    "opensuse": "zypper install -y bubblewrap",
+}
+_SYSCTLS = (
+    ("kernel/unprivileged_userns_clone", "0", "kernel.unprivileged_userns_clone=1"),
+    ("kernel/apparmor_restrict_unprivileged_userns", "1", "kernel.apparmor_restrict_unprivileged_userns=0"),
+    ("user/max_user_namespaces", "0", "user.max_user_namespaces=10000"),
+)
+_NEEDED_CAPABILITIES = (0, 6, 7, 8, 12, 21)
+"""CHOWN, SETGID, SETUID, SETPCAP, NET_ADMIN, SYS_ADMIN: with these no user namespace is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bubblewrap:
+    """The program, and how much of it there is."""
+
+    path: str
+    version: tuple[int, ...]
+
+    @classmethod
+    def find(cls) -> Bubblewrap:
+        """Find bubblewrap.
+
+        Raises:
+            SandboxUnavailable: It is not installed; the text names the command that does it.
+        """
+        if not sys.platform.startswith("linux"):
+            raise SandboxUnavailable("Local sandboxes need Linux. Use the docker backend on this system.")
+        path = shutil.which("bwrap")
+        if path is None:
+            raise SandboxUnavailable(
+                f"Local sandboxes need bubblewrap, which is not installed. Install it with: {install_command()}"
+            )
+        try:
+            text = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
+        except (OSError, subprocess.SubprocessError) as error:
+            raise SandboxUnavailable(f"{path} does not run: {error}") from error
+        found = re.search(r"(\d+(?:\.\d+)+)", text)
+        version = tuple(int(part) for part in found[1].split(".")) if found else (0,)
+        if version < (0, 5):
+            raise SandboxUnavailable(f"Local sandboxes need bubblewrap 0.5 or later; {path} is {text.strip()}.")
+        return cls(path, version)
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """The Python that runs inside: the one that runs here, without its virtual environment."""
+
+    executable: str
+    folders: tuple[str, ...]
+    """What of it does not lie below /usr and has to be made visible."""
+
+    @classmethod
+    def current(cls) -> Interpreter:
+        """Return the interpreter below this process's virtual environment."""
+        prefix = sys.base_prefix
+        name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        executable = os.path.join(prefix, "bin", name)
+        if not os.path.exists(executable):
+            executable = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+        folders = []
+        for folder in dict.fromkeys((prefix, os.path.realpath(prefix), os.path.dirname(os.path.dirname(executable)))):
+            if folder != "/" and not folder.startswith("/usr/") and folder != "/usr":
+                folders.append(folder)
+        return cls(executable, tuple(folders))
+
+    @property
+    def search_path(self) -> str:
+        """Return the PATH of commands."""
+        system = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+        return f"{os.path.dirname(self.executable)}:{system}" if self.folders else system
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """Who commands are inside."""
+
+    uid: int
+    gid: int
+    home: str
+    privileged: bool
+    """Whether the sandbox is started by root, and becomes this user by itself; otherwise a user namespace does it."""
+
+
+def is_privileged() -> bool:
+    """Say whether this process is root with the rights that make a user namespace needless."""
+    if os.geteuid() != 0:
+        return False
+    text = Path("/proc/self/status").read_text()
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", text, re.MULTILINE)
+    effective = int(found[1], 16) if found else 0
+    return all(effective >> bit & 1 for bit in _NEEDED_CAPABILITIES)
+
+
+def compiled(source: Path) -> bytes:
+    """Return a Python file as the bytes of a .pyc file, which starts faster."""
+    loader = SourceFileLoader(source.stem, str(source))
+    code = loader.get_code(source.stem)
+    return importlib.util.MAGIC_NUMBER + bytes(12) + marshal.dumps(code)
+
+
+def namespaces(person: Person) -> list[str]:
+    """Return the options that separate the sandbox from the host."""
+    options = [
+        "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try",
+        "--hostname", "sandbox", "--as-pid-1", "--cap-drop", "ALL",
+    ]  # fmt: skip
+    if person.privileged:
+        for name in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_CHOWN"):
+            options += ["--cap-add", name]
+        return options
+    return [*options, "--unshare-user", "--uid", str(person.uid), "--gid", str(person.gid)]
+
+
+def file_system(spec: SandboxSpec, person: Person, interpreter: Interpreter, version: tuple[int, ...]) -> list[str]:
+    """Return the options that lay out what is seen inside."""
+    sizes = version >= (0, 7)
+    disk = max(8, spec.limits.disk_mb)
+    shared = max(1, disk // 32)
+    return [
+        *_system(),
+        *("--proc", "/proc", "--dev", "/dev"),
+        *_scratch("/dev/shm", "1777", shared, sizes),
+        *("--remount-ro", "/dev"),
+        *_host_etc(),
+        *("--dir", "/var", "--symlink", "../tmp", "/var/tmp"),
+        *_scratch("/tmp", "1777", disk // 4 - shared, sizes),
+        *_parents(person.home),
+        *_scratch(person.home, "0755", disk - disk // 4, sizes),
+        *(part for folder in interpreter.folders for part in _bind(folder, folder)),
+        *_mounts(spec, person),
+    ]
+
+
+def copied_etc() -> dict[str, bytes]:
+    """Return the files of the host's /etc that are seen inside, by their paths."""
+    contents = {}
+    for name in _ETC_FILES:
+        path = Path("/etc", name)
+        if path.is_file():
+            contents[str(path)] = path.read_bytes()
+    return contents
+
+
+def made_up(person: Person) -> dict[str, bytes]:
+    """Return the files of /etc that say nothing about the host."""
+    user = f"user:x:{person.uid}:{person.gid}:user:{person.home}:/bin/sh"
+    passwd = f"root:x:0:0:root:/nonexistent:/usr/sbin/nologin\n{user}\nnobody:x:65534:65534::/nonexistent:/bin/false\n"
+    texts = {
+        "passwd": passwd,
+        "group": f"root:x:0:\nuser:x:{person.gid}:\nnogroup:x:65534:\n",
+        "hosts": "127.0.0.1 localhost sandbox\n",
+        "hostname": "sandbox\n",
+        "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\nservices: files\nprotocols: files\n",
+        "resolv.conf": "",
+    }
+    return {f"/etc/{name}": text.encode() for name, text in texts.items()}
+
+
+def checked_home(home: str) -> str:
+    """Return the home folder, or raise where there can be none."""
+    path = PurePosixPath(home)
+    reserved = str(path) in _RESERVED or _below(home, ("/proc", "/dev", "/usr"))
+    if reserved or not path.is_absolute() or ".." in path.parts:
+        raise SandboxUnsupported(f"A local sandbox cannot have its home at {home!r}.")
+    return str(path)
+
+
+def explain(output: str) -> str:
+    """Return what bubblewrap said, with the setting that forbids it where there is one."""
+    text = output.strip() or "bubblewrap ended without a word"
+    if not re.search(r"namespace|uid map|permission|not permitted|loopback|RTM_", text, re.IGNORECASE):
+        return text
+    for file, bad, good in _SYSCTLS:
+        try:
+            value = Path("/proc/sys", file).read_text().strip()
+        except OSError:
+            continue
+        if value == bad and os.geteuid() != 0:
+            return f"{text}. This machine forbids user namespaces; allow them with: sudo sysctl -w {good}"
+    return f"{text}. In a container, start it with --privileged or with CAP_SYS_ADMIN and seccomp=unconfined."
+
+
+def install_command(release: Path = Path("/etc/os-release")) -> str:
+    """Return the command that installs bubblewrap on this distribution."""
+    try:
+        text = release.read_text()
+    except OSError:
+        text = ""
+    words = re.findall(r"^(?:ID|ID_LIKE)=\"?([^\"\n]+)\"?$", text, re.MULTILINE)
+    names = [name for line in words for name in line.split()]
+    command = next((_INSTALL[name] for name in names if name in _INSTALL), None)
+    if command is None:
+        return "the package 'bubblewrap' of your distribution"
+    return command if os.geteuid() == 0 else f"sudo {command}"
+
+
+def _system() -> Iterator[str]:
+    yield from ("--ro-bind", "/usr", "/usr")
+    for path in _SYSTEM:
+        if os.path.islink(path):
+            yield from ("--symlink", os.readlink(path), path)
+        elif os.path.isdir(path):
+            yield from ("--ro-bind", path, path)
+    if os.path.isdir("/nix/store"):
+        yield from ("--ro-bind", "/nix/store", "/nix/store")
+
+
+def _host_etc() -> Iterator[str]:
+    for name in ("/etc", "/etc/pki", "/etc/pki/tls", "/etc/ssl"):
+        yield from ("--perms", "0755", "--dir", name)
+    for name in _ETC_FOLDERS:
+        path = f"/etc/{name}"
+        if os.path.isdir(path):
+            yield from _bind(os.path.realpath(path), path)
+
+
+def _bind(source: str, target: str) -> list[str]:
+    return [*_parents(target), "--ro-bind", source, target]
+
+
+def _parents(path: str) -> list[str]:
+    """Return the options that make the folders above a path, which would be closed to the user otherwise."""
+    if _below(path, ("/usr",)):
+        return []
+    folders = [str(folder) for folder in PurePosixPath(path).parents][-2::-1]
+    return [word for folder in folders for word in ("--perms", "0755", "--dir", folder)]
+
+
+def _scratch(path: str, mode: str, megabytes: int, sizes: bool) -> list[str]:
+    size = ["--size", str(max(1, megabytes) * 1024 * 1024)] if sizes else []
+    return [*size, "--perms", mode, "--tmpfs", path]
+
+
+def _mounts(spec: SandboxSpec, person: Person) -> Iterator[str]:
+    for mount in spec.mounts:
+        target = PurePosixPath(mount.target)
+        if not target.is_absolute() or ".." in target.parts or str(target) in _RESERVED:
+            raise SandboxUnsupported(f"Nothing can be mounted at {mount.target!r} in a local sandbox.")
+        if not mount.source.exists():
+            raise SandboxUnsupported(f"There is no {mount.source} to mount at {mount.target}.")
+        if person.privileged and not _readable(mount.source, person):
+            raise SandboxUnsupported(
+                f"{mount.source} is mounted at {mount.target}, but the sandbox's user could not read it. Make it "
+                f"readable for others: chmod -R o+rX '{mount.source}'"
+            )
+        yield from _bind(str(mount.source.resolve()), str(target))
+
+
+def _readable(source: Path, person: Person) -> bool:
+    about = source.stat()
+    wanted = 0o5 if stat.S_ISDIR(about.st_mode) else 0o4
+    if about.st_uid == person.uid:
+        wanted <<= 6
+    return about.st_mode & wanted == wanted
+
+
+def _below(path: str, folders: tuple[str, ...]) -> bool:
+    return any(path.startswith(folder + "/") for folder in folders)

@@ -1,0 +1,257 @@
+"""Control groups of local sandboxes, version 1 and 2: find where they can be made, make, read and remove them.
+
+Knows the kernel's files. A group's name tells who made it (`Owner`), so that a later process can remove what a crashed
+one left, and nothing else.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from openenv.errors import SandboxError, SandboxUnavailable
+from openenv.sandboxes.base import Limits
+from openenv.sandboxes.owners import Owner
+
+CONTROLLERS = ("memory", "pids", "cpu")
+_PERIOD_US = 100_000
+_NAME = re.compile(r"openenv~(?P<owner>[^~]+)~\w+")
+_OVERHEAD_MB = 24
+"""For the first process inside and the kernel's own bookkeeping, so that a full disk is not an empty memory."""
+_OVERHEAD_PIDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The control group of one sandbox: one folder in version 2, one for each controller in version 1."""
+
+    folders: tuple[Path, ...]
+    version: int
+
+    def entrances(self) -> list[str]:
+        """Return the files to which a process with one thread writes `0` to enter.
+
+        In version 1 that is `tasks`: a thread that moves itself need not wait for the rest of the system, which costs
+        some 10 ms in `cgroup.procs`.
+        """
+        name = "cgroup.procs" if self.version == 2 else "tasks"
+        return [str(folder / name) for folder in self.folders]
+
+    def oom_kills(self) -> int:
+        """Return how many processes were killed because the memory was used up."""
+        name = "memory.events" if self.version == 2 else "memory.oom_control"
+        for folder in self.folders:
+            try:
+                text = (folder / name).read_text()
+            except OSError:
+                continue
+            found = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
+            return int(found[1]) if found else 0
+        return 0
+
+    def remove(self, *, within_s: float = 15.0) -> None:
+        """Kill what is left in it and remove it; the kernel may need some time after the last process."""
+        for folder in self.folders:
+            _remove(folder, time.monotonic() + within_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """Where this process can make groups."""
+
+    version: int
+    parents: tuple[Path, ...]
+
+    def create(self, owner: Owner, tail: str, limits: Limits) -> Group:
+        """Make a group with these limits."""
+        name = group_name(owner, tail)
+        group = Group(tuple(parent / name for parent in self.parents), self.version)
+        try:
+            for folder in group.folders:
+                folder.mkdir()
+            for file, value in _settings(self, group, limits):
+                file.write_text(value)
+        except OSError as error:
+            group.remove()
+            raise SandboxError(f"The control group {name} cannot be made: {error}") from error
+        return group
+
+    def names(self) -> Iterator[tuple[str, Owner]]:
+        """Yield the sandboxes' groups that exist here, with their owners."""
+        seen = set()
+        for parent in self.parents:
+            for entry in _entries(parent):
+                found = _NAME.fullmatch(entry)
+                owner = Owner.parse(found["owner"].replace("_", "/")) if found else None
+                if owner is not None and entry not in seen:
+                    seen.add(entry)
+                    yield entry, owner
+
+    def sweep(self) -> list[str]:
+        """Remove the groups whose owners are gone, as far as they let go at once; return the names of those removed."""
+        swept = []
+        for name in [name for name, owner in self.names() if owner.is_dead()]:
+            try:
+                Group(tuple(parent / name for parent in self.parents), self.version).remove(within_s=1.0)
+            except SandboxError:  # its last processes are still ending: somebody else's turn, later
+                continue
+            swept.append(name)
+        return swept
+
+
+def group_name(owner: Owner, tail: str) -> str:
+    """Return the name of an owner's group."""
+    return f"openenv~{str(owner).replace('/', '_')}~{tail}"
+
+
+def find(cgroup: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/proc/self/mountinfo")) -> Hierarchy:
+    """Find where groups with limits for memory, processes and cpu can be made.
+
+    Raises:
+        SandboxUnavailable: Nowhere; the text says what to do.
+    """
+    try:
+        places, roots = _own_groups(cgroup.read_text()), _mounts(mounts.read_text())
+    except OSError as error:
+        raise SandboxUnavailable(f"Control groups cannot be found: {error}") from None
+    if all(name in roots for name in CONTROLLERS):
+        parents = [_inside(roots[name], places.get(name, "/")) for name in CONTROLLERS]
+        refused = [str(parent) for parent in parents if not _can_make(parent)]
+        if not refused:
+            return Hierarchy(1, tuple(parents))
+        raise SandboxUnavailable(_advice(f"no right to make control groups in {', '.join(refused)}"))
+    if "" in roots:
+        mount, _ = roots[""]
+        parent = _version_2_parent(mount, _inside(roots[""], places.get("", "/")))
+        if parent is not None:
+            return Hierarchy(2, (parent,))
+        raise SandboxUnavailable(_advice(f"no right to make control groups with limits below {mount}"))
+    raise SandboxUnavailable(_advice("no control groups are mounted"))
+
+
+def _advice(problem: str) -> str:
+    return (
+        f"The limits of local sandboxes need control groups: {problem}. Run as root; or, as a user of a machine with "
+        "systemd, start the program with 'systemd-run --user --scope -p Delegate=yes -- PROGRAM'; or do without limits "
+        "for memory, processes and cpu: LocalSandboxes(require_cgroup=False)."
+    )
+
+
+def _settings(hierarchy: Hierarchy, group: Group, limits: Limits) -> Iterator[tuple[Path, str]]:
+    memory = str((limits.memory_mb + limits.disk_mb + _OVERHEAD_MB) * 1024 * 1024)  # files lie in memory, too
+    pids = str(limits.pids + _OVERHEAD_PIDS)
+    quota = max(1000, round(limits.cpus * _PERIOD_US))
+    if hierarchy.version == 2:
+        (folder,) = group.folders
+        yield folder / "memory.max", memory
+        if (folder / "memory.swap.max").exists():
+            yield folder / "memory.swap.max", "0"
+        yield folder / "pids.max", pids
+        yield folder / "cpu.max", f"{quota} {_PERIOD_US}"
+        return
+    in_memory, in_pids, in_cpu = group.folders
+    yield in_memory / "memory.limit_in_bytes", memory
+    if (in_memory / "memory.memsw.limit_in_bytes").exists():
+        yield in_memory / "memory.memsw.limit_in_bytes", memory
+    yield in_pids / "pids.max", pids
+    yield in_cpu / "cpu.cfs_period_us", str(_PERIOD_US)
+    yield in_cpu / "cpu.cfs_quota_us", str(quota)
+
+
+def _own_groups(text: str) -> dict[str, str]:
+    groups = {}
+    for line in text.splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            groups[controller] = path
+    return groups
+
+
+def _mounts(text: str) -> dict[str, tuple[Path, str]]:
+    """Map each controller, and "" for version 2, to its mount point and the group that is mounted there."""
+    found: dict[str, tuple[Path, str]] = {}
+    for line in text.splitlines():
+        before, _, after = line.partition(" - ")
+        fields, (kind, _, options) = before.split(), after.split(" ", 2)
+        if kind == "cgroup2":
+            found.setdefault("", (Path(fields[4]), fields[3]))
+        elif kind == "cgroup":
+            for option in options.split(","):
+                found.setdefault(option, (Path(fields[4]), fields[3]))
+    return found
+
+
+def _inside(mount: tuple[Path, str], group: str) -> Path:
+    point, root = mount
+    if root != "/" and (group == root or group.startswith(root + "/")):
+        group = group[len(root) :]
+    elif group.startswith("/.."):
+        group = "/"
+    return point / group.lstrip("/")
+
+
+def _can_make(parent: Path) -> bool:
+    return os.access(parent, os.W_OK) and os.access(parent / "cgroup.procs", os.W_OK)
+
+
+def _version_2_parent(mount: Path, own: Path) -> Path | None:
+    """Return the nearest group above or equal to our own below which controllers can be had.
+
+    A group with processes of its own cannot give controllers to groups below it, so it is mostly one above.
+    """
+    for parent in (own, *own.parents):
+        if not parent.is_relative_to(mount):
+            break
+        if _can_make(parent) and _gives_controllers(parent):
+            return parent
+    return None
+
+
+def _gives_controllers(parent: Path) -> bool:
+    try:
+        missing = set(CONTROLLERS) - set((parent / "cgroup.subtree_control").read_text().split())
+        if missing - set((parent / "cgroup.controllers").read_text().split()):
+            return False
+        if missing:
+            (parent / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in sorted(missing)))
+    except OSError:
+        return False
+    return True
+
+
+def _entries(folder: Path) -> Sequence[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return ()
+
+
+def _remove(folder: Path, deadline: float) -> None:
+    while True:
+        try:
+            folder.rmdir()
+            return
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                raise SandboxError(f"The control group {folder} cannot be removed: {error}") from error
+        for pid in _members(folder):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass
+        time.sleep(0.002)
+
+
+def _members(folder: Path) -> list[int]:
+    try:
+        return [int(line) for line in (folder / "cgroup.procs").read_text().split() if line != "0"]
+    except OSError:
+        return []

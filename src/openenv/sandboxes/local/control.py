@@ -1,0 +1,169 @@
+"""The host's end of a local sandbox: requests to the first process inside, each with a channel for its answer.
+
+Knows the packets that `inside.init` understands. What comes back was written inside and is parsed with care: a kind
+byte, a number, a text.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import select
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from openenv.errors import SandboxError, SandboxTreeError
+
+_LARGE = 128 * 1024
+_ANSWER = 4096
+_MARSHAL = 2  # a format that all versions of Python read
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a request came to: kind `s`, `x`, `o` or `e`, and what belongs to it."""
+
+    kind: str
+    value: bytes
+
+    @property
+    def number(self) -> int:
+        """Return the number at the beginning of the value."""
+        try:
+            return int(self.value.split(b" ", 1)[0])
+        except ValueError:
+            raise SandboxError("The sandbox answered something that is not an answer.") from None
+
+    def raise_for_path(self, path: str) -> None:
+        """Raise the OSError of a failed file operation."""
+        if self.kind != "e":
+            return
+        text = self.value.partition(b" ")[2].decode("utf-8", "replace")
+        if self.number == 0:
+            raise SandboxTreeError(f"{path}: {text}")
+        raise OSError(self.number, os.strerror(self.number), path)
+
+
+class Channel:
+    """Where the answers to one request come in."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+
+    def fileno(self) -> int:
+        """Return what to poll."""
+        return self._end.fileno()
+
+    def receive(self, timeout: float | None = None) -> Answer | None:
+        """Return the next answer, or None when the other end is gone; TimeoutError when none comes in time."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        poll = select.poll()
+        poll.register(self._end.fileno(), select.POLLIN)
+        while not poll.poll(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000):
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError("the sandbox did not answer in time")
+        return self._parsed(self._received())
+
+    def receive_fd(self, timeout: float) -> tuple[Answer | None, int | None]:
+        """Return the next answer with the file descriptor that comes with it."""
+        self._end.settimeout(timeout)
+        data, fds, _, _ = socket.recv_fds(self._end, _ANSWER, 1)
+        return self._parsed(data), fds[0] if fds else None
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._end.close()
+
+    def __enter__(self) -> Channel:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _received(self) -> bytes:
+        try:
+            return self._end.recv(_ANSWER)
+        except ConnectionError:
+            return b""
+
+    def _parsed(self, data: bytes) -> Answer | None:
+        return Answer(data[:1].decode("latin-1"), data[1:]) if data else None
+
+
+class Control:
+    """The one socket to the first process inside. Its end of life is the sandbox's."""
+
+    def __init__(self) -> None:
+        self._end, self.inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def configure(self, config: Mapping[str, object]) -> None:
+        """Send what the first process needs before it can serve."""
+        self._end.send(marshal.dumps(dict(config), _MARSHAL))
+
+    def wait_ready(self, timeout: float) -> bool:
+        """Wait until the first process serves; False when it ended or takes too long."""
+        self.inner.close()
+        self._end.settimeout(timeout)
+        try:
+            return self._end.recv(_ANSWER) == b"ready"
+        except (TimeoutError, ConnectionError):
+            return False
+        finally:
+            self._end.settimeout(None)
+
+    def call(self, request: Mapping[str, object], fds: Sequence[int] = ()) -> Channel:
+        """Send a request with file descriptors; return where its answers come in.
+
+        Raises:
+            OSError: The sandbox is gone.
+        """
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        data = marshal.dumps(dict(request), _MARSHAL)
+        memory = None
+        try:
+            sent = [theirs.fileno(), *fds]
+            if len(data) > _LARGE:
+                memory = os.memfd_create("request")
+                os.write(memory, data)
+                os.lseek(memory, 0, os.SEEK_SET)
+                sent.append(memory)
+                data = b"large"
+            socket.send_fds(self._end, [data], sent)
+        except BaseException:
+            mine.close()
+            raise
+        finally:
+            theirs.close()
+            if memory is not None:
+                os.close(memory)
+        return Channel(mine)
+
+    def last_words(self) -> str | None:
+        """Return why the first process ended, as far as it said so; None while it lives."""
+        poll = select.poll()
+        try:
+            poll.register(self._end.fileno(), select.POLLIN)
+            if not poll.poll(0):
+                return None
+            return self._end.recv(_ANSWER).decode("latin-1")
+        except (OSError, ValueError):
+            return ""
+
+    def abandon(self) -> None:
+        """Close this process's copy and leave the sandbox as it is."""
+        self._end.close()
+        self.inner.close()
+
+    def close(self) -> None:
+        """Let go: the sandbox ends if it has not yet."""
+        try:
+            self._end.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._end.close()
+        self.inner.close()

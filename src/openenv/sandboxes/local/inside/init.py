@@ -1,0 +1,476 @@
+"""PID 1 of a local sandbox: takes requests from the host over one socket and runs each in a process of its own.
+
+Knows nothing of this project and imports next to nothing, for it is loaded at every start (hence the private C
+modules). Runs as the sandbox's user, like everything below it; it cannot be traced, killed or stopped from inside,
+being PID 1 and not dumpable.
+
+Every command has a supervisor above it that adopts what the command leaves behind (a child subreaper), so that "all
+processes of this command" is a tree that no daemon can leave. If somebody kills a supervisor, its orphans fall to
+PID 1, which kills them: nothing else is ever adopted by it.
+
+A request is one packet of a marshalled dict with file descriptors; the first of these is the channel for the answer:
+`s<pid>` started, `x<wait status>` ended, `o<bytes>` done, `e<errno> <text>` failed.
+"""
+
+from __future__ import annotations
+
+import _ctypes
+import _signal  # type: ignore[import-not-found]
+import _socket
+import marshal
+import os
+import select
+import sys
+import time
+
+TYPE_CHECKING = False  # the name that type checkers know; importing it from typing would cost milliseconds
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    Request = dict[str, Any]
+
+PACKET = 160 * 1024
+_PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER = 4, 24, 36
+_LAST_CAPABILITY = 63
+_CHUNK = 256 * 1024
+
+
+_LIBC = _ctypes.dlopen(None, 2)  # type: ignore[arg-type]
+_PRCTL = _ctypes.dlsym(_LIBC, "prctl")
+
+
+def prctl(option: int, value: int) -> None:
+    """Call prctl(2)."""
+    _ctypes.call_function(_PRCTL, (option, value, 0, 0, 0))
+
+
+def prepare(config: Request) -> None:
+    """Make home and work folder, become the sandbox's user, give up every capability and tracing by others."""
+    os.umask(0o022)
+    home, workdir = config["home"], config["workdir"]
+    if config["drop"]:
+        os.makedirs(workdir, 0o755, exist_ok=True)
+        for folder in (home, workdir):
+            os.chown(folder, config["uid"], config["gid"])
+        for capability in range(_LAST_CAPABILITY + 1):
+            prctl(_PR_CAPBSET_DROP, capability)
+        os.setgroups([])
+        os.setresgid(config["gid"], config["gid"], config["gid"])
+        os.setresuid(config["uid"], config["uid"], config["uid"])
+    header = b"\x22\x05\x08\x20" if sys.byteorder == "little" else b"\x20\x08\x05\x22"
+    _ctypes.call_function(_ctypes.dlsym(_LIBC, "capset"), (header + bytes(4), bytes(24)))
+    prctl(_PR_SET_DUMPABLE, 0)
+    if config["processes"]:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_NPROC, (config["processes"], config["processes"]))
+    os.chmod(home, 0o755)
+    os.makedirs(workdir, 0o755, exist_ok=True)
+    os.chdir(workdir)
+
+
+# Processes
+
+
+def processes() -> dict[int, tuple[int, bytes]]:
+    """Map each process id to its parent and state."""
+    table: dict[int, tuple[int, bytes]] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            fd = os.open("/proc/" + name + "/stat", os.O_RDONLY)
+        except OSError:
+            continue
+        try:
+            fields = os.read(fd, 4096).rpartition(b")")[2].split()
+        except OSError:
+            continue
+        finally:
+            os.close(fd)
+        table[int(name)] = (int(fields[1]), fields[0])
+    return table
+
+
+def alive_below(roots: Iterable[int], table: dict[int, tuple[int, bytes]]) -> list[int]:
+    """List the processes below and including `roots` that are not dead."""
+    children: dict[int, list[int]] = {}
+    for pid, (parent, _) in table.items():
+        children.setdefault(parent, []).append(pid)
+    found, queue = [], list(roots)
+    while queue:
+        pid = queue.pop()
+        queue.extend(children.get(pid, ()))
+        if pid in table and table[pid][1] not in (b"Z", b"X"):
+            found.append(pid)
+    return found
+
+
+def signal_all(pids: Iterable[int], number: int) -> None:
+    """Send a signal to each process that is still there."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except OSError:
+            pass
+
+
+def kill_trees(roots: list[int], deadline: float) -> None:
+    """Kill whole trees: first stop everything, so that nothing forks meanwhile, the roots last, for they adopt.
+
+    A process with a stop signal pending makes no new ones, even where it does not stop yet (as the parent of a vfork).
+    """
+    stopped = set(roots)
+    while time.monotonic() < deadline:
+        running = [pid for pid in alive_below(roots, processes()) if pid not in stopped]
+        if not running:
+            break
+        signal_all(running, _signal.SIGSTOP)
+        stopped.update(running)
+    while time.monotonic() < deadline:
+        living = [pid for pid in alive_below(roots, processes()) if pid not in roots]
+        if not living:
+            break
+        signal_all(living, _signal.SIGKILL)
+        time.sleep(0.0005)
+    signal_all(roots, _signal.SIGKILL)
+
+
+# Requests that run in a process of their own
+
+
+def offer_to_oom_killer(score: bytes) -> None:
+    """Let this process be killed before others when the memory is used up."""
+    prctl(_PR_SET_DUMPABLE, 1)  # else the next file belongs to root
+    fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+    os.write(fd, score)
+    os.close(fd)
+
+
+def start(request: Request, fds: list[int]) -> None:
+    """Become the command. Does not return."""
+    try:
+        os.setsid()
+        null = os.open("/dev/null", os.O_RDWR)
+        given = list(fds)
+        for number, wanted in enumerate(request["stdio"]):
+            os.dup2(given.pop(0) if wanted else null, number)
+        for number in (_signal.SIGPIPE, _signal.SIGXFSZ, _signal.SIGCHLD):
+            _signal.signal(number, _signal.SIG_DFL)
+        offer_to_oom_killer(b"500")
+        environment = request["env"]
+        try:
+            os.chdir(request["cwd"])
+        except OSError as error:
+            refuse(126, b"cannot start in " + request["cwd"], error)
+        run(request["argv"], environment)
+    finally:
+        os._exit(126)
+
+
+def run(argv: list[bytes], environment: dict[bytes, bytes]) -> None:
+    """Replace this process by a program, looked up in PATH like a shell does."""
+    program = argv[0]
+    if b"/" in program:
+        places = [program]
+    else:
+        places = [folder + b"/" + program for folder in environment.get(b"PATH", b"/usr/bin:/bin").split(b":")]
+    failure = OSError(2, "No such file or directory")
+    for place in places:
+        try:
+            os.execve(place, argv, environment)
+        except OSError as error:
+            if failure.errno == 2:
+                failure = error
+    refuse(127 if failure.errno == 2 else 126, program, failure)
+
+
+def refuse(code: int, what: bytes, error: OSError) -> None:
+    """Say on stderr why there is no command, and end as a shell would."""
+    os.write(2, what + b": " + os.strerror(error.errno or 0).encode() + b"\n")
+    os._exit(code)
+
+
+def supervise(channel: _socket.socket, request: Request, fds: list[int]) -> None:
+    """Run a command, report its end, and stay for as long as something of it is left."""
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        main = os.fork()
+    except OSError as error:
+        tell(channel, b"e%d %s" % (error.errno or 5, str(error).encode()))
+        return
+    if main == 0:
+        channel.close()
+        start(request, fds)
+    for fd in fds:
+        os.close(fd)
+    tell(channel, b"s%d" % main)
+    while True:
+        try:
+            pid, status = os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+        if pid == main:
+            tell(channel, b"x%d" % status)
+            channel.close()
+
+
+def tell(channel: _socket.socket, message: bytes) -> None:
+    """Send an answer; nobody may be waiting for it any more."""
+    try:
+        channel.send(message)
+    except OSError:
+        pass
+
+
+def read(channel: _socket.socket, request: Request, fds: list[int]) -> bytes:
+    """Copy a regular file to a pipe."""
+    fd = os.open(request["path"], os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    kind = os.fstat(fd).st_mode & 0o170000
+    if kind != 0o100000:
+        raise OSError(21 if kind == 0o040000 else 22, "")
+    left = request["limit"]
+    while left > 0:
+        data = os.read(fd, min(left, _CHUNK))
+        if not data:
+            break
+        left -= len(data)
+        write_all(fds[0], data)
+    return b""
+
+
+def write(channel: _socket.socket, request: Request, fds: list[int]) -> bytes:
+    """Copy a pipe to a file."""
+    path = request["path"]
+    os.makedirs(os.path.dirname(os.path.abspath(path)), 0o755, exist_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY, request["mode"])
+    if os.fstat(fd).st_mode & 0o170000 != 0o100000:
+        raise OSError(22, "")
+    os.ftruncate(fd, 0)
+    while True:
+        data = os.read(fds[0], _CHUNK)
+        if not data:
+            break
+        write_all(fd, data)
+    os.fchmod(fd, request["mode"])
+    return b""
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of it."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def kind(channel: _socket.socket, request: Request, fds: list[int]) -> bytes:
+    """Say what there is at a path: f(ile), d(irectory), o(ther)."""
+    return {0o100000: b"f", 0o040000: b"d"}.get(os.stat(request["path"]).st_mode & 0o170000, b"o")
+
+
+def pack(channel: _socket.socket, request: Request, fds: list[int]) -> bytes:
+    """Write a tree as a tar stream into a pipe."""
+    import trees  # type: ignore[import-not-found]
+
+    with open(fds.pop(), "wb") as stream:
+        trees.pack(os.fsdecode(request["path"]), stream, force=True)
+    return b""
+
+
+def unpack(channel: _socket.socket, request: Request, fds: list[int]) -> bytes:
+    """Unpack a tar stream from a pipe below a folder."""
+    import trees
+
+    with open(fds.pop(), "rb") as stream:
+        trees.unpack(stream, os.fsdecode(request["path"]))
+        while stream.read(_CHUNK):
+            pass  # the padding at the end: who writes it must not find the pipe closed
+    return b""
+
+
+OPERATIONS = {"read": read, "write": write, "kind": kind, "pack": pack, "unpack": unpack}
+
+
+def work(channel: _socket.socket, request: Request, fds: list[int]) -> None:
+    """Do one request in this process and answer it."""
+    if request["op"] == "exec":
+        supervise(channel, request, fds)
+        return
+    try:
+        answer = b"o" + OPERATIONS[request["op"]](channel, request, fds)
+    except OSError as error:
+        answer = b"e%d %s" % (error.errno or 5, str(error).encode("utf-8", "replace")[:1000])
+    except ValueError as error:
+        answer = b"e0 %s" % str(error).encode("utf-8", "replace")[:1000]
+    except Exception as error:
+        answer = b"e0 %s" % repr(error).encode("utf-8", "replace")[:1000]
+    for fd in fds:
+        os.close(fd)
+    tell(channel, answer)
+
+
+# The main loop
+
+
+class Init:
+    """Requests in, processes out; reaps what ends."""
+
+    def __init__(self, control: _socket.socket, lifetime: float) -> None:
+        self.control = control
+        self.deadline = time.monotonic() + lifetime
+        self.jobs: dict[int, int] = {}
+        self.wake, self.woken = os.pipe()
+        os.set_blocking(self.wake, False)
+        os.set_blocking(self.woken, False)
+        _signal.signal(_signal.SIGCHLD, lambda *_: None)
+        _signal.set_wakeup_fd(self.woken, warn_on_full_buffer=False)
+
+    def run(self) -> None:
+        """Serve until the owner is gone or the time is over; then everything here ends, because PID 1 does."""
+        poll = select.poll()
+        poll.register(self.control.fileno(), select.POLLIN)
+        poll.register(self.wake, select.POLLIN)
+        while True:
+            left = self.deadline - time.monotonic()
+            if left <= 0:
+                tell(self.control, b"expired")
+                return
+            events = poll.poll(min(left, 3600) * 1000 + 1)
+            for fd, _ in events:
+                if fd == self.wake:
+                    self.reap()
+                elif not self.serve():
+                    return
+
+    def reap(self) -> None:
+        """Collect what ended; a supervisor that did not end by itself was killed from inside."""
+        try:
+            os.read(self.wake, 4096)
+        except BlockingIOError:
+            pass
+        murdered = False
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            for job, supervisor in list(self.jobs.items()):
+                if supervisor == pid:
+                    del self.jobs[job]
+                    murdered = murdered or status != 0
+        if murdered:
+            self.kill_strays()
+
+    def kill_strays(self) -> None:
+        """Kill what was adopted from a supervisor that was killed."""
+        known = set(self.jobs.values())
+        strays = [pid for pid, (parent, _) in processes().items() if parent == 1 and pid not in known]
+        kill_trees(strays, time.monotonic() + 10)
+
+    def serve(self) -> bool:
+        """Take one request; False when the owner is gone."""
+        room = _socket.CMSG_SPACE(5 * 4)
+        data, ancillary, _, _ = self.control.recvmsg(PACKET, room, _socket.MSG_CMSG_CLOEXEC)
+        if not data:
+            return False
+        raw = b"".join(part[2] for part in ancillary)
+        fds = [int.from_bytes(raw[at : at + 4], sys.byteorder) for at in range(0, len(raw), 4)]
+        if data == b"large":
+            with open(fds.pop(), "rb") as file:
+                data = file.read()
+        request = marshal.loads(data)
+        channel = _socket.socket(fileno=fds.pop(0))
+        try:
+            if request["op"] == "stop":
+                self.stop()
+                tell(channel, b"o")
+            elif request["op"] == "kill":
+                self.kill(request["job"])
+                tell(channel, b"o")
+            elif request["op"] == "listen":
+                self.listen(channel, request["port"])
+            else:
+                self.fork(channel, request, fds)
+        except OSError as error:
+            tell(channel, b"e%d %s" % (error.errno or 5, str(error).encode()))
+        finally:
+            channel.close()
+            for fd in fds:
+                os.close(fd)
+        return True
+
+    def fork(self, channel: _socket.socket, request: Request, fds: list[int]) -> None:
+        """Do a request in a new process."""
+        pid = os.fork()
+        if pid:
+            self.jobs[request["job"]] = pid
+            return
+        code = 1
+        try:
+            _signal.set_wakeup_fd(-1)
+            _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+            os.close(self.wake)
+            os.close(self.woken)
+            self.control.close()
+            offer_to_oom_killer(b"250")
+            prctl(_PR_SET_DUMPABLE, 0)
+            work(channel, request, list(fds))
+            code = 0
+        finally:
+            os._exit(code)
+
+    def kill(self, job: int) -> None:
+        """Kill one command and everything that came of it."""
+        supervisor = self.jobs.get(job)
+        if supervisor is not None:
+            kill_trees([supervisor], time.monotonic() + 20)
+
+    def stop(self) -> None:
+        """Kill every process but this one, and wait until they are gone."""
+        while True:
+            try:
+                os.kill(-1, _signal.SIGKILL)
+            except ProcessLookupError:
+                break
+            try:
+                while True:
+                    os.waitpid(-1, 0)
+            except ChildProcessError:
+                pass
+        self.jobs.clear()
+
+    def listen(self, channel: _socket.socket, port: int) -> None:
+        """Open a port of this sandbox and give it to the host, which accepts on it."""
+        listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", port))
+            listener.listen(256)
+            rights = listener.fileno().to_bytes(4, sys.byteorder)
+            channel.sendmsg([b"o"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
+        finally:
+            listener.close()
+
+
+def main() -> None:
+    """Prepare the sandbox, say so, and serve."""
+    if os.getpid() != 1:
+        raise SystemExit("this kills every process that it can see: it runs as the first process of a sandbox only")
+    fd = int(sys.argv[1])
+    os.set_inheritable(fd, False)
+    control = _socket.socket(fileno=fd)
+    data = control.recv(PACKET)
+    if not data:
+        return
+    config = marshal.loads(data)
+    prepare(config)
+    sys.path.insert(0, os.path.dirname(__file__))
+    control.send(b"ready")
+    Init(control, config["lifetime"]).run()
+
+
+if __name__ == "__main__":
+    main()

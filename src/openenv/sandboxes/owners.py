@@ -1,0 +1,56 @@
+"""Who started a sandbox: a label that names a process for good, and whether that process still lives.
+
+Knows /proc. A pid alone is no name: it is used again, and means another process in another container or machine.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A process, told apart from every other that had or will have its pid."""
+
+    place: str
+    """The boot of the machine and the pid namespace in which the pid means something."""
+    pid: int
+    started: str
+
+    @classmethod
+    def current(cls) -> Owner:
+        """Return this process."""
+        return cls(_place(), os.getpid(), _start_time(os.getpid()) or "0")
+
+    @classmethod
+    def parse(cls, text: str) -> Owner | None:
+        """Read a label back; None for what is none."""
+        parts = text.split("/")
+        return cls(parts[0], int(parts[1]), parts[2]) if len(parts) == 3 and parts[1].isdigit() else None
+
+    def __str__(self) -> str:
+        return f"{self.place}/{self.pid}/{self.started}"
+
+    def is_dead(self) -> bool:
+        """Say whether the process is surely over; False also where that cannot be known from here."""
+        if self.place != _place() or self.started == "0":
+            return False
+        return _start_time(self.pid) != self.started
+
+
+def _place() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return "unknown"
+
+
+def _start_time(pid: int) -> str | None:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return None if fields[0] in ("Z", "X") else fields[19]

@@ -1,0 +1,203 @@
+"""Sandboxes kept ready: whoever needs one takes it at once, uses it once, and it is thrown away.
+
+Knows a backend and a spec. A used sandbox is never given out again, whatever was done in it.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from types import TracebackType
+
+from openenv.errors import SandboxError, message_of
+from openenv.sandboxes.base import Sandbox, Sandboxes, SandboxSpec
+
+_log = logging.getLogger(__name__)
+_PAUSE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    sandbox: Sandbox
+    since: float
+
+
+class SandboxPool:
+    """Keeps sandboxes of one kind ready. Also a context manager; safe to use from many threads.
+
+    Args:
+        backend: What starts them.
+        spec: How they look. A leased sandbox still has all of `spec.timeout_s`, however long it was ready.
+        size: How many are kept ready.
+        max_leases: How many may be in use at once; None for no limit.
+        max_idle_s: A sandbox that was ready for so long is replaced.
+        clock: Seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        backend: Sandboxes,
+        spec: SandboxSpec | None = None,
+        *,
+        size: int = 2,
+        max_leases: int | None = None,
+        max_idle_s: float = 600.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if size < 1:
+            raise ValueError("a pool keeps at least one sandbox ready")
+        spec = spec or SandboxSpec()
+        self._backend = backend
+        self._spec = replace(spec, timeout_s=spec.timeout_s + max_idle_s)
+        self._size = size
+        self._max_idle_s = max_idle_s
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._ready: collections.deque[_Ready] = collections.deque()
+        self._leased: set[Sandbox] = set()
+        self._slots = threading.BoundedSemaphore(max_leases) if max_leases is not None else None
+        self._closed = False
+        self._problem: str | None = None
+        self._filler = threading.Thread(target=self._fill, name="openenv-pool", daemon=True)
+        self._filler.start()
+
+    @property
+    def ready(self) -> int:
+        """Return how many sandboxes wait."""
+        with self._changed:
+            return len(self._ready)
+
+    @property
+    def problem(self) -> str | None:
+        """Return why no sandbox could be made ready, the last time that was so; None while all is well."""
+        return self._problem
+
+    @contextlib.contextmanager
+    def lease(self, *, timeout: float | None = None) -> Iterator[Sandbox]:
+        """Take a sandbox for the length of a with block; it is closed after it.
+
+        One that is ready is taken at once; when there is none, one is started.
+
+        Args:
+            timeout: How long to wait while `max_leases` are in use.
+
+        Raises:
+            TimeoutError: None became free in time.
+            SandboxError: The pool is closed, or no sandbox can be started.
+        """
+        if self._slots is not None and not self._slots.acquire(timeout=timeout):
+            raise TimeoutError("every sandbox of the pool is in use")
+        try:
+            sandbox = self._taken()
+            try:
+                yield sandbox
+            finally:
+                with self._changed:
+                    self._leased.discard(sandbox)
+                sandbox.close()
+        finally:
+            if self._slots is not None:
+                self._slots.release()
+
+    def wait_ready(self, count: int | None = None, *, timeout: float = 60.0) -> None:
+        """Wait until so many sandboxes are ready, by default all; raise TimeoutError when they are not in time."""
+        wanted = self._size if count is None else count
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(self._ready) >= wanted or self._closed, timeout):
+                raise TimeoutError(self._problem or "the sandboxes are not ready in time")
+
+    def close(self) -> None:
+        """Close every sandbox, those in use as well."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._filler.join()
+        with self._changed:
+            remaining = [one.sandbox for one in self._ready] + list(self._leased)
+            self._ready.clear()
+        for sandbox in remaining:
+            sandbox.close()
+
+    def __enter__(self) -> SandboxPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _taken(self) -> Sandbox:
+        """Return a living sandbox that nobody else has or had."""
+        while True:
+            with self._changed:
+                if self._closed:
+                    raise SandboxError("The pool of sandboxes is closed.")
+                found = self._ready.popleft() if self._ready else None
+                self._changed.notify_all()
+            sandbox = self._backend.open(self._spec) if found is None else found.sandbox
+            if found is not None and not self._is_fresh(found):
+                sandbox.close()
+                continue
+            with self._changed:
+                self._leased.add(sandbox)
+                closed = self._closed
+            if closed:
+                sandbox.close()
+                raise SandboxError("The pool of sandboxes is closed.")
+            return sandbox
+
+    def _is_fresh(self, found: _Ready) -> bool:
+        if self._clock() - found.since > self._max_idle_s:
+            return False
+        try:
+            return found.sandbox.exists("/")
+        except SandboxError:
+            return False
+
+    def _fill(self) -> None:
+        """Keep sandboxes ready until the pool is closed."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._has_to_act, self._time_to_next())
+                if self._closed:
+                    return
+                stale = self._stale()
+                missing = self._size - len(self._ready)
+            for sandbox in stale:
+                sandbox.close()
+            if missing > 0:
+                self._add()
+
+    def _has_to_act(self) -> bool:
+        return self._closed or len(self._ready) < self._size
+
+    def _time_to_next(self) -> float:
+        if not self._ready:
+            return _PAUSE_S
+        return max(0.01, self._ready[0].since + self._max_idle_s - self._clock())
+
+    def _stale(self) -> list[Sandbox]:
+        """Take out what was ready for too long; the oldest come first."""
+        stale = []
+        while self._ready and self._clock() - self._ready[0].since > self._max_idle_s:
+            stale.append(self._ready.popleft().sandbox)
+        return stale
+
+    def _add(self) -> None:
+        try:
+            sandbox = self._backend.open(self._spec)
+        except Exception as error:  # the thread's boundary: leases report it, and it may pass
+            self._problem = message_of(error)
+            _log.warning("no sandbox can be made ready: %s", self._problem)
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed, _PAUSE_S)
+            return
+        with self._changed:
+            self._problem = None
+            self._ready.append(_Ready(sandbox, self._clock()))
+            self._changed.notify_all()

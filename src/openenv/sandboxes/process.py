@@ -1,0 +1,414 @@
+"""The backend `process`: plain child processes in a temporary folder. It isolates nothing and is for debugging.
+
+Knows process groups. Commands can read and write whatever this process can; limits, mounts and a private network are
+not offered. Works wherever Python has POSIX processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import signal
+import socket as sockets
+import stat
+import subprocess
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from openenv.errors import SandboxError, SandboxGone, SandboxTreeError, SandboxUnavailable, SandboxUnsupported
+from openenv.sandboxes import trees
+from openenv.sandboxes.base import (
+    HOME,
+    TIMED_OUT,
+    Command,
+    ExecResult,
+    OnOutput,
+    Sandbox,
+    Sandboxes,
+    SandboxSpec,
+)
+from openenv.sandboxes.relay import Exposure, Relay
+from openenv.sandboxes.streams import Exchange, Gathering, Pipes
+
+_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+_SERIALS = "openenv-process-"
+_MAX_TREE = 512 * 1024 * 1024
+
+
+class ProcessSandboxes(Sandboxes):
+    """Child processes without any isolation.
+
+    Args:
+        i_know_there_is_no_isolation: Must be true. Whatever runs here can do what you can do.
+        path: The PATH of commands.
+    """
+
+    name = "process"
+    features = frozenset({"expiry"})
+
+    def __init__(self, *, i_know_there_is_no_isolation: bool = False, path: str = _PATH) -> None:
+        if not i_know_there_is_no_isolation:
+            raise SandboxUnavailable(
+                "The backend 'process' isolates nothing: commands can do whatever you can. For debugging your own "
+                "code, ask for it with i_know_there_is_no_isolation=True; otherwise use 'local' or 'docker'."
+            )
+        self._path = path
+        self._relay = Relay()
+        self._serial = itertools.count(1)
+        self._opened: list[tuple[Path, weakref.ref[ProcessSandbox]]] = []
+
+    def check(self) -> None:
+        """Return when processes can be started in groups here."""
+        if os.name != "posix":
+            raise SandboxUnavailable("The backend 'process' needs a POSIX system.")
+
+    def open(self, spec: SandboxSpec | None = None) -> ProcessSandbox:
+        """Make a temporary folder to run commands in."""
+        self.check()
+        spec = spec or SandboxSpec()
+        if spec.mounts:
+            raise SandboxUnsupported("The backend 'process' cannot mount anything.")
+        if spec.home != HOME:
+            raise SandboxUnsupported("The home of a 'process' sandbox is a temporary folder of its own.")
+        root = Path(tempfile.mkdtemp(prefix=_SERIALS)).resolve()
+        sandbox = ProcessSandbox(f"process-{os.getpid()}-{next(self._serial)}", root, spec, self._path, self._relay)
+        self._opened = [(path, one) for path, one in self._opened if path.exists()]
+        self._opened.append((root, weakref.ref(sandbox)))
+        return sandbox
+
+    def leftovers(self) -> list[str]:
+        """List the folders of ended sandboxes that are still there."""
+        ended = (root for root, sandbox in self._opened if (living := sandbox()) is None or not living.is_alive())
+        return [str(root) for root in ended if root.exists()]
+
+
+class ProcessSandbox(Sandbox):
+    """A temporary folder and the child processes started in it."""
+
+    def __init__(self, sandbox_id: str, root: Path, spec: SandboxSpec, path: str, relay: Relay) -> None:
+        self.sandbox_id = sandbox_id
+        self.home = str(root / "home")
+        self._root = root
+        self._relay = relay
+        self._lock = threading.RLock()
+        self._running: set[_Running] = set()
+        self._exposures: list[Exposure] = []
+        self._reason: str | None = None
+        Path(self.workdir).mkdir(parents=True)
+        (root / "tmp").mkdir()
+        places = {"HOME": self.home, "TMPDIR": str(root / "tmp"), "PATH": path}
+        self._environment = {**places, "LANG": "C.UTF-8", "USER": "user", **spec.envs}
+        self._free = weakref.finalize(self, shutil.rmtree, str(root), ignore_errors=True)
+        self._timer = threading.Timer(spec.timeout_s, _expire, (weakref.ref(self),))
+        self._timer.daemon = True
+        self._timer.start()
+
+    def exec(
+        self,
+        cmd: Command,
+        *,
+        envs: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout: float | None = 60,
+        stdin: bytes | None = None,
+        on_output: OnOutput | None = None,
+        max_output: int = 10 * 1024 * 1024,
+    ) -> ExecResult:
+        """Run a command to its end."""
+        started = time.monotonic()
+        gathering = Gathering(max_output, on_output)
+        pipes = Pipes.open(with_stdin=stdin is not None)
+        try:
+            refusal, running = self._start(cmd, envs, cwd, pipes)
+            if running is None:
+                return ExecResult(refusal[0], "", refusal[1], duration_s=time.monotonic() - started)
+            exchange = Exchange(pipes, stdin, gathering.feed)
+            try:
+                ended = exchange.run(running.ended.fileno(), None if timeout is None else started + timeout)
+            except BaseException:
+                running.kill()
+                raise
+            if not ended:
+                running.kill()
+            code = running.wait()
+            exchange.drain()
+        finally:
+            pipes.close()
+        self._check_alive()
+        return ExecResult(
+            code if ended else TIMED_OUT,
+            gathering.text("stdout"),
+            gathering.text("stderr"),
+            timed_out=not ended,
+            truncated=gathering.truncated,
+            duration_s=time.monotonic() - started,
+        )
+
+    def start_bg(
+        self,
+        cmd: Command,
+        *,
+        envs: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        on_output: OnOutput | None = None,
+    ) -> ProcessJob:
+        """Start a command and return at once."""
+        pipes = Pipes.open(with_stdin=False) if on_output is not None else None
+        refusal, running = self._start(cmd, envs, cwd, pipes)
+        if running is None:
+            if pipes is not None:
+                pipes.close()
+            raise SandboxError(f"The command cannot be started: {refusal[1].strip()}")
+        if pipes is not None and on_output is not None:
+            threading.Thread(target=_follow, args=(pipes, on_output), name="openenv-job", daemon=True).start()
+        return ProcessJob(running, self._check_alive)
+
+    def read_bytes(self, path: str, *, max_bytes: int | None = None) -> bytes:
+        """Return a file's content."""
+        self._check_alive()
+        with self._opened(path).open("rb") as file:
+            return file.read() if max_bytes is None else file.read(max_bytes)
+
+    def write_bytes(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
+        """Write a file, with its parent folders."""
+        self._check_alive()
+        target = self._opened(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+        target.chmod(mode)
+
+    def exists(self, path: str) -> bool:
+        """Say whether there is such a file or folder."""
+        self._check_alive()
+        return self._path(path).exists()
+
+    def pack(self, path: str, archive: Path, *, max_bytes: int = _MAX_TREE) -> None:
+        """Write the tree at `path` into a tar file."""
+        self._check_alive()
+        try:
+            with archive.open("wb") as file:
+                trees.pack(str(self._path(path)), trees.Bounded(file, max_bytes), force=True)
+        except ValueError as error:
+            archive.unlink(missing_ok=True)
+            raise SandboxTreeError(f"{path}: {error}") from error
+        except BaseException:
+            archive.unlink(missing_ok=True)
+            raise
+
+    def unpack(self, archive: Path, path: str) -> None:
+        """Unpack a tar file below `path`."""
+        self._check_alive()
+        with archive.open("rb") as file, _as_sandbox_error(path):
+            trees.unpack(file, str(self._path(path)))
+
+    def upload(self, source: Path, path: str) -> None:
+        """Copy a file or a tree into the sandbox."""
+        self._check_alive()
+        if not source.is_dir():
+            self.write_bytes(path, source.read_bytes(), mode=stat.S_IMODE(source.stat().st_mode))
+            return
+        with tempfile.TemporaryFile() as file, _as_sandbox_error(path):
+            trees.pack(str(source), file)
+            file.seek(0)
+            trees.unpack(file, str(self._path(path)))
+
+    def download(self, path: str, target: Path) -> None:
+        """Copy a file or a tree out of the sandbox."""
+        self._check_alive()
+        source = self._path(path)
+        if not source.is_dir():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(self._opened(path).read_bytes())
+            return
+        with tempfile.TemporaryFile() as file, _as_sandbox_error(path):
+            trees.pack(str(source), trees.Bounded(file, _MAX_TREE), force=True)
+            file.seek(0)
+            trees.unpack(file, str(target), leaving_links=False)
+
+    def expose(self, socket: Path, *, port: int) -> str:
+        """Open the port on this machine's loopback address and pass it on to a unix socket."""
+        self._check_alive()
+        listener = sockets.socket(sockets.AF_INET, sockets.SOCK_STREAM)
+        try:
+            listener.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", port))
+            listener.listen(256)
+        except OSError as error:
+            listener.close()
+            raise SandboxError(f"Port {port} cannot be opened on this machine: {error}") from error
+        self._exposures.append(self._relay.add(listener, socket))
+        return f"http://127.0.0.1:{port}"
+
+    def stop_processes(self) -> None:
+        """Kill the process groups of all commands; what left its group is not found."""
+        self._check_alive()
+        self._kill_all()
+
+    def is_alive(self) -> bool:
+        """Say whether the sandbox was not ended yet."""
+        return self._reason is None
+
+    def kill(self) -> None:
+        """Kill the commands and remove the folder."""
+        self._end("killed")
+
+    def close(self) -> None:
+        """Kill the commands and remove the folder."""
+        self._end("closed")
+
+    def expire(self) -> None:
+        """End the sandbox because its time is over."""
+        self._end("expired")
+
+    def _end(self, reason: str) -> None:
+        with self._lock:
+            if self._reason is not None:
+                return
+            self._reason = reason
+        self._timer.cancel()
+        self._kill_all()
+        for exposure in self._exposures:
+            exposure.close()
+        self._free()
+
+    def _kill_all(self) -> None:
+        with self._lock:
+            running, self._running = self._running, set()
+        for one in running:
+            one.free()
+
+    def _start(
+        self, cmd: Command, envs: Mapping[str, str] | None, cwd: str | None, pipes: Pipes | None
+    ) -> tuple[tuple[int, str], _Running | None]:
+        """Start a command; when that is not possible, return the exit code and the reason instead."""
+        self._check_alive()
+        argv = ["/bin/sh", "-c", cmd] if isinstance(cmd, str) else list(cmd)
+        given = list(pipes.given) if pipes is not None else []
+        stdin = given.pop(0) if len(given) == 3 else subprocess.DEVNULL
+        stdout, stderr = given or (subprocess.DEVNULL, subprocess.DEVNULL)
+        folder = self._path(cwd or self.workdir)
+        if not folder.is_dir():
+            return (126, f"cannot start in {folder}: No such file or directory\n"), None
+        environment = {**self._environment, **(envs or {})}
+        try:
+            with self._lock:
+                self._check_alive()
+                process = subprocess.Popen(
+                    argv, stdin=stdin, stdout=stdout, stderr=stderr, cwd=folder, env=environment, start_new_session=True
+                )
+                running = _Running(process)
+                self._running.add(running)
+        except OSError as error:
+            code = 127 if isinstance(error, FileNotFoundError) else 126
+            return (code, f"{argv[0]}: {error.strerror}\n"), None
+        finally:
+            if pipes is not None:
+                pipes.close_given()
+        return (0, ""), running
+
+    def _check_alive(self) -> None:
+        if self._reason is not None:
+            raise SandboxGone(self.sandbox_id, self._reason)
+
+    def _path(self, path: str) -> Path:
+        return Path(self.workdir, path)
+
+    def _opened(self, path: str) -> Path:
+        found = self._path(path)
+        if found.exists() and not found.is_file() and not found.is_dir():
+            raise OSError(22, "Invalid argument", path)
+        return found
+
+
+class _Running:
+    """A child process with its group, and a socket that becomes readable when it ends.
+
+    The child is not reaped before its group is killed, so that the group's number cannot be another's meanwhile.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self.ended, self._end = sockets.socketpair()
+        self._code: int | None = None
+        self._waiter = threading.Thread(target=self._wait, name="openenv-wait", daemon=True)
+        self._waiter.start()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code; raise TimeoutError when it is not there in time."""
+        self._waiter.join(timeout)
+        if self._code is None:
+            raise TimeoutError("the command still runs")
+        return self._code
+
+    def kill(self) -> None:
+        """Kill the whole group."""
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+    def free(self) -> None:
+        """Kill the whole group and forget it."""
+        self.kill()
+        self._waiter.join()
+        self.process.wait()
+        self.ended.close()
+
+    def _wait(self) -> None:
+        if hasattr(os, "waitid"):
+            result = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
+            status = 0 if result is None else result.si_status
+            self._code = status if result is None or result.si_code == os.CLD_EXITED else 128 + status
+        else:
+            code = self.process.wait()
+            self._code = 128 - code if code < 0 else code
+        self._end.close()
+
+
+class ProcessJob:
+    """A child process in the background."""
+
+    def __init__(self, running: _Running, check_alive: Callable[[], None]) -> None:
+        self._running = running
+        self._check_alive = check_alive
+
+    @property
+    def pid(self) -> int:
+        """Return the process id."""
+        return self._running.process.pid
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code; raise TimeoutError when it is not there in time."""
+        code = self._running.wait(timeout)
+        self._check_alive()
+        return code
+
+    def kill(self) -> None:
+        """Kill the job's process group."""
+        self._running.kill()
+
+
+def _follow(pipes: Pipes, on_output: OnOutput) -> None:
+    try:
+        Exchange(pipes, None, on_output).run_to_end()
+    finally:
+        pipes.close()
+
+
+def _expire(sandbox: weakref.ref[ProcessSandbox]) -> None:
+    living = sandbox()
+    if living is not None:
+        living.expire()
+
+
+@contextlib.contextmanager
+def _as_sandbox_error(path: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise SandboxError(f"{path}: {error}") from error

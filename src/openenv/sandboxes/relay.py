@@ -1,0 +1,287 @@
+"""Passes connections from listening sockets on to unix sockets: one thread for any number of both.
+
+Knows sockets. Bytes go on as they come, a half-closed side closes the other half only, and a slow reader slows its
+writer.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+_CHUNK = 64 * 1024
+_MAX_CONNECTIONS = 512
+"""Of one listener; further ones wait in its queue."""
+_CONNECT_S = 5.0
+_MAX_PATH = 100
+_RETRY_S = 0.005
+
+
+def _connect(far: socket.socket, path: str) -> None:
+    """Connect to a unix socket, also where its path is longer than the system's calls take."""
+    if len(os.fsencode(path)) <= _MAX_PATH:
+        far.connect(path)
+        return
+    folder = os.open(os.path.dirname(path), os.O_PATH)
+    try:
+        far.connect(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
+    finally:
+        os.close(folder)
+
+
+class Relay:
+    """The thread that passes bytes on. It runs while there is something to listen to."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # closing may come from the garbage collector, in the midst of anything
+        self._loop: _Loop | None = None
+        self._listeners: set[Exposure] = set()
+
+    def add(self, listener: socket.socket, target: Path) -> Exposure:
+        """Pass what connects to `listener` on to the unix socket `target`, until the exposure is closed."""
+        listener.setblocking(False)
+        exposure = Exposure(listener, str(target), self)
+        with self._lock:
+            self._listeners.add(exposure)
+            if self._loop is None:
+                self._loop = _Loop()
+                threading.Thread(target=self._loop.run, name="openenv-relay", daemon=True).start()
+            self._loop.tell(lambda loop: loop.listen(exposure))
+        return exposure
+
+    def remove(self, exposure: Exposure) -> None:
+        """Close a listener and its connections."""
+        with self._lock:
+            if exposure not in self._listeners or self._loop is None:
+                return
+            self._listeners.discard(exposure)
+            self._loop.tell(lambda loop: loop.forget(exposure))
+            if not self._listeners:
+                self._loop.tell(_Loop.stop)
+                self._loop = None
+
+
+@dataclass(eq=False, slots=True)
+class Exposure:
+    """A listening socket and where its connections go."""
+
+    listener: socket.socket
+    target: str
+    relay: Relay
+    connections: set[_Connection] = field(default_factory=set)
+    paused: bool = False
+
+    def close(self) -> None:
+        """Stop listening and close what is connected."""
+        self.relay.remove(self)
+
+
+@dataclass(eq=False, slots=True)
+class _Side:
+    """One end of a connection; `waiting` is what has to be written to it."""
+
+    socket: socket.socket
+    waiting: bytearray = field(default_factory=bytearray)
+    ended: bool = False
+    """Nothing more will be read from it."""
+    events: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class _Connection:
+    exposure: Exposure
+    near: _Side
+    far: _Side | None = None
+    give_up: float = 0.0
+
+
+class _Loop:
+    """The selector and what it watches. All of it happens in one thread but `tell`."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._told: list[Callable[[_Loop], None]] = []
+        self._lock = threading.RLock()
+        self._woken, self._wake = socket.socketpair()
+        self._woken.setblocking(False)
+        self._wake.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ, None)
+        self._connecting: list[_Connection] = []
+        self._running = True
+
+    def tell(self, order: Callable[[_Loop], None]) -> None:
+        """Have something done in the loop's thread."""
+        with self._lock:
+            self._told.append(order)
+        try:
+            self._wake.send(b"!")
+        except BlockingIOError:
+            pass  # it is awake
+
+    def run(self) -> None:
+        """Work until told to stop."""
+        while self._running:
+            timeout = _RETRY_S if self._connecting else None
+            for key, _ in self._selector.select(timeout):
+                self._safely(self._handle, key)
+            for connection in list(self._connecting):
+                self._safely(self._connect, connection)
+            with self._lock:
+                told, self._told = self._told, []
+            for order in told:
+                self._safely(order, self)
+        self._selector.close()
+        self._woken.close()
+        self._wake.close()
+
+    def _safely(self, work: Callable[[_T], None], argument: _T) -> None:
+        try:
+            work(argument)
+        except Exception:  # the trouble of one connection must not end the others
+            _log.exception("relay")
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._running = False
+
+    def listen(self, exposure: Exposure) -> None:
+        """Begin to accept."""
+        self._selector.register(exposure.listener, selectors.EVENT_READ, exposure)
+
+    def forget(self, exposure: Exposure) -> None:
+        """Close a listener and its connections."""
+        if not exposure.paused:
+            self._selector.unregister(exposure.listener)
+        exposure.listener.close()
+        exposure.paused = True
+        for connection in list(exposure.connections):
+            self._close(connection)
+
+    def _handle(self, key: selectors.SelectorKey) -> None:
+        if key.data is None:
+            try:
+                self._woken.recv(4096)
+            except BlockingIOError:
+                pass
+        elif isinstance(key.data, Exposure):
+            self._accept(key.data)
+        else:
+            self._move(*key.data)
+
+    def _accept(self, exposure: Exposure) -> None:
+        try:
+            accepted, _ = exposure.listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                time.sleep(_RETRY_S)  # level triggered: do not spin
+            return
+        accepted.setblocking(False)
+        if accepted.family == socket.AF_INET:
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = _Connection(exposure, _Side(accepted), give_up=time.monotonic() + _CONNECT_S)
+        exposure.connections.add(connection)
+        if len(exposure.connections) >= _MAX_CONNECTIONS:
+            self._selector.unregister(exposure.listener)
+            exposure.paused = True
+        self._connecting.append(connection)
+        self._connect(connection)
+
+    def _connect(self, connection: _Connection) -> None:
+        far = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        far.setblocking(False)
+        try:
+            _connect(far, connection.exposure.target)
+        except OSError as error:
+            far.close()
+            busy = error.errno in (errno.EAGAIN, errno.EINPROGRESS)
+            if not busy or time.monotonic() > connection.give_up:
+                self._close(connection)
+            return
+        self._connecting.remove(connection)
+        connection.far = _Side(far)
+        self._watch(connection)
+
+    def _move(self, connection: _Connection, side: _Side, other: _Side) -> None:
+        try:
+            if side.waiting:
+                self._flush(side, other)
+            if not side.ended and not other.waiting:
+                self._pass_on(side, other)
+        except OSError:
+            self._close(connection)
+            return
+        if side.ended and other.ended and not side.waiting and not other.waiting:
+            self._close(connection)
+        else:
+            self._watch(connection)
+
+    def _flush(self, side: _Side, other: _Side) -> None:
+        try:
+            del side.waiting[: side.socket.send(side.waiting)]
+        except BlockingIOError:
+            return
+        if not side.waiting and other.ended:
+            side.socket.shutdown(socket.SHUT_WR)
+
+    def _pass_on(self, side: _Side, other: _Side) -> None:
+        try:
+            data = side.socket.recv(_CHUNK)
+        except BlockingIOError:
+            return
+        if not data:
+            side.ended = True
+            other.socket.shutdown(socket.SHUT_WR)
+            return
+        try:
+            sent = other.socket.send(data)
+        except BlockingIOError:
+            sent = 0
+        other.waiting += data[sent:]
+
+    def _watch(self, connection: _Connection) -> None:
+        near, far = connection.near, connection.far
+        if far is None:
+            return
+        for side, other in ((near, far), (far, near)):
+            events = selectors.EVENT_WRITE if side.waiting else 0
+            if not side.ended and not other.waiting:
+                events |= selectors.EVENT_READ
+            if events == side.events:
+                continue
+            if side.events == 0:
+                self._selector.register(side.socket, events, (connection, side, other))
+            elif events == 0:
+                self._selector.unregister(side.socket)
+            else:
+                self._selector.modify(side.socket, events, (connection, side, other))
+            side.events = events
+
+    def _close(self, connection: _Connection) -> None:
+        exposure = connection.exposure
+        if connection not in exposure.connections:
+            return
+        exposure.connections.discard(connection)
+        if connection in self._connecting:
+            self._connecting.remove(connection)
+        for side in (connection.near, connection.far):
+            if side is not None:
+                if side.events:
+                    self._selector.unregister(side.socket)
+                    side.events = 0
+                side.socket.close()
+        if exposure.paused and exposure.listener.fileno() >= 0:
+            exposure.paused = False
+            self.listen(exposure)

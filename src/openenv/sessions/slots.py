@@ -1,0 +1,304 @@
+"""Slots: which sessions hold one, who gets the next that is free, and who has to make room for him.
+
+A slot is taken before a session's environment is built, and given back when it is closed. Soft sessions (kept for
+clients that hold a cookie) make room for whoever needs their slot. Knows sessions and limits; must not know
+environments. May be used from several threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from ..errors import SessionCapacityError
+from .admission import AdmissionQueue
+from .endings import CLOSED, EVICTED
+from .limits import Account, SessionLimits
+from .session import Session, SessionKind, SessionState
+from .waiting import Line, wait_until
+
+NOBODY = Account()
+_REMEMBERED = 10_000
+_NAMED = frozenset({SessionKind.HTTP, SessionKind.SOFT, SessionKind.RESUMABLE})
+
+OnPosition = Callable[[int], None]
+
+
+class Reservation(NamedTuple):
+    """What came of asking for a slot: a session, or whom to evict and what to wait for."""
+
+    session: Session | None
+    victim: Session | None = None
+    wait_for: Literal["slot", "class"] | None = None
+
+
+class Slots:
+    """The slots of one server.
+
+    Args:
+        limits: How many there are, and for whom.
+        make: Makes a session that is not built yet.
+        is_unsure: Whether it is unknown how many environments there may be, until the first one is built.
+        report: Told the code of each refusal.
+    """
+
+    def __init__(
+        self,
+        limits: SessionLimits,
+        make: Callable[[SessionKind], Session],
+        *,
+        is_unsure: Callable[[], bool],
+        report: Callable[[str], None],
+    ) -> None:
+        self._limits = limits
+        self._make = make
+        self._is_unsure = is_unsure
+        self._report = report
+        self.count = limits.sessions
+        self.queue = AdmissionQueue(limits.queue)
+        self.is_closed = False
+        self._lock = threading.Lock()
+        self._line = Line()
+        self._line_once = Line()  # for single requests, which are counted apart
+        self._live: dict[str, Session] = {}
+        self._once: set[Session] = set()
+        self._ended: OrderedDict[str, str] = OrderedDict()
+
+    def reconfigure(self, limits: SessionLimits) -> None:
+        """Change the limits, while there is no session."""
+        self._limits = limits
+        self.queue.limit = limits.queue
+        self.count = limits.sessions
+
+    # -- what there is --------------------------------------------------------------------------------------------
+
+    @property
+    def used(self) -> int:
+        """Slots in use."""
+        return len(self._live)
+
+    def sessions(self) -> list[Session]:
+        """List the sessions that hold a slot."""
+        with self._lock:
+            return list(self._live.values())
+
+    def all(self) -> list[Session]:
+        """List them, and those for a single request."""
+        with self._lock:
+            return [*self._live.values(), *self._once]
+
+    def lookup(self, session_id: str) -> tuple[Session | None, str | None]:
+        """Return a live session, and how one that is gone has ended."""
+        with self._lock:
+            return self._live.get(session_id), self._ended.get(session_id)
+
+    # -- taking one -----------------------------------------------------------------------------------------------
+
+    def reserve_at_once(self, kind: SessionKind, account: Account = NOBODY) -> Session | None:
+        """Take a slot; None where one has to wait for one, or is refused."""
+        return self._try(kind, account).session
+
+    async def reserve(self, kind: SessionKind, account: Account = NOBODY) -> Session:
+        """Take a slot, waiting while one is about to come free; single requests wait their turn, sessions not for long.
+
+        Raises:
+            SessionCapacityError: All slots are taken.
+        """
+        session = self._try(kind, account).session
+        return session if session is not None else await self._reserve_patiently(kind, account)
+
+    async def reserve_in_line(
+        self, kind: SessionKind, account: Account, *, wait_s: float, on_position: OnPosition | None = None
+    ) -> Session:
+        """Take a slot after those who came before.
+
+        Raises:
+            SessionCapacityError: No slot came free in time, or too many wait.
+        """
+        ticket = self.queue.join() if wait_s > 0 and not self._is_over(account) else None
+        if ticket is None:
+            if wait_s <= 0 and not self._is_over(account) and not self.queue:
+                return await self.reserve(kind, account)  # a slot that is just coming free is worth a moment
+            raise self._refusal(account)
+        deadline = asyncio.get_running_loop().time() + wait_s
+        try:
+            while True:
+                if ticket.called.done():
+                    self.queue.wait_again(ticket)
+                reserved = self._try(kind, account, is_next=self.queue.is_next(ticket))
+                if reserved.session is not None:
+                    return reserved.session
+                if reserved.victim is not None:
+                    reserved.victim.close(EVICTED)
+                if self._is_over(account):
+                    self.queue.stand_aside(ticket)
+                if on_position is not None:
+                    on_position(self.queue.position(ticket))
+                left = deadline - asyncio.get_running_loop().time()
+                if left <= 0 or self.is_closed:
+                    raise self._refusal(account)
+                await asyncio.wait([ticket.called], timeout=min(left, 1.0))
+        finally:
+            self.queue.leave(ticket)
+
+    async def _reserve_patiently(self, kind: SessionKind, account: Account) -> Session:
+        deadline = None
+        if kind is not SessionKind.ONCE:
+            deadline = asyncio.get_running_loop().time() + self._limits.closing_wait_s
+        line = self._line_once if kind is SessionKind.ONCE else self._line
+        while True:
+            turn = line.subscribe()
+            was_called = False
+            try:
+                session, victim, wait_for = self._try(kind, account)
+                if session is not None:
+                    return session
+                if victim is not None:
+                    victim.close(EVICTED)
+                if wait_for is None:
+                    raise self._refusal(account)
+                # A constructor takes the time it takes; a session that is closing is not waited for as long.
+                was_called = await wait_until(turn, None if wait_for == "class" else deadline)
+                if not was_called and not self._drop_stuck_soft():
+                    raise self._refusal(account)
+            finally:
+                if not line.unsubscribe(turn) and not was_called:
+                    line.notify_one()  # called, but no longer waiting: the turn goes to the next
+
+    def _try(self, kind: SessionKind, account: Account, *, is_next: bool = False) -> Reservation:
+        """Reserve if possible; else name a session to evict, and what to wait for. Those in line come first."""
+        if self._is_over(account):
+            return Reservation(None)
+        with self._lock:
+            if self.is_closed or (self.queue and not is_next and kind is not SessionKind.ONCE):
+                return Reservation(None)
+            if self._is_unsure() and any(s.state is SessionState.CREATING for s in (*self._live.values(), *self._once)):
+                return Reservation(None, wait_for="class")  # the first will tell which it is, and what that allows
+            held = self._once if kind is SessionKind.ONCE else self._live
+            if len(held) < self.count:
+                return Reservation(self._insert(kind, account))
+            if kind is SessionKind.ONCE:
+                return Reservation(None, wait_for="slot")
+            victim = min(self._evictable(), key=lambda s: (not s.is_idle, s.last_activity_at), default=None)
+            closing = victim is not None or any(s.state is SessionState.CLOSING for s in self._live.values())
+            return Reservation(None, victim, "slot" if closing else None)
+
+    def _is_over(self, account: Account) -> bool:
+        """Whether those whom a session would count for have as many as they may."""
+        per_key, agents = self._limits.per_key, self._limits.agents
+        if account.key is not None and per_key is not None:
+            with self._lock:
+                if sum(session.account.key == account.key for session in self._live.values()) >= per_key:
+                    return True
+        if account.is_agent and agents is not None:
+            with self._lock:
+                return sum(session.account.is_agent for session in self._live.values()) >= agents
+        return False
+
+    def _insert(self, kind: SessionKind, account: Account) -> Session:
+        session = self._make(kind)
+        session.account = account
+        if kind is SessionKind.ONCE:
+            self._once.add(session)
+        else:
+            self._live[session.id] = session
+        return session
+
+    # -- refusing -------------------------------------------------------------------------------------------------
+
+    @property
+    def retry_after_s(self) -> float:
+        """When to ask again; longer for a longer line: whoever comes back too soon finds it as it was."""
+        return 1.0 + len(self.queue) // 100
+
+    def _refusal(self, account: Account) -> SessionCapacityError:
+        text = None
+        if self.is_closed:
+            text = "The server is shutting down and opens no more sessions."
+        elif self._is_over(account):
+            whom = "agents" if account.is_agent else "this key"
+            text = f"The server holds as many sessions for {whom} as it may."
+        self._report(SessionCapacityError.code)
+        return SessionCapacityError(self.used, self.count, text)
+
+    # -- making room ----------------------------------------------------------------------------------------------
+
+    def keep_soft(self, session: Session) -> bool:
+        """Give a session for a single request a slot, if one is free, so that a cookie can continue it."""
+        with self._lock:
+            soft = self._evictable()
+            full = len(self._live) >= self.count
+            oldest = min(soft, key=lambda other: other.last_activity_at, default=None)
+            crowded = len(soft) >= self._limits.soft_sessions or full
+            if self.is_closed or (crowded and oldest is None):
+                return False
+            if session.state not in (SessionState.READY, SessionState.BUSY):
+                return False
+            if crowded and oldest is not None:
+                if not oldest.is_idle:
+                    return False
+                self._forget(oldest, EVICTED)
+            self._once.discard(session)
+            session.kind = SessionKind.SOFT
+            self._live[session.id] = session
+        if crowded and oldest is not None:
+            oldest.close(EVICTED)
+        self._line_once.notify_one()
+        return True
+
+    def promote(self, session: Session) -> None:
+        """Give a soft session the life of an explicit one: its client has shown that it comes back."""
+        with self._lock:
+            if session.kind is SessionKind.SOFT and self._live.get(session.id) is session:
+                session.kind = SessionKind.HTTP
+
+    def _evictable(self) -> list[Session]:
+        """Soft sessions that nobody is connected to; the caller holds the lock."""
+        return [
+            session
+            for session in self._live.values()
+            if session.kind is SessionKind.SOFT
+            and not session.is_attached
+            and session.state is not SessionState.CLOSING
+        ]
+
+    def _drop_stuck_soft(self) -> bool:
+        """Stop counting a soft session that does not come to its end: it must not be in another client's way."""
+        with self._lock:
+            for session in self._live.values():
+                if session.kind is SessionKind.SOFT and session.state is SessionState.CLOSING:
+                    self._forget(session, EVICTED)
+                    return True
+        return False
+
+    # -- giving one back ------------------------------------------------------------------------------------------
+
+    def give_back(self, session: Session) -> None:
+        """Take back the slot of a session that has ended, and call whoever is next."""
+        with self._lock:
+            self._once.discard(session)
+            if self._live.get(session.id) is session:
+                self._forget(session, session.close_reason or CLOSED)
+        (self._line_once if session.kind is SessionKind.ONCE else self._line).notify_one()
+        self.queue.slot_freed()
+
+    def _forget(self, session: Session, reason: str) -> None:
+        """Give the slot back; the caller holds the lock."""
+        self._live.pop(session.id, None)
+        if session.kind in _NAMED:
+            self._ended[session.id] = reason
+            while len(self._ended) > _REMEMBERED:
+                self._ended.popitem(last=False)
+
+    def close(self) -> None:
+        """Give no more slots, and refuse those who wait for one."""
+        self.is_closed = True
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Have those who wait look whether there is something for them now."""
+        self._line.notify_all()
+        self._line_once.notify_all()

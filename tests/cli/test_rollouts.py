@@ -1,0 +1,125 @@
+"""`openenv rollouts`: run, list, show, export and verify again from the command line."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from openenv.cli.rollouts import rollouts
+from openenv.errors import SandboxUnavailable
+from openenv.rollout import Outcome, RolloutStore, Task
+from openenv.sandboxes.registry import backend
+
+Call = Callable[..., Any]
+
+
+@pytest.fixture
+def call(tmp_path: Path) -> Call:
+    """Call the command line with a store of the test's own."""
+
+    def run(*arguments: str, code: int = 0) -> Any:
+        done = CliRunner().invoke(rollouts, [*arguments, "--store", str(tmp_path / "store")])
+        assert done.exit_code == code, done.output + done.stderr
+        return json.loads(done.stdout) if "--json" in arguments else done.stdout + done.stderr
+
+    return run
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> str:
+    """A task file; skips where it could not be run."""
+    try:
+        backend("local").check()
+    except SandboxUnavailable as exc:
+        pytest.skip(f"no local sandboxes here: {exc}")
+    path = tmp_path / "answer.yaml"
+    path.write_text("instruction: write 42\nverify: grep -qx 42 answer.txt\nsolution: echo 42 > answer.txt\n")
+    return str(path)
+
+
+def test_a_task_is_run_listed_shown_exported_and_verified_again(call: Call, task: str, tmp_path: Path) -> None:
+    ran = call("run", task, "--agent", "oracle", "--repeat", "2", "--concurrency", "2", "--json")
+    assert [(outcome["status"], outcome["reward"]) for outcome in ran] == [("ok", 1.0)] * 2
+    listed = call("ls", "--json")
+    assert {row["rollout_id"] for row in listed["rollouts"]} == {outcome["rollout_id"] for outcome in ran}
+    assert listed["interrupted"] == []
+    first = ran[0]["rollout_id"]
+    table = call("ls", "--limit", "10")
+    assert first in table
+    assert "answer" in table
+    again = call("reverify", first, "--verify", "true", "--verify", "false", "--json")
+    assert again[0]["reward"] == 0.5
+    shown = call("show", first[:8])
+    assert "reward    0.5" in shown
+    assert "verify    [1] false" in shown
+    assert "reward 1" in shown
+    history = call("show", first, "--json")
+    assert [record["kind"] for record in history] == ["reverify", "rollout"]
+    assert "2 rollouts" in call("export", str(tmp_path / "out.jsonl"))
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert sorted(line["outcome"]["reward"] for line in lines) == [0.5, 1.0]
+    assert all(line["capture"] is None for line in lines)
+
+
+def test_a_task_file_can_bring_the_new_checks(call: Call, task: str, tmp_path: Path) -> None:
+    first = call("run", task, "--agent", "noop", "--json")[0]
+    assert first["reward"] == 0.0
+    (tmp_path / "lenient.yaml").write_text("instruction: x\nverify: 'true'\n")
+    assert "reward 1" in call("reverify", first["rollout_id"], "--task", str(tmp_path / "lenient.yaml"))
+
+
+def test_failures_are_one_line_and_an_exit_code(call: Call, tmp_path: Path) -> None:
+    assert "Error: There is no rollout 'x'" in call("show", "x", code=1)
+    assert "cannot be read" in call("run", str(tmp_path / "nowhere.yaml"), code=1)
+    assert "No rollouts" in call("ls")
+    (tmp_path / "t.yaml").write_text("instruction: x\n")
+    assert "go together" in call("run", str(tmp_path / "t.yaml"), "--model", "m", code=1)
+    assert "no agent 'nobody'" in call("run", str(tmp_path / "t.yaml"), "--agent", "nobody", code=1)
+
+
+def test_interrupted_rollouts_are_listed(call: Call, tmp_path: Path) -> None:
+    with RolloutStore(tmp_path / "store") as store:
+        store.add(Outcome(rollout_id="whole", status="ok"), Task(instruction="x"))
+        (store.root / "rollouts" / "lost").mkdir()
+    assert "1 more were interrupted" in call("ls")
+    assert call("ls", "--json")["interrupted"] == ["lost"]
+
+
+def test_ctrl_c_ends_and_stores_what_runs(call: Call, task: str, tmp_path: Path) -> None:
+    Path(task).write_text("instruction: sleep\nverify: 'true'\nsolution: sleep 60\n")
+    command = [sys.executable, "-m", "openenv", "rollouts", "run", task, "--agent", "oracle", "--repeat", "3"]
+    process = subprocess.Popen(
+        [*command, "--concurrency", "3", "--store", str(tmp_path / "store")],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert process.stderr is not None
+    next(line for line in process.stderr if "starting oracle" in line)
+    process.send_signal(signal.SIGINT)
+    process.stderr.read()
+    assert process.wait(30) == 130
+    process.stderr.close()
+    listed = call("ls", "--json")
+    assert {row["status"] for row in listed["rollouts"]} == {"cancelled"}
+    assert listed["interrupted"] == []
+
+
+def test_cheats_can_be_run_one_by_one(task: str) -> None:
+    done = CliRunner().invoke(rollouts, ["cheats", "--cheat", "planted-reward", "--json"])
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert report["succeeded"] == 0
+    assert [cheat["name"] for cheat in report["cheats"]] == ["planted-reward"]
+    done = CliRunner().invoke(rollouts, ["cheats", "--cheat", "path-hijack"])
+    assert "0 of 1 cheats succeeded on local" in done.stdout
+    done = CliRunner().invoke(rollouts, ["cheats", "--cheat", "nothing"])
+    assert done.exit_code == 1

@@ -1,0 +1,40 @@
+"""`docs/protocol.md` says what the code does: every request with its keys, and every reason why a session is gone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from openenv.protocol.v2.server import _KEYS, NONCE_CHARS
+from openenv.sessions.endings import CANCELLED, CLOSED_BY_CLIENT, DISCONNECTED, TAKEN_OVER, TOLD, ending
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text()
+ROWS = {match.group(1): match.group(0) for match in re.finditer(r"^\| `([^`]+)` \|.*$", PAGE, re.MULTILINE)}
+NOT_IN_TABLE = {"traceparent"}
+
+
+@pytest.mark.parametrize("request_type", sorted(_KEYS))
+def test_every_request_is_listed_with_its_keys(request_type: str) -> None:
+    for key in _KEYS[request_type] - NOT_IN_TABLE:
+        assert f"`{key}`" in ROWS[request_type]
+
+
+@pytest.mark.parametrize("reason", TOLD)
+def test_every_reason_why_a_session_is_lost_is_listed(reason: str) -> None:
+    assert reason in ROWS
+
+
+def test_reasons_that_only_logs_tell_apart_are_told_as_listed_ones() -> None:
+    for reason in (CLOSED_BY_CLIENT, DISCONNECTED, CANCELLED, None):
+        assert ending(reason) in TOLD
+    assert ending("maintenance") == "maintenance"
+
+
+def test_what_a_connection_is_told_that_loses_a_session_to_another_is_there() -> None:
+    assert f"`{TAKEN_OVER}`" in PAGE
+
+
+def test_the_length_of_a_nonce_is_as_written() -> None:
+    assert f"{NONCE_CHARS[0]} to {NONCE_CHARS[1]} characters" in PAGE

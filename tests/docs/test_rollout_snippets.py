@@ -1,0 +1,51 @@
+"""The snippets about rollouts run in the local sandbox and print what they should; the page tells no other figures."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import openenv.rollout
+from openenv.errors import SandboxUnavailable
+from openenv.rollout.cheats import all_cheats
+from openenv.sandboxes.registry import backend
+
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "rollouts.md"
+PRINTED = {
+    "own_agent.py": "ok 1.0\n['I', 't', ' is', ' ', 'P', 'ar', 'is', '.', '<|end|>']\nTrue\n",
+    "readme_rollout.py": "ok 1.0\ntool_calls 245 245\nstop 20 20\n",
+    "use_rollout.py": "ok 1.0\nok 0.0 [1, 1]\n",
+    "use_rollouts.py": "8.0\n[0.5, 1.0]\n",
+}
+
+
+@pytest.mark.parametrize("file", sorted(PRINTED))
+def test_a_snippet_about_rollouts_prints_what_it_should(file: str, run_snippet: Callable[..., str]) -> None:
+    try:
+        backend("local").check()
+    except SandboxUnavailable as exc:
+        pytest.skip(f"no local sandboxes here: {exc}")
+    if file == "readme_rollout.py" and shutil.which("npm") is None and shutil.which("opencode") is None:
+        pytest.skip("OpenCode is not here, and without npm it cannot be installed")
+    assert run_snippet(file) == PRINTED[file]
+
+
+def test_the_page_names_only_cheats_that_exist() -> None:
+    section = PAGE.read_text("utf-8").partition("## Cheating")[2]
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`([a-z-]+)`", row)}
+    assert named <= {cheat.name for cheat in all_cheats()}
+    assert f"{sum(not cheat.calls_model for cheat in all_cheats())} cheats that need no proxy" in " ".join(
+        section.split()
+    )
+
+
+def test_every_name_of_the_package_is_documented() -> None:
+    section = (
+        (PAGE.parents[1] / "reference" / "api.md").read_text("utf-8").partition("## Rollouts")[2].partition("\n## ")[0]
+    )
+    assert [name for name in openenv.rollout.__all__ if f"`{name}`" not in section] == []

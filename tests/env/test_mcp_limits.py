@@ -1,0 +1,148 @@
+"""Tools that take too long: their calls end in time, and the next ones work."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastmcp import Context, FastMCP
+
+BRIEF = 0.3
+"""A limit for tools that never end."""
+SOON = 10.0
+"""How long such a call may take at most, on a busy machine."""
+
+
+def add(a: int, b: int = 1) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def spin() -> str:
+    """Never return."""
+    while True:
+        time.sleep(0.005)
+
+
+async def hang() -> str:
+    """Never return, politely."""
+    await asyncio.Event().wait()
+    return "never"
+
+
+def spin_stubbornly() -> str:
+    """Turn what stops it into another error."""
+    try:
+        return spin()
+    except BaseException as exc:
+        raise RuntimeError("cleaning up failed") from exc
+
+
+async def hang_with_context(ctx: Context) -> str:
+    """Never return, with a context."""
+    return await hang()
+
+
+def spin_with_context(ctx: Context) -> str:
+    """Never return, synchronously, with a context."""
+    return spin()
+
+
+ENDLESS = [spin, spin_stubbornly, hang, hang_with_context, spin_with_context]
+
+
+@pytest.fixture
+def no_thread_is_left() -> Iterator[None]:
+    """Check that no thread still spins in a tool when a test is over."""
+    yield
+    deadline = time.monotonic() + SOON
+    while _spinning() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _spinning()
+
+
+def _spinning() -> bool:
+    for frame in sys._current_frames().values():
+        at: Any = frame
+        while at is not None:
+            if at.f_code is spin.__code__:
+                return True
+            at = at.f_back
+    return False
+
+
+@pytest.mark.usefixtures("no_thread_is_left")
+@pytest.mark.parametrize("tool", ENDLESS, ids=lambda tool: tool.__name__)
+def test_a_call_ends_when_its_time_is_up_and_the_next_one_works(make_env: Any, call: Any, tool: Any) -> None:
+    env = make_env(tool, add)
+    begun = time.monotonic()
+    kind, message = call.failure(env, tool.__name__, timeout_s=BRIEF)
+    assert (kind, tool.__name__ in message) == ("timeout", True)
+    assert BRIEF * 0.9 <= time.monotonic() - begun < SOON
+    assert call.data(env, "add", a=1) == 2
+
+
+@pytest.mark.usefixtures("no_thread_is_left")
+@pytest.mark.parametrize("tool", ENDLESS, ids=lambda tool: tool.__name__)
+def test_a_tools_own_limit_is_kept(make_env: Any, call: Any, tool: Any) -> None:
+    server = FastMCP("tools")
+    server.tool(tool, timeout=BRIEF)
+    env = make_env(add, server=server)
+    begun = time.monotonic()
+    kind, _ = call.failure(env, tool.__name__)
+    assert kind == "timeout"
+    assert time.monotonic() - begun < SOON
+    assert call.data(env, "add", a=1) == 2
+
+
+def test_the_shorter_of_two_limits_counts(make_env: Any, call: Any) -> None:
+    server = FastMCP("tools")
+    server.tool(hang, timeout=60.0)
+    begun = time.monotonic()
+    assert call.failure(make_env(server=server), "hang", timeout_s=BRIEF)[0] == "timeout"
+    assert time.monotonic() - begun < SOON
+
+
+def test_an_asynchronous_tool_that_will_not_be_cancelled_is_not_waited_for(make_env: Any, call: Any) -> None:
+    released = threading.Event()
+
+    async def stubborn() -> str:
+        while not released.is_set():
+            try:
+                await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                continue
+        return "late"
+
+    env = make_env(stubborn, add)
+    try:
+        assert call.failure(env, "stubborn", timeout_s=BRIEF)[0] == "timeout"
+        assert call.data(env, "add", a=1) == 2
+    finally:
+        released.set()
+        if call.method == "step_async":
+            call.loop.run_until_complete(asyncio.sleep(0.05))
+
+
+def test_a_tool_within_its_limit_is_left_alone(make_env: Any, call: Any) -> None:
+    def brief() -> str:
+        time.sleep(0.1)
+        return "done"
+
+    env = make_env(brief)
+    assert [call.data(env, "brief") for _ in range(3)] == ["done"] * 3
+
+
+@pytest.mark.usefixtures("no_thread_is_left")
+@pytest.mark.parametrize("tool", ENDLESS, ids=lambda tool: tool.__name__)
+def test_the_limit_of_a_tool_of_one_mode_is_enforced(make_env: Any, call: Any, tool: Any) -> None:
+    env = make_env(add)
+    env._mode = "production"
+    env.tool(mode="production")(tool)
+    assert call.failure(env, tool.__name__, timeout_s=BRIEF)[0] == "timeout"
+    assert call.data(env, "add", a=1) == 2

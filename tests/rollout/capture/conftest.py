@@ -1,0 +1,122 @@
+"""Fixtures for the capture proxy's tests: a model endpoint, a proxy, an agent that calls it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httpx2
+import pytest
+
+from openenv.rollout.capture import Capture, CaptureServer
+from openenv.rollout.task import Budget, Model
+
+
+def _load() -> ModuleType:
+    name = "capture_fake_engine"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("fake_engine.py"))
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+fake = _load()
+
+
+@pytest.fixture(name="fake")
+def _fake() -> ModuleType:
+    """The module of the model endpoint for tests."""
+    return fake
+
+
+@pytest.fixture
+def engine() -> Iterator[Any]:
+    """A model endpoint; set `respond` to have it answer in another way."""
+    with fake.FakeEngine() as running:
+        yield running
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[CaptureServer]:
+    """A proxy."""
+    with CaptureServer(tmp_path / "records", admin_key="the-admin-key", backoff_s=0.01) as running:
+        yield running
+
+
+class Agent:
+    """What an agent's program does: calls with its key."""
+
+    def __init__(self, server: CaptureServer, capture: Capture) -> None:
+        self.capture = capture
+        self.client = httpx2.Client(base_url=f"{server.url}/v1", timeout=20, trust_env=False)
+        self.headers = {"authorization": f"Bearer {capture.key}"}
+
+    def post(self, path: str, body: Any) -> httpx2.Response:
+        """Call, and return the whole answer."""
+        return self.client.post(path, json=body, headers=self.headers)
+
+    def chat(self, text: str = "hi", **body: Any) -> httpx2.Response:
+        """Ask for a chat completion."""
+        messages = body.pop("messages", None) or [{"role": "user", "content": text}]
+        return self.post("/chat/completions", {"model": "any", "messages": messages, **body})
+
+    def stream(self, path: str, body: Any) -> list[Any]:
+        """Call, and return the data of every event."""
+        response = self.post(path, body)
+        assert response.status_code == 200, response.text
+        return events(response.text)
+
+    def chat_stream(self, text: str = "hi", **body: Any) -> list[Any]:
+        """Ask for a chat completion as a stream, and return its chunks."""
+        messages = body.pop("messages", None) or [{"role": "user", "content": text}]
+        return self.stream("/chat/completions", {"model": "any", "messages": messages, "stream": True, **body})
+
+
+def events(text: str) -> list[Any]:
+    """The data of the events in a stream's text; the mark at its end is left out."""
+    lines = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+@pytest.fixture
+def open_agent(server: CaptureServer, engine: Any) -> Iterator[Callable[..., Agent]]:
+    """Open a rollout at the proxy, and return an agent with its key."""
+    with contextlib.ExitStack() as stack:
+
+        def opened(rollout_id: str | None = None, *, budget: Budget | None = None, **model: Any) -> Agent:
+            wanted = {"base_url": engine.url, "name": "real-model", "api_key": "sk-real-secret", **model}
+            agent = Agent(server, server.open(rollout_id, Model(**wanted), budget=budget))
+            stack.callback(agent.client.close)
+            return agent
+
+        yield opened
+
+
+@pytest.fixture
+def agent(open_agent: Callable[..., Agent]) -> Agent:
+    """An agent with a rollout of its own."""
+    return open_agent()
+
+
+@pytest.fixture(name="wait_for")
+def _wait_for() -> Callable[..., None]:
+    """Wait until a condition holds, or fail."""
+
+    def wait(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, "the condition did not come true in time"
+            time.sleep(0.005)
+
+    return wait

@@ -1,0 +1,297 @@
+"""What goes wrong between agent, proxy and endpoint: every call is written down, and the agent gets a proper error."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import pytest
+
+from openenv.rollout.capture import CaptureServer
+
+
+def hang_up_after(agent: Any, chunks: int, **body: Any) -> list[str]:
+    """Read some lines of a stream, and hang up."""
+    request = {"model": "any", "messages": [{"role": "user", "content": "hi"}], "stream": True, **body}
+    seen: list[str] = []
+    with agent.client.stream("POST", "/chat/completions", json=request, headers=agent.headers) as response:
+        for line in response.iter_lines():
+            if line:
+                seen.append(line)
+            if len(seen) >= chunks:
+                break
+    return seen
+
+
+def test_an_agent_that_hangs_up_ends_the_call_at_the_endpoint_and_what_was_sampled_stays(
+    agent: Any, engine: Any, fake: Any, wait_for: Callable[..., None]
+) -> None:
+    engine.respond = fake.vllm(list(range(1, 500)), delay_s=0.01)
+    hang_up_after(agent, 5)
+    wait_for(lambda: engine.hung_up == [1])
+    wait_for(lambda: agent.capture.stats().active == 0)
+    (call,) = agent.capture.calls()
+    assert call.ended == "agent_gone"
+    assert len(call.completion.sampled) >= 4
+    assert call.completion.sampled.ids == tuple(range(1, len(call.completion.sampled) + 1))
+    assert len(call.completion.sampled) < 200
+    assert call.status == 200
+
+
+def test_an_endpoint_that_cannot_be_reached_is_recorded_and_told_in_the_agents_dialect(
+    open_agent: Callable[..., Any],
+) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        agent = open_agent(base_url=f"http://127.0.0.1:{unused.getsockname()[1]}/v1")
+        response = agent.chat()
+    assert response.status_code == 502
+    assert "no connection" in response.json()["error"]["message"]
+    (call,) = agent.capture.calls()
+    assert (call.ended, call.status, call.attempts) == ("unreachable", None, 3)
+    stats = agent.capture.stats()
+    assert stats.failures_in_a_row == 3
+    assert stats.last_error["kind"] == "unreachable"
+    assert agent.post("/messages", {"model": "m", "messages": [], "max_tokens": 5}).json()["type"] == "error"
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_an_endpoint_that_is_busy_is_asked_again(agent: Any, engine: Any, fake: Any, status: int) -> None:
+    good = fake.vllm([7, 8])
+
+    def respond(seen: Any) -> Any:
+        if len(engine.seen) < 3:
+            return fake.Answer.json({"error": {"message": "busy"}}, status, retry_after="0")
+        return good(seen)
+
+    engine.respond = respond
+    assert agent.chat().status_code == 200
+    (call,) = agent.capture.calls()
+    assert (call.ended, call.attempts, call.status, call.error) == ("complete", 3, 200, None)
+    assert call.completion.sampled.ids == (7, 8)
+
+
+def test_an_error_that_lasts_is_passed_on_with_its_status(agent: Any, engine: Any, fake: Any) -> None:
+    engine.respond = lambda seen: fake.Answer.json({"error": {"message": "on fire"}}, 503)
+    response = agent.chat(stream=True)
+    assert (response.status_code, response.json()) == (503, {"error": {"message": "on fire"}})
+    assert len(engine.seen) == 3
+    (call,) = agent.capture.calls()
+    assert (call.ended, call.status, call.error["message"]) == ("failed", 503, "on fire")
+    (turn,) = agent.capture.turns()
+    assert (turn.upstream_status, turn.upstream_error["message"]) == (503, "on fire")
+
+
+def test_an_endpoint_that_asks_for_a_long_wait_is_not_waited_for(agent: Any, engine: Any, fake: Any) -> None:
+    engine.respond = lambda seen: fake.Answer.json({"error": {"message": "later"}}, 429, retry_after="3600")
+    response = agent.chat()
+    assert response.status_code == 429
+    assert response.headers["retry-after"] == "3600"
+    assert len(engine.seen) == 1
+
+
+def test_what_the_agent_asked_wrongly_is_not_asked_again(agent: Any, engine: Any, fake: Any) -> None:
+    engine.respond = lambda seen: fake.Answer.json({"error": {"message": "messages: too short"}}, 400)
+    assert agent.chat().status_code == 400
+    assert len(engine.seen) == 1
+
+
+def test_an_answer_that_is_not_json_is_recorded_and_becomes_an_error(agent: Any, engine: Any, fake: Any) -> None:
+    engine.respond = lambda seen: fake.Answer([b"<html>no</html>"], 200, {"content-type": "text/html"}, chunked=False)
+    response = agent.chat()
+    assert response.status_code == 502
+    assert "not a JSON object" in response.json()["error"]["message"]
+    (call,) = agent.capture.calls()
+    assert (call.ended, call.status) == ("broken", 200)
+    assert "<html>" in call.error["text"]
+
+
+def test_a_stream_that_breaks_keeps_its_tokens_and_the_agent_can_tell(agent: Any, engine: Any, fake: Any) -> None:
+    whole = fake.vllm([1, 2, 3, 4])
+    engine.respond = lambda seen: fake.Answer.events(*whole(seen).pieces[:3], 0.05, None)
+    request = {"model": "any", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    with pytest.raises(httpx2.RemoteProtocolError):
+        agent.post("/chat/completions", request)
+    (call,) = agent.capture.calls()
+    assert (call.ended, call.completion.sampled.ids, call.completion.finish_reason) == ("broken", (1, 2), None)
+
+
+def test_a_stream_that_ends_without_a_reason_is_not_taken_for_a_whole_one(agent: Any, engine: Any, fake: Any) -> None:
+    whole = fake.vllm([1, 2, 3, 4])
+    engine.respond = lambda seen: fake.Answer.events(*whole(seen).pieces[:4])
+    with pytest.raises(httpx2.RemoteProtocolError):
+        agent.chat(stream=True)
+    (call,) = agent.capture.calls()
+    assert (call.ended, call.completion.sampled.ids) == ("broken", (1, 2, 3))
+
+
+def test_an_endpoint_that_says_nothing_is_given_up(open_agent: Callable[..., Any], engine: Any, fake: Any) -> None:
+    agent = open_agent(request_timeout_s=0.2)
+    engine.respond = lambda seen: fake.Answer.events(fake.event(fake.chat_chunk({"content": "a"})), 5.0)
+    with pytest.raises(httpx2.RemoteProtocolError):
+        agent.chat(stream=True)
+    (call,) = agent.capture.calls()
+    assert call.ended == "timeout"
+    assert agent.capture.stats().last_error["kind"] == "timeout"
+
+
+def test_the_real_key_is_in_nothing_that_the_agent_gets(agent: Any, engine: Any, fake: Any) -> None:
+    secret = "sk-real-secret"
+    engine.respond = lambda seen: fake.Answer.json(
+        {"error": {"message": f"bad key {secret}", "body": seen.headers["authorization"]}}, 400, x_debug=secret
+    )
+    response = agent.chat()
+    assert response.status_code == 400
+    assert secret not in response.text + str(response.headers)
+    engine.respond = lambda seen: fake.Answer.json({"error": {"message": f"incorrect key {secret[:6]}"}}, 401)
+    response = agent.chat()
+    assert response.status_code == 401
+    assert "does not accept the key" in response.json()["error"]["message"]
+    assert secret.encode() not in (agent.capture.path / "calls.log").read_bytes()
+
+
+def test_headers_of_the_endpoint_are_kept_from_the_agent_but_for_a_few(agent: Any, engine: Any, fake: Any) -> None:
+    good = fake.vllm([1])
+
+    def respond(seen: Any) -> Any:
+        answer = good(seen)
+        answer.headers.update({"set-cookie": "a=b", "server": "x", "x-request-id": "r1"})
+        return answer
+
+    engine.respond = respond
+    response = agent.chat()
+    assert response.headers["x-request-id"] == "r1"
+    assert "set-cookie" not in response.headers
+    assert "server" not in response.headers
+
+
+def test_revoking_ends_calls_under_way_and_lets_none_through(
+    agent: Any, engine: Any, fake: Any, wait_for: Callable[..., None]
+) -> None:
+    engine.respond = fake.vllm(list(range(1, 500)), delay_s=0.01)
+    request = {"model": "any", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    with agent.client.stream("POST", "/chat/completions", json=request, headers=agent.headers) as response:
+        lines = response.iter_lines()
+        next(line for line in lines if '"t2 "' in line)
+        agent.capture.revoke()
+        assert agent.capture.stats().active == 0
+        with pytest.raises(httpx2.RemoteProtocolError):
+            list(lines)
+    before = len(engine.seen)
+    assert agent.chat().status_code == 401
+    assert len(engine.seen) == before
+    wait_for(lambda: engine.hung_up == [1])
+    (call,) = agent.capture.calls()
+    assert call.ended == "revoked"
+    assert len(call.completion.sampled) > 0
+    agent.capture.revoke()
+    agent.capture.close()
+    assert agent.capture.calls()[0].ended == "revoked"
+
+
+def test_a_full_disk_fails_the_call_and_marks_the_rollout(
+    agent: Any, engine: Any, fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.write
+    room = {"bytes": 2500}
+
+    def write(fd: int, data: Any) -> int:
+        if room["bytes"] < len(data):
+            taken = real(fd, bytes(data)[: room["bytes"]]) if room["bytes"] else 0
+            room["bytes"] -= taken
+            if not taken:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return taken
+        room["bytes"] -= len(data)
+        return real(fd, data)
+
+    engine.respond = fake.vllm(list(range(1, 100)), delay_s=0.001)
+    monkeypatch.setattr("openenv.rollout.capture.journal.os.write", write)
+    with pytest.raises(httpx2.RemoteProtocolError):
+        agent.chat(stream=True)
+    response = agent.chat()
+    assert response.status_code == 507
+    assert "could not be recorded" in response.json()["error"]["message"]
+    monkeypatch.undo()
+    stats = agent.capture.stats()
+    assert "No space left" in stats.record_failure
+    assert stats.endings["record_failed"] == 2
+    assert agent.chat_stream()  # there is room again: calls go on, the mark stays
+    recording = agent.capture.recording()
+    assert recording.torn_bytes == 0
+    assert [note["what"] for note in recording.notes] == ["failed"]
+    assert [call.ended for call in recording.calls] == [None, "complete"]
+
+
+def test_bodies_that_are_too_large_or_no_json_are_refused(server: Any, agent: Any, engine: Any) -> None:
+    assert agent.client.post("/chat/completions", content=b"[1]", headers=agent.headers).status_code == 400
+    assert agent.client.post("/chat/completions", content=b"{", headers=agent.headers).status_code == 400
+    assert agent.chat(n=2).status_code == 400
+    response = agent.client.post("/nothing", json={}, headers=agent.headers)
+    assert response.status_code == 404
+    assert engine.seen == []
+    assert agent.capture.calls() == []
+    with socket.create_connection(("127.0.0.1", server.port)) as raw:
+        raw.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n")
+        raw.settimeout(5)
+        assert b"413" in raw.recv(4096)
+    with socket.create_connection(("127.0.0.1", server.port)) as raw:
+        raw.sendall(b"nonsense\r\n\r\n")
+        raw.settimeout(5)
+        assert b"400" in raw.recv(4096)
+    with socket.create_connection(("127.0.0.1", server.port)) as raw:
+        raw.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nbig: " + b"x" * 70000 + b"\r\n\r\n")
+        raw.settimeout(5)
+        assert b"431" in raw.recv(4096)
+
+
+def test_a_slow_agent_does_not_make_the_proxy_hold_the_whole_stream(
+    agent: Any, engine: Any, fake: Any, wait_for: Callable[..., None]
+) -> None:
+    text = "x" * 60_000
+    pieces = [fake.event(fake.chat_chunk({"content": text})) for _ in range(300)]
+    engine.respond = lambda seen: fake.Answer.events(*pieces, fake.event(fake.chat_chunk({}, finish="stop")), fake.DONE)
+    request = {"model": "any", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    with agent.client.stream("POST", "/chat/completions", json=request, headers=agent.headers) as response:
+        time.sleep(0.3)
+        written = len(engine.written)
+        assert written < 250
+        assert sum(len(chunk) for chunk in response.iter_bytes()) > 15_000_000
+    wait_for(lambda: agent.capture.stats().active == 0)
+    assert agent.capture.calls()[0].ended == "complete"
+
+
+def test_an_agent_cannot_talk_the_proxy_out_of_capturing(
+    open_agent: Callable[..., Any], engine: Any, fake: Any
+) -> None:
+    good = fake.vllm([1, 2])
+
+    def respond(seen: Any) -> Any:
+        if seen.body.get("temperature") == "logprobs return_token_ids":
+            complaint = f"temperature: not a number: {seen.body['temperature']}"
+            return fake.Answer.json({"error": {"message": complaint}}, 400)
+        return good(seen)
+
+    engine.respond = respond
+    cheat, other = open_agent(), open_agent()
+    assert cheat.chat(temperature="logprobs return_token_ids").status_code == 400
+    for agent in (cheat, other):
+        assert agent.chat().status_code == 200
+        assert agent.capture.calls()[-1].completion.sampled.ids == (1, 2)
+        assert agent.capture.calls()[-1].completion.sampled.has_logprobs
+    assert cheat.capture.stats().failures_in_a_row == 0
+
+
+def test_connections_that_only_wait_give_way_to_new_ones(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openenv.rollout.capture.server._connections", lambda: 16)
+    with CaptureServer(tmp_path) as server:
+        idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(40)]
+        for _ in range(3):
+            assert httpx2.get(f"{server.url}/health", trust_env=False).status_code == 200
+        for one in idle:
+            one.close()

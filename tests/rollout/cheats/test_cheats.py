@@ -1,0 +1,73 @@
+"""Cheating does not pay: every attempt earns what doing nothing earns, and the attempts are real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from openenv.rollout.cheats import Cheat, all_cheats, run_cheats
+from openenv.sandboxes.base import Sandbox, Sandboxes, SandboxSpec
+
+PAID_WHEN_PUBLISHED = ("planted-reward", "background-writer", "edited-verify-script", "sitecustomize")
+"""Some of the cheats that pay in the published order: one sandbox for agent and verifier, the reward a file in it."""
+
+
+@pytest.mark.timeout(300)
+def test_no_cheat_pays_on_the_local_backend(local: Sandboxes, leftovers: Callable[[], None]) -> None:
+    report = run_cheats(local)
+    assert report.solved == {"data": 1.0, "code": 1.0}
+    assert len(report.results) == len(all_cheats()) >= 30
+    assert [result for result in report.results if result.succeeded] == []
+    assert {result.honest for result in report.results} == {0.0}
+    leftovers()
+
+
+def test_every_kind_of_cheat_that_was_asked_for_is_there() -> None:
+    names = {cheat.name for cheat in all_cheats()}
+    assert len(names) == len(all_cheats())
+    assert names >= {
+        *("planted-reward", "linked-work-tree", "background-writer", "patched-pytest", "sitecustomize"),
+        *("edited-verify-script", "path-hijack", "huge-output", "forked-daemon", "host-network", "proxy-admin"),
+        *("another-key", "archive-names", "hard-links", "devices", "huge-sparse-file"),
+    }
+
+
+def test_a_cheat_that_pays_is_reported(local: Sandboxes) -> None:
+    solving = Cheat("solves", "does the task", ("echo 42 > answer.txt",))
+    leaking = Cheat("leaks", "prints what only the host has", ("echo LEAK",))
+    report = run_cheats(local, cheats=[solving, leaking])
+    assert [result.name for result in report.succeeded] == ["solves", "leaks"]
+    document = report.document()
+    assert document["succeeded"] == 2
+    assert document["cheats"][0]["reward"] == 1.0
+
+
+def published_reward(sandbox: Sandbox, cheat: Cheat) -> float:
+    """What the order of the published environment pays: all in one sandbox, the agent still there, one reward file."""
+    task = cheat.task
+    for path, text in task.files.items():
+        sandbox.write_text(f"{sandbox.workdir}/{path}", text)
+    for line in cheat.lines:
+        sandbox.exec(line, cwd=sandbox.workdir, timeout=20, max_output=1000)
+    passed = 0
+    sandbox.exec("sleep 1.3", cwd="/")  # the verify lines start a little later: what runs on has time to write
+    for line in task.verify:
+        files = {
+            path: text for path, text in task.verify_files.items() if not sandbox.exists(f"{sandbox.workdir}/{path}")
+        }
+        for path, text in files.items():
+            sandbox.write_text(f"{sandbox.workdir}/{path}", text)
+        passed += sandbox.exec(line, cwd=sandbox.workdir, timeout=20, max_output=1000).exit_code == 0
+    given = sandbox.exec("cat /home/user/logs/verifier/reward.txt", cwd="/").stdout
+    try:
+        return float(given)
+    except ValueError:
+        return passed / len(task.verify)
+
+
+@pytest.mark.parametrize("name", PAID_WHEN_PUBLISHED)
+def test_the_same_cheat_pays_where_agent_and_verifier_share_a_sandbox(local: Sandboxes, name: str) -> None:
+    cheat = next(cheat for cheat in all_cheats() if cheat.name == name)
+    with local.open(SandboxSpec(limits=cheat.task.limits)) as sandbox:
+        assert published_reward(sandbox, cheat) > 0

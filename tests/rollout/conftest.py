@@ -1,0 +1,110 @@
+"""Fixtures for rollouts: a backend that is shared, a scripted model, and a look at what is left on the machine."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from openenv.errors import SandboxUnavailable
+from openenv.rollout.scratch import scratch_root
+from openenv.sandboxes import LocalSandboxes
+from openenv.sandboxes.base import Sandboxes
+
+
+@pytest.fixture(scope="session")
+def local() -> Sandboxes:
+    """The `local` backend; bubblewrap is installed when root can do that, else the test is skipped."""
+    with Path(tempfile.gettempdir(), "openenv-tests-bubblewrap.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several test workers may come here at once
+        if shutil.which("bwrap") is None and os.geteuid() == 0 and shutil.which("apt-get"):
+            subprocess.run(["apt-get", "install", "-y", "--no-install-recommends", "bubblewrap"], check=False)
+    found = LocalSandboxes()
+    try:
+        found.check()
+    except SandboxUnavailable as exc:
+        pytest.skip(f"no local sandboxes here: {exc}")
+    return found
+
+
+@pytest.fixture
+def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A place of the test's own for scratch folders, which must be empty in the end.
+
+    It comes after `tmp_path`, or pytest would make its own folders in it.
+    """
+    with tempfile.TemporaryDirectory(prefix="openenv-test-") as folder:  # short, as sockets must be
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        yield Path(folder)
+        assert not scratch_root().exists(), "a rollout left its scratch folder"
+
+
+class Leftovers:
+    """What rollouts could leave on this machine, seen from outside: processes, mounts and control groups."""
+
+    def __init__(self, tmp: Path) -> None:
+        self._tmp = tmp
+        self._before = self._now()
+
+    def _now(self) -> set[str]:
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+        mounts = {line.split()[4] for line in lines if "openenv" in line or str(self._tmp) in line}
+        children = {f"process {pid} {_command(pid)}" for pid in _descendants(os.getpid())}
+        files = {f"file {path}" for path in self._tmp.iterdir()}
+        return {*(f"mount {mount}" for mount in mounts), *children, *files, *_groups(os.getpid())}
+
+    def check(self, timeout_s: float = 10.0) -> None:
+        """Wait until nothing is there that was not there before."""
+        deadline = time.monotonic() + timeout_s
+        while (left := self._now() - self._before) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not left
+
+
+def _descendants(root: int) -> set[int]:
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(") ")[2].split()
+            except OSError:
+                continue
+            parents[int(entry.name)] = int(fields[1])
+    found: set[int] = set()
+    while True:
+        more = {pid for pid, parent in parents.items() if (parent == root or parent in found) and pid not in found}
+        if not more:
+            return found
+        found |= more
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")[:80]
+    except OSError:
+        return ""
+
+
+def _groups(pid: int) -> set[str]:
+    """Control groups of sandboxes that this process owns."""
+    found: set[str] = set()
+    for folder, names, _ in os.walk("/sys/fs/cgroup"):  # unlike glob, it does not mind what vanishes meanwhile
+        owned = [name for name in names if name.startswith("openenv") and re.search(rf"[_-]{pid}[_-]", name)]
+        found.update(f"group {folder}/{name}" for name in owned)
+    return found
+
+
+@pytest.fixture
+def leftovers(local: Sandboxes, own_temporary_folder: Path) -> Callable[[], None]:
+    """Call it at the end of a test: everything that was not there at its beginning must be gone."""
+    watch = Leftovers(own_temporary_folder)
+    return watch.check

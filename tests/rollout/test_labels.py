@@ -1,0 +1,49 @@
+"""Labels: whose fault a failed rollout is. What the host saw counts before what the agent says."""
+
+from __future__ import annotations
+
+import pytest
+
+from openenv.rollout.labels import AgentFacts, ModelUse, is_hopeless, judge
+
+FINE = AgentFacts(0, False, 60, None)
+CRASHED = AgentFacts(1, False, 60, "the agent exited with code 1")
+HUNG = AgentFacts(124, True, 60, "the agent exited with code 124")
+USED = ModelUse(needed=True, calls=3, answered=3)
+NONE = ModelUse(needed=False)
+DEAD = ModelUse(needed=True, calls=2, answered=0, failures=1, last_error="connection refused")
+
+
+@pytest.mark.parametrize(
+    ("agent", "model", "status", "reason"),
+    [
+        (FINE, USED, None, ""),
+        (FINE, NONE, None, ""),
+        (CRASHED, USED, "policy_failed", "code 1"),
+        (CRASHED, NONE, "policy_failed", "code 1"),
+        (AgentFacts(137, False, 60, "x"), USED, "policy_failed", "memory"),
+        (HUNG, USED, "truncated", "agent timeout"),
+        (FINE, ModelUse(needed=True, calls=3, answered=3, refused="max_calls"), "truncated", "max_calls"),
+        (CRASHED, DEAD, "env_failed", "connection refused"),
+        (FINE, DEAD, "env_failed", "no call was answered"),
+        (HUNG, DEAD, "env_failed", "connection refused"),
+        (CRASHED, ModelUse(needed=True, calls=3, answered=2, failures=1, last_status=503), "env_failed", "503"),
+        (CRASHED, ModelUse(needed=True, calls=3, answered=2, failures=1, last_status=400), "policy_failed", "1"),
+        (CRASHED, ModelUse(needed=True), "env_failed", "no model call"),
+        (FINE, ModelUse(needed=True), "env_failed", "no model call"),
+    ],
+)
+def test_failures_are_called_what_they_are(agent: AgentFacts, model: ModelUse, status: str | None, reason: str) -> None:
+    label = judge(agent, model)
+    assert (label.status if label else None) == status
+    assert label is None or reason in label.reason
+
+
+@pytest.mark.parametrize(
+    ("failures", "status", "hopeless"),
+    [(8, None, False), (9, None, True), (9, 503, False), (30, 503, True), (100, 400, False), (0, None, False)],
+)
+def test_a_dead_endpoint_is_given_up_and_a_busy_one_is_waited_for(
+    failures: int, status: int | None, hopeless: bool
+) -> None:
+    assert is_hopeless(ModelUse(needed=True, calls=9, failures=failures, last_status=status)) is hopeless

@@ -1,0 +1,235 @@
+"""The store: nothing lost, nothing half written, whatever dies in between and however many write at once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openenv.errors import StoreError
+from openenv.rollout import Outcome, RolloutStore, Task
+
+TASK = Task(instruction="write it", verify=("true",), task_id="t")
+
+
+def outcome(rollout_id: str, **fields: Any) -> Outcome:
+    return Outcome.model_validate({"rollout_id": rollout_id, "status": "ok", "reward": 1.0, "agent": "noop", **fields})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RolloutStore:
+    return RolloutStore(tmp_path / "store")
+
+
+def shards(store: RolloutStore) -> list[Path]:
+    return sorted((store.root / "shards").glob("*.jsonl"))
+
+
+def test_what_was_stored_is_found_again(store: RolloutStore, tmp_path: Path) -> None:
+    tree = tmp_path / "tree.tar"
+    tree.write_bytes(b"tar")
+    store.add(outcome("one", task_id="t"), TASK, worktree=tree, baseline=tmp_path / "not there")
+    with RolloutStore(store.root) as again:
+        record = again.get("one")
+        assert record.outcome.reward == 1.0
+        assert record.task == TASK
+        kept = again.file("one", "worktree.tar")
+        assert kept is not None
+        assert kept.read_bytes() == b"tar"
+        assert again.file("one", "baseline.tar") is None
+
+
+def test_rows_can_be_asked_for_by_status_task_and_agent(store: RolloutStore) -> None:
+    store.add(outcome("one", task_id="a"), TASK)
+    store.add(outcome("two", task_id="b", status="truncated", reward=None), TASK)
+    assert [row.rollout_id for row in store.find()] == ["two", "one"]
+    assert [row.rollout_id for row in store.find(status="truncated")] == ["two"]
+    assert [row.rollout_id for row in store.find(task_id="a", agent="noop")] == ["one"]
+    assert len(store.find(limit=1)) == 1
+    with pytest.raises(ValueError, match="no such column"):
+        store.find(reward="1")
+
+
+def test_the_beginning_of_an_id_is_enough_when_it_is_the_only_one(store: RolloutStore) -> None:
+    store.add(outcome("abc1"), TASK)
+    store.add(outcome("abd2"), TASK)
+    assert store.get("abc").rollout_id == "abc1"
+    with pytest.raises(StoreError, match="several"):
+        store.get("ab")
+    with pytest.raises(StoreError, match="no rollout"):
+        store.get("x")
+
+
+def test_an_id_is_used_once(store: RolloutStore) -> None:
+    store.add(outcome("one"), TASK)
+    with pytest.raises(StoreError, match="already"):
+        store.add(outcome("one", reward=0.0), TASK)
+    assert store.get("one").outcome.reward == 1.0
+
+
+@pytest.mark.parametrize("rollout_id", ["../x", "", ".hidden", "a/b"])
+def test_an_id_that_is_a_path_is_refused(store: RolloutStore, rollout_id: str) -> None:
+    with pytest.raises(StoreError, match="no id"):
+        store.begin(rollout_id, TASK)
+
+
+def test_a_later_verification_is_added_and_the_first_stays(store: RolloutStore) -> None:
+    first = store.add(outcome("one"), TASK)
+    store.add_verification(outcome("one", reward=0.5), TASK)
+    assert [record.outcome.reward for record in store.history("one")] == [0.5, 1.0]
+    assert store.get("one").kind == "reverify"
+    assert store.get("one", record_id=first.record_id).outcome.reward == 1.0
+    assert len(store.find()) == 1
+    assert len(store.find(latest=False)) == 2
+    with pytest.raises(StoreError, match="no rollout"):
+        store.add_verification(outcome("two"), TASK)
+
+
+def test_the_index_is_made_anew_from_the_shards(store: RolloutStore) -> None:
+    store.add(outcome("one"), TASK)
+    store.close()
+    for path in store.root.glob("index.sqlite*"):
+        path.unlink()
+    assert [row.rollout_id for row in RolloutStore(store.root).find()] == ["one"]
+
+
+def test_a_broken_index_is_made_anew(store: RolloutStore) -> None:
+    store.add(outcome("one"), TASK)
+    store.close()
+    for path in store.root.glob("index.sqlite-*"):
+        path.unlink()
+    (store.root / "index.sqlite").write_bytes(b"this is no database" * 1000)
+    again = RolloutStore(store.root)
+    assert [row.rollout_id for row in again.find()] == ["one"]
+    again.add(outcome("two"), TASK)
+    assert {row.rollout_id for row in RolloutStore(store.root).find()} == {"one", "two"}
+
+
+def test_torn_and_foreign_lines_are_left_out(store: RolloutStore) -> None:
+    store.add(outcome("one"), TASK)
+    store.close()
+    whole = shards(store)[0].read_bytes()
+    (store.root / "shards" / "torn.jsonl").write_bytes(whole[: len(whole) // 2])
+    (store.root / "shards" / "odd.jsonl").write_bytes(b"\0\0\0\n[1]\n{}\n" + whole.replace(b'"one"', b'"two"', 9)[:-1])
+    again = RolloutStore(store.root)
+    assert [row.rollout_id for row in again.find()] == ["one"]
+    again.rebuild()
+    assert [row.rollout_id for row in again.find()] == ["one"]
+
+
+def test_a_line_that_is_still_being_written_is_read_when_it_is_whole(store: RolloutStore) -> None:
+    store.add(outcome("one"), TASK)
+    line = shards(store)[0].read_bytes()
+    record = json.loads(line) | {"record_id": "other", "rollout_id": "two"}
+    text = json.dumps(record).encode() + b"\n"
+    growing = store.root / "shards" / "growing.jsonl"
+    growing.write_bytes(text[:100])
+    assert len(store.find()) == 1
+    growing.write_bytes(text)
+    assert {row.rollout_id for row in store.find()} == {"one", "two"}
+
+
+def test_a_shard_that_was_removed_is_forgotten(store: RolloutStore) -> None:
+    store.add(outcome("one"), TASK)
+    assert len(store.find()) == 1
+    shards(store)[0].unlink()
+    assert store.find() == []
+
+
+def test_a_store_that_cannot_be_made_is_a_typed_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError):
+        RolloutStore(tmp_path / "file" / "store")
+
+
+def test_threads_write_to_one_store_at_once(store: RolloutStore) -> None:
+    threads = [threading.Thread(target=store.add, args=(outcome(f"r{n}"), TASK)) for n in range(24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {row.rollout_id for row in store.find()} == {f"r{n}" for n in range(24)}
+    assert len(shards(store)) == 1
+
+
+WRITER = """
+import sys
+from openenv.rollout import Outcome, RolloutStore, Task
+store = RolloutStore(sys.argv[1])
+for n in range(int(sys.argv[3])):
+    store.add(Outcome(rollout_id=f"{sys.argv[2]}-{n}", status="ok"), Task(instruction="x"))
+print("done", flush=True)
+"""
+
+
+def writer(store: RolloutStore, name: str, count: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(store.root), name, str(count)], stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_processes_write_to_one_store_at_once(store: RolloutStore) -> None:
+    processes = [writer(store, f"p{n}", 25) for n in range(4)]
+    assert [process.communicate(timeout=60)[0] for process in processes] == ["done\n"] * 4
+    assert len(store.find()) == 100
+    assert len(shards(store)) == 4
+
+
+def test_a_writer_that_is_killed_loses_nothing_that_it_had_stored(store: RolloutStore) -> None:
+    process = writer(store, "p", 100_000)
+    while len(store.find()) < 10:
+        assert process.poll() is None
+    process.kill()
+    process.communicate(timeout=30)
+    rows = store.find()
+    whole = sum(path.read_bytes().count(b"\n") for path in shards(store))
+    assert len(rows) == whole >= 10
+    assert {store.read(row).outcome.status for row in rows} == {"ok"}
+    numbers = sorted(int(row.rollout_id.split("-")[1]) for row in rows)
+    assert numbers == list(range(len(rows)))
+    store.add(outcome("after"), TASK)
+    assert len(store.find()) == whole + 1
+
+
+def test_a_rollout_whose_engine_died_is_told_from_one_that_runs(store: RolloutStore) -> None:
+    code = (
+        "import os, sys; from openenv.rollout import RolloutStore, Task\n"
+        "store = RolloutStore(sys.argv[1]); store.begin('lost', Task(instruction='x')); os._exit(9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(store.root)], check=False, timeout=60)
+    store.begin("running", TASK)
+    store.add(outcome("ended"), TASK)
+    with RolloutStore(store.root) as other:
+        assert other.interrupted() == ["lost"]
+
+
+FULL = """
+import resource, sys
+from openenv.errors import StoreError
+from openenv.rollout import Outcome, RolloutStore, Task
+store = RolloutStore(sys.argv[1])
+store.add(Outcome(rollout_id="first", status="ok"), Task(instruction="x"))
+resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 1024, resource.RLIM_INFINITY))
+big = Outcome(rollout_id="big", status="ok", agent_log_tail="x" * 200_000)
+try:
+    store.add(big, Task(instruction="x"))
+except StoreError as exc:
+    print(exc, exc.outcome is big)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+store.add(Outcome(rollout_id="last", status="ok"), Task(instruction="x"))
+print(sorted(row.rollout_id for row in store.find()), store.interrupted())
+"""
+
+
+def test_a_full_disk_is_a_typed_error_and_leaves_nothing_half_stored(store: RolloutStore) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(store.root)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "The rollout could not be stored: the disk is full True\n['first', 'last'] []\n", done.stderr
+    assert all(json.loads(line) for path in shards(store) for line in path.read_text().splitlines())
+    assert sorted(path.name for path in (store.root / "rollouts").iterdir()) == ["first", "last"]

@@ -1,0 +1,240 @@
+"""The work tree between agent and verifier: protected files come from the setup, hostile archives harm nobody."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from openenv.rollout import worktree
+from openenv.rollout.task import PROTECTED
+from openenv.rollout.worktree import Patterns, UnusableWorktree, merge, read_files
+
+
+def member(name: str, content: bytes | None = b"", **fields: object) -> tuple[tarfile.TarInfo, bytes | None]:
+    info = tarfile.TarInfo(name)
+    info.size = len(content or b"")
+    for key, value in fields.items():
+        setattr(info, key, value)
+    return info, content
+
+
+def folder(name: str) -> tuple[tarfile.TarInfo, bytes | None]:
+    return member(name, None, type=tarfile.DIRTYPE, mode=0o755)
+
+
+def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tuple[tarfile.TarInfo, bytes | None]:
+    return member(name, None, type=kind, linkname=target)
+
+
+def archive(path: Path, *members: tuple[tarfile.TarInfo, bytes | None]) -> Path:
+    with tarfile.open(path, "w:") as out:
+        for info, content in members:
+            out.addfile(info, io.BytesIO(content) if content is not None else None)
+    return path
+
+
+def content(path: Path) -> dict[str, bytes | str]:
+    found: dict[str, bytes | str] = {}
+    with tarfile.open(path, "r:") as source:
+        for info in source.getmembers():
+            if info.isreg():
+                found[info.name] = source.extractfile(info).read()  # type: ignore[union-attr]
+            elif not info.isdir():
+                found[info.name] = f"-> {info.linkname}"
+    return found
+
+
+def merged(tmp_path: Path, work: Path, baseline: Path | None = None, **options: object) -> dict[str, bytes | str]:
+    target = tmp_path / "merged.tar"
+    merge(work, baseline, target, **{"protected": PROTECTED, **options})  # type: ignore[arg-type]
+    return content(target)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "covered"),
+    [
+        ("**/conftest.py", "conftest.py", True),
+        ("**/conftest.py", "a/b/conftest.py", True),
+        ("**/conftest.py", "myconftest.py", False),
+        ("**/pytest/**", "pytest/x.py", True),
+        ("**/pytest/**", "a/pytest/b/c", True),
+        ("**/pytest/**", "pytest.txt", False),
+        ("tests/*.py", "tests/a.py", True),
+        ("tests/*.py", "tests/a/b.py", False),
+        ("tests/**", "tests/a/b.py", True),
+        ("file.?", "file.c", True),
+        ("**/*.pth", "evil\n.pth", True),
+    ],
+)
+def test_patterns_cover_what_they_say(pattern: str, name: str, covered: bool) -> None:
+    assert Patterns([pattern]).cover(name) is covered
+
+
+def test_no_pattern_covers_nothing() -> None:
+    assert not Patterns([]).cover("conftest.py")
+
+
+def test_the_agents_files_pass_and_protected_ones_do_not(tmp_path: Path) -> None:
+    work = archive(
+        tmp_path / "work.tar",
+        folder("."),
+        member("./solution.py", b"x = 1\n"),
+        member("./conftest.py", b"cheat"),
+        folder("./pkg"),
+        member("./pkg/sitecustomize.py", b"cheat"),
+        member("./pkg/__pycache__/test_x.cpython-311.pyc", b"cheat"),
+        member("./tox.ini", b"cheat"),
+    )
+    assert merged(tmp_path, work) == {"solution.py": b"x = 1\n"}
+
+
+def test_protected_files_come_back_as_the_setup_left_them(tmp_path: Path) -> None:
+    baseline = archive(
+        tmp_path / "base.tar",
+        folder("./workdir"),
+        member("./workdir/conftest.py", b"honest"),
+        member("./workdir/tests/conftest.py", b"honest too"),
+        member("./workdir/readme", b"not protected"),
+        member("./elsewhere/conftest.py", b"not in the work folder"),
+    )
+    work = archive(tmp_path / "work.tar", member("./conftest.py", b"cheat"), link("./tests", "/tmp"))
+    assert merged(tmp_path, work, baseline) == {"conftest.py": b"honest", "tests/conftest.py": b"honest too"}
+
+
+def test_a_link_that_stands_for_a_protected_folder_is_dropped(tmp_path: Path) -> None:
+    work = archive(tmp_path / "work.tar", link("./pytest", "fake"), member("./fake/__init__.py", b"kept"))
+    assert merged(tmp_path, work) == {"fake/__init__.py": b"kept"}
+
+
+def test_a_configuration_that_steers_pytest_is_taken_back(tmp_path: Path) -> None:
+    honest = b"[project]\nname = 'x'\n"
+    baseline = archive(tmp_path / "base.tar", member("./workdir/pyproject.toml", honest))
+    steering = archive(
+        tmp_path / "work.tar",
+        member("./pyproject.toml", b"[tool.pytest.ini_options]\naddopts='--co'\n"),
+        member("./sub/setup.cfg", b"[tool:pytest]\naddopts=--co\n"),
+        member("./sub/pyproject.toml", b'["tool"."\\u0070ytest"]\n'),
+    )
+    assert merged(tmp_path, steering, baseline) == {"pyproject.toml": honest}
+    plain = archive(tmp_path / "plain.tar", member("./pyproject.toml", b"[project]\nname = 'y'\n"))
+    assert merged(tmp_path, plain, baseline) == {"pyproject.toml": b"[project]\nname = 'y'\n"}
+    linked = archive(tmp_path / "linked.tar", member("./hidden", b"[pytest]"), link("./setup.cfg", "hidden"))
+    assert merged(tmp_path, linked, baseline) == {"hidden": b"[pytest]"}
+    assert "setup.cfg" in merged(tmp_path, linked, baseline, protected=())
+
+
+def test_modules_that_python_would_take_for_its_own_are_dropped_beside_the_checks(tmp_path: Path) -> None:
+    work = archive(
+        tmp_path / "work.tar",
+        member("./json.txt", b"no module"),
+        member("./calendar.py", b"at the top, but the task asks for it"),
+        member("./csv.py", b"at the top, where `python -m` and `python -c` look first"),
+        member("./pkg/json.py", b"in a package"),
+        folder("./tests"),
+        member("./tests/json.py", b"cheat"),
+        member("./tests/ast.cpython-311-x86_64-linux-gnu.so", b"cheat"),
+        folder("./tests/types"),
+        member("./tests/types/__init__.py", b"cheat"),
+        link("./tests/re", "../evil"),
+        folder("./tests/code"),
+        member("./tests/code/data.txt", b"a folder, no module"),
+        member("./tests/helper.py", b"no such module"),
+    )
+    files = {"tests/check.py": "", "/home/user/x/y.py": "", "top.py": ""}
+    kept = merged(tmp_path, work, verify_files=files, named=["Write /home/user/workdir/calendar.py."])
+    assert sorted(kept) == ["calendar.py", "json.txt", "pkg/json.py", "tests/code/data.txt", "tests/helper.py"]
+    assert "tests/json.py" in merged(tmp_path, work, verify_files={"tests/check.py": ""}, protected=())
+    assert "tests/json.py" in merged(tmp_path, work)
+    baseline = archive(tmp_path / "base.tar", member("./workdir/csv.py", b"the setup's own"))
+    assert "csv.py" in merged(tmp_path, work, baseline)
+
+
+def test_names_that_leave_the_tree_are_dropped(tmp_path: Path) -> None:
+    work = archive(
+        tmp_path / "work.tar",
+        member("/etc/passwd", b"cheat"),
+        member("../outside", b"cheat"),
+        member("a/../../outside", b"cheat"),
+        member("a/../inside", b"kept"),
+        link("x", "/etc"),
+        member("x/passwd", b"below a link"),
+        member("dev", None, type=tarfile.CHRTYPE),
+        member("pipe", None, type=tarfile.FIFOTYPE),
+    )
+    assert merged(tmp_path, work) == {"inside": b"kept", "x": "-> /etc"}
+
+
+def test_hard_links_stay_or_become_files(tmp_path: Path) -> None:
+    work = archive(
+        tmp_path / "work.tar",
+        member("./a", b"data"),
+        link("./b", "./a", tarfile.LNKTYPE),
+        member("./conftest.py", b"hidden under a protected name"),
+        link("./c", "./conftest.py", tarfile.LNKTYPE),
+    )
+    assert merged(tmp_path, work) == {"a": b"data", "b": "-> a", "c": b"hidden under a protected name"}
+
+
+def test_special_bits_and_owners_do_not_pass(tmp_path: Path) -> None:
+    work = archive(tmp_path / "work.tar", member("./su", b"x", mode=0o6777, uid=0, uname="root"))
+    merged(tmp_path, work)
+    with tarfile.open(tmp_path / "merged.tar") as source:
+        info = source.getmember("su")
+    assert info.mode == 0o755
+    assert info.uname == ""
+
+
+@pytest.mark.parametrize(
+    "given",
+    [b"", b"not a tar file at all" * 100, b"\0" * 100],
+)
+def test_what_is_no_archive_is_unusable_or_empty(tmp_path: Path, given: bytes) -> None:
+    work = tmp_path / "work.tar"
+    work.write_bytes(given)
+    try:
+        assert merged(tmp_path, work) == {}
+    except UnusableWorktree:
+        pass
+
+
+def test_a_tree_that_is_too_large_is_unusable(tmp_path: Path) -> None:
+    work = archive(tmp_path / "work.tar", member("./a", b"x" * 600), member("./b", b"x" * 600))
+    with pytest.raises(UnusableWorktree, match="too large"):
+        merged(tmp_path, work, max_bytes=1000)
+
+
+def test_a_sparse_file_counts_with_its_whole_size(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("huge")
+    info.size = 0
+    info.pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.map": "0,0"}
+    info.pax_headers["GNU.sparse.size"] = str(1 << 40)
+    with tarfile.open(tmp_path / "work.tar", "w:", format=tarfile.PAX_FORMAT) as out:
+        out.addfile(info)
+    with pytest.raises(UnusableWorktree, match="too large"):
+        merged(tmp_path, tmp_path / "work.tar")
+
+
+def test_a_tree_of_too_many_entries_is_unusable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worktree, "MAX_MEMBERS", 3)
+    work = archive(tmp_path / "work.tar", *(member(f"./{n}") for n in range(5)))
+    with pytest.raises(UnusableWorktree, match="more than 3 entries"):
+        merged(tmp_path, work)
+
+
+def test_small_text_files_are_shown_and_others_named(tmp_path: Path) -> None:
+    work = archive(
+        tmp_path / "work.tar",
+        member("./a.py", b"text"),
+        member("./bin", b"\xff\xfe"),
+        member("./d/e.txt", b"deeper"),
+        member("./d/f/g.txt", b"too deep"),
+        member("./long.txt", b"x" * 9000),
+    )
+    found = read_files(work, root="/home/user/workdir")
+    assert found.texts["/home/user/workdir/a.py"] == "text"
+    assert len(found.texts["/home/user/workdir/long.txt"]) == 8000
+    assert sorted(found.texts) == [f"/home/user/workdir/{name}" for name in ("a.py", "d/e.txt", "long.txt")]
+    assert found.others == ["/home/user/workdir/bin"]

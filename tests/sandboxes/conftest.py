@@ -1,0 +1,132 @@
+"""Fixtures for sandbox tests: real backends. What they need is installed where that is possible."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from openenv.errors import SandboxUnavailable
+from openenv.sandboxes import DockerSandboxes, LocalSandboxes, ProcessSandboxes, Sandbox, SandboxSpec
+from openenv.sandboxes.local.bubblewrap import install_command
+
+
+@pytest.fixture(scope="session")
+def bubblewrap() -> str:
+    """The path of bubblewrap, which is installed when root can do that."""
+    with Path(tempfile.gettempdir(), "openenv-tests-bubblewrap.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several test workers may come here at once
+        if shutil.which("bwrap") is None and os.geteuid() == 0 and shutil.which("apt-get"):
+            subprocess.run(["apt-get", "install", "-y", "--no-install-recommends", "bubblewrap"], check=False)
+    path = shutil.which("bwrap")
+    if path is None:
+        pytest.skip(f"bubblewrap is not installed and cannot be; a person could: {install_command()}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def local(bubblewrap: str) -> LocalSandboxes:
+    """The local backend."""
+    backend = LocalSandboxes()
+    try:
+        backend.check()
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    return backend
+
+
+@pytest.fixture(scope="session")
+def process() -> ProcessSandboxes:
+    """The backend without isolation."""
+    return ProcessSandboxes(i_know_there_is_no_isolation=True)
+
+
+@pytest.fixture
+def open_local(local: LocalSandboxes) -> Iterator[Callable[..., Sandbox]]:
+    """Open local sandboxes; all are closed when the test ends."""
+    with contextlib.ExitStack() as stack:
+        yield lambda **spec: stack.enter_context(local.open(SandboxSpec(**spec)))
+
+
+@pytest.fixture
+def box(open_local: Callable[..., Sandbox]) -> Sandbox:
+    """A local sandbox."""
+    return open_local()
+
+
+@pytest.fixture(scope="session")
+def docker_host() -> Iterator[str]:
+    """The address of a Docker engine that these tests own; what it needs is installed when root can do that."""
+    engines = load(Path(__file__).resolve().parents[2] / "benchmarks" / "docker_engine.py")
+    with Path(tempfile.gettempdir(), "openenv-tests-docker.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several test workers may come here at once
+        if shutil.which("dockerd") is None and os.geteuid() == 0 and shutil.which("apt-get"):
+            subprocess.run(engines.INSTALL.split(), check=False)
+    with contextlib.ExitStack() as stack:
+        try:
+            host = stack.enter_context(engines.docker_engine())
+        except engines.EngineUnavailable as error:
+            pytest.skip(str(error))
+        yield host
+
+
+@pytest.fixture(scope="session")
+def docker(docker_host: str) -> DockerSandboxes:
+    """The Docker backend, with the host's own system as its image."""
+    return DockerSandboxes("host", engine="docker", host=docker_host)
+
+
+def load(path: Path) -> Any:
+    """Import a file that is in no package."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def e2b_double(docker: DockerSandboxes) -> Iterator[Any]:
+    """A double of E2B that listens at `url` and knows `key`; its sandboxes are containers."""
+    pytest.importorskip("e2b")
+    module = load(Path(__file__).with_name("e2b_double.py"))
+    double = module.E2BDouble(docker)
+    with serving(double.asgi()) as url:
+        double.url, double.key = url, module.KEY
+        yield double
+        double.close()
+
+
+@contextlib.contextmanager
+def serving(app: Any) -> Iterator[str]:
+    """Serve an application on a free loopback port."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=2))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.005)
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        listener.close()

@@ -1,0 +1,115 @@
+"""A tunnel over standard streams: the relay runs as a process here, as it would in a box."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from openenv.sandboxes.stdio_tunnel import StdioTunnel, relay_source
+
+
+@pytest.fixture
+def echo(tmp_path: Path) -> Iterator[Path]:
+    """A unix socket whose server sends everything back in capitals, and then closes."""
+    path = tmp_path / "socket"
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(path))
+    server.listen(64)
+    threading.Thread(target=serve, args=(server,), daemon=True).start()
+    yield path
+    server.shutdown(socket.SHUT_RDWR)
+    server.close()
+
+
+def serve(server: socket.socket) -> None:
+    while True:
+        try:
+            end, _ = server.accept()
+        except OSError:
+            return
+        threading.Thread(target=answer, args=(end,), daemon=True).start()
+
+
+def answer(end: socket.socket) -> None:
+    with end:
+        while data := end.recv(1 << 16):
+            end.sendall(data.upper())
+
+
+@pytest.fixture
+def port(echo: Path) -> Iterator[int]:
+    """A loopback port that leads through a tunnel to the socket."""
+    yield from tunnelled(echo)
+
+
+def tunnelled(path: Path) -> Iterator[int]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    relay = subprocess.Popen(
+        [sys.executable, "-c", relay_source(), str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    )
+    tunnel = StdioTunnel(path)
+    threads = [threading.Thread(target=pour, args=(tunnel, relay)), threading.Thread(target=take, args=(tunnel, relay))]
+    for thread in threads:
+        thread.start()
+    try:
+        assert tunnel.ready.wait(20)
+        yield port
+    finally:
+        tunnel.close()
+        for thread in threads:
+            thread.join(20)
+        assert relay.wait(20) == 0
+
+
+def pour(tunnel: StdioTunnel, relay: subprocess.Popen[bytes]) -> None:
+    assert relay.stdin is not None
+    for frames in tunnel.frames():
+        relay.stdin.write(frames)
+    relay.stdin.close()
+
+
+def take(tunnel: StdioTunnel, relay: subprocess.Popen[bytes]) -> None:
+    assert relay.stdout is not None
+    while data := relay.stdout.read(1 << 16):
+        tunnel.received("stdout", data)
+    relay.stdout.close()
+
+
+def ask(port: int, data: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as end:
+        threading.Thread(target=send, args=(end, data), daemon=True).start()
+        got = b""
+        while part := end.recv(1 << 16):
+            got += part
+        return got
+
+
+def send(end: socket.socket, data: bytes) -> None:
+    end.sendall(data)
+    end.shutdown(socket.SHUT_WR)
+
+
+def test_bytes_go_through_both_ways(port: int) -> None:
+    data = bytes(range(256)) * 20_000
+    assert ask(port, data) == data.upper()
+    assert ask(port, b"") == b""
+
+
+def test_many_connections_at_once_are_not_mixed_up(port: int) -> None:
+    with concurrent.futures.ThreadPoolExecutor(20) as pool:
+        words = [f"connection {number} ".encode() * 1000 for number in range(40)]
+        assert list(pool.map(lambda word: ask(port, word), words)) == [word.upper() for word in words]
+
+
+def test_a_connection_to_nobody_is_closed(tmp_path: Path) -> None:
+    for port in tunnelled(tmp_path / "nobody"):
+        assert ask(port, b"hello") == b""

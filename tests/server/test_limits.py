@@ -1,0 +1,180 @@
+"""Where a server's limits come from, and what agents cannot use up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import httpx2
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+
+from openenv import GenericEnvClient
+from openenv.env.mcp import MCPEnvironment
+from openenv.errors import SessionCapacityError
+from openenv.server.access import AccessPolicy
+from openenv.server.app import create_app
+from openenv.server.compat import HTTPEnvServer
+from openenv.types import Action, ConcurrencyConfig, Observation, State
+
+POLICY = AccessPolicy(orchestrator="trainer-token", agent="agent-token")
+AGENT = {"Authorization": "Bearer agent-token"}
+V2 = "openenv.v2.json"
+
+
+class Bare(MCPEnvironment):
+    """Has one tool."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self) -> None:
+        from fastmcp import FastMCP
+
+        tools = FastMCP("bare")
+
+        @tools.tool
+        def greet() -> str:
+            """Say hello."""
+            return "hello"
+
+        super().__init__(tools)
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
+        return Observation()
+
+    def _step_impl(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
+        return Observation()
+
+    @property
+    def state(self) -> State:
+        return State()
+
+
+# -- where they come from -------------------------------------------------------------------------------------------
+
+
+def test_a_short_session_timeout_leaves_the_grace_period_as_it_is() -> None:
+    server = HTTPEnvServer(Bare, Action, Observation, concurrency_config=ConcurrencyConfig(session_timeout=5))
+    assert (server.manager.limits.idle_s, server.manager.limits.grace_s) == (5, 60)
+
+
+def test_the_settings_say_what_the_application_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENENV_SESSION_GRACE", "12.5")
+    monkeypatch.setenv("OPENENV_MAX_AGENT_SESSIONS", "3")
+    limits = HTTPEnvServer(Bare, Action, Observation).manager.limits
+    assert (limits.grace_s, limits.agents) == (12.5, 3)
+    own = HTTPEnvServer(Bare, Action, Observation, session_grace_s=0, max_agent_sessions=1).manager.limits
+    assert (own.grace_s, own.agents) == (0, 1)
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 7.5])
+def test_clients_are_told_the_grace_period(serve: Any, grace_s: float) -> None:
+    server = serve(create_app(Bare, Action, Observation, session_grace_s=grace_s))
+    with dial(server) as peer:
+        assert ask(peer, type="open", id=1)["grace_s"] == grace_s
+    if grace_s:
+        assert server.manager.active == 1
+    else:
+        server.wait_for(lambda: server.manager.active == 0)
+
+
+# -- what agents cannot use up --------------------------------------------------------------------------------------
+
+
+def dial(server: Any, headers: dict[str, str] | None = None, path: str = "/ws", **options: Any) -> Any:
+    offered: Any = {"subprotocols": [V2]} if path == "/ws" and "v1" not in options else {}
+    return connect(f"ws://127.0.0.1:{server.port}{path}", additional_headers=headers, proxy=None, **offered)
+
+
+def ask(peer: ClientConnection, **message: Any) -> dict[str, Any]:
+    with suppress(ConnectionClosed):  # one that was refused has its reply already
+        peer.send(json.dumps(message))
+    reply: dict[str, Any] = json.loads(peer.recv(timeout=10))
+    return reply
+
+
+def by_v2(server: Any, stack: ExitStack) -> dict[str, Any]:
+    return ask(stack.enter_context(dial(server, AGENT)), type="open", id=1)
+
+
+def by_v1(server: Any, stack: ExitStack) -> dict[str, Any]:
+    peer = stack.enter_context(dial(server, AGENT, v1=True))
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+    return ask(peer, type="mcp", data=call)
+
+
+def by_rpc_socket(server: Any, stack: ExitStack) -> dict[str, Any]:
+    peer = stack.enter_context(dial(server, AGENT, path="/mcp"))
+    return ask(peer, jsonrpc="2.0", id=1, method="tools/list")
+
+
+def by_own_method(server: Any, stack: ExitStack) -> dict[str, Any]:
+    return _post(server, {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"})
+
+
+def by_handshake(server: Any, stack: ExitStack) -> dict[str, Any]:
+    params = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+    return _post(server, {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params})
+
+
+def _post(server: Any, message: dict[str, Any]) -> dict[str, Any]:
+    headers = dict(AGENT)
+    if message["method"] == "initialize":
+        headers["Accept"] = "application/json, text/event-stream"
+    reply: dict[str, Any] = httpx2.post(f"{server.url}/mcp", json=message, headers=headers, trust_env=False).json()
+    return reply
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """What is opened is closed with the test."""
+    with ExitStack() as found:
+        yield found
+
+
+@pytest.mark.parametrize("way", [by_v2, by_v1, by_rpc_socket, by_own_method, by_handshake])
+def test_agents_leave_slots_to_the_orchestrator(
+    serve: Any, stack: ExitStack, way: Callable[[Any, ExitStack], dict[str, Any]]
+) -> None:
+    app = create_app(Bare, Action, Observation, max_concurrent_envs=3, max_agent_sessions=2, access=POLICY)
+    server = serve(app)
+    for _ in range(2):
+        reply = way(server, stack)
+        assert reply.get("type") != "error", reply
+        assert "error" not in reply, reply
+    refused = json.dumps(way(server, stack))
+    assert "as many sessions for agents as it may" in refused
+    assert server.manager.active == 2
+    with GenericEnvClient(server.url, token="trainer-token").sync() as trainer:
+        trainer.reset()
+        assert server.manager.active == 3
+        with pytest.raises(SessionCapacityError):
+            GenericEnvClient(server.url, token="trainer-token").sync().reset()
+
+
+def test_agents_without_a_slot_of_their_own_still_reach_a_session_that_was_prepared(serve: Any) -> None:
+    app = create_app(Bare, Action, Observation, max_concurrent_envs=2, max_agent_sessions=0, access=POLICY)
+    server = serve(app)
+    trainer = {"Authorization": "Bearer trainer-token", "X-OpenEnv-Session": "new"}
+    opened = httpx2.post(f"{server.url}/reset", headers=trainer, trust_env=False)
+    call = {"name": "greet", "session_id": opened.headers["X-OpenEnv-Session"]}
+    reply = _post(server, {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call})
+    assert "hello" in json.dumps(reply)
+    refused = _post(server, {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"})
+    assert refused["error"]["data"]["max_sessions"] == 2
+
+
+def test_an_agent_that_waits_does_not_stand_in_the_orchestrators_way(serve: Any, stack: ExitStack) -> None:
+    app = create_app(Bare, Action, Observation, max_concurrent_envs=2, max_agent_sessions=1, access=POLICY)
+    server = serve(app)
+    first = stack.enter_context(dial(server, AGENT))
+    ask(first, type="open", id=1)
+    waiting = stack.enter_context(dial(server, AGENT))
+    refused = ask(waiting, type="open", id=1, wait_s=30)  # it would wait for its own kind
+    assert refused["data"]["code"] == "CAPACITY_REACHED"
+    trainer = {"Authorization": "Bearer trainer-token"}
+    peer = stack.enter_context(dial(server, trainer))
+    assert ask(peer, type="open", id=1)["type"] == "opened"
