@@ -42,6 +42,7 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.sandboxes.pool import SandboxPool as SandboxPool
     from openenv.sandboxes.process import ProcessSandboxes as ProcessSandboxes
     from openenv.sandboxes.registry import backend as backend
+    from openenv.sandboxes.self_check import CheckResult as CheckResult
     from openenv.sandboxes.self_check import self_check as self_check
 
     __all__: list[str]
