@@ -15,11 +15,9 @@ from ..errors import (
     Forbidden,
     OpenEnvError,
     RequestCancelled,
-    SessionCapacityError,
     SessionClosedError,
     SessionLost,
     SessionNotFoundError,
-    StaleRequest,
 )
 from ..protocol.v2.codec import Codec
 from ..protocol.v2.server import (
@@ -34,15 +32,16 @@ from ..protocol.v2.server import (
     writer_of,
 )
 from ..runners import Host, Hub
-from ..sessions.endings import CLOSED_BY_CLIENT, DISCONNECTED, ending
+from ..sessions.endings import CLOSED_BY_CLIENT, ending
 from ..sessions.group import GroupedStep, StepGroup
 from ..sessions.ledger import Entry
 from ..sessions.operations import Operation, Operations, StepInput, build_operations
 from ..sessions.origin import Origin
-from ..sessions.session import Call, Running, Session, SessionKind
+from ..sessions.session import Call, Running, Session
 from ..types import ServerMode, WSErrorCode
-from .access import Role, account_of, may
+from .access import Role, may
 from .answers import Collected, Each, Outcome, Place, Single, Target
+from .entrance import Entrance
 from .mcp.own import OwnMethods
 from .service import EnvService
 from .sockets import Socket
@@ -50,7 +49,6 @@ from .sockets import Socket
 logger = logging.getLogger(__name__)
 
 _MOST_UNDER_WAY = 8192
-_MOST_OPENED = 1024  # whose ids are kept
 _GYM = frozenset({"reset", "step", "state"})
 _GOODBYES = frozenset({1000, 1001, 1005})
 
@@ -91,9 +89,8 @@ class MultiplexConnection:
         self._takes_steps = shared.service.mode is ServerMode.SIMULATION
         self._steps_go_together = self._takes_steps and role is Role.ORCHESTRATOR
         self._limit = shared.service.options.max_message_bytes
-        self._sessions: dict[str, Session] = {}
-        self._opening: dict[int, asyncio.Task[None]] = {}
-        self._opened_as: dict[int, str] = {}
+        self.sessions: dict[str, Session] = {}
+        self._entrance = Entrance(self, shared.service, hub, role)
         self._calls: dict[tuple[str, int], Call] = {}
         self._groups: set[StepGroup] = set()
         self._grouped = 0  # steps in them
@@ -145,9 +142,8 @@ class MultiplexConnection:
         if self._lost:
             return
         self._lost = True
-        for task in self._opening.values():
-            task.cancel()
-        sessions, self._sessions = self._sessions, {}
+        self._entrance.leave()
+        sessions, self.sessions = self.sessions, {}
         for session in sessions.values():
             self._manager.attachments.release(session, self)
 
@@ -164,9 +160,9 @@ class MultiplexConnection:
                 return
 
     def _let_go(self, session: Session, reason: str) -> None:
-        if self._sessions.pop(session.id, None) is not None and not self._lost:
+        if self.sessions.pop(session.id, None) is not None and not self._lost:
             note = {"type": "event", "event": "detached", "session": session.id, "reason": reason}
-            self._send(self._codec.encode(note))
+            self.send_message(note)
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -199,7 +195,7 @@ class MultiplexConnection:
 
     def _take_together(self, steps: list[dict[str, Any]], collected: Collected) -> None:
         """Run steps in groups, one for each thread that sessions share; what is no plain, new step runs by itself."""
-        operation, hub, sessions = self._operations.step, self._hub, self._sessions
+        operation, hub, sessions = self._operations.step, self._hub, self.sessions
         groups: dict[Host, StepGroup] = {}
         alone: list[int] = []
         for place, given in enumerate(steps):
@@ -270,7 +266,7 @@ class MultiplexConnection:
             self._run_rpc(request, session, entry)
             return
         if request.type == "close":
-            self._sessions.pop(session.id, None)
+            self.sessions.pop(session.id, None)
             session.holder = None
             session.ledger.finish(entry, Reply("closed", self.writer.data({}), self.writer), 0)
             session.close(CLOSED_BY_CLIENT)
@@ -302,11 +298,11 @@ class MultiplexConnection:
     def _session(self, request: Request) -> Session:
         name = request.session
         if name is None:
-            if len(self._sessions) != 1:
-                count = len(self._sessions) or "no"
+            if len(self.sessions) != 1:
+                count = len(self.sessions) or "no"
                 raise SessionNotFoundError("", f"The connection has {count} sessions, so the request must name one.")
-            return next(iter(self._sessions.values()))
-        session = self._sessions.get(name)
+            return next(iter(self.sessions.values()))
+        session = self.sessions.get(name)
         if session is None:
             raise SessionNotFoundError(name, f"This connection has no session '{name}'.")
         return session
@@ -323,7 +319,7 @@ class MultiplexConnection:
             event = {"type": "event", "id": request.id, "event": "progress", **told}
             if request.session is not None:
                 event["session"] = request.session
-            self._send(self._codec.encode(event))
+            self.send_message(event)
 
         try:
             answer = await self._shared.rpc.answer(request.data, own=session, notify=notify, role=self._role)
@@ -357,132 +353,35 @@ class MultiplexConnection:
 
     # -- sessions -------------------------------------------------------------------------------------------------
 
-    def _open(self, request: Request) -> None:
-        given = request.extra or {}
-        if isinstance(given.get("compress"), int):
-            self._compress = given["compress"]
-        resume = given.get("resume")
-        if isinstance(resume, str):
-            session = self._manager.attachments.claimed(resume)
-            if self._role is Role.AGENT and not session.account.is_agent:
-                raise Forbidden(self._role.value)  # the replies that are kept for its owner show rewards
-            self._manager.attachments.reattach(session, self)
-            self._sessions[session.id] = session
-            self._opened(request, session, resumed=True)
-            return
-        if request.id in self._opening:  # sent twice: one answer is for both
-            return
-        if request.id in self._opened_as:
-            self._open_again(request)
-            return
-        known = self._manager.openings.find(self._nonce(given))
-        if known is not None:
-            self._hold(request, known)
-            return
-        task = self._hub.loop.create_task(self._open_new(request, given))
-        self._opening[request.id] = task
-        task.add_done_callback(lambda _: self._opening.pop(request.id, None))
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection is gone."""
+        return self._lost
 
     @property
-    def _has_said_goodbye(self) -> bool:
+    def has_said_goodbye(self) -> bool:
         """Whether the client has ended the connection itself, so that it will not come back for what it waits for."""
         return getattr(self._socket, "close_code", None) in _GOODBYES
 
-    def _nonce(self, given: Mapping[str, Any]) -> str | None:
-        """What a client calls its session before it knows the token; an agent cannot mean an orchestrator's."""
-        nonce = given.get("nonce")
-        return f"{self._role.value} {nonce}" if isinstance(nonce, str) else None
-
-    async def _open_new(self, request: Request, given: Mapping[str, Any]) -> None:
-        wait_s, key = given.get("wait_s"), given.get("key")
-        told: list[int] = []
-
-        def on_position(position: int) -> None:
-            if not told or told[-1] != position:
-                told.append(position)
-                event = {"type": "event", "id": request.id, "event": "queued", "position": position}
-                self._send(self._codec.encode(event))
-
-        opening = self._manager.openings.begin(
-            self._nonce(given),
-            lambda opening: self._manager.open_in_turn(
-                SessionKind.RESUMABLE,
-                wait_s=float(wait_s) if isinstance(wait_s, (int, float)) else 0.0,
-                account=account_of(self._role, key if isinstance(key, str) else None),
-                on_position=opening.tell_position,
-                on_reserved=opening.reserved,
-            ),
-        )
-        try:
-            session = await opening.wait(on_position)
-        except asyncio.CancelledError:
-            opening.leave(is_final=not self._lost or self._has_said_goodbye)
-            if not self._lost:
-                self._send_error(request, RequestCancelled())
-                return
-            raise
-        except SessionCapacityError as exc:
-            later = self._manager.retry_after_s
-            told_when = SessionCapacityError(exc.active_sessions, exc.max_sessions, str(exc), retry_after_s=later)
-            self._send_error(request, told_when)
-            return
-        except OpenEnvError as exc:
-            self._send_error(request, exc)
-            return
-        except Exception as exc:  # whatever it is, whoever waits must be told
-            logger.exception("a session could not be opened")
-            self._send_error(request, self._shared.service.errors.shown(exc))
-            return
-        if self._lost:
-            if not opening.is_kept:  # nobody has learnt its token
-                session.close(DISCONNECTED)
-            return
-        self._hold(request, session)
-
-    def _hold(self, request: Request, session: Session) -> None:
-        """Answer with a session that was opened by this request, here or on a connection that is gone."""
-        if session.holder is None and not session.ledger.last_id:
-            self._manager.attachments.hold(session, self)
-        else:
-            self._manager.attachments.reattach(session, self)
-        self._sessions[session.id] = session
-        self._opened_as[request.id] = session.id
-        if len(self._opened_as) > _MOST_OPENED:
-            del self._opened_as[next(iter(self._opened_as))]
-        self._opened(request, session, resumed=False)
-
-    def _open_again(self, request: Request) -> None:
-        """Answer a repeated request with the session that it has opened."""
-        session = self._sessions.get(self._opened_as[request.id])
-        if session is None:
-            raise StaleRequest(request.id, max(self._opened_as))
-        self._opened(request, session, resumed=False)
-
-    def _opened(self, request: Request, session: Session, *, resumed: bool) -> None:
-        message = {
-            "type": "opened",
-            "id": request.id,
-            "session": session.id,
-            "token": self._manager.attachments.token(session),
-            "resumed": resumed,
-            "last_id": session.ledger.last_id,
-            "grace_s": self._manager.limits.grace_s,
-        }
-        self._send(self._codec.encode(message))
+    def _open(self, request: Request) -> None:
+        compress = (request.extra or {}).get("compress")
+        if isinstance(compress, int):
+            self._compress = compress
+        self._entrance.open(request)
 
     def _cancel(self, request: Request) -> None:
         wanted = (request.extra or {}).get("request")
         found = False
         if isinstance(wanted, int):
-            if request.session is None and wanted in self._opening:
-                found = self._opening[wanted].cancel()
+            if request.session is None and self._entrance.is_opening(wanted):
+                found = self._entrance.cancel(wanted)
             else:
                 session = self._session(request)
                 call: Running | None = self._calls.get((session.id, wanted)) or self._in_group(session, wanted)
                 task = self._rpcs.get((session.id, wanted))
                 found = session.cancel(call) if call is not None else task is not None and task.cancel()
         message = {"type": "cancelled", "id": request.id, "found": found}
-        self._send(self._codec.encode(message))
+        self.send_message(message)
 
     def _in_group(self, session: Session, request_id: int) -> GroupedStep | None:
         steps = (step for group in self._groups for step in group.steps)
@@ -494,7 +393,8 @@ class MultiplexConnection:
         self._manager.report_error(error["code"])
         self._send(self.writer.message("error", request_id, session, self.writer.data(error)))
 
-    def _send_error(self, request: Request, exc: BaseException) -> None:
+    def send_error(self, request: Request, exc: BaseException) -> None:
+        """Say that a request failed."""
         self.send_reply(self.writer.error(exc), request)
 
     def send_reply(self, reply: Reply, request: Request | Refused) -> None:
@@ -526,6 +426,10 @@ class MultiplexConnection:
     def _send_ready(self) -> None:
         ready, self._ready = self._ready, []
         self.send_batch(ready, None)
+
+    def send_message(self, message: Mapping[str, Any]) -> None:
+        """Send something that is no answer to a call."""
+        self._send(self._codec.encode(message))
 
     def _send(self, payload: bytes) -> None:
         if self._lost:
