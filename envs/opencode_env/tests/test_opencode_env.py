@@ -108,6 +108,16 @@ def test_rollouts_at_once_are_not_mixed_up_and_nothing_planted_counts(served: An
     served.wait_until_free()
 
 
+def test_a_model_that_does_not_answer_is_no_failure_of_the_agent(served: Any) -> None:
+    with OpenCodeEnv(base_url=served.url).sync() as env:
+        result = env.run_rollout(
+            endpoint="scripted", script=HANG, instruction="hang", verify=["true"], agent_timeout_s=25
+        )
+        assert (result.status, result.phase, result.reward) == ("env_failed", "agent", None)
+        assert "no answer" in (result.error or "")
+    served.wait_until_free()
+
+
 def test_a_step_brings_the_reward_and_a_black_box_no_turns(served: Any) -> None:
     with OpenCodeEnv(base_url=served.url).sync() as env:
         env.reset()
@@ -129,7 +139,12 @@ def test_an_agent_that_takes_too_long_is_no_zero(served: Any) -> None:
     # The limit of other calls is not that of a rollout, whichever way it is asked for.
     with OpenCodeEnv(base_url=served.url, message_timeout_s=2).sync() as env:
         text = env.call_tool(
-            "run_rollout", endpoint="scripted", script=HANG, instruction="hang", verify=["true"], agent_timeout_s=4
+            "run_rollout",
+            endpoint="scripted",
+            script=shell("sleep 600"),
+            instruction="hang",
+            verify=["true"],
+            agent_timeout_s=12,
         )
         result = RolloutResult.model_validate_json(text)
         assert (result.error or "").startswith("agent timeout")
