@@ -6,6 +6,7 @@ the thread and one back, not one for each. Knows sessions and lanes; must not kn
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,10 @@ from ..runners import Hub
 from .ledger import Entry
 from .operations import Operation
 from .session import Call, Session, interrupt
+
+
+_MANY = 16
+_GIVE_WAY_S = 0.00005
 
 
 class GroupedStep:
@@ -83,6 +88,10 @@ class StepGroup:
             self.deliver()
         else:
             self.hub.post(self)
+            if len(self.steps) >= _MANY:
+                # Or this thread would go on with the next group while the loop waits for the interpreter: all replies
+                # would go out together at the end, and whoever waits for them would have nothing to do until then.
+                time.sleep(_GIVE_WAY_S)
         for session, following in waiting:
             session.start(following)
 
