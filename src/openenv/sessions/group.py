@@ -16,7 +16,6 @@ from .ledger import Entry
 from .operations import Operation
 from .session import Call, Session, interrupt
 
-
 _MANY = 16
 _GIVE_WAY_S = 0.00005
 
