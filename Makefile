@@ -84,9 +84,11 @@ format: $(VENV)/ready ## let ruff rewrite what it can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(VENV)/ready ## measure beside the published package; writes benchmarks/RESULTS.md
+bench: $(VENV)/ready test-packages ## measure beside the published package and Docker; writes benchmarks/RESULTS.md and CAPTURE.md
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "matplotlib>=3.9"
 	@$(BIN)/python benchmarks/run.py --ours $(BIN)/python $(BENCH)
+	@$(BIN)/python benchmarks/sandboxes.py --into benchmarks/RESULTS.md
+	@$(BIN)/python benchmarks/capture.py --out benchmarks/CAPTURE.md
 
 docs: $(VENV)/ready ## build the documentation into site/
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "zensical>=0.0.20"

@@ -1,6 +1,6 @@
 """What it costs to start a sandbox: `local` beside Docker, in turns within one run.
 
-    python benchmarks/sandboxes.py [--rounds N] [--out FILE.md]
+    python benchmarks/sandboxes.py [--rounds N] [--into FILE.md]
 
 A start is measured from the call until the first command in the sandbox has ended: `open()` and `exec(["true"])`, or
 `docker run --rm IMAGE true`. A Docker engine of its own is started for it and ended afterwards; its image is the
@@ -27,6 +27,7 @@ from docker_engine import EngineUnavailable, docker_engine
 from openenv.sandboxes import DockerSandboxes, LocalSandboxes, Sandboxes, SandboxPool
 
 IMAGE = "openenv-bench:latest"
+TITLE = "## Start of a sandbox"
 GOAL_MS, GOAL_RATIO = 50.0, 10.0
 Start = Callable[[], float]
 
@@ -121,9 +122,10 @@ def report(taken: dict[str, list[float]], load: float) -> str:
     docker = percentile(taken["docker run --rm"], 0.5) if "docker run --rm" in taken else None
     local = percentile(taken["local"], 0.5)
     lines = [
-        "## Start of a sandbox",
+        TITLE,
         "",
-        f"From the call until the first command has ended; {rounds} rounds in turns on {os.cpu_count()} cores, Linux "
+        f"`python benchmarks/sandboxes.py --rounds {rounds}`. From the call until the first command has ended; "
+        f"{rounds} rounds in turns on {os.cpu_count()} cores, Linux "
         f"{platform.release()}, Python {platform.python_version()}, load {load:.1f} at the beginning.",
         "",
         "| start | p50 ms | p99 ms | min ms | p50 against docker run |",
@@ -146,7 +148,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--out", type=Path, help="write the table there as well")
+    parser.add_argument("--into", type=Path, help="put the table into this file as well, as its last section")
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
     with ExitStack() as stack:
@@ -169,8 +171,9 @@ def main() -> None:
             print(f"without Docker: {error}", file=sys.stderr)
         text = report(measure(starts, arguments.rounds), load)
     print(text)
-    if arguments.out is not None:
-        arguments.out.write_text(text)
+    if arguments.into is not None:
+        before = arguments.into.read_text().partition(TITLE)[0].rstrip() if arguments.into.exists() else ""
+        arguments.into.write_text(f"{before}\n\n{text}".lstrip())
 
 
 if __name__ == "__main__":

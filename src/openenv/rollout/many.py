@@ -47,16 +47,12 @@ def run_many(
     cancel = cancel or Cancellation()
     with Engine(**engine) as shared:
         crew = _Crew(shared, tasks, on_progress, on_outcome, cancel, metadata)
-        threads = [threading.Thread(target=crew.work, name=f"openenv-rollout-{n}") for n in range(concurrency)]
-        for thread in threads:
-            thread.start()
         try:
-            for thread in threads:
-                thread.join()
+            crew.start(concurrency)
+            crew.is_idle.wait()
         except BaseException:  # Ctrl-C: nothing may be left running
             cancel.cancel("interrupted")
-            for thread in threads:
-                thread.join()
+            crew.is_idle.wait()
             raise
     if crew.error is not None:
         raise crew.error
@@ -88,8 +84,36 @@ class _Crew:
         self._is_finite = isinstance(tasks, Sized)
         self._on_progress, self._on_outcome, self._metadata = on_progress, on_outcome, metadata
         self._lock = threading.Lock()
+        self._at_work = 0
+        # Not `Thread.join`: when Ctrl-C interrupts it, Python up to 3.12 takes the thread for ended.
+        self.is_idle = threading.Event()
+        self.is_idle.set()
         self.outcomes: dict[int, Outcome] = {}
         self.error: BaseException | None = None
+
+    def start(self, count: int) -> None:
+        """Begin to work, with that many threads."""
+        for number in range(count):
+            with self._lock:
+                self._at_work += 1
+                self.is_idle.clear()
+            try:
+                threading.Thread(target=self._work_to_the_end, name=f"openenv-rollout-{number}").start()
+            except RuntimeError:  # there are too many already
+                self._leave()
+                raise
+
+    def _work_to_the_end(self) -> None:
+        try:
+            self.work()
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._at_work -= 1
+            if self._at_work == 0:
+                self.is_idle.set()
 
     def work(self) -> None:
         try:
