@@ -125,8 +125,8 @@ def report(taken: dict[str, list[float]], load: float) -> str:
         TITLE,
         "",
         f"`python benchmarks/sandboxes.py --rounds {rounds}`. From the call until the first command has ended; "
-        f"{rounds} rounds in turns on {os.cpu_count()} cores, Linux "
-        f"{platform.release()}, Python {platform.python_version()}, load {load:.1f} at the beginning.",
+        f"{rounds} rounds in turns on {os.cpu_count()} cores, "
+        f"{platform.system()}, Python {platform.python_version()}, load {load:.1f} at the beginning.",
         "",
         "| start | p50 ms | p99 ms | min ms | p50 against docker run |",
         "| --- | ---: | ---: | ---: | ---: |",
