@@ -43,7 +43,7 @@ def main() -> int:
     }
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     if options.write:
-        text = document(results, command="python -m storm (what make chaos runs)", date=today)
+        text = document(results, command="python -m storm --beside", date=today)
         Path(options.write).write_text(text, encoding="utf-8")
     return 0 if all(results[package]["is_clean"] for package in NAMES if package != "published") else 1
 
