@@ -7,6 +7,7 @@ and the packages `docker.io`, `runc`, `containerd` and `iproute2`, and pulls not
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ from pathlib import Path
 
 INSTALL = "apt-get install -y --no-install-recommends docker.io runc containerd iptables iproute2"
 _START_S = 60.0
+_PR_SET_PDEATHSIG = 1
 
 
 class EngineUnavailable(RuntimeError):
@@ -59,7 +61,14 @@ def _start(home: Path) -> subprocess.Popen[bytes]:
     argv = ["dockerd", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false"]
     argv += [str(word) for pair in options.items() for word in pair]
     with (home / "log").open("wb") as log:
-        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        return subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, preexec_fn=_end_with_parent
+        )
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end this process when the one that starts the engine is killed."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _wait(process: subprocess.Popen[bytes], home: Path) -> None:

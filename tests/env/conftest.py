@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -101,3 +103,23 @@ def make_env() -> Iterator[MakeEnv]:
     yield make
     for env in made:
         env.close()
+
+
+@pytest.fixture
+def no_thread_is_left() -> Iterator[None]:
+    """Check that no thread is still in a tool called `spin` when a test is over."""
+    yield
+    deadline = time.monotonic() + 10
+    while _spinning() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _spinning()
+
+
+def _spinning() -> bool:
+    for frame in sys._current_frames().values():
+        at: Any = frame
+        while at is not None:
+            if at.f_code.co_name == "spin":
+                return True
+            at = at.f_back
+    return False

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -54,26 +52,6 @@ def spin_with_context(ctx: Context) -> str:
 
 
 ENDLESS = [spin, spin_stubbornly, hang, hang_with_context, spin_with_context]
-
-
-@pytest.fixture
-def no_thread_is_left() -> Iterator[None]:
-    """Check that no thread still spins in a tool when a test is over."""
-    yield
-    deadline = time.monotonic() + SOON
-    while _spinning() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not _spinning()
-
-
-def _spinning() -> bool:
-    for frame in sys._current_frames().values():
-        at: Any = frame
-        while at is not None:
-            if at.f_code is spin.__code__:
-                return True
-            at = at.f_back
-    return False
 
 
 @pytest.mark.usefixtures("no_thread_is_left")

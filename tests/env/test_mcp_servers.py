@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -63,26 +62,6 @@ async def hang_with_context(ctx: Context) -> str:
     return await hang()
 
 
-@pytest.fixture
-def no_thread_is_left() -> Iterator[None]:
-    """Check that no thread still spins in a tool when a test is over."""
-    yield
-    deadline = time.monotonic() + SOON
-    while _spinning() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not _spinning()
-
-
-def _spinning() -> bool:
-    for frame in sys._current_frames().values():
-        at: Any = frame
-        while at is not None:
-            if at.f_code is spin.__code__:
-                return True
-            at = at.f_back
-    return False
-
-
 async def remember(key: str, value: str, ctx: Context) -> str:
     """Keep a value."""
     await ctx.set_state(key, value)
@@ -132,7 +111,7 @@ NOT_PLAIN = [with_middleware, mounted, with_lifespan]
 @pytest.mark.usefixtures("no_thread_is_left")
 @pytest.mark.parametrize("build", NOT_PLAIN, ids=lambda build: build.__name__)
 def test_servers_that_are_not_plain_behave_alike(make_env: Any, call: Any, build: Callable[[], Any]) -> None:
-    env = make_env(add, add_async, misleading, hang, remember, recall, unsendable, server=build())
+    env = make_env(add, add_async, misleading, hang, spin, remember, recall, unsendable, server=build())
     assert set(call.names(env)) >= {"add", "add_async"}
     observation = call(env, "add", a=1)
     assert (observation.result.data, observation.result.structured_content) == (2, {"result": 2})
@@ -149,6 +128,7 @@ def test_servers_that_are_not_plain_behave_alike(make_env: Any, call: Any, build
     kind, message = call.failure(env, "nonsense")
     assert (kind, "not found" in message) == ("tool_not_found", True)
     assert call.failure(env, "hang", timeout_s=BRIEF)[0] == "timeout"
+    assert call.failure(env, "spin", timeout_s=BRIEF)[0] == "timeout"
     call.data(env, "remember", key="a", value="1")
     assert call.data(env, "recall", key="a") == "1"
 

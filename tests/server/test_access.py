@@ -16,9 +16,7 @@ from starlette.routing import Route, WebSocketRoute
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from openenv.env.environment import Environment
 from openenv.env.mcp import MCPEnvironment
-from openenv.errors import ServerError
 from openenv.server.access import AccessPolicy, Role, may
 from openenv.server.app import create_app
 from openenv.server.compat import HTTPEnvServer
@@ -107,24 +105,6 @@ class Shelf(MCPEnvironment):
     @property
     def state(self) -> State:
         return State(step_count=len(self.items))
-
-
-class Failing(Environment[Action, Observation, State]):
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
-        if seed == 13:
-            raise RuntimeError("password=hunter2")
-        if seed == 14:  # it may be a client itself
-            raise ServerError("password=hunter2")
-        return Observation()
-
-    def step(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-        raise RuntimeError("password=hunter2")
-
-    @property
-    def state(self) -> State:
-        return State()
 
 
 def shelf_app(access: AccessPolicy | None = POLICY, **kwargs: Any) -> FastAPI:
@@ -255,7 +235,7 @@ def test_documentation_at_other_addresses_is_guarded_and_other_routes_are_the_ap
     def before() -> str:
         return "hello"
 
-    HTTPEnvServer(Failing, Action, Observation, access=POLICY).register_routes(app)
+    HTTPEnvServer(Shelf, Action, Observation, access=POLICY).register_routes(app)
 
     @app.get("/after")
     def after() -> str:

@@ -346,7 +346,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _pass_on(self, recording: Recording) -> None:
         with self._asked(recording) as reply:
             recording.status = reply.status
-            if reply.status < 400 and "text/event-stream" in (reply.getheader("Content-Type") or ""):
+            is_stream = "text/event-stream" in (reply.getheader("Content-Type") or "")
+            if isinstance(reply, http.client.HTTPResponse) and reply.status < 400 and is_stream:
                 self._stream(recording, reply)
                 return
             content = reply.read()
@@ -366,7 +367,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(reply.status, shown)
 
     @contextlib.contextmanager
-    def _asked(self, recording: Recording) -> Iterator[http.client.HTTPResponse]:
+    def _asked(self, recording: Recording) -> Iterator[http.client.HTTPResponse | _Read]:
         """Ask the model; what it refuses of our own additions is left out, once each."""
         config = self.server.config
         url = urlsplit(config.completions_url)
@@ -387,7 +388,7 @@ class _Handler(BaseHTTPRequestHandler):
                 refusal = reply.read()
                 again = without_refused(recording.request, refusal.decode("utf-8", "replace"))
                 if again is None:
-                    yield _Read(reply, refusal)  # type: ignore[misc]
+                    yield _Read(reply, refusal)
                     return
                 recording.request = again
 

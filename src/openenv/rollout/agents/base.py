@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
 from openenv.rollout.task import Dialect, Task
 from openenv.sandboxes.base import Mount, Sandbox
@@ -52,8 +51,8 @@ class Launch:
 class Agent(ABC):
     """A driver for one kind of agent."""
 
-    name: ClassVar[str]
-    dialect: ClassVar[Dialect | None] = "openai_chat"
+    name: str
+    dialect: Dialect | None = "openai_chat"
     """How it speaks to its model; None when it needs none."""
 
     def install(self, cache: Path, report: Callable[[str], None]) -> Installation:

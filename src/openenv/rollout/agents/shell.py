@@ -26,8 +26,8 @@ class Shell(Agent):
         self, lines: Sequence[str], *, name: str = "shell", dialect: Dialect | None = None, strict: bool = True
     ) -> None:
         self.lines = tuple(lines)
-        self.name = name  # type: ignore[misc]  # each list of lines is an agent of its own
-        self.dialect = dialect  # type: ignore[misc]
+        self.name = name  # each list of lines is an agent of its own
+        self.dialect = dialect
         self.strict = strict
 
     def prepare(self, sandbox: Sandbox, run: AgentRun) -> Launch:
