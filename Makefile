@@ -64,15 +64,15 @@ $(CLIENTS)/mcp2/ready:
 	@touch $@
 
 test: check test-packages $(CLIENTS)/mcp1/ready $(CLIENTS)/mcp2/ready ## the checks, then every test that is quick
-	@$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+	@WORKERS=$(WORKERS) scripts/run-tests $(BIN)/python -m "not slow"
 	@$(MAKE) --no-print-directory test-fastmcp3
 
 test-all: check test-packages $(CLIENTS)/mcp1/ready $(CLIENTS)/mcp2/ready .engine/ready ## the slow tests too
-	@$(BIN)/python -m pytest -n $(WORKERS)
+	@STRICT=1 WORKERS=$(WORKERS) scripts/run-tests $(BIN)/python
 	@$(MAKE) --no-print-directory test-fastmcp3
 
 test-fastmcp3: $(CLIENTS)/mcp1/ready ## the MCP tests with the older FastMCP
-	@$(CLIENTS)/mcp1/bin/python -m pytest -n $(WORKERS) -m "not slow" tests/env/test_mcp*.py tests/env/tools tests/mcp
+	@WORKERS=$(WORKERS) scripts/run-tests $(CLIENTS)/mcp1/bin/python -m "not slow" tests/env/test_mcp*.py tests/env/tools tests/mcp
 
 conformance: $(VENV)/ready ## run the MCP conformance suite (needs npm); writes docs/topics/mcp_conformance.md
 	@$(BIN)/python scripts/mcp_conformance.py
