@@ -11,7 +11,7 @@ import typer.main
 
 import openenv
 from openenv import errors, settings
-from openenv.cli.__main__ import app as command_line
+from openenv.cli.__main__ import build
 from openenv.client.env_client import EnvClient
 from openenv.errors import OpenEnvError
 from openenv.protocol import codec
@@ -33,7 +33,7 @@ def test_every_environment_variable_is_documented() -> None:
 
 def test_every_command_and_option_is_documented() -> None:
     text = page("reference/cli.md")
-    group = typer.main.get_command(command_line)
+    group = typer.main.get_command(build())
     for name, command in group.commands.items():  # type: ignore[attr-defined]
         assert f"## openenv {name}" in text
         parts = [command, *getattr(command, "commands", {}).values()]  # a group, and what is in it

@@ -65,5 +65,5 @@ with GenericEnvClient(base_url={server.url!r}) as env:
 
 def test_the_command_line_shows_its_help_without_loading_a_server(run_script: Any) -> None:
     """W21: `openenv --help` and `--version` do not pay for what `serve` needs."""
-    modules = loaded(run_script, "import openenv.cli.__main__")
+    modules = loaded(run_script, "from openenv.cli.__main__ import build; build()")
     assert not {module.partition(".")[0] for module in modules} & {"fastapi", "starlette", "uvicorn", "gradio"}

@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from importlib import import_module
 
 import typer
 
-from .mcp import mcp
-from .rollouts import rollouts
-from .sandboxes import sandboxes
-from .serve import serve
-from .top import top
-
-app = typer.Typer(
-    name="openenv",
-    help="Write an RL environment once, serve it, step it from fast typed clients.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-)
-app.command("serve")(serve)
-app.command("mcp")(mcp)
-app.command("top")(top)
-app.add_typer(rollouts, name="rollouts")
-app.add_typer(sandboxes, name="sandboxes")
+COMMANDS = ("serve", "mcp", "top", "rollouts", "sandboxes")
+"""Each lies in a module of its name, under its name: a function, or a group of further commands."""
 
 
-@app.callback(invoke_without_command=True)
+def build(arguments: Sequence[str] = ()) -> typer.Typer:
+    """Return the command line; where the arguments name a command, with only that one loaded."""
+    app = typer.Typer(
+        name="openenv",
+        help="Write an RL environment once, serve it, step it from fast typed clients.",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+    )
+    app.callback(invoke_without_command=True)(_root)
+    for name in [name for name in COMMANDS if name in arguments[:1]] or COMMANDS:
+        command = getattr(import_module(f"openenv.cli.{name}"), name)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
+    return app
+
+
 def _root(version: bool = typer.Option(False, "--version", help="Show the version and exit.")) -> None:
     if version:
         import openenv
@@ -39,7 +43,7 @@ def _root(version: bool = typer.Option(False, "--version", help="Show the versio
 def main() -> int:
     """Run the command line; Ctrl-C exits with 130, any failure with 1 and one line on stderr."""
     try:
-        app(standalone_mode=True)
+        build(sys.argv[1:])(standalone_mode=True)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
     except KeyboardInterrupt:

@@ -18,6 +18,7 @@ from typing import Any
 import typer
 
 from .. import settings
+from .quick_imports import import_fastapi
 
 _EXAMPLES = """
 Serve an environment.
@@ -61,6 +62,7 @@ def serve(
     log_format: str | None = typer.Option(None, help="text, or json: one object per line, with session and request."),
 ) -> None:
     gc.disable()  # until all is loaded, nothing is garbage; `run` turns it on again
+    import_fastapi()
     from ..server.loading import TargetError, TargetFailed  # servers load only for this command
     from ..server.run import AccessOptions, ServeOptions
     from ..server.run import serve as run
