@@ -34,8 +34,18 @@ def client_mode(environ: Mapping[str, str] | None = None) -> str:
 
 
 def runner_name(environ: Mapping[str, str] | None = None) -> str | None:
-    """Return `OPENENV_RUNNER` (`auto`, `thread` or `inline`), or None when it is not set."""
+    """Return `OPENENV_RUNNER` (`auto`, `thread`, `inline` or `process`), or None when it is not set."""
     return _environ(environ).get("OPENENV_RUNNER", "").strip().lower() or None
+
+
+def env_processes(environ: Mapping[str, str] | None = None) -> int | None:
+    """Return `OPENENV_ENV_PROCESSES`, over how many processes sessions are spread, or None when it is not set."""
+    return _number("OPENENV_ENV_PROCESSES", int, environ)
+
+
+def sessions_per_process(environ: Mapping[str, str] | None = None) -> int | None:
+    """Return `OPENENV_SESSIONS_PER_PROCESS`, how many sessions a process may hold, or None when it is not set."""
+    return _number("OPENENV_SESSIONS_PER_PROCESS", int, environ)
 
 
 def max_sessions(environ: Mapping[str, str] | None = None) -> int | None:

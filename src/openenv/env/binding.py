@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from ..types import Action, Observation, State
 from .environment import Environment
+from .remote import RemoteEnvironment
 
 EnvFactory = Callable[[], Any]
 
@@ -69,6 +70,7 @@ def bind(env_cls: type[Any]) -> Binding:
         reset, step = _method(env_cls, "reset"), _method(env_cls, "step")
         close_is_async = inspect.iscoroutinefunction(getattr(env_cls, "close", None))
         kinds = {"reset": reset.is_async, "step": step.is_async, "close": close_is_async}
+        kinds["state"] = issubclass(env_cls, RemoteEnvironment)
         names = frozenset(kind for kind, is_async in kinds.items() if is_async)
         base = getattr(env_cls, step.name, None)
         twofold = getattr(base, "yields_to_sync", False) and _depth(env_cls, "step") == _depth(env_cls, step.name)

@@ -5,8 +5,10 @@ Knows Gymnasium and the base class; must not know servers.
 
 from __future__ import annotations
 
+import pickle
 import uuid
 from collections.abc import Callable
+from functools import lru_cache
 from types import new_class
 from typing import Annotated, Any, ClassVar, Final, Generic
 
@@ -133,7 +135,31 @@ def gymnasium_environment(env: str | MakeEnv, **kwargs: Any) -> type[ServedGymna
     made: type[ServedGymnasium[Any, Any]] = new_class(
         f"{title}Environment", (base[action_cls, observation_cls],), exec_body=lambda space: space.update(members)
     )
+    _tell_how_made(made, env, kwargs)
     return made
+
+
+def _tell_how_made(made: type[ServedGymnasium[Any, Any]], env: str | MakeEnv, kwargs: dict[str, Any]) -> None:
+    """Let the class and its models be sent to another process, which cannot find them by their names."""
+    try:
+        recipe = pickle.dumps((env, kwargs))
+    except Exception:  # a function of its own, which nobody else has
+        return
+    for cls, name in ((made, ""), (made.action_cls, "action_cls"), (made.observation_cls, "observation_cls")):
+        type.__setattr__(cls, "__made_by__", (_made_again, (recipe, name)))
+
+
+@lru_cache(maxsize=64)
+def _served(recipe: bytes) -> type[ServedGymnasium[Any, Any]]:
+    env, kwargs = pickle.loads(recipe)
+    return gymnasium_environment(env, **kwargs)
+
+
+def _made_again(recipe: bytes, name: str) -> type[Any]:
+    """Return a class that was made elsewhere, the same one each time."""
+    served = _served(recipe)
+    found: type[Any] = getattr(served, name) if name else served
+    return found
 
 
 def _action_model(title: str, space: SomeSpace) -> type[Action]:

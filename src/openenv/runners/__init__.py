@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from .base import Host, Lane, LaneCall, Runner, make_runner
+from .base import (
+    Host,
+    Lane,
+    LaneCall,
+    NotSendable,
+    PerishableLane,
+    ProcessOptions,
+    Runner,
+    build_in,
+    make_runner,
+)
 from .hub import Hub, current_hub
 from .inline import InlineRunner
 from .loop_local import loop_local
@@ -14,8 +24,12 @@ __all__ = [
     "InlineRunner",
     "Lane",
     "LaneCall",
+    "NotSendable",
+    "PerishableLane",
+    "ProcessOptions",
     "Runner",
     "ThreadRunner",
+    "build_in",
     "current_hub",
     "loop_local",
     "make_runner",

@@ -5,9 +5,24 @@ Knows calls, not environments; must not know sessions, the wire or the server.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol
 
-RunnerName = Literal["auto", "thread", "inline"]
+from ..errors import OpenEnvError
+
+RunnerName = Literal["auto", "thread", "inline", "process"]
+RUNNERS: Final = ("auto", "thread", "inline", "process")
+
+WORKER_CRASHED: Final = "worker crashed"
+"""Why a session is lost whose process has died."""
+
+
+class NotSendable(OpenEnvError, TypeError):
+    """Something cannot be sent to or by a worker process; the text says why."""
+
+    code = "NOT_SENDABLE"
 
 
 class LaneCall(Protocol):
@@ -55,6 +70,26 @@ class Lane(Protocol):
         ...
 
 
+class PerishableLane(ABC):
+    """A lane whose environment may be lost, and is not built by calling the factory here."""
+
+    on_lost: Callable[[str], None]
+    """Called with the reason when the environment is gone, from any thread."""
+
+    @abstractmethod
+    def construct(self) -> Any:
+        """Build the environment and return what stands for it; called in the lane."""
+
+    @abstractmethod
+    def ending(self) -> None:
+        """Take note that the session is to end: a lane that does not get there may be ended by force."""
+
+
+def build_in(lane: Lane, factory: Callable[[], Any]) -> Any:
+    """Build an environment where a lane has it; called in the lane."""
+    return lane.construct() if isinstance(lane, PerishableLane) else factory()
+
+
 class Runner(Protocol):
     """Hands out lanes."""
 
@@ -73,11 +108,48 @@ class Runner(Protocol):
         ...
 
 
-def make_runner(name: RunnerName | str, *, max_threads: int, single_thread: bool = False) -> Runner:
+@dataclass(frozen=True, slots=True)
+class ProcessOptions:
+    """What the process runner can be told.
+
+    Args:
+        processes: Over how many processes sessions are spread; None for as many as there are cores.
+        sessions_each: How many sessions one process may hold; where all are full, more processes are started.
+        hang_s: After how many seconds a process is killed whose sessions all have been told to end and do not.
+        models: Classes that the workers have to find, beside the factory.
+    """
+
+    processes: int | None = None
+    sessions_each: int | None = None
+    hang_s: float = 30.0
+    models: tuple[type[Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        for value in (self.processes, self.sessions_each):
+            if value is not None and value < 1:
+                raise ValueError("the process runner needs at least one process, and one session in each")
+
+
+def make_runner(
+    name: RunnerName | str,
+    *,
+    max_threads: int,
+    single_thread: bool = False,
+    factory: Callable[[], Any] | None = None,
+    processes: ProcessOptions | None = None,
+) -> Runner:
     """Build a runner by name. `auto` runs synchronous methods in threads; asynchronous ones always run on the loop.
+
+    Args:
+        name: Which.
+        max_threads: For `thread`: how many there may be.
+        single_thread: Whether all sessions need one and the same thread.
+        factory: For `process`: what makes environments.
+        processes: For `process`: how many, and more.
 
     Raises:
         ValueError: There is no runner of that name.
+        NotSendable: The factory cannot be sent to another process.
     """
     from .inline import InlineRunner
     from .thread import ThreadRunner
@@ -86,4 +158,8 @@ def make_runner(name: RunnerName | str, *, max_threads: int, single_thread: bool
         return ThreadRunner(max_threads=max_threads, single_thread=single_thread)
     if name == "inline":
         return InlineRunner()
-    raise ValueError(f"unknown runner {name!r}: choose auto, thread or inline")
+    if name == "process" and factory is not None:
+        from .process import ProcessRunner
+
+        return ProcessRunner(factory, options=processes, single_thread=single_thread)
+    raise ValueError(f"unknown runner {name!r}: choose auto, thread, inline or process")

@@ -1,0 +1,122 @@
+"""The parts of the process runner alone: frames, parcels, the damping of crash loops, threads that wait."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from openenv.errors import OpenEnvError, SessionClosedError, SessionLost, ToolNotFoundError, ToolTimeout
+from openenv.runners import ProcessOptions
+from openenv.runners.base import NotSendable, make_runner
+from openenv.runners.process.crew import Crew
+from openenv.runners.process.damping import LONGEST_PAUSE_S, PATIENCE, Damping, WorkersKeepDying
+from openenv.runners.process.frames import FrameReader, Kind, frame
+from openenv.runners.process.parcels import modules_of, pack_error, pack_factory, unpack, unpack_error
+
+
+def test_frames_come_out_as_they_went_in_however_the_stream_is_cut() -> None:
+    sent = [(Kind.ASK, 1, b""), (Kind.BYTES, 2**40, b"x" * 1000), (Kind.EXIT, 0, b"\0")]
+    stream = b"".join(frame(*message) for message in sent)
+    for size in (1, 7, 17, 400, len(stream)):
+        reader = FrameReader()
+        found = [
+            message for start in range(0, len(stream), size) for message in reader.feed(stream[start : start + size])
+        ]
+        assert [tuple(message) for message in found] == sent
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("plain"),
+        KeyError("key"),
+        OSError(2, "gone", "file"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
+        SessionLost("expired"),
+        SessionClosedError("s", "closed"),
+        ToolNotFoundError("saw"),
+        ToolTimeout("saw", timeout_s=2.0),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_exception_crosses_with_class_text_and_attributes(error: Exception) -> None:
+    crossed = unpack_error(pack_error(error))
+    assert type(crossed) is type(error)
+    assert str(crossed) == str(error)
+    assert vars(crossed) == vars(error)
+    if isinstance(error, OpenEnvError):
+        assert crossed.details == error.details  # type: ignore[attr-defined]
+
+
+def test_an_exception_that_cannot_be_pickled_keeps_name_text_and_kind(envs: ModuleType) -> None:
+    class Local(LookupError):
+        pass
+
+    for error, kind in ((Local("here"), LookupError), (envs.Unpicklable("this", "that"), ValueError)):
+        crossed = unpack_error(pack_error(error))
+        assert isinstance(crossed, kind)
+        assert (type(crossed).__name__, str(crossed)) == (type(error).__name__, str(error))
+    assert "not a pickle" not in str(unpack_error(b"nonsense"))
+
+
+def test_a_factory_is_sent_by_name_and_its_modules_are_named(envs: ModuleType) -> None:
+    factory = partial(envs.make, envs.OneThread)
+    sent = unpack(pack_factory(factory))
+    assert sent.args == (envs.OneThread,)
+    files, main = modules_of(factory, [envs.Do])
+    assert files["process_runner_environments"] == envs.__file__
+    assert main is None
+
+
+def test_only_deaths_in_a_row_and_for_nothing_stop_new_workers() -> None:
+    now = [0.0]
+    damping = Damping(lambda: now[0])
+    for _ in range(PATIENCE - 1):
+        damping.died("killed")
+    damping.check()
+    damping.answered()
+    for _ in range(PATIENCE):
+        damping.check()
+        damping.died("killed by SIGSEGV")
+    with pytest.raises(WorkersKeepDying, match="SIGSEGV"):
+        damping.check()
+    now[0] += 1.1
+    damping.check()
+    for _ in range(20):
+        damping.died("killed")
+    now[0] += LONGEST_PAUSE_S + 0.1
+    damping.check()
+
+
+def test_each_call_of_a_crew_has_a_thread_at_once_and_threads_are_used_again(eventually: Callable[..., Any]) -> None:
+    crew = Crew("crew-under-test")
+    release, running, seen = threading.Event(), threading.Semaphore(0), set()
+
+    def call() -> None:
+        seen.add(threading.current_thread().name)
+        running.release()
+        release.wait(30)
+
+    for _ in range(8):
+        crew.run(call)
+    assert all(running.acquire(timeout=30) for _ in range(8))
+    release.set()
+    eventually(lambda: crew._idle == 8)
+    crew.run(call)
+    assert running.acquire(timeout=30)
+    assert len(seen) == 8
+
+
+def test_numbers_that_make_no_sense_are_refused(envs: ModuleType) -> None:
+    for options in ({"processes": 0}, {"sessions_each": 0}):
+        with pytest.raises(ValueError, match="at least one"):
+            ProcessOptions(**options)
+    with pytest.raises(ValueError, match="unknown runner"):
+        make_runner("ray", max_threads=1, factory=envs.Perilous)
+    with pytest.raises(NotSendable):
+        make_runner("process", max_threads=1, factory=lambda: envs.Perilous())
