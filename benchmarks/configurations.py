@@ -61,6 +61,7 @@ STUB_SERVER = Configuration(key="stub", label="stub server", side="", command=ST
 VARIANTS = {
     "stateless": "stateless",
     "sockets": "a v1 socket for each session",
+    "clients": "an async client with a v1 socket for each session",
     "json": "VectorEnv, JSON",
     "first": "VectorEnv, JSON, the first 64 that are ready",
 }
@@ -71,8 +72,8 @@ LABELS = (
     | {
         f"{configuration.key} {variant}": f"{configuration.label}, {words}"
         for configuration in CONFIGURATIONS
-        if configuration.side == OURS
         for variant, words in VARIANTS.items()
+        if configuration.side == OURS or variant == "clients"
     }
 )
 

@@ -1,7 +1,8 @@
 """Section on many sessions as one: `VectorEnv` beside a socket for each session, and MessagePack beside JSON lists.
 
-The published package has neither, so its figure is that of a socket for each session, under the same load generator as
-in the section `ws`; that generator costs less than any client, which is to the advantage of the sockets.
+The published package has neither, so its figure is that of a socket for each session. Sockets are driven twice: by the
+load generator of the section `ws`, which costs less than any client, to their advantage; and by the asynchronous
+clients of each package, all steps gathered, which is what a trainer without `VectorEnv` would run.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from measure_load import sample
 from plan import MeasurementError, Plan, run_json
 from samples import Sample
 from servers import Server
+from targets import CLIENTS
 
 SESSIONS, CONNECTIONS = 256, 4
 FIRST = 64
@@ -57,6 +59,25 @@ def vector_sample(
     plan.record(taken, shown="steps_per_s")
 
 
+def clients_sample(plan: Plan, server: Server, *, case: str, round_: int, sessions: int) -> None:
+    """Take and record one sample of the asynchronous clients of the server's own package, a failure included."""
+    is_ours = server.runnable.configuration.side == OURS
+    interpreter = plan.ours if is_ours else plan.published
+    assert interpreter
+    command = [interpreter.python, str(BENCHMARKS / "clients" / "gathered_steps.py"), "--url", server.url]
+    command += ["--pid", str(server.pid), "--sessions", str(sessions), "--seconds", str(plan.seconds)]
+    command += ["--protocol", "v1"] if is_ours else []
+    subject = f"{server.runnable.key} {CLIENTS}"
+    try:
+        if not server.running():
+            raise MeasurementError(f"server died: {server.last_words()}")
+        values = run_json(command, environment=interpreter.environment, timeout=300, cwd=BENCHMARKS)
+        taken = Sample("vector", subject, case, round_, values)
+    except MeasurementError as error:
+        taken = Sample("vector", subject, case, round_, failure=str(error))
+    plan.record(taken, shown="steps_per_s")
+
+
 def measure_vector(plan: Plan) -> None:
     """Step sessions one socket each and all together; then step sessions with images, in both encodings."""
     for round_ in range(1, plan.rounds + 1):
@@ -68,6 +89,7 @@ def measure_vector(plan: Plan) -> None:
                     plan, server, section="vector", case=SESSIONS_CASE, round_=round_, sessions=SESSIONS,
                     subject=subject,
                 )  # fmt: skip
+                clients_sample(plan, server, case=SESSIONS_CASE, round_=round_, sessions=SESSIONS)
                 for codec in ("json", "msgpack") if is_ours else ():
                     vector_sample(plan, server, case=SESSIONS_CASE, round_=round_, sessions=SESSIONS, codec=codec)
                 if is_ours:

@@ -16,6 +16,8 @@ VECTORS = ("ours-thread json", "ours-thread first")
 # what a measured figure is set against
 PUBLISHED_BEST, NOTHING, OWN_64 = "published", "nothing", "own figure at 64"
 OWN_SOCKETS, OWN_JSON = "sockets", "json"  # the same server's figure under another name
+CLIENTS = "clients"  # likewise, and the name of the figures that each package's own clients reach on their servers
+PUBLISHED_CLIENTS = "published clients"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,26 @@ TARGETS = (
         ">= 2.5x of sockets",
         OWN_SOCKETS,
     ),
+    Target(
+        "vector step, client to client",
+        "vector",
+        "steps_per_s",
+        VECTORS,
+        ("256 sessions",),
+        10.0,
+        ">= 10x of published clients",
+        PUBLISHED_CLIENTS,
+    ),
+    Target(
+        "vector step, client to client",
+        "vector",
+        "steps_per_s",
+        VECTORS,
+        ("256 sessions",),
+        2.5,
+        ">= 2.5x of own clients",
+        CLIENTS,
+    ),
     Target("image step", "vector", "steps_per_s", ("ours-thread",), IMAGES, 5.0, ">= 5x of JSON", OWN_JSON),
     Target("image bytes", "vector", "bytes_per_step", ("ours-thread",), IMAGES, 1 / 3, "<= 1/3 of JSON", OWN_JSON),
     Target("client import CPU", "import", "cpu_s", ("ours",), ("client",), 1 / 10, "<= 1/10"),
@@ -85,9 +107,10 @@ TARGETS = (
 )
 
 
-def published_best(samples: Samples, section: str, *, case: str, metric: str) -> float | None:
-    """Return the figure of the better published configuration."""
-    medians = (samples.median(section, subject, case=case, metric=metric) for subject in PUBLISHED_SUBJECTS)
+def published_best(samples: Samples, section: str, *, case: str, metric: str, variant: str = "") -> float | None:
+    """Return the figure of the better published configuration, or that of a variant of it."""
+    subjects = (f"{subject} {variant}".strip() for subject in PUBLISHED_SUBJECTS)
+    medians = (samples.median(section, subject, case=case, metric=metric) for subject in subjects)
     found = [median for median in medians if median is not None]
     if not found:
         return None
@@ -113,7 +136,11 @@ def judge(samples: Samples, target: Target, *, subject: str, case: str) -> Judge
     where = {"case": case, "metric": target.metric}
     if target.reference == PUBLISHED_BEST:
         value = ratio(samples, target.section, subject, **where)
-    elif target.reference in (OWN_SOCKETS, OWN_JSON):
+    elif target.reference == PUBLISHED_CLIENTS:
+        own = samples.median(target.section, subject, **where)
+        base = published_best(samples, target.section, **where, variant=CLIENTS)
+        value = own / base if own is not None and base else None
+    elif target.reference in (OWN_SOCKETS, OWN_JSON, CLIENTS):
         own = samples.median(target.section, subject, **where)
         base = samples.median(target.section, f"{subject.split()[0]} {target.reference}", **where)
         value = own / base if own is not None and base else None

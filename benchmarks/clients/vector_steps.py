@@ -51,6 +51,14 @@ def first_ready(env: Any, action: Any, options: argparse.Namespace) -> Iterator[
         env.step_async(dict.fromkeys(result.slots, action), each=False)
 
 
+def take(turns: Iterator[Any]) -> Any:
+    """Take the next result, and look at its rewards as a trainer does; the first look imports NumPy."""
+    result = next(turns)
+    if result.rewards.sum() != len(result):
+        raise SystemExit("wrong rewards")
+    return result
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -71,16 +79,14 @@ def main() -> None:
         turns = first_ready(env, action, options) if options.first else all_together(env, action, options)
         stop = clock() + options.warmup
         while clock() < stop:
-            result = next(turns)
+            result = take(turns)
         check(result, options)
         times, steps, received = [], 0, env.traffic[1]
         server, machine, cpu = process_stats(options.pid).cpu_s, machine_cpu_s(), time.process_time()
         start = now = clock()
         while now < start + options.seconds:
             before = now
-            result = next(turns)
-            if result.rewards.sum() != len(result):
-                raise SystemExit("wrong rewards")
+            result = take(turns)
             steps += len(result)
             now = clock()
             times.append(now - before)

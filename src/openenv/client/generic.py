@@ -29,7 +29,7 @@ class GenericEnvClient(EnvClient[Any, dict[str, Any], dict[str, Any]]):
     """A client for any environment, with dicts instead of models."""
 
     def _step_payload(self, action: Any) -> dict[str, Any]:
-        if isinstance(action, Mapping):
+        if isinstance(action, (dict, Mapping)):  # dict is one, but asking for it first is quicker
             return dict(action)
         if isinstance(action, BaseModel):
             return action.model_dump()
@@ -38,12 +38,8 @@ class GenericEnvClient(EnvClient[Any, dict[str, Any], dict[str, Any]]):
         raise TypeError(f"an action must be a dict, a pydantic model or an object with fields, not {action!r}")
 
     def _parse_result(self, payload: dict[str, Any]) -> StepResult[dict[str, Any]]:
-        return StepResult(
-            observation=payload.get("observation", {}),
-            reward=payload.get("reward"),
-            done=bool(payload.get("done", False)),
-            metadata=payload.get("metadata"),
-        )
+        get = payload.get
+        return StepResult(get("observation", {}), get("reward"), bool(get("done")), get("metadata"))
 
     def _parse_state(self, payload: dict[str, Any]) -> dict[str, Any]:
         return payload

@@ -7,12 +7,12 @@ policies; how requests reach sessions is the fleet's business.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Generic, Literal, TypeVar
 
 from typing_extensions import Self
 
-from ..errors import ClientModeError, OpenEnvError
+from ..errors import ClientModeError, OpenEnvError, RequestTimeout
 from ..protocol.v2.codec import JSON, MSGPACK, SUBPROTOCOLS
 from .env_client import EnvClient
 from .generic import GenericEnvClient
@@ -23,7 +23,7 @@ from .vector_episode import AUTORESETS, POLICIES, Autoreset, Episode, OnFailure
 from .vector_fleet import Fleet
 from .vector_line import Line, Slot
 from .vector_result import SlotsFailed, VectorResult
-from .wire import ConnectionOptions, with_token
+from .wire import PROTOCOLS, ConnectionOptions, ProtocolChoice, with_token
 
 ActT = TypeVar("ActT")
 ObsT = TypeVar("ObsT")
@@ -37,24 +37,27 @@ class VectorEnv(Generic[ActT, ObsT]):
     """Many sessions of one environment, on one server or several, stepped together.
 
     Sessions are opened at the first use. A connection that breaks is replaced and its sessions are resumed: nothing is
-    run twice, and an episode that is really gone is an error in its slot, never a fresh one in disguise.
+    run twice, and an episode that is really gone is an error in its slot, never a fresh one in disguise. A server that
+    speaks only protocol v1 gets a socket for each session; there a connection that breaks is such an error.
 
     Args:
         url: The server, or several; slots are spread evenly.
         n: How many sessions.
         client: A client class, or an object of one, whose `_step_payload`, `_parse_result` and `_parse_state` are used;
             by default actions and observations are dicts.
-        connections: How many connections to use, in all; each server gets at least one.
+        connections: How many connections to use, in all; each server gets at least one, and one for each session
+            where it speaks protocol v1.
         codec: `json`, `msgpack`, or `auto`: MessagePack where both sides have it, JSON for a client class of your own,
             whose hooks may count on what JSON makes of bytes and arrays.
+        protocol: `v1`, `v2`, or whichever of them a server speaks, v2 rather than v1.
         autoreset: What follows an episode's end. `next_step`: the slot's next step is a reset, its action ignored;
             `same_step`: the reset happens at once, the last result is in `finals`; `disabled`: nothing.
         on_failure: `raise` a `SlotsFailed` once all have answered; `mask` failed slots until the next `reset`;
             `restart` their episodes, marked as such. With `mask` and `restart` an error is raised when no slot is left.
         token: Sent as `Authorization: Bearer`; by default `OPENENV_TOKEN`.
-        wait_s: How long to wait in the servers' queues for free slots; by default not at all.
+        wait_s: How long to wait in the servers' queues for free slots; by default not at all. Only with v2.
         compress: Ask for compression of replies of at least that many bytes.
-        reconnect_s: How long to try to get a broken connection back.
+        reconnect_s: How long to try to get a broken connection back. Only with v2.
         connect_timeout_s: How long connecting may take; what may pass by itself is tried again until then.
         retry_refused_s: How long to try again, within that time, where no server listens or its host is out of reach.
         message_timeout_s: How long replies may take where a call does not say.
@@ -72,6 +75,7 @@ class VectorEnv(Generic[ActT, ObsT]):
         client: type[EnvClient[ActT, ObsT, Any]] | EnvClient[ActT, ObsT, Any] | None = None,
         connections: int = 4,
         codec: CodecName = "auto",
+        protocol: ProtocolChoice = "auto",
         autoreset: Autoreset = "next_step",
         on_failure: OnFailure = "raise",
         token: str | None = None,
@@ -87,7 +91,10 @@ class VectorEnv(Generic[ActT, ObsT]):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         urls = [url] if isinstance(url, str) else list(url)
-        _check("n", n >= 1 and connections >= 1 and bool(urls), "at least one session, connection and server")
+        _check("url", bool(urls), "at least one server")
+        _check("n", n >= 1, "at least one session")
+        _check("connections", connections >= 1, "at least one")
+        _check("protocol", protocol in PROTOCOLS, f"one of {', '.join(PROTOCOLS)}")
         _check("autoreset", autoreset in AUTORESETS, f"one of {', '.join(AUTORESETS)}")
         _check("on_failure", on_failure in POLICIES, f"one of {', '.join(POLICIES)}")
         options = ConnectionOptions(
@@ -98,12 +105,13 @@ class VectorEnv(Generic[ActT, ObsT]):
             ping_interval_s=ping_interval_s,
             ping_timeout_s=ping_timeout_s,
             headers=with_token(headers, token),
+            protocol=protocol,
         )
         opening = {"wait_s": wait_s, "compress": compress}
         self._fleet = Fleet(
             placements(urls, n, connections),
             options=options,
-            subprotocols=_offers(codec, has_hooks=client is not None),
+            subprotocols=_offers(codec, protocol, has_hooks=client is not None),
             opening={key: value for key, value in opening.items() if value is not None},
             reconnect_s=reconnect_s,
             on_answer=self._on_answer,
@@ -138,16 +146,16 @@ class VectorEnv(Generic[ActT, ObsT]):
 
     @property
     def codecs(self) -> list[str | None]:
-        """The subprotocol of each connection; None where there is no connection yet."""
+        """The subprotocol of each connection, or `v1` where there is none; None where it is not connected."""
         return [
-            None if line.connection is None or line.connection.codec is None else line.connection.codec.name
+            None if line.connection is None or line.connection.dialect is None else line.connection.dialect.name
             for line in self._fleet.lines
         ]
 
     @property
     def sessions(self) -> list[str | None]:
-        """The name of each slot's session; None where there is none."""
-        return [slot.session for slot in self._fleet.slots]
+        """The name of each slot's session; None where there is none, or the server gives them no names."""
+        return [None if slot.line.is_session else slot.session for slot in self._fleet.slots]
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -161,7 +169,7 @@ class VectorEnv(Generic[ActT, ObsT]):
         """Open all sessions now instead of at the first reset.
 
         Raises:
-            ConnectFailed: A server cannot be reached or does not speak protocol v2.
+            ConnectFailed: A server cannot be reached, or does not speak what was asked for.
             AccessDenied: A server asks for another token.
             SessionCapacityError: A server has no slot left.
         """
@@ -188,12 +196,14 @@ class VectorEnv(Generic[ActT, ObsT]):
         chosen = range(self.n) if slots is None else list(slots)
         seeds = _seeds(seed, chosen)
         with self._here():
-            self._connect()
+            late = self._connected_late()
             self._reset_kwargs = {key: value for key, value in kwargs.items() if key not in _UNSEEDED}
             for index, own in zip(chosen, seeds, strict=True):
                 self._episodes[index].ask(stepping=False)
                 self._fleet.ask(self._fleet.slots[index], "reset", kwargs if own is None else {**kwargs, "seed": own})
             self._fleet.flush()
+            if late is not None:
+                raise late
             return self._collect(self._time(timeout_s), k=None)
 
     def step(
@@ -224,8 +234,8 @@ class VectorEnv(Generic[ActT, ObsT]):
             ValueError: There is not one action for each slot.
             ClientModeError: A slot has not answered its last action yet.
         """
-        chosen = self._by_slot(actions)
-        payloads = {index: self._hooks._step_payload(action) for index, action in chosen.items()}
+        payload = self._hooks._step_payload
+        payloads = {index: payload(action) for index, action in self._by_slot(actions)}
         with self._here():
             self._check_idle(payloads)
             self._connect()
@@ -309,7 +319,8 @@ class VectorEnv(Generic[ActT, ObsT]):
         if self._connected:
             return
         for slot in self._fleet.slots:
-            self._fleet.open(slot)
+            if slot.lost is None:
+                self._fleet.open(slot)
         self._fleet.flush()
         waiting = None if self._timeout_s is None else self._timeout_s + (self._wait_s or 0.0)
         self._fleet.pump(lambda: not any(slot.opening for slot in self._fleet.slots), waiting)
@@ -321,6 +332,14 @@ class VectorEnv(Generic[ActT, ObsT]):
         self._connected = True
         if self._pings:
             TENDER.add(self)
+
+    def _connected_late(self) -> RequestTimeout | None:
+        """Open all sessions, or return that they take too long: what is asked of them is asked when they are there."""
+        try:
+            self._connect()
+        except RequestTimeout as exc:
+            return exc
+        return None
 
     def _ask(self, slot: Slot, payload: Any) -> None:
         episode = self._episodes[slot.index]
@@ -345,13 +364,13 @@ class VectorEnv(Generic[ActT, ObsT]):
         if episode.failed(kind, error) if error is not None else episode.answered(kind, data, self._parse):
             self._begin(slot)
 
-    def _by_slot(self, actions: Sequence[ActT] | Mapping[int, ActT]) -> dict[int, ActT]:
+    def _by_slot(self, actions: Sequence[ActT] | Mapping[int, ActT]) -> Iterable[tuple[int, ActT]]:
         if isinstance(actions, Mapping):
-            unknown = [index for index in actions if not 0 <= index < self.n]
-            _check("actions", not unknown, f"for slots below {self.n}, not {unknown}")
-            return dict(actions)
+            unknown = [index for index in actions if index not in range(self.n)]
+            _check("actions", not unknown, f"by slot, from 0 to {self.n - 1}, not {unknown}")
+            return actions.items()
         _check("actions", len(actions) == self.n, f"one for each of the {self.n} slots, not {len(actions)}")
-        return dict(enumerate(actions))
+        return enumerate(actions)
 
     def _check_idle(self, indices: Any) -> None:
         # One that is only being resumed is not: it takes the next request with it.
@@ -365,8 +384,15 @@ class VectorEnv(Generic[ActT, ObsT]):
     def _collect(self, timeout_s: float | None, *, k: int | None) -> VectorResult[ObsT]:
         asked = [episode for episode in self._episodes if episode.is_asked]
         _check("k", k is None or k >= 1, "at least 1")
-        wanted = len(asked) if k is None else min(k, len(asked))
-        self._fleet.pump(lambda: sum(episode.is_ready for episode in asked) >= wanted, timeout_s)
+        others = 0 if k is None else max(0, len(asked) - k)
+        waiting = asked
+
+        def enough() -> bool:
+            nonlocal waiting
+            waiting = [episode for episode in waiting if not episode.is_ready]
+            return len(waiting) <= others
+
+        self._fleet.pump(enough, timeout_s)
         ready = [episode for episode in asked if episode.is_ready]
         result: VectorResult[ObsT] = VectorResult([episode.take(self._parse) for episode in ready])
         self._judge(result)
@@ -391,7 +417,8 @@ class VectorEnv(Generic[ActT, ObsT]):
                 lock.release()
 
 
-def _offers(codec: str, *, has_hooks: bool) -> tuple[str, ...]:
+def _offers(codec: str, protocol: str, *, has_hooks: bool) -> tuple[str, ...]:
+    _check("codec", protocol != "v1" or codec != "msgpack", "json: protocol v1 knows nothing else")
     offers: dict[str, tuple[str, ...]] = {
         "json": (JSON.name,),
         "msgpack": (MSGPACK.name,),
@@ -399,7 +426,7 @@ def _offers(codec: str, *, has_hooks: bool) -> tuple[str, ...]:
     }
     _check("codec", codec in offers, f"one of {', '.join(offers)}")
     _check("codec", codec != "msgpack" or MSGPACK.name in SUBPROTOCOLS, "json: msgpack is not installed")
-    return offers[codec]
+    return () if protocol == "v1" else offers[codec]
 
 
 def _hooks(client: type[EnvClient[Any, Any, Any]] | EnvClient[Any, Any, Any] | None, url: str) -> Any:

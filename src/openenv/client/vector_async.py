@@ -49,12 +49,12 @@ class AsyncVectorEnv(Generic[ActT, ObsT]):
 
     @property
     def codecs(self) -> list[str | None]:
-        """The subprotocol of each connection; None where there is no connection yet."""
+        """The subprotocol of each connection, or `v1` where there is none; None where it is not connected."""
         return self._env.codecs
 
     @property
     def sessions(self) -> list[str | None]:
-        """The name of each slot's session; None where there is none."""
+        """The name of each slot's session; None where there is none, or the server gives them no names."""
         return self._env.sessions
 
     @property

@@ -1,7 +1,7 @@
-"""A WebSocket connection that many sessions share: messages of protocol v2 out, whatever has come in.
+"""A WebSocket connection of a `VectorEnv`: messages of protocol v2 out, whatever has come in.
 
-It never waits for a reply; who waits on several connections selects on them. Knows sockets, frames and codecs; must
-not know what messages mean.
+It never waits for a reply; who waits on several connections selects on them. What goes over the wire is its dialect's
+business, and that may be protocol v1. Knows sockets and frames; must not know what messages mean.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ..protocol.frames import (
     masked_control_frame,
     masked_text_frame,
 )
-from ..protocol.v2.codec import BY_NAME, Codec
 from .dial import dial, failure, read_before
 from .handshake import Handshake
 from .url import Address
+from .vector_dialect import Dialect, agreed
 from .wire import ConnectionOptions, MaskKeys, closed_reason, oversize_reason
 
 _READ_BYTES: Final = 256 * 1024  # replies to a batch are long
@@ -38,19 +38,19 @@ class ConnectionBroken(Exception):
 
 
 class VectorConnection:
-    """A connection of protocol v2.
+    """A connection, and what is spoken on it.
 
     Args:
         address: Where the server is.
         options: How to connect.
-        subprotocols: What to offer, the preferred one first.
+        subprotocols: What to offer, the preferred one first; a server that takes none of them speaks protocol v1.
     """
 
     def __init__(self, address: Address, options: ConnectionOptions, subprotocols: Sequence[str]) -> None:
         self.address = address
         self._options = options
         self._subprotocols = subprotocols
-        self._codec: Codec | None = None
+        self.dialect: Dialect | None = None
         self._socket: socket.socket | None = None
         self._reader = FrameReader(options.max_message_bytes, masked=False)
         self._messages: list[dict[str, Any]] = []
@@ -66,11 +66,6 @@ class VectorConnection:
     def is_open(self) -> bool:
         """Whether the connection can still be used, as far as is known."""
         return self._socket is not None
-
-    @property
-    def codec(self) -> Codec | None:
-        """How messages are written; None before the handshake."""
-        return self._codec
 
     @property
     def has_messages(self) -> bool:
@@ -90,7 +85,7 @@ class VectorConnection:
         """Connect and agree on an encoding, within the client's limit or that one.
 
         Raises:
-            ConnectFailed: The server cannot be reached, refuses, or does not speak protocol v2.
+            ConnectFailed: The server cannot be reached, refuses, or does not speak what it must.
             AccessDenied: It asks for another token.
         """
         timeout_s = self._options.connect_timeout_s
@@ -115,7 +110,8 @@ class VectorConnection:
             sock.sendall(handshake.request)
             while (rest := handshake.feed(read_before(sock, deadline))) is None:
                 pass
-            self._codec = _agreed(handshake.subprotocol, self._subprotocols)
+            insists = self._options.protocol == "v2"
+            self.dialect = agreed(handshake.subprotocol, self._subprotocols, insists=insists)
             sock.settimeout(self._options.message_timeout_s)
         except BaseException:
             sock.close()
@@ -123,7 +119,11 @@ class VectorConnection:
         self._socket = sock
         self._last_heard = time.monotonic()
         if rest:
-            self._take(rest)
+            try:
+                self._take(rest)
+            except ConnectionBroken:
+                if not self._messages:  # or it says why the server has hung up
+                    raise
 
     def send(self, messages: Iterable[Mapping[str, Any]]) -> None:
         """Send messages, all in one write.
@@ -131,11 +131,11 @@ class VectorConnection:
         Raises:
             ConnectionBroken: They may or may not have arrived.
         """
-        sock, codec = self._socket, self._codec
-        if sock is None or codec is None:
+        sock, dialect = self._socket, self.dialect
+        if sock is None or dialect is None:
             raise ConnectionBroken("connection closed")
-        frame = masked_binary_frame if codec.is_binary else masked_text_frame
-        data = b"".join([frame(codec.encode(message), self._keys.next()) for message in messages])
+        frame = masked_binary_frame if dialect.is_binary else masked_text_frame
+        data = b"".join([frame(payload, self._keys.next()) for payload in dialect.encode(messages)])
         try:
             sock.sendall(data)
             self.bytes_sent += len(data)
@@ -216,10 +216,14 @@ class VectorConnection:
 
     def _handle(self, message: Message) -> None:
         if message.opcode in (Opcode.TEXT, Opcode.BINARY):
-            assert self._codec is not None
+            dialect = self.dialect
+            assert dialect is not None
             limit = self._options.max_message_bytes
             binary = message.opcode == Opcode.BINARY
-            self._messages.append(self._codec.decode(message.payload, binary=binary, max_bytes=limit))
+            self._messages.append(dialect.decode(message.payload, binary=binary, max_bytes=limit))
+            if dialect.is_over:
+                self._drop()
+                raise ConnectionBroken("the server ended the session")
         elif message.opcode == Opcode.PING:
             self._send_control(Opcode.PONG, message.payload)
         elif message.opcode == Opcode.CLOSE:
@@ -249,20 +253,3 @@ class VectorConnection:
     def abandon(self) -> None:
         """Close this process's end without a word; the process that opened it may go on with it."""
         self._drop()
-
-
-def _agreed(chosen: str | None, offered: Sequence[str]) -> Codec:
-    """Return the codec that the server has chosen.
-
-    Raises:
-        ConnectFailed: It has chosen none.
-    """
-    if chosen is None:
-        has_json = any(not BY_NAME[name].is_binary for name in offered)
-        advice = "" if has_json else "If it is only MessagePack that it has not, use codec='json'. "
-        raise ConnectFailed(
-            f"the server does not speak {' or '.join(offered)}. {advice}Servers of openenv 0.10 and before have no "
-            "protocol v2, which VectorEnv needs: serve the environment with a newer one, or use a client for each "
-            "session: [EnvClient(url) for _ in range(n)]"
-        )
-    return BY_NAME[chosen]

@@ -52,11 +52,11 @@ class Episode:
 
     def answered(self, kind: str, data: dict[str, Any], parse: Parse) -> bool:
         """Take in a reply; return whether an episode must be begun before the caller is told."""
+        started = kind == "reset"
         self.is_over = bool(data.get("done"))
-        if kind == "step" and self.is_over and self.autoreset == "same_step":
+        if self.is_over and not started and self.autoreset == "same_step":
             self._final = data
             return True
-        started = kind == "reset"
         try:  # now, while other slots still step
             self._told = SlotResult(self.slot, parse(data), self._error, started=started)
         except Exception as exc:  # of the caller's own hook: he gets it when he looks

@@ -1,7 +1,7 @@
 """The sessions of a `VectorEnv`: opened, asked in batches, resumed when a connection breaks, and given up when lost.
 
 Every request is answered once, by its reply or by a typed error; a reply goes to the request with its session and id
-or to nobody. Knows protocol v2; must not know what an episode is.
+or to nobody. Knows protocol v2, and that sessions of a line may end with it; must not know what an episode is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..protocol.v2.client import new_nonce
 from .placement import Place
 from .url import Address, parse_ws_url, socket_url
 from .vector_connection import ConnectionBroken
-from .vector_line import Line, Slot
+from .vector_line import Line, Slot, Unreachable, reach_all
 from .wire import ConnectionOptions
 
 _TICK_S: Final = 1.0
@@ -59,7 +59,7 @@ class Fleet:
         self._each = False
         self._is_interrupted = False
         # Servers that were given up since the last write began: they are not waited for again and again.
-        self._unreachable: dict[Address, ConnectFailed | AccessDenied] = {}
+        self._unreachable: dict[Address, Unreachable] = {}
         self.lines: list[Line] = []
         self.slots: list[Slot] = []
         for place in places:
@@ -82,7 +82,7 @@ class Fleet:
         if slot.session is None:
             self.open(slot)
         else:
-            slot.line.ask(slot)
+            slot.line.outbox.append(slot)
 
     def flush(self, *, each: bool = False, prepare: Callable[[Line], None] | None = None) -> None:
         """Send what waits: one write per connection.
@@ -94,7 +94,8 @@ class Fleet:
         """
         self._each = each
         self._unreachable.clear()
-        for line in self.lines:
+        self._reach()
+        for line in list(self.lines):  # those that are added meanwhile are seen to
             if prepare is not None:
                 prepare(line)
             self._flush(line)
@@ -104,31 +105,73 @@ class Fleet:
         if line.broken is not None or not (line.outbox or line.doorway):
             return
         try:
-            if not line.is_open:
+            if line.is_wanted:
                 if any(slot.session is not None for slot in line.slots):
                     raise ConnectionBroken("connection closed")
-                self._connect(line)
+                self._connect([line])
             line.flush(each=self._each)
         except ConnectionBroken as exc:
             line.broken = str(exc)
 
-    def _connect(self, line: Line) -> None:
-        """Make the first connection of a line, or one for sessions that begin anew."""
-        waiting = [slot for slot in line.slots if slot.opening]
-        try:
+    # -- connecting -----------------------------------------------------------------------------------------------
+
+    def _reach(self) -> None:
+        """Make the connections that are to be made: one to each server, and where that is let in the others."""
+        wanted = [line for line in self.lines if line.is_wanted and line.broken is None]
+        first: dict[Address, Line] = {}
+        for line in wanted:
+            first.setdefault(line.address, line)
+        self._connect(list(first.values()))
+        self._connect([line for line in wanted if line is not first[line.address]])
+
+    def _connect(self, lines: Sequence[Line]) -> None:
+        """Make the first connections of lines, or those for sessions that begin anew."""
+        reachable = []
+        for line in lines:
             if line.address in self._unreachable:
-                raise self._unreachable[line.address]
-            line.reach()
-        except (ConnectFailed, AccessDenied) as exc:
-            self._unreachable[line.address] = exc
-            line.outbox.clear()
-            line.doorway.clear()
-            for slot in waiting:
-                self._give_up(slot, exc)
-            return
+                self._not_connected(line, self._unreachable[line.address])
+            else:
+                reachable.append(line)
+        for line, failure in zip(reachable, reach_all(reachable), strict=True):
+            if failure is None:
+                self._settle(line)
+            else:
+                self._not_connected(line, failure)
+
+    def _not_connected(self, line: Line, failure: Unreachable) -> None:
+        """Tell those who wait for sessions that there are none to be had."""
+        self._unreachable[line.address] = failure
+        line.outbox.clear()
+        line.doorway.clear()
+        for slot in [slot for slot in line.slots if slot.opening]:
+            self._give_up(slot, failure)
+
+    def _settle(self, line: Line) -> None:
+        """Take up a new connection: open, or resume, the sessions that are wanted on it."""
+        parts = self._narrow(line) if line.is_session else []
         self._register(line)
-        for slot in waiting:
-            line.open_session(slot, self._opening_of(slot))
+        for slot in line.slots:
+            if slot.session is not None or slot.opening:
+                line.open_session(slot, self._opening_of(slot))
+        self._connect([part for part in parts if part.is_wanted])
+        for part in parts:
+            self._flush(part)
+            self._mend(part)
+
+    def _narrow(self, line: Line) -> list[Line]:
+        """Leave a connection that is a session to one slot; return lines for the others."""
+        for slot in line.slots:
+            slot.nonce = slot.stranded = None
+            if slot.session is not None:
+                self._give_up(slot, SessionLost("the server speaks only protocol v1 now, which resumes nothing"))
+        line.doorway.clear()
+        parts = line.split()
+        self.lines += parts
+        for part in parts:
+            for slot in part.slots:
+                if slot.opening:
+                    part.open_session(slot, {})
+        return parts
 
     def _opening_of(self, slot: Slot) -> dict[str, Any]:
         token = slot.token or slot.stranded
@@ -173,7 +216,7 @@ class Fleet:
             line.connection.receive()
         except ConnectionBroken as exc:
             line.broken = str(exc)
-        self._take(line)  # what came before the end still counts
+        self._take(line)
         self._mend(line)
 
     def _take(self, line: Line) -> None:
@@ -206,10 +249,14 @@ class Fleet:
         kind, request_id = message.get("type"), message.get("id")
         if kind == "batch":
             replies = message.get("replies", ())
-            asked = line.batches.pop(request_id, ()) if request_id is not None else ()
-            for at, reply in enumerate(replies):
-                slot = self._by_session.get(reply.get("session", ""))
-                self._reply(asked[at] if slot is None and len(asked) == len(replies) else slot, reply)
+            asked: Sequence[Slot | None] = line.batches.pop(request_id, ()) if request_id is not None else ()
+            if len(asked) != len(replies):
+                asked = [None] * len(replies)
+            for slot, reply in zip(asked, replies, strict=True):
+                name = reply.get("session", "")
+                if slot is None or name != slot.session:  # nearly all are in order
+                    slot = self._by_session.get(name, slot)
+                self._reply(slot, reply)
         elif "session" in message and kind != "opened" and kind != "event":
             self._reply(self._by_session.get(message["session"]), message)
         elif kind == "opened" and request_id in line.opens:
@@ -225,19 +272,20 @@ class Fleet:
         request = None if slot is None else slot.pending
         if slot is None or request is None or reply.get("id") != request["id"]:
             return  # the answer to a request that nobody waits for any more
-        outcome: tuple[Any, OpenEnvError | None]
-        if reply["type"] == "error":
+        kind, answer = request["type"], reply["type"]
+        if answer == _REPLY_TYPES[kind]:
+            slot.pending = None
+            self._on_answer(slot, kind, reply.get("data"), None)
+            return
+        if answer == "error":
             error = error_from_frame(reply.get("data") or {})
-            if isinstance(error, SessionLost):
-                self._give_up(slot, error)
-                return
-            outcome = None, error
-        elif reply["type"] == _REPLY_TYPES[request["type"]]:
-            outcome = reply.get("data"), None
         else:
-            outcome = None, ProtocolError(f"{reply['type']!r} is no answer to {request['type']!r}")
+            error = ProtocolError(f"{answer!r} is no answer to {kind!r}")
+        if isinstance(error, SessionLost):
+            self._give_up(slot, error)
+            return
         slot.pending = None
-        self._on_answer(slot, request["type"], *outcome)
+        self._on_answer(slot, kind, None, error)
 
     def _opened(self, slot: Slot, message: dict[str, Any]) -> None:
         slot.opening, slot.stranded, slot.nonce = False, None, None
@@ -248,7 +296,7 @@ class Fleet:
         if slot.pending is not None:
             # With the same id as before: where the session was resumed, what has run is answered and not run again.
             slot.pending["session"] = slot.session
-            slot.line.ask(slot)
+            slot.line.outbox.append(slot)
 
     def _refused(self, line: Line, request_id: Any, error: OpenEnvError) -> None:
         """Tell those who wait for a message that was refused as a whole."""
@@ -286,6 +334,7 @@ class Fleet:
         if line.broken is None and line.connection is not None and not line.connection.is_open:
             line.broken = "connection closed"
         while line.broken is not None:
+            self._take(line)  # what came before the end still counts
             reason, line.broken = line.broken, None
             self._unregister(line)
             if line.connection is not None:
@@ -295,12 +344,16 @@ class Fleet:
 
     def _revive(self, line: Line, reason: str) -> None:
         """Connect again and resume every session of the line; what was not answered is asked once more."""
+        if line.is_session and not self._is_to_be_replaced(line, reason):
+            return
         slots = [slot for slot in line.slots if slot.session is not None or slot.opening]
         if not slots:
             line.connection = None
             return
         has_sessions = any(slot.session is not None for slot in slots)
         try:
+            if not has_sessions and line.address in self._unreachable:
+                raise self._unreachable[line.address]
             line.reconnect(self._reconnect_s if has_sessions else line.options.connect_timeout_s)
         except (ConnectFailed, AccessDenied) as exc:
             self._unreachable[line.address] = exc
@@ -312,15 +365,37 @@ class Fleet:
                 lost = exc if slot.session is None else SessionLost(f"{reason}; then: {exc}")
                 self._give_up(slot, lost, slot.token)
             return
-        self._register(line)
-        for slot in slots:
-            line.open_session(slot, self._opening_of(slot))
+        self._settle(line)
+
+    def _is_to_be_replaced(self, line: Line, reason: str) -> bool:
+        """Give up a session that has ended with its connection; say whether there was none yet, only the wish for it.
+
+        What its end leads to, the reset that was asked for or one that the policy asks for now, goes the way of any
+        session that is to be opened.
+        """
+        if any(slot.opening for slot in line.slots):
+            return True
+        line.connection = None
+        line.outbox.clear()
+        for slot in line.slots:
+            if slot.session is None:
+                continue
+            if slot.may_begin_anew():
+                self._by_session.pop(slot.session, None)
+                slot.lose(None)
+                self.open(slot)
+            else:
+                self._give_up(slot, SessionLost(reason))
+        return False
 
     def _register(self, line: Line) -> None:
         assert line.connection is not None
-        descriptor = line.connection.fileno()
-        self._registered[line] = descriptor
-        self._selector.register(descriptor, selectors.EVENT_READ, line)
+        if line.connection.is_open:
+            descriptor = line.connection.fileno()
+            if descriptor in self._selector.get_map():  # of a connection that broke and was not seen to yet
+                self._unregister(self._selector.get_key(descriptor).data)
+            self._registered[line] = descriptor
+            self._selector.register(descriptor, selectors.EVENT_READ, line)
 
     def _unregister(self, line: Line) -> None:
         descriptor = self._registered.pop(line, None)
@@ -338,7 +413,7 @@ class Fleet:
             for slot in line.slots if line.is_open else ():
                 if slot.session is not None:
                     slot.request("close", None)
-                    line.ask(slot)
+                    line.outbox.append(slot)
             with contextlib.suppress(ConnectionBroken):
                 line.flush(each=False)
         deadline = time.monotonic() + _CLOSE_S

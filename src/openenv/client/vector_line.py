@@ -1,7 +1,7 @@
 """Slots and lines of a `VectorEnv`: a slot is a session that is wanted, a line is the way to some of them.
 
-A line is one connection at a time; when it breaks another one takes its place, and the sessions are resumed on it.
-Knows requests of protocol v2 and their ids; must not know episodes.
+A line is one connection at a time; when it breaks another one takes its place, and the sessions are resumed on it
+where the server can do that. Knows requests of protocol v2 and their ids; must not know episodes.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ..errors import ConnectFailed, OpenEnvError
+from ..errors import AccessDenied, ConnectFailed, OpenEnvError
 from .connecting import Attempts
 from .link import Reconnecting
 from .url import Address
@@ -22,6 +23,9 @@ from .wire import ConnectionOptions
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 2.0
 _BATCHES_KEPT: Final = 64
+_DIALLED_AT_ONCE: Final = 16
+
+Unreachable = ConnectFailed | AccessDenied
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +44,8 @@ class Slot:
     """Names the session that is to be opened, until its token is known: to ask twice opens one."""
     stranded: str | None = None
     """The token of a session that was given up but may be there all the same: the next one begins in it."""
+    begun_anew: int = 0
+    """The id of the reset that was asked once more, in another session."""
 
     @property
     def is_busy(self) -> bool:
@@ -55,7 +61,15 @@ class Slot:
         self.pending = request
         return request
 
-    def lose(self, error: OpenEnvError) -> None:
+    def may_begin_anew(self) -> bool:
+        """Whether a session that has ended may be replaced unnoticed: for a reset, which begins anew anyway, once."""
+        request = self.pending
+        if request is None or request["type"] != "reset" or request["id"] == self.begun_anew:
+            return False
+        self.begun_anew = request["id"]
+        return True
+
+    def lose(self, error: OpenEnvError | None) -> None:
         """Record that the session is gone."""
         self.lost, self.session, self.token, self.nonce = error, None, None, None
         self.opening = False
@@ -73,6 +87,7 @@ class Line:
     opens: dict[int, Slot] = field(default_factory=dict)
     batches: dict[int, list[Slot]] = field(default_factory=dict)
     outbox: list[Slot] = field(default_factory=list)
+    """Slots whose pending requests are sent with the next write."""
     doorway: list[tuple[Slot, dict[str, Any]]] = field(default_factory=list)
     broken: str | None = None
     """Why the connection is gone, until it is seen to."""
@@ -83,6 +98,29 @@ class Line:
     def is_open(self) -> bool:
         """Whether there is a connection, as far as is known."""
         return self.connection is not None and self.connection.is_open
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a connection is to be made: sessions are to be opened, and there is none to open them on."""
+        connection = self.connection
+        return bool(self.doorway) and (connection is None or not (connection.is_open or connection.has_messages))
+
+    @property
+    def is_session(self) -> bool:
+        """Whether the connection is itself the session of the line's only slot, and ends with it: protocol v1."""
+        dialect = None if self.connection is None else self.connection.dialect
+        return dialect is not None and dialect.is_session
+
+    def split(self) -> list[Line]:
+        """Keep one slot, one that waits for a session if there is such; return lines for the others."""
+        self.slots.sort(key=lambda slot: not slot.opening)
+        kept, *others = self.slots
+        self.slots = [kept]
+        lines = []
+        for slot in others:
+            slot.line = Line(self.address, self.options, self.subprotocols, slots=[slot])
+            lines.append(slot.line)
+        return lines
 
     def connect(self, limit_s: float | None = None) -> VectorConnection:
         """Make a connection, with one try.
@@ -148,10 +186,6 @@ class Line:
         slot.opening = True
         self.doorway.append((slot, extra))
 
-    def ask(self, slot: Slot) -> None:
-        """Have the slot's pending request sent with the next write."""
-        self.outbox.append(slot)
-
     def flush(self, *, each: bool) -> None:
         """Send everything that waits, in one write.
 
@@ -181,3 +215,27 @@ class Line:
         self.outbox.clear()
         self.doorway.clear()
         connection.send(messages)
+
+
+def reach_all(lines: Sequence[Line]) -> list[Unreachable | None]:
+    """Connect lines side by side, a few at a time; return for each what came in the way.
+
+    A server that one of them cannot reach is not tried by those that come after it.
+    """
+    failures: dict[Address, Unreachable] = {}
+
+    def reach(line: Line) -> Unreachable | None:
+        known = failures.get(line.address)
+        if known is not None:
+            return known
+        try:
+            line.reach()
+        except (ConnectFailed, AccessDenied) as exc:
+            failures[line.address] = exc
+            return exc
+        return None
+
+    if len(lines) < 2:
+        return [reach(line) for line in lines]
+    with ThreadPoolExecutor(min(len(lines), _DIALLED_AT_ONCE), thread_name_prefix="openenv-dial") as pool:
+        return list(pool.map(reach, lines))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal, get_args
 
 from ..protocol.v2.client import SUBPROTOCOL_JSON
 from ..settings import client_token
@@ -16,6 +16,7 @@ from ..settings import client_token
 READ_BYTES = 65_536
 
 ProtocolChoice = Literal["auto", "v1", "v2"]
+PROTOCOLS: Final[tuple[str, ...]] = get_args(ProtocolChoice)
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,33 @@ def adder(serve: Callable[..., Any], adder_cls: type[Adder]) -> Any:
     return serve(create_app(adder_cls, Move, Sum, max_concurrent_envs=64))
 
 
+class OldServer:
+    """An application behind an entrance that has never heard of protocol v2."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self.state = app.state
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass everything on but what the client offers to speak."""
+        if scope["type"] == "websocket":
+            headers = [pair for pair in scope["headers"] if pair[0] != b"sec-websocket-protocol"]
+            scope = {**scope, "headers": headers, "subprotocols": []}
+        await self.app(scope, receive, send)
+
+
+@pytest.fixture
+def old_server(serve: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Serve an application so that it speaks only protocol v1."""
+    return lambda app: serve(OldServer(app))
+
+
+@pytest.fixture
+def old(old_server: Callable[[Any], Any], adder_cls: type[Adder]) -> Any:
+    """A server of the environment that speaks only protocol v1, with 64 slots."""
+    return old_server(create_app(adder_cls, Move, Sum, max_concurrent_envs=64))
+
+
 class Proxy:
     """Forwards TCP to a port until it is told otherwise."""
 

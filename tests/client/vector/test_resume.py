@@ -201,6 +201,19 @@ def test_a_line_that_breaks_while_nobody_waits_is_mended_at_the_next_step(
         assert env.step(adds(1, 2)).rewards.tolist() == [1.0, 2.0]
 
 
+def test_lines_that_break_together_are_mended_whichever_descriptors_the_system_gives_out(
+    adder: Any, proxied: Callable[[int], Any]
+) -> None:
+    proxy = proxied(adder.port)
+    with VectorEnv(proxy.url, 6, connections=6) as env:
+        env.reset()
+        for _ in range(3):
+            proxy.cut()
+            env.tend()
+            env._fleet.lines.reverse()  # the first to be mended gets the descriptor that the last one had
+            assert env.step(adds(*range(6))).rewards.tolist() == [float(add) for add in range(6)]
+
+
 def test_what_comes_while_nobody_waits_is_kept(adder: Any, adder_cls: Any) -> None:
     with VectorEnv(adder.url, 2) as env:
         env.reset()

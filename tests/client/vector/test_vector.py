@@ -381,22 +381,6 @@ def test_a_token_opens_the_door(serve: Callable[..., Any], adder_cls: Any, monke
         assert env.reset().ok.all()
 
 
-def test_an_older_server_is_told_from_a_new_one(serve: Callable[..., Any]) -> None:
-    async def old(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":
-            while (await receive())["type"] != "lifespan.shutdown":
-                await send({"type": "lifespan.startup.complete"})
-            await send({"type": "lifespan.shutdown.complete"})
-        elif scope["type"] == "websocket":
-            await receive()
-            await send({"type": "websocket.accept"})
-            while (await receive())["type"] != "websocket.disconnect":
-                pass
-
-    with pytest.raises(ConnectFailed, match="does not speak"):
-        VectorEnv(serve(old).url, 2).connect()
-
-
 @CODECS
 def test_an_array_may_stand_for_a_list_in_an_action(serve: Callable[..., Any], adder_cls: Any, codec: Any) -> None:
     models = sys.modules[adder_cls.__module__]
