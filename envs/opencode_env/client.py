@@ -34,7 +34,7 @@ class RolloutArguments(TypedDict, total=False):
     model: str
     instruction: str
     setup: list[str] | None
-    verify: list[str] | None
+    verify: list[str | dict[str, Any]] | None
     task_id: str
     mode: str
     disable_thinking: bool | None
@@ -66,7 +66,7 @@ class OpenCodeEnv(MCPToolClient):
         """Run a rollout and return what came of it. Cancelling the call ends the rollout and frees its sandbox.
 
         Name an `endpoint` of the server (`vllm`, `openai`, `hf_router`, `scripted`) or give `base_url`, `api_key` and
-        `model`; `instruction` is what the agent is told, `setup` and `verify` are shell lines.
+        `model`; `instruction` is what the agent is told, `setup` and `verify` are shell lines; in `verify` also checks.
 
         Args:
             timeout_s: How long to wait; by default as long as the rollout may take.
@@ -136,7 +136,8 @@ class SyncOpenCodeEnv(SyncMCPToolClient):
 
 def patience(arguments: Mapping[str, Any]) -> float:
     """Return how long a rollout with these arguments may take: its agent, each of its lines, and what is around."""
-    lines = len(arguments.get("setup") or ()) + len(arguments.get("verify") or ())
+    checks = 3 * len(arguments.get("verify") or ())  # one that dies is run again without the agent's work
+    lines = len(arguments.get("setup") or ()) + checks
     return float(arguments.get("agent_timeout_s") or AGENT_TIMEOUT_S) + COMMAND_TIMEOUT_S * lines + _SLACK_S
 
 

@@ -76,6 +76,27 @@ def test_a_task_file_can_bring_the_new_checks(call: Call, task: str, tmp_path: P
     assert "reward 1" in call("reverify", first["rollout_id"], "--task", str(tmp_path / "lenient.yaml"))
 
 
+def test_a_check_in_two_parts_is_verified_again_and_shown(call: Call, task: str) -> None:
+    first = call("run", task, "--agent", "oracle", "--json")[0]["rollout_id"]
+    check = {"run": "cat answer.txt; echo oops >&2", "judge": 'cat "$OUTPUT/stderr"; grep -qx 43 "$OUTPUT/stdout"'}
+    dead = {"run": "kill -9 $$", "judge": "true"}
+    part = {"run": "true", "judge": "echo 0.5 > ~/logs/verifier/reward.txt"}
+    checks = [argument for each in (check, dead, part) for argument in ("--verify", json.dumps(each))]
+    assert call("reverify", first, *checks, "--json")[0]["reward"] == pytest.approx(0.5 / 3)
+    shown = call("show", first).splitlines()
+    at = shown.index(f"run       [0] {check['run']}")
+    assert shown[at + 1 : at + 5] == [
+        "            42",
+        "            oops",
+        f"judge     [1] {check['judge']}",
+        "            oops",
+    ]
+    assert "judge     [137] true" in shown
+    assert "            (not judged: its run was ended by signal 9)" in shown
+    assert "            score 0.5" in shown
+    assert "is no check" in call("reverify", first, "--verify", '{"run": "true"}', code=1)
+
+
 def test_failures_are_one_line_and_an_exit_code(call: Call, tmp_path: Path) -> None:
     assert "Error: There is no rollout 'x'" in call("show", "x", code=1)
     assert "cannot be read" in call("run", str(tmp_path / "nowhere.yaml"), code=1)
@@ -83,6 +104,15 @@ def test_failures_are_one_line_and_an_exit_code(call: Call, tmp_path: Path) -> N
     (tmp_path / "t.yaml").write_text("instruction: x\n")
     assert "go together" in call("run", str(tmp_path / "t.yaml"), "--model", "m", code=1)
     assert "no agent 'nobody'" in call("run", str(tmp_path / "t.yaml"), "--agent", "nobody", code=1)
+
+
+def test_a_run_whose_machinery_failed_exits_with_1_and_counts_what_is_done(call: Call, task: str) -> None:
+    Path(task).write_text("instruction: x\nsetup: 'false'\nverify: 'true'\nsolution: 'true'\n")
+    said = call("run", task, "--agent", "oracle", "--repeat", "2", code=1)
+    assert "env_failed" in said
+    assert "2 of 2 done: env_failed, reward" in said
+    Path(task).write_text("instruction: x\nverify: 'false'\nsolution: 'true'\n")
+    assert "reward 0" in call("run", task, "--agent", "oracle")
 
 
 def test_interrupted_rollouts_are_listed(call: Call, tmp_path: Path) -> None:

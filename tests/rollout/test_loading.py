@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from openenv.errors import RolloutError
-from openenv.rollout import load_task
+from openenv.rollout import Check, Task, load_task
+from openenv.rollout.loading import parse_check
 
 
 def test_a_task_is_read_from_yaml(tmp_path: Path) -> None:
@@ -39,6 +40,8 @@ def test_a_task_is_read_from_json(tmp_path: Path) -> None:
         ("[1, 2]", "mapping"),
         ("instruction: [", "cannot be read"),
         ("instruction: x\nfiles_from: nowhere", "no folder"),
+        ("instruction: x\nverify: {run: a}", "judge"),
+        ("instruction: x\nverify: [{run: a, judge: b, keep: [/etc]}]", "below the work folder"),
     ],
 )
 def test_what_is_wrong_with_a_task_is_said(tmp_path: Path, text: str, problem: str) -> None:
@@ -47,6 +50,31 @@ def test_what_is_wrong_with_a_task_is_said(tmp_path: Path, text: str, problem: s
         load_task(tmp_path / "t.yaml")
 
 
+def test_a_check_in_two_parts_is_read_from_a_file(tmp_path: Path) -> None:
+    check = 'run: sh go.sh\n    judge: grep -q x "$OUTPUT/stdout"\n    keep: [out]'
+    (tmp_path / "many.yaml").write_text(f"instruction: x\nverify:\n  - {check}\n  - 'true'\n")
+    expected = Check(run="sh go.sh", judge='grep -q x "$OUTPUT/stdout"', keep=("out",))
+    assert load_task(tmp_path / "many.yaml").verify == (expected, "true")
+    (tmp_path / "one.json").write_text(json.dumps({"instruction": "x", "verify": {"run": "a", "judge": "b"}}))
+    assert load_task(tmp_path / "one.json").verify == (Check(run="a", judge="b"),)
+
+
+@pytest.mark.parametrize("text", ["true", "{ true; }", '"quoted"', "[ -e x ]", "[1]", "7"])
+def test_a_shell_line_on_a_command_line_stays_one(text: str) -> None:
+    assert parse_check(text) == text
+
+
+def test_a_check_on_a_command_line_is_json() -> None:
+    assert parse_check('{"run": "a", "judge": "b", "needs": ["*.in"]}') == Check(run="a", judge="b", needs=("*.in",))
+    with pytest.raises(RolloutError, match="judge"):
+        parse_check('{"run": "a"}')
+
+
 def test_a_task_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(RolloutError, match="cannot be read"):
         load_task(tmp_path / "t.yaml")
+
+
+def test_a_single_line_or_check_may_stand_for_a_list() -> None:
+    task = Task(instruction="x", setup="true", verify=Check(run="a", judge="b"), solution="c")  # type: ignore[arg-type]
+    assert (task.setup, task.verify, task.solution) == (("true",), (Check(run="a", judge="b"),), ("c",))

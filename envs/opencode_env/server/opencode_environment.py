@@ -57,7 +57,7 @@ class OpenCodeEnvironment(MCPEnvironment):
         model: str = "",
         instruction: str = "",
         setup: list[str] | None = None,
-        verify: list[str] | None = None,
+        verify: list[str | dict[str, Any]] | None = None,
         task_id: str = "",
         mode: str = "transparent_proxy",
         disable_thinking: bool | None = None,
@@ -76,7 +76,8 @@ class OpenCodeEnvironment(MCPEnvironment):
 
         Name an endpoint (vllm, openai, hf_router, scripted) or give base_url, api_key and model. All setup lines run
         before the agent starts; the reward is what the verify lines write into ~/logs/verifier/reward.txt, else the
-        share of them that exit with 0.
+        share of them that exit with 0. In place of a line, {"run": ..., "judge": ..., "keep": [...]} runs the agent's
+        work in one sandbox and judges what it printed in another.
         """
         request = RolloutRequest(
             instruction=instruction,

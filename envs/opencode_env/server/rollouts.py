@@ -25,7 +25,7 @@ from opencode_env.server.settings import ServerSettings
 from openenv.errors import AgentUnavailable, OpenEnvError, SandboxError
 from openenv.llm.scripted import Script, ScriptedModel
 from openenv.llm.scripts import binary_search
-from openenv.rollout import Model, Outcome, Progress, RolloutStore, Task, run_rollout_async
+from openenv.rollout import Check, Model, Outcome, Progress, RolloutStore, Task, run_rollout_async
 from openenv.rollout.capture import CaptureServer, export, read
 from openenv.rollout.scratch import scratch
 from openenv.sandboxes import Sandboxes, backend
@@ -46,7 +46,7 @@ class RolloutRequest:
     api_key: str = field(default="", repr=False)
     model: str = ""
     setup: tuple[str, ...] = ()
-    verify: tuple[str, ...] = ()
+    verify: tuple[str | Mapping[str, Any], ...] = ()
     task_id: str = ""
     mode: str = "transparent_proxy"
     disable_thinking: bool | None = None
@@ -65,7 +65,7 @@ class RolloutRequest:
         """Refuse what cannot be a rollout.
 
         Raises:
-            ValueError: There is no endpoint, or no instruction.
+            ValueError: There is no endpoint, or no instruction, or a check is none.
         """
         if not self.instruction.strip():
             raise ValueError("instruction is missing: say what the agent is to do")
@@ -77,13 +77,14 @@ class RolloutRequest:
             raise ValueError("agent_timeout_s must be a positive number of seconds, at most a day")
         if not 0 <= self.top_logprobs <= 20:
             raise ValueError("top_logprobs must be from 0 to 20")
+        self.task()
 
     def task(self) -> Task:
         """Return what the engine runs."""
         return Task(
             instruction=self.instruction,
             setup=self.setup,
-            verify=self.verify,
+            verify=tuple(check if isinstance(check, str) else Check.model_validate(check) for check in self.verify),
             files=dict(self.files or {}),
             verify_files=dict(self.verify_files or {}),
             setup_timeout_s=COMMAND_TIMEOUT_S,

@@ -83,6 +83,19 @@ def test_a_real_run_earns_its_reward_and_brings_its_tokens(served: Any) -> None:
     served.wait_until_free()
 
 
+def test_work_and_judge_can_be_kept_apart(served: Any) -> None:
+    call = "python3 -c 'from binary_search import binary_search as b; print(b([1, 2, 4], 4))'"
+    with OpenCodeEnv(base_url=served.url).sync() as env:
+        result = env.run_rollout(
+            endpoint="scripted",
+            instruction=INSTRUCTION,
+            verify=[{"run": call, "judge": 'grep -qx 2 "$OUTPUT/stdout"'}, {"run": "kill -9 $$", "judge": "true"}],
+        )
+    assert (result.error, result.reward) == (None, 0.5)
+    assert result.verify_results[0].run is not None
+    assert (result.verify_results[0].run.cmd, result.verify_results[0].run.stdout) == (call, "2\n")
+
+
 def test_rollouts_at_once_are_not_mixed_up_and_nothing_planted_counts(served: Any) -> None:
     plant = "mkdir -p ~/logs/verifier && echo 1.0 > ~/logs/verifier/reward.txt && echo 1.0 > reward.txt; echo done"
     cases: dict[str, tuple[str, list[str], float]] = {
@@ -252,6 +265,7 @@ def test_a_client_that_goes_takes_its_rollout_along(served: Any) -> None:
         ({"endpoint": "scripted", "instruction": "x", "script": {"turns": 3}}, "script"),
         ({"endpoint": "openai", "instruction": "x", "script": {}}, "script"),
         ({"endpoint": "scripted", "instruction": "x", "agent_timeout_s": 0}, "agent_timeout_s"),
+        ({"endpoint": "scripted", "instruction": "x", "verify": [{"run": "true"}]}, "judge"),
     ],
 )
 def test_a_request_that_is_none_is_a_tool_error(served: Any, arguments: dict[str, Any], text: str) -> None:
@@ -324,7 +338,7 @@ def test_a_step_has_as_long_as_its_rollout_may_take() -> None:
 
     assert limit() == STEP_TIMEOUT_S == 900
     assert limit(5) == 5
-    assert limit(agent_timeout_s=3000, verify=["a", "b"]) == 3000 + 2 * 120 + 300
+    assert limit(agent_timeout_s=3000, setup=["a"], verify=["a", "b"]) == 3000 + 7 * 120 + 300
     assert limit(agent_timeout_s="x") == 900
     assert _limit(ListToolsAction(), None) is None
     assert patience({}) > 600

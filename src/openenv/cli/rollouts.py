@@ -16,6 +16,7 @@ import typer
 
 from .. import settings
 from ..errors import OpenEnvError
+from .sandboxes import look_here
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,10 +33,15 @@ rollouts = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-_STORE = typer.Option(None, "--store", help="The folder of stored rollouts; by default OPENENV_ROLLOUTS.")
+_STORE = typer.Option(
+    None, "--store", help="The folder of stored rollouts; by default OPENENV_ROLLOUTS, else one in your data folder."
+)
 _JSON = typer.Option(False, "--json", help="Print JSON.")
-_SANDBOX = typer.Option("local", "--sandbox", help="Where commands run: local, docker or e2b.")
+_SANDBOX = typer.Option(
+    "local", "--sandbox", callback=look_here, help="Where commands run: local, docker, e2b, or module:Class."
+)
 _OUTPUT_LINES = 20
+_PIPED_WIDTH = 400
 
 
 @rollouts.command("ls")
@@ -55,7 +61,9 @@ def list_rollouts(
             typer.echo(json.dumps({"rollouts": [_row_document(row) for row in rows], "interrupted": lost}, indent=2))
             return
         if not rows:
-            typer.echo(f"No rollouts in {opened.root}.")
+            asked = {"status": status, "task": task, "agent": agent}
+            of = "".join(f", {name} {value!r}" for name, value in asked.items() if value is not None)
+            typer.echo(f"No rollouts in {opened.root}{of}.")
         else:
             _print(_rows_table(rows))
         if lost:
@@ -99,20 +107,23 @@ def verify_again(
     rollout_ids: list[str] = typer.Argument(
         ..., metavar="ID...", help="Which rollouts; the beginning of an id will do."
     ),
-    line: list[str] = typer.Option([], "--verify", help="A verify line in place of the task's; may be repeated."),
+    line: list[str] = typer.Option(
+        [], "--verify", help="A verify line, or a check in JSON, in place of the task's; may be repeated."
+    ),
     task: Path | None = typer.Option(None, "--task", help="A task file whose verification is used instead."),
     sandbox: str = _SANDBOX,
     store: Path | None = _STORE,
     as_json: bool = _JSON,
 ) -> None:
     """Run verify lines over stored work trees, without a model; the first verdict stays."""
-    from ..rollout.loading import load_task
+    from ..rollout.loading import load_task, parse_check
     from ..rollout.reverify import reverify
 
     with _opened(store) as opened:
         given = None if task is None else load_task(task)
+        checks = [parse_check(text) for text in line] or None
         outcomes = [
-            reverify(opened, rollout_id, lines=line or None, task=given, sandbox=sandbox) for rollout_id in rollout_ids
+            reverify(opened, rollout_id, lines=checks, task=given, sandbox=sandbox) for rollout_id in rollout_ids
         ]
         _print_outcomes(outcomes, as_json=as_json)
 
@@ -130,7 +141,7 @@ def run(
     store: Path | None = _STORE,
     as_json: bool = _JSON,
 ) -> None:
-    """Run tasks, store what came of them and print it."""
+    """Run tasks, store what came of them and print it. Exits with 1 when the machinery failed for one of them."""
     from ..rollout.loading import load_task
     from ..rollout.many import run_many
 
@@ -144,9 +155,12 @@ def run(
             store=opened,
             concurrency=concurrency,
             on_progress=_say_progress,
+            on_outcome=_Countdown(len(loaded)),
             on_install=lambda message: typer.echo(message, err=True),
         )
         _print_outcomes(outcomes, as_json=as_json)
+        if any(outcome.status.endswith("_failed") and outcome.reward is None for outcome in outcomes):
+            raise typer.Exit(1)
 
 
 @rollouts.command("cheats")
@@ -206,6 +220,20 @@ def _say_progress(event: Progress) -> None:
     typer.echo(f"{event.rollout_id} {event.elapsed_s:7.1f} s  {event.phase:8} {event.message}", err=True)
 
 
+class _Countdown:
+    """Says after each of several rollouts how many there are still to come."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._done = 0
+
+    def __call__(self, number: int, outcome: Outcome) -> None:
+        self._done += 1
+        if self._count > 1:
+            said = f"{self._done} of {self._count} done: {outcome.status}, reward {_reward(outcome.reward)}"
+            typer.echo(f"{outcome.rollout_id} {said}", err=True)
+
+
 def _say_cheat(result: CheatResult) -> None:
     mark = typer.style("paid", fg="red") if result.succeeded else typer.style("held", fg="green")
     earned = "nothing" if result.reward is None else f"{result.reward:g}"
@@ -215,7 +243,10 @@ def _say_cheat(result: CheatResult) -> None:
 def _print(table: object) -> None:
     from rich.console import Console  # other commands do not need it
 
-    Console().print(table, highlight=False)
+    console = Console()
+    if not console.is_terminal:  # what reads a pipe can cope with long lines, and not with shortened ones
+        console = Console(width=_PIPED_WIDTH)
+    console.print(table, highlight=False)
 
 
 def _rows_table(rows: list[Row]) -> Table:
@@ -223,8 +254,12 @@ def _rows_table(rows: list[Row]) -> Table:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
-    for column in ("ID", "TASK", "AGENT", "STATUS", "REWARD", "TURNS", "SECONDS", "BEGUN"):
-        table.add_column(column, justify="right" if column in ("REWARD", "TURNS", "SECONDS") else "left", no_wrap=True)
+    table.add_column("ID", no_wrap=True, min_width=max(len(row.rollout_id) for row in rows))  # to be copied
+    for column in ("TASK", "AGENT", "STATUS"):
+        table.add_column(column, no_wrap=True)
+    for column in ("REWARD", "TURNS", "SECONDS"):
+        table.add_column(column, justify="right", no_wrap=True, min_width=len(column))
+    table.add_column("BEGUN", no_wrap=True, min_width=len("12-31 23:59"))
     for row in rows:
         begun = datetime.fromtimestamp(row.started_at).astimezone().strftime("%m-%d %H:%M")
         status = Text(row.status, style="green" if row.status == "ok" else "yellow")
@@ -284,7 +319,14 @@ def _show(history: list[Record]) -> None:
 
 
 def _show_command(title: str, result: CommandResult) -> None:
+    if result.run is not None:
+        _show_command("run", result.run)
+        title = "judge"
     typer.echo(f"{title:9} [{result.exit_code}] {result.cmd}")
     said = (result.stdout + result.stderr).splitlines()
     for text in said[-_OUTPUT_LINES:]:
         typer.echo(f"            {text}")
+    if result.score is not None:
+        typer.echo(f"            score {result.score:g}")
+    if result.note is not None:
+        typer.echo(f"            ({result.note})")

@@ -13,6 +13,7 @@ _EXPORTS = {
     "Cancellation": "openenv.rollout.cancel",
     "Capture": "openenv.rollout.capture",
     "CaptureServer": "openenv.rollout.capture",
+    "Check": "openenv.rollout.task",
     "CommandResult": "openenv.rollout.outcome",
     "Engine": "openenv.rollout.engine",
     "Installation": "openenv.rollout.agents.base",
@@ -56,6 +57,7 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.rollout.reverify import reverify as reverify
     from openenv.rollout.store import RolloutStore as RolloutStore
     from openenv.rollout.task import Budget as Budget
+    from openenv.rollout.task import Check as Check
     from openenv.rollout.task import Model as Model
     from openenv.rollout.task import Task as Task
 

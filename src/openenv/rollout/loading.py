@@ -1,4 +1,4 @@
-"""Tasks from files: YAML or JSON with the fields of `Task`.
+"""Tasks from files: YAML or JSON with the fields of `Task`; checks from a command line.
 
 Knows files and the shape of a task. Folders named in `files_from` and `verify_files_from` are read beside the file.
 """
@@ -13,10 +13,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from openenv.errors import RolloutError
-from openenv.rollout.task import Task
+from openenv.rollout.task import Check, Task
 
 _FOLDERS = {"files_from": "files", "verify_files_from": "verify_files"}
-_LINES = ("setup", "verify", "solution")
 
 
 def load_task(path: str | Path) -> Task:
@@ -34,7 +33,7 @@ def load_task(path: str | Path) -> Task:
 
 
 def parse_task(data: object, *, folder: Path, name: str = "") -> Task:
-    """Build a task from a mapping; single lines may stand where lists are meant.
+    """Build a task from a mapping with the fields of `Task`, or folders to read some of them from.
 
     Raises:
         RolloutError: it is no task.
@@ -42,9 +41,6 @@ def parse_task(data: object, *, folder: Path, name: str = "") -> Task:
     if not isinstance(data, Mapping):
         raise RolloutError(f"The task {name} must be a mapping with at least an 'instruction'")
     fields: dict[str, Any] = {"task_id": name, **data}
-    for key in _LINES:
-        if isinstance(fields.get(key), str):
-            fields[key] = (fields[key],)
     for key, target in _FOLDERS.items():
         if key in fields:
             fields[target] = {**_read_folder(folder / str(fields.pop(key))), **(fields.get(target) or {})}
@@ -53,6 +49,25 @@ def parse_task(data: object, *, folder: Path, name: str = "") -> Task:
     except ValidationError as exc:
         problems = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in exc.errors())
         raise RolloutError(f"The task {name} is not valid: {problems}") from exc
+
+
+def parse_check(text: str) -> str | Check:
+    """Read a check as it is given on a command line: a shell line, or a JSON object with `run` and `judge`.
+
+    Raises:
+        RolloutError: it is an object, but no check.
+    """
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return text
+    if not isinstance(found, dict):
+        return text
+    try:
+        return Check.model_validate(found)
+    except ValidationError as exc:
+        problems = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in exc.errors())
+        raise RolloutError(f"{text} is no check: {problems}") from exc
 
 
 def _parse(path: Path, text: str) -> object:

@@ -19,13 +19,19 @@ Phase = Literal["sandbox", "setup", "agent", "collect", "verify", "store", "done
 
 
 class CommandResult(BaseModel):
-    """What one setup or verify line did."""
+    """What a setup or verify line did, or the `judge` of a check; what is not passed never has exit code 0."""
 
     cmd: str
     exit_code: int
     stdout: str = ""
     stderr: str = ""
     duration_s: float = 0.0
+    run: CommandResult | None = None
+    """What the `run` of a check did."""
+    score: float | None = None
+    """What a check's judge wrote as its reward, where it wrote one: it counts in place of the exit code."""
+    note: str | None = None
+    """Why a check counts otherwise than its exit code says."""
 
 
 class RolloutTurn(BaseModel):

@@ -16,7 +16,7 @@ from openenv.rollout.outcome import Outcome, Status
 from openenv.rollout.progress import OnProgress, Reporter
 from openenv.rollout.scratch import scratch
 from openenv.rollout.store import Record, RolloutStore
-from openenv.rollout.task import Task
+from openenv.rollout.task import Check, Task
 from openenv.rollout.verifier import Verdict, verify
 from openenv.rollout.worktree import UnusableWorktree, merge
 from openenv.sandboxes.base import Sandboxes
@@ -29,7 +29,7 @@ def reverify(
     store: RolloutStore,
     rollout_id: str,
     *,
-    lines: Sequence[str] | None = None,
+    lines: Sequence[str | Check] | None = None,
     verify_files: Mapping[str, str] | None = None,
     task: Task | None = None,
     sandbox: str | Sandboxes = "local",
@@ -41,7 +41,7 @@ def reverify(
     Args:
         store: Where the rollout is.
         rollout_id: Which one; the beginning of its id will do.
-        lines: Verify lines in place of the task's.
+        lines: Verify lines, or checks, in place of the task's.
         verify_files: Files in place of the task's `verify_files`.
         task: A whole task in place of the stored one; of it only what the verifier reads counts.
         sandbox: A backend or its name.

@@ -1,14 +1,15 @@
-"""What is to be done: a `Task`, the `Model` that the agent talks to, and the `Budget` it has.
+"""What is to be done: a `Task` with its `Check`s, the `Model` that the agent talks to, and the `Budget` it has.
 
 Knows values only. Must not know sandboxes, agents or servers.
 """
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 from openenv.sandboxes.base import Limits
 
@@ -33,11 +34,47 @@ PROTECTED = (
     "**/pluggy/**",
     "**/iniconfig.*",
     "**/iniconfig/**",
+    "**/openenv_proof.*",
+    "**/openenv_proof/**",
     "**/tox.ini",
     "**/__pycache__/**",
 )
 """What decides how Python and pytest start: the verifier sees these as the setup left them, not as the agent did.
 Where any pattern is given, a `pyproject.toml` or `setup.cfg` that the agent changed and that names pytest counts."""
+
+
+class Check(BaseModel):
+    """A check in two parts that never meet: what the agent wrote runs in one sandbox, its output is judged in another.
+
+    `run` has the agent's work tree. Its output, its exit code and the files in `keep` are taken out as data, and its
+    sandbox is gone. `judge` has a sandbox in which nothing of the agent is but that data, below the folder `$OUTPUT`:
+    `stdout`, `stderr`, `exit_code`, and `files/` with what was kept. Its exit code decides, or the number it writes to
+    `~/logs/verifier/reward.txt`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run: str = Field(min_length=1)
+    """A shell line that runs the agent's work, in the work folder. That it crashes or hangs is the agent's failure."""
+    judge: str = Field(min_length=1)
+    """A shell line in the work folder as the setup left it, with the `verify_files`. That it crashes is nobody's."""
+    keep: tuple[str, ...] = ()
+    """Files and folders below the work folder that are taken out after `run`; links are not."""
+    needs: tuple[str, ...] | None = None
+    """Patterns: which of the `verify_files` are there for `run`. None: those that it names."""
+
+    @field_validator("keep")
+    @classmethod
+    def _below(cls, keep: tuple[str, ...]) -> tuple[str, ...]:
+        for path in keep:
+            clean = posixpath.normpath(path)
+            if path.startswith("/") or clean == "." or clean.split("/")[0] == ".." or "\0" in path:
+                raise ValueError(f"what is kept lies below the work folder, not at {path!r}")
+        return tuple(posixpath.normpath(path) for path in keep)
+
+    def __str__(self) -> str:
+        """Tell both parts in a line."""
+        return f"{self.run} => {self.judge}"
 
 
 class Task(BaseModel):
@@ -48,8 +85,9 @@ class Task(BaseModel):
     instruction: str
     setup: tuple[str, ...] = ()
     """Shell lines that run in the agent's sandbox, all of them before the agent starts."""
-    verify: tuple[str, ...] = ()
-    """Shell lines that run in a fresh sandbox with the agent's work tree; the reward is the share that exits with 0."""
+    verify: tuple[str | Check, ...] = ()
+    """Shell lines that run in a fresh sandbox with the agent's work tree, or `Check`s, which keep what runs apart from
+    what judges; the reward is the share that exits with 0."""
     files: Mapping[str, str] = Field(default_factory=dict)
     """Text files for the agent's sandbox, before the setup; paths below the work folder or absolute."""
     verify_files: Mapping[str, str] = Field(default_factory=dict)
@@ -59,6 +97,9 @@ class Task(BaseModel):
     reward_file: bool | None = None
     """Whether `logs/verifier/reward.txt` in the verifier's home is the reward. None: when a line or a file of the task,
     or what its setup left, names `reward.txt`; code of the agent that a check runs cannot decide to write one."""
+    proof: bool | None = None
+    """Whether a verify line must prove that it came to its own end, and was not ended by code that it loaded. None:
+    those that run pytest, unittest, `python -c` or a Python script of `verify_files`. True: all must. False: none."""
     solution: tuple[str, ...] = ()
     """Shell lines that solve the task: what the `oracle` agent runs."""
     limits: Limits = Field(default_factory=Limits)
@@ -69,9 +110,20 @@ class Task(BaseModel):
     task_id: str = ""
     metadata: Mapping[str, Any] = Field(default_factory=dict)
 
+    @field_validator("setup", "verify", "solution", mode="before")
+    @classmethod
+    def _several(cls, given: Any) -> Any:
+        """Take a single line or check where a list is meant."""
+        return (given,) if isinstance(given, str | Check | Mapping) else given
+
     def texts(self) -> tuple[str, ...]:
         """Return the texts that say which files are the agent's to write."""
-        return (self.instruction, *self.verify, *self.verify_files.values(), *self.solution)
+        return (self.instruction, *self.verify_texts(), *self.verify_files.values(), *self.solution)
+
+    def verify_texts(self) -> tuple[str, ...]:
+        """Return the shell lines of all checks."""
+        parts = ((check,) if isinstance(check, str) else (check.run, check.judge) for check in self.verify)
+        return tuple(text for part in parts for text in part)
 
 
 class Budget(BaseModel):

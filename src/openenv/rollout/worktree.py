@@ -124,6 +124,27 @@ def read_files(work: Path, *, root: str, max_files: int = 32, max_bytes: int = 6
     return found
 
 
+def files_of(archive: Path, *, max_bytes: int) -> dict[str, bytes]:
+    """Return the regular files of a packed tree by their names.
+
+    Raises:
+        UnusableWorktree: it is no archive, or its files hold more than `max_bytes`.
+    """
+    found: dict[str, bytes] = {}
+    try:
+        with _Archive(archive) as source:
+            for name, member in source.members:
+                if member.isreg() or member.islnk():
+                    content = source.read(source.file(member), max_bytes)
+                    if content is None:
+                        raise UnusableWorktree(f"'{name}' is too large")
+                    found[name] = content
+                    max_bytes -= len(content)
+    except (tarfile.TarError, EOFError, UnicodeError, ValueError, OverflowError) as exc:
+        raise UnusableWorktree(f"the tree cannot be read: {exc}") from exc
+    return found
+
+
 class _Archive:
     """An archive that is only read: its files, folders and links with names that stay below the root."""
 

@@ -6,18 +6,22 @@ from collections.abc import Callable
 
 import pytest
 
+from openenv.rollout import Check
 from openenv.rollout.cheats import Cheat, all_cheats, run_cheats
 from openenv.sandboxes.base import Sandbox, Sandboxes, SandboxSpec
 
-PAID_WHEN_PUBLISHED = ("planted-reward", "background-writer", "edited-verify-script", "sitecustomize")
+PAID_WHEN_PUBLISHED = (
+    *("planted-reward", "background-writer", "edited-verify-script", "sitecustomize"),
+    *("exit-when-loaded", "exit-hooks", "skipped-tests", "faked-report", "judged-exit", "judged-by-itself"),
+)
 """Some of the cheats that pay in the published order: one sandbox for agent and verifier, the reward a file in it."""
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_no_cheat_pays_on_the_local_backend(local: Sandboxes, leftovers: Callable[[], None]) -> None:
     report = run_cheats(local)
-    assert report.solved == {"data": 1.0, "code": 1.0}
-    assert len(report.results) == len(all_cheats()) >= 30
+    assert report.solved == {"data": 1.0, "code": 1.0, "loaded": 1.0, "judged": 1.0}
+    assert len(report.results) == len(all_cheats()) >= 50
     assert [result for result in report.results if result.succeeded] == []
     assert {result.honest for result in report.results} == {0.0}
     leftovers()
@@ -30,6 +34,7 @@ def test_every_kind_of_cheat_that_was_asked_for_is_there() -> None:
         *("planted-reward", "linked-work-tree", "background-writer", "patched-pytest", "sitecustomize"),
         *("edited-verify-script", "path-hijack", "huge-output", "forked-daemon", "host-network", "proxy-admin"),
         *("another-key", "archive-names", "hard-links", "devices", "huge-sparse-file"),
+        *("exit-when-loaded", "system-exit", "exit-hooks", "edited-while-it-runs", "killed-check", "faked-report"),
     }
 
 
@@ -43,6 +48,15 @@ def test_a_cheat_that_pays_is_reported(local: Sandboxes) -> None:
     assert document["cheats"][0]["reward"] == 1.0
 
 
+def in_one_line(check: Check) -> str:
+    """A check as it would have to be written there: what runs and what judges share everything."""
+    kept = "".join(f'cp -r {path} "$OUTPUT/files/"; ' for path in check.keep)
+    return (
+        f'export OUTPUT="$HOME/logs/output"; mkdir -p "$OUTPUT/files"; ({check.run}) > "$OUTPUT/stdout"; '
+        f"{kept}{check.judge}"
+    )
+
+
 def published_reward(sandbox: Sandbox, cheat: Cheat) -> float:
     """What the order of the published environment pays: all in one sandbox, the agent still there, one reward file."""
     task = cheat.task
@@ -50,6 +64,8 @@ def published_reward(sandbox: Sandbox, cheat: Cheat) -> float:
         sandbox.write_text(f"{sandbox.workdir}/{path}", text)
     for line in cheat.lines:
         sandbox.exec(line, cwd=sandbox.workdir, timeout=20, max_output=1000)
+    if task.proof:  # nobody asks there
+        sandbox.write_text(f"{sandbox.workdir}/tests/openenv_proof.py", "def begin():\n    return lambda: None\n")
     passed = 0
     sandbox.exec("sleep 1.3", cwd="/")  # the verify lines start a little later: what runs on has time to write
     for line in task.verify:
@@ -58,7 +74,8 @@ def published_reward(sandbox: Sandbox, cheat: Cheat) -> float:
         }
         for path, text in files.items():
             sandbox.write_text(f"{sandbox.workdir}/{path}", text)
-        passed += sandbox.exec(line, cwd=sandbox.workdir, timeout=20, max_output=1000).exit_code == 0
+        shell = line if isinstance(line, str) else in_one_line(line)
+        passed += sandbox.exec(shell, cwd=sandbox.workdir, timeout=20, max_output=1000).exit_code == 0
     given = sandbox.exec("cat /home/user/logs/verifier/reward.txt", cwd="/").stdout
     try:
         return float(given)

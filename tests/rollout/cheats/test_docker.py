@@ -41,6 +41,6 @@ def docker() -> Iterator[DockerSandboxes]:
 @pytest.mark.timeout(900)
 def test_no_cheat_pays_on_docker(docker: DockerSandboxes) -> None:
     report = run_cheats(docker)
-    assert report.solved == {"data": 1.0, "code": 1.0}
+    assert report.solved == {"data": 1.0, "code": 1.0, "loaded": 1.0, "judged": 1.0}
     assert report.succeeded == []
     assert {result.honest for result in report.results} == {0.0}

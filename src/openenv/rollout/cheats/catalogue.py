@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from openenv.rollout.cheats.cheat import Cheat
+from openenv.rollout.cheats.checked_code import CHECKED_CODE
 from openenv.rollout.cheats.hosts import HOSTS
 from openenv.rollout.cheats.processes import PROCESSES
 from openenv.rollout.cheats.python import PYTHON
@@ -12,4 +13,4 @@ from openenv.rollout.cheats.trees import TREES
 
 def all_cheats() -> tuple[Cheat, ...]:
     """Return every cheat."""
-    return (*REWARDS, *PYTHON, *TREES, *PROCESSES, *HOSTS)
+    return (*REWARDS, *PYTHON, *CHECKED_CODE, *TREES, *PROCESSES, *HOSTS)

@@ -22,7 +22,7 @@ from openenv.rollout.agents.shell import Shell
 from openenv.rollout.capture.server import CaptureServer
 from openenv.rollout.cheats.bait import Bait, lay_out
 from openenv.rollout.cheats.catalogue import all_cheats
-from openenv.rollout.cheats.cheat import CODE, DATA, Cheat
+from openenv.rollout.cheats.cheat import Cheat
 from openenv.rollout.engine import Engine, named_backend
 from openenv.rollout.outcome import Outcome
 from openenv.rollout.store import RolloutStore
@@ -97,10 +97,9 @@ def run_cheats(
     with contextlib.ExitStack() as stack:
         arena = _Arena(named_backend(sandbox), stack)
         report = CheatReport(arena.backend.name)
-        for task in (DATA, CODE):
-            if any(cheat.task is task for cheat in chosen):
-                arena.honest[task.task_id] = arena.run(Noop(), task=task)
-                report.solved[task.task_id] = arena.run(Oracle(), task=task).reward
+        for task in {cheat.task.task_id: cheat.task for cheat in chosen}.values():
+            arena.honest[task.task_id] = arena.run(Noop(), task=task)
+            report.solved[task.task_id] = arena.run(Oracle(), task=task).reward
         results: dict[str, CheatResult] = {}
         lock = threading.Lock()
         waiting = iter(chosen)

@@ -150,4 +150,4 @@ def _called(session: ResourceSession, name: str, arguments: dict[str, Any], know
 
 def _tool_text(result: ToolResult) -> str:
     data = {"error": result.error} if result.data is None and result.error is not None else result.data
-    return data if isinstance(data, str) else json.dumps(plain(data))
+    return data if isinstance(data, str) else json.dumps(plain(data), sort_keys=True)

@@ -1,0 +1,249 @@
+"""Proof, inside a verifier's sandbox, that a check came to its own end: a plug-in of pytest, a stand-in for Python that
+runs a script, `-c` or unittest, and `begin` for scripts that prove it themselves.
+
+Is handed in as a single file, next to passes that are good for one use each: a pass is taken, and with it every trace
+in the environment, before code of the agent is loaded; what is written at the end must hold the pass's secret. Code in
+the same process that looks for the secret will find it: this stops checks from being ended, not from being taken apart.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+TYPE_CHECKING = False  # the name that type checkers know; whatever Python runs the check need not have `typing` loaded
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from types import TracebackType
+    from typing import Any
+
+_NAME = "openenv_proof"
+_PLUG_INS, _PATHS, _FOLDER = "PYTEST_PLUGINS", "PYTHONPATH", "OPENENV_PROOF"
+_SKIPS = ("Skipped", "XFailed", "SkipTest")
+_COMMAND = "<command>"
+_LOOKS = ("collectonly", "setupplan", "setuponly", "showfixtures", "show_fixtures_per_test", "markers")
+"""Options of pytest with which it runs no test."""
+
+
+class Pass:
+    """A permission to prove one thing once, and where the proof goes."""
+
+    def __init__(self, folder: str, given: dict[str, Any]) -> None:
+        self.folder, self.given, self.pid = folder, given, os.getpid()
+        self.mark({"begun": given.get("serial")})
+
+    def mark(self, words: dict[str, object]) -> None:
+        """Write something down for the host."""
+        if not self.folder:
+            return  # nobody asked
+        name = f"mark-{'-'.join(sorted(words))}-{os.getpid()}"
+        with open(os.path.join(self.folder, name), "a") as file:
+            file.write(json.dumps(words) + "\n")
+
+    def end(self, complaint: str | None = None) -> None:
+        """Write down that the check came to its end; a child that goes on in its parent's place cannot."""
+        if os.getpid() == self.pid:
+            words = {"ended": self.given.get("serial"), "secret": self.given.get("secret")}
+            self.mark({**words, "ok": complaint is None, "why": complaint})
+
+    def foreign(self, traceback: TracebackType | None, test: str) -> str | None:
+        """Return a file of the agent that an exception came through, or None."""
+        while traceback is not None:
+            name = traceback.tb_frame.f_code.co_filename
+            if self.is_foreign(name if name[:1] == "<" else os.path.abspath(name), test):
+                return name
+            traceback = traceback.tb_next
+        return None
+
+    def is_foreign(self, file: str, test: str) -> bool:
+        """Say whether a file is the agent's, as far as one can tell: in the work folder, and no part of the tests."""
+        if file[:1] == "<":  # code that has no file; some of Python's own is frozen
+            return file != _COMMAND and not file.startswith("<frozen ")
+        root = self.given.get("root", "") + os.sep
+        if not file.startswith(root) or file == test or file in self.given.get("ours", ()):
+            return False
+        return "test" not in file[len(root) :]
+
+
+def _without(name: str, word: str, separator: str) -> None:
+    """Take a word out of a list in the environment."""
+    words = [one for one in os.environ.pop(name, "").split(separator) if one and one != word]
+    if words:
+        os.environ[name] = separator.join(words)
+
+
+def _take() -> Pass | None:
+    """Take a pass; None where no proof is asked for."""
+    folder = os.environ.pop(_FOLDER, "")
+    _without(_PLUG_INS, _NAME, ",")  # a pytest that a test starts is the test's own business
+    if not folder:
+        return None
+    _without(_PATHS, folder, os.pathsep)
+    sys.path[:] = [path for path in sys.path if path != folder]
+    for name in sorted(os.listdir(folder)):
+        if name.startswith("pass-"):
+            mine = os.path.join(folder, f"taken-{name}")
+            try:
+                os.rename(os.path.join(folder, name), mine)
+            except OSError:
+                continue  # another process was quicker
+            with open(mine) as file:
+                given = json.load(file)
+            os.unlink(mine)
+            return Pass(folder, given)
+    return Pass(folder, {})
+
+
+def _is_program() -> bool:
+    """Say whether this process is pytest's own, rather than a script that calls it."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if spec is not None:
+        return str(spec.name).split(".")[0] == "pytest"
+    return os.path.basename(sys.argv[0] if sys.argv else "") in ("pytest", "py.test")
+
+
+_taken = _take()
+_program = _is_program()
+
+
+def begin() -> Callable[[], None]:
+    """Return what a check calls as its very last act. Call this first of all, before code of the agent is loaded."""
+    global _taken
+    taken, _taken = _taken, None
+    return _nothing if taken is None else taken.end
+
+
+def _nothing() -> None:
+    """Prove nothing: nobody asked."""
+
+
+def pytest_addoption(parser: object, pluginmanager: Any) -> None:
+    """Let a witness watch the session, and leave nothing that could be imported."""
+    global _taken
+    import pytest  # it is there: it called
+
+    if _taken is not None:
+        pytest.hookimpl(hookwrapper=True)(Witness.pytest_runtest_makereport)
+        pytest.hookimpl(hookwrapper=True, tryfirst=True)(Witness.pytest_cmdline_main)
+        pluginmanager.register(Witness(_taken))
+        _taken = None
+    sys.modules.pop(_NAME, None)
+
+
+class Witness:
+    """A plug-in that sees what comes of each test."""
+
+    def __init__(self, taken: Pass) -> None:
+        self.taken = taken
+        self.session: Any = None
+        self.passed = self.ended = 0
+        self.wrong: str | None = None
+
+    def pytest_sessionstart(self, session: object) -> None:
+        """Remember the session."""
+        self.session = session
+
+    def pytest_runtest_makereport(self, item: Any, call: Any) -> Generator[None, object, None]:
+        """Look where a skip comes from: code under test that skips its test has not passed it."""
+        yield
+        if call.excinfo is not None and call.excinfo.type.__name__ in _SKIPS and self.wrong is None:
+            file = self.taken.foreign(call.excinfo.value.__traceback__, str(item.fspath))
+            self.wrong = None if file is None else f"a test was skipped by {file}"
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Count the tests."""
+        self.passed += report.when == "call" and report.passed
+        self.ended += report.when == "teardown"
+
+    def pytest_cmdline_main(self, config: Any) -> Generator[None, Any, None]:
+        """Write the proof when all is over."""
+        outcome = yield
+        try:
+            status = int(outcome.get_result() or 0)
+        except BaseException as error:  # it goes on its way
+            if type(error).__name__ == "UsageError":  # pytest's own word for a line that asks for what is not there
+                self.taken.end()
+            return
+        if os.getpid() != self.taken.pid:
+            return
+        if status and _program:
+            _leave(status, self.taken)
+        self.taken.end(None if status else self.complaint(config))
+
+    def complaint(self, config: Any) -> str | None:
+        """Return why a session that ends well does not count, or None."""
+        if self.session is None or any(getattr(config.option, name, False) for name in _LOOKS):
+            return self.wrong
+        if self.passed == 0:
+            return "no test passed"
+        if self.ended < self.session.testscollected:
+            return f"only {self.ended} of {self.session.testscollected} tests were run"
+        return self.wrong
+
+
+def main(arguments: list[str], taken: Pass) -> None:
+    """Do what Python does with these arguments, and prove that it was done."""
+    _before = sys.modules["__main__"]  # its names must stay while another module has its place
+    script = os.path.abspath(arguments[0])
+    complaint = None
+    try:
+        if arguments[0] == "-m":
+            complaint = _unittest(arguments)
+        else:
+            _execute(arguments)
+    except SystemExit as stop:
+        status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        if status == 0:
+            file = taken.foreign(stop.__traceback__, script)
+            taken.end(None if file is None else f"it was ended by {file}")
+            return
+        if not isinstance(stop.code, int):
+            sys.stderr.write(f"{stop.code}\n")
+        _leave(status, taken)
+    except BaseException as error:
+        traceback = error.__traceback__
+        while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
+            traceback = traceback.tb_next
+        sys.__excepthook__(type(error), error.with_traceback(traceback), traceback)
+        _leave(130 if isinstance(error, KeyboardInterrupt) else 1, taken)
+    else:
+        taken.end(complaint)
+
+
+def _leave(status: int, taken: Pass) -> None:
+    """End a check that failed: nothing that was left for the interpreter's end can make it another."""
+    taken.end()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status & 255)
+
+
+def _execute(arguments: list[str]) -> None:
+    """Run a script or, after `-c`, a text, as the main module."""
+    name, sys.argv = arguments[0], arguments
+    module = type(sys)("__main__")
+    if name == "-c":
+        source: str | bytes = arguments[1]
+        sys.argv, sys.path[0], name = ["-c", *arguments[2:]], "", _COMMAND
+    else:
+        with open(name, "rb") as file:
+            source = file.read()
+        sys.path[0], module.__file__ = os.path.dirname(os.path.realpath(name)), name
+    sys.modules["__main__"] = module
+    exec(compile(source, name, "exec", dont_inherit=True), module.__dict__)
+
+
+def _unittest(arguments: list[str]) -> str | None:
+    """Run `-m unittest`; return why its end does not count, or None."""
+    import unittest
+
+    program = unittest.main(module=None, argv=["python -m unittest", *arguments[2:]], exit=False)
+    result = program.result
+    if not result.wasSuccessful():
+        raise SystemExit(1)
+    return None if result.testsRun > len(result.skipped) else "no test passed"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:], _taken or Pass("", {}))
