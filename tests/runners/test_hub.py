@@ -51,7 +51,7 @@ async def test_results_of_many_threads_all_arrive_in_each_threads_order() -> Non
     threads = [threading.Thread(target=post, args=(n,)) for n in range(4)]
     for thread in threads:
         thread.start()
-    await asyncio.wait_for(all_there.wait(), 10)
+    await asyncio.wait_for(all_there.wait(), 30)
     for n, thread in enumerate(threads):
         await asyncio.to_thread(thread.join)
         assert [i for owner, i in arrived if owner == n] == list(range(500))
@@ -66,7 +66,7 @@ async def test_a_delivery_that_fails_does_not_hold_up_the_others(caplog: pytest.
 
     hub.post(Parcel(fail))
     hub.post(Parcel(came.set))
-    await asyncio.wait_for(came.wait(), 10)
+    await asyncio.wait_for(came.wait(), 30)
     assert "broken receiver" in caplog.text
 
 
@@ -74,7 +74,7 @@ async def test_a_delivery_that_fails_does_not_hold_up_the_others(caplog: pytest.
 async def test_a_delivery_may_post_another() -> None:
     hub, came = current_hub(), asyncio.Event()
     hub.post(Parcel(lambda: hub.post(Parcel(came.set))))
-    await asyncio.wait_for(came.wait(), 10)
+    await asyncio.wait_for(came.wait(), 30)
 
 
 def test_posting_to_a_closed_loop_is_silent() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from openenv.runners import InlineRunner, Lane, ThreadRunner, make_runner
-from openenv.runners.thread import PARKED, PROOF, SLOW_S, SPREAD, Profile
+from openenv.runners.thread import FAST_S, PARKED, PROOF, SLOW_S, SPREAD, Profile
 
 
 class Work:
@@ -32,13 +32,16 @@ class Work:
             self.done.set()
 
     def wait(self) -> threading.Thread:
-        assert self.done.wait(10)
+        assert self.done.wait(30)
         assert self.thread is not None
         return self.thread
 
 
 @pytest.fixture
-def runner() -> Iterator[ThreadRunner]:
+def runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadRunner]:
+    """A runner that does not take a busy machine for a slow environment."""
+    monkeypatch.setattr("openenv.runners.thread.SLOW_S", 5.0)
+    monkeypatch.setattr("openenv.runners.thread.FAST_S", 4.0)
     made = ThreadRunner()
     yield made
     made.close()
@@ -104,6 +107,27 @@ def test_slow_sessions_get_threads_of_their_own_up_to_the_limit() -> None:
         runner.close()
 
 
+def test_sessions_whose_steps_take_a_millisecond_stay_spread() -> None:
+    runner = ThreadRunner()
+    try:
+        prove(runner, FAST_S * 4)
+        lanes = [runner.lane() for _ in range(SPREAD * 2)]
+        assert len({thread_of(lane) for lane in lanes}) == SPREAD
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize(("kind", "is_fast"), [("step", False), ("tool", False), ("reset", True), ("construct", True)])
+def test_only_steps_and_tools_have_to_be_quick_to_be_fast(kind: str, is_fast: bool) -> None:
+    profile = Profile()
+    for _ in range(PROOF):
+        profile.record("step", 0.0)
+    for _ in range(100):
+        profile.record(kind, FAST_S * 2)
+    assert profile.is_fast == is_fast
+    assert not profile.is_slow
+
+
 @pytest.mark.parametrize("kind", ["reset", "construct", "state", "close"])
 def test_one_slow_kind_of_call_makes_an_environment_slow(kind: str) -> None:
     profile = Profile()
@@ -159,7 +183,7 @@ def test_a_few_threads_of_ended_sessions_are_kept_for_the_next(runner: ThreadRun
         lane.release()
     assert runner.threads == PARKED
     assert thread_of(runner.lane()) in threads
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while sum(thread.is_alive() for thread in threads) > PARKED and time.monotonic() < deadline:
         time.sleep(0.005)
     assert sum(thread.is_alive() for thread in threads) == PARKED
@@ -252,9 +276,9 @@ def test_a_call_that_stands_for_many_counts_as_so_many_fast_ones() -> None:
         lane = runner.lane()
         for _ in range(PROOF):
             group = Work(lambda: time.sleep(SLOW_S * 4))
-            group.count = 100
+            group.count = 1000
             lane.submit(group)
-            assert group.done.wait(10)
+            assert group.done.wait(30)
         assert runner.profile.is_fast
     finally:
         runner.close()

@@ -1,8 +1,9 @@
 """The thread runner: all calls of a session run on one and the same thread, fast sessions share theirs.
 
 Placement is by evidence. While nothing is known of an environment, sessions spread over up to `SPREAD` threads. Once
-its calls have shown to be fast, new sessions share one thread, which keeps hand-overs few; once they have shown to be
-slow, each new session gets a thread of its own. A session never changes its thread.
+its steps have shown to be fast, new sessions share one thread, which keeps hand-overs few; once its calls have shown to
+be slow, each new session gets a thread of its own. In between they stay spread: a millisecond that is spent waiting,
+for a disk or an engine that releases the interpreter, would add up on one thread. A session never changes its thread.
 Knows calls and their duration; must not know sessions or environments.
 """
 
@@ -23,7 +24,12 @@ logger = logging.getLogger(__name__)
 SPREAD = 32
 PARKED = 4
 SLOW_S = 0.005
+"""A mean above this, of any kind of call, is slow."""
+FAST_S = 0.0005
+"""A mean up to this, of steps and of tool calls, is fast."""
 PROOF = 8
+"""Steps to be seen before they count as fast."""
+_STEPS = ("step", "tool")
 _WEIGHT = 0.1
 
 
@@ -40,7 +46,7 @@ class Profile:
         """Take in one call. Races between threads lose a sample, never more."""
         mean = self._mean_s.get(kind)
         self._mean_s[kind] = seconds if mean is None else mean + _WEIGHT * (seconds - mean)
-        if kind in ("step", "tool"):
+        if kind in _STEPS:
             self._steps += 1
 
     @property
@@ -50,8 +56,10 @@ class Profile:
 
     @property
     def is_fast(self) -> bool:
-        """Whether enough steps have been seen, and no kind of call is slow."""
-        return self._steps >= PROOF and not self.is_slow
+        """Whether enough steps have been seen, all of them quick, and no other kind of call is slow."""
+        if self._steps < PROOF or self.is_slow:
+            return False
+        return all(self._mean_s.get(kind, 0.0) <= FAST_S for kind in _STEPS)
 
 
 class Worker:
