@@ -96,7 +96,7 @@ def test_a_call_that_is_wrong_as_a_request_is_a_json_rpc_error(server: Any, hand
 def test_calls_of_one_session_take_turns_and_lists_do_not_wait(server: Any, handshake: Any) -> None:
     client = handshake(server.url)
     waiting = in_background(lambda: client.call("wait", id="long"))
-    assert server.watch.entered.wait(10)
+    assert server.watch.entered.wait(30)
     assert client.request("tools/list").result["tools"]
     assert client.request("ping").result == {}
     counted = in_background(lambda: client.call("count"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -60,24 +59,26 @@ def body_of(given: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def urls(ours: Any, published: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+def urls(
+    ours: Any, published: Any, tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]
+) -> Iterator[tuple[str, str]]:
     """The tools, served by this package and by the published one."""
     folder = tmp_path_factory.mktemp("servers")
-    with served(ours, folder / "ours.log") as our_url, served(published, folder / "published.log") as their_url:
+    with (
+        served(ours, folder / "ours.log", free_port()) as our_url,
+        served(published, folder / "published.log", free_port()) as their_url,
+    ):
         yield our_url, their_url
 
 
 @contextlib.contextmanager
-def served(interpreter: Any, log: Path) -> Iterator[str]:
+def served(interpreter: Any, log: Path, port: int) -> Iterator[str]:
     """Serve the tools in a process of an interpreter."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
     command = [interpreter.python, "-m", "uvicorn", "sample_tools:app", "--host", "127.0.0.1", "--port", str(port)]
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=interpreter.environment(SAMPLES), stdout=output, stderr=output)
     try:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 240
         while True:
             with contextlib.suppress(httpx2.TransportError):
                 httpx2.get(f"http://127.0.0.1:{port}/health", trust_env=False)

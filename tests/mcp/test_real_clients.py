@@ -46,7 +46,7 @@ def play(ours: Any) -> Callable[..., dict[str, Any]]:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
             check=False,
         )
         assert done.returncode == 0, done.stderr
@@ -88,7 +88,7 @@ def test_a_client_of_mcp_plays(
     assert "message" in seen["arguments"][1]
     assert seen["big"] == 3 * 1024 * 1024
     assert seen["cancelled"] is not None, "the call came to an end"
-    assert server.watch.cancelled.wait(10), "and so did the tool"
+    assert server.watch.cancelled.wait(30), "and so did the tool"
     assert (seen["note"], seen["prompt"]) == ("hello", "Hello Ada")
     if mode in (None, "legacy"):  # the newer era has no goodbye: its sessions end with their lease
         server.wait_for(lambda: server.manager.active == 0 and server.watch.alive == 0)

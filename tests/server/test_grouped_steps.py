@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from socket import SHUT_RDWR
 from typing import Any
 
 import pytest
@@ -202,7 +203,7 @@ def test_whoever_comes_back_during_a_group_gets_the_replies(dial: Dial) -> None:
     requests = peer.steps(1, {"hold": True}, {}, {})
     peer.send(type="batch", id=1, requests=requests)
     assert Counter.holding.wait(SOON)
-    peer.connection.socket.close()
+    peer.connection.socket.shutdown(SHUT_RDWR)  # a thread may be reading: closing alone would end nothing yet
     other = dial(resumed=True)
     for number, opened in enumerate(peer.opened):
         assert other.ask(type="open", id=number + 1, resume=opened["token"])["resumed"] is True

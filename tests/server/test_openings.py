@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from socket import SHUT_RDWR
 from typing import Any
 
 import httpx2
@@ -90,7 +91,7 @@ class Peer:
 
     def cut(self) -> None:
         """End the connection without a goodbye."""
-        self._connection.socket.close()
+        self._connection.socket.shutdown(SHUT_RDWR)  # a thread may be reading: closing alone would end nothing yet
 
     def close(self) -> None:
         """Hang up."""

@@ -239,7 +239,7 @@ def test_a_client_that_vanishes_in_the_middle_of_a_step_is_noticed(dial: Callabl
     peer.ws.send('{"type":"step","data":{"message":"wait"}}')
     started.wait_for(lambda: any(not session.is_idle for session in started.manager.sessions()))
     peer.ws.socket.shutdown(socket.SHUT_RDWR)
-    started.wait_for(lambda: all(s.state.value == "closing" for s in started.manager.sessions()), 5)
+    started.wait_for(lambda: all(s.state.value == "closing" for s in started.manager.sessions()))
     Parrot.gate.set()
     started.wait_for(lambda: started.manager.active == 0)
 

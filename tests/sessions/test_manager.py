@@ -75,7 +75,7 @@ async def managing(factory: Callable[[], Any], **limits: Any) -> AsyncIterator[S
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"
         await asyncio.sleep(0.002)
@@ -334,12 +334,14 @@ async def test_a_soft_session_that_is_stuck_cannot_keep_a_real_one_out_for_long(
 
 
 async def test_unused_sessions_expire_and_attached_or_running_ones_do_not(env: type[Env]) -> None:
-    gate = threading.Event()
-    async with managing(env, sessions=8, idle_s=0.1, soft_idle_s=0.1) as manager:
+    gate, now = threading.Event(), [1000.0]
+    async with managing(env, sessions=8, idle_s=0.1, soft_idle_s=0.1, clock=lambda: now[0]) as manager:
         unused, attached, running, socket = [await manager.open(kind) for kind in (HTTP, HTTP, HTTP, SOCKET)]
         soft = await soft_session(manager)
         attached.is_attached = True
-        work = asyncio.ensure_future(running.run(CALL, lambda _: gate.wait(10)))
+        work = asyncio.ensure_future(running.run(CALL, lambda _: gate.wait(30)))
+        await asyncio.sleep(0)
+        now[0] += 1
         await until(lambda: manager.active == 3)
         await asyncio.sleep(0.15)
         assert manager.active == 3
@@ -349,6 +351,7 @@ async def test_unused_sessions_expire_and_attached_or_running_ones_do_not(env: t
         assert SessionState.CLOSED not in (attached.state, running.state, socket.state)
         gate.set()
         await work
+        now[0] += 1
         await until(lambda: manager.active == 2)
 
 

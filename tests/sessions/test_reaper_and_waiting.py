@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -11,6 +12,15 @@ from openenv.sessions.reaper import Reaper
 from openenv.sessions.waiting import Line, wait_until
 
 pytestmark = pytest.mark.anyio
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds, or fail."""
+    for _ in range(6000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("the condition did not come true in time")
 
 
 async def test_the_reaper_looks_until_there_is_nothing_to_watch() -> None:
@@ -23,9 +33,11 @@ async def test_the_reaper_looks_until_there_is_nothing_to_watch() -> None:
     reaper = Reaper(look, period_s=0.01)
     reaper.ensure_running()
     reaper.ensure_running()
-    await asyncio.sleep(0.2)
+    await until(lambda: len(looks) == 3)
+    await asyncio.sleep(0.05)
     assert len(looks) == 3
     reaper.ensure_running()
+    await until(lambda: len(looks) == 4)
     await asyncio.sleep(0.05)
     assert len(looks) == 4
 
@@ -43,12 +55,12 @@ def test_the_reaper_moves_to_another_loop_when_its_own_is_closed() -> None:
     looks: list[int] = []
     reaper = Reaper(lambda: bool(looks.append(1)), period_s=0.01)
 
-    async def arm(wait_s: float) -> None:
+    async def arm(condition: Callable[[], bool]) -> None:
         reaper.ensure_running()
-        await asyncio.sleep(wait_s)
+        await until(condition)
 
-    asyncio.run(arm(0))
-    asyncio.run(arm(0.1))
+    asyncio.run(arm(lambda: True))
+    asyncio.run(arm(lambda: bool(looks)))
     assert looks == [1]
 
 

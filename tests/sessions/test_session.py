@@ -54,10 +54,12 @@ class AsyncRecorder(Recorder):
     def __init__(self) -> None:
         super().__init__()
         self.cancelled = False
+        self.entered = asyncio.Event()
 
     async def step_async(self, action: Any) -> Any:
+        self.entered.set()
         try:
-            await asyncio.sleep(30 if action == "forever" else 0)
+            await asyncio.sleep(60 if action == "forever" else 0)
         except asyncio.CancelledError:
             self.cancelled = True
             raise
@@ -317,10 +319,10 @@ async def test_asynchronous_methods_run_on_the_loop_and_the_others_in_the_lane(t
 async def test_closing_interrupts_a_coroutine_and_then_closes_the_environment(world: World) -> None:
     session, env = await world.built(AsyncRecorder)
     running = asyncio.ensure_future(session.run(OPS.step, "forever"))
-    await asyncio.sleep(0.01)
+    await asyncio.wait_for(env.entered.wait(), 30)
     session.close("enough")
     with pytest.raises(SessionClosedError, match="enough"):
-        await asyncio.wait_for(running, 10)
+        await asyncio.wait_for(running, 30)
     await world.until_closed(session)
     assert env.cancelled
     assert env.log == ["init", "close"]

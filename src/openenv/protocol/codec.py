@@ -96,14 +96,29 @@ def check_observation(observation: Any) -> Any:
     raise TypeError(f"the environment returned {kind}, not an Observation (reward and done are fields of it)")
 
 
+def envelope_values(observation: Any) -> Mapping[str, Any]:
+    """Return where the reward, the end and the metadata of an observation are to be found.
+
+    In an `Observation` they are fields. A plain model may have them as properties, or as extra fields.
+
+    Raises:
+        TypeError: It is no observation at all.
+    """
+    if not isinstance(observation, BaseModel):
+        return plain_fields(check_observation(observation))
+    values = observation.__dict__
+    if "reward" in values and "done" in values:
+        return values
+    return {name: getattr(observation, name, None) for name in ("reward", "done", "metadata")}
+
+
 def split_observation(observation: Any) -> ObservationParts:
     """Encode an observation; never raises for a field that has no encoding.
 
     Raises:
         TypeError: It is no observation at all.
     """
-    is_model = isinstance(observation, BaseModel)
-    values = observation.__dict__ if is_model else plain_fields(check_observation(observation))
+    values = envelope_values(observation)
     metadata = values.get("metadata")
     reward = values.get("reward")
     if type(reward) is not float or not math.isfinite(reward):
@@ -123,7 +138,8 @@ def observation_json(observation: Any, *, before: bytes = b"", after: bytes = b"
     if isinstance(observation, BaseModel):
         values = observation.__dict__
         reward = values.get("reward")
-        if type(reward) is float and math.isfinite(reward) and not values.get("metadata"):  # nearly all of them
+        is_common = type(reward) is float and math.isfinite(reward) and "done" in values and not values.get("metadata")
+        if is_common and not dumps_itself(observation):  # nearly all of them
             try:
                 serializer = type(observation).__pydantic_serializer__
                 fields = serializer.to_json(observation, exclude=BESIDE, fallback=jsonable)
@@ -174,7 +190,20 @@ def encode_state(state: Any) -> bytes:
     return b"{}" if state is None else _model_json(state, exclude=None)
 
 
+def dumps_itself(model: BaseModel) -> bool:
+    """Whether a model's class has a `model_dump` of its own, which may hide fields or reshape them."""
+    return type(model).model_dump is not BaseModel.model_dump
+
+
+def own_dump(model: BaseModel, exclude: set[str] | None) -> Any:
+    """Return what such a model makes of itself. If it fails, that is the environment's failure: nothing is sent."""
+    return model.model_dump() if exclude is None else model.model_dump(exclude=set(exclude))
+
+
 def _model_json(model: Any, *, exclude: set[str] | None) -> bytes:
+    if isinstance(model, BaseModel) and dumps_itself(model):
+        dumped = own_dump(model, exclude)
+        return _dict_json(dumped) if isinstance(dumped, Mapping) else encode(dumped)
     try:
         if isinstance(model, BaseModel):
             serializer = type(model).__pydantic_serializer__

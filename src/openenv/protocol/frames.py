@@ -112,7 +112,7 @@ class FrameReader:
         self._size = 0
         self._needed = 2  # no use in looking before there are this many bytes
         self._skip = 0  # bytes of a message over the limit that are still to come
-        self._fragments: list[bytes] = []
+        self._fragments = bytearray()  # not a list: millions of tiny pieces would each be an object
         self._fragment_opcode: int | None = None
         self._fragment_size = 0
         self._oversize = 0
@@ -222,7 +222,7 @@ class FrameReader:
         if opcode != Opcode.CONTINUATION:
             self._fragment_opcode = opcode
         if not self._oversize:
-            self._fragments.append(payload)
+            self._fragments += payload
         self._fragment_size += len(payload)
         if final:
             self._finish_fragments(messages)
@@ -252,7 +252,7 @@ class FrameReader:
         if self._oversize:
             messages.append(Message(Opcode.OVERSIZE, b"", size=self._oversize))
         else:
-            messages.append(Message(self._fragment_opcode, b"".join(self._fragments)))
+            messages.append(Message(self._fragment_opcode, bytes(self._fragments)))
         self._fragments.clear()
         self._fragment_opcode = None
         self._fragment_size = 0

@@ -40,18 +40,18 @@ def takes_tool_actions(action_cls: type[Any] | None) -> bool:
     return action_cls in _OPEN_ACTION_CLASSES
 
 
-def deserialize_action(data: Mapping[str, Any], action_cls: type[Any]) -> Any:
+def deserialize_action(action_data: Mapping[str, Any], action_cls: type[Any]) -> Any:
     """Validate a dict as an action; tool actions are recognised where the class is open to them.
 
     Raises:
         pydantic.ValidationError: The data does not fit.
     """
     if action_cls in _OPEN_ACTION_CLASSES:
-        kind = data.get("type")
+        kind = action_data.get("type")
         if isinstance(kind, str) and kind in _TOOL_ACTIONS:
-            return _TOOL_ACTIONS[kind].model_validate(data)
+            return _TOOL_ACTIONS[kind].model_validate(action_data)
     validate = getattr(action_cls, "model_validate", None)
-    return validate(data) if validate is not None else _adapter(action_cls).validate_python(data)
+    return validate(action_data) if validate is not None else _adapter(action_cls).validate_python(action_data)
 
 
 def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
@@ -62,16 +62,15 @@ def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
     return adapter
 
 
-def deserialize_action_with_preprocessing(data: Mapping[str, Any], action_cls: type[Any]) -> Any:
+def deserialize_action_with_preprocessing(action_data: Mapping[str, Any], action_cls: type[Any]) -> Any:
     """Validate an action that came from a web form, where numbers, token lists and tool arguments are text.
 
     Raises:
         pydantic.ValidationError: The data does not fit.
     """
-    fields = dict(data)
+    fields = dict(action_data)
     if fields.get("type") == "call_tool" and isinstance(fields.get("arguments"), str):
-        text = fields["arguments"].strip()
-        fields["arguments"] = from_json(text) if text else {}
+        fields["arguments"] = _parsed(fields["arguments"], {})
     if "tokens" in fields:
         fields["tokens"] = _tokens(fields["tokens"])
     action_id = fields.get("action_id")
@@ -80,10 +79,18 @@ def deserialize_action_with_preprocessing(data: Mapping[str, Any], action_cls: t
     return deserialize_action(fields, action_cls)
 
 
+def _parsed(text: str, empty: Any) -> Any:
+    """Read JSON that a form has as text; what is none stays text, for the model to refuse."""
+    try:
+        return from_json(text) if text.strip() else empty
+    except ValueError:
+        return text
+
+
 def _tokens(value: Any) -> Any:
     """Turn a list of token ids, or its text, into a tensor where torch is installed."""
     if isinstance(value, str):
-        value = from_json(value) if value.strip() else []
+        value = _parsed(value, [])
     if not isinstance(value, list):
         return value
     try:

@@ -58,6 +58,8 @@ def create_app(
     max_message_bytes: int | None = None,
     session_grace_s: float | None = None,
     max_agent_sessions: int | None = None,
+    env_processes: int | None = None,
+    sessions_per_process: int | None = None,
 ) -> FastAPI:
     """Build the application of an environment.
 
@@ -79,7 +81,7 @@ def create_app(
         state_cls: The state model; by default what the environment declares.
         mode: `simulation` (default, or `OPENENV_MODE`) or `production`.
         reset_observation_cls: Model of the first observation where it differs.
-        runner: Where environment code runs: `auto` (default), `thread`, `inline`.
+        runner: Where environment code runs: `auto` (default), `thread`, `inline`, `process`.
         access: The tokens that are asked for; by default those in `OPENENV_TOKEN` and its kin, and none without.
         redact_errors: Whether the texts of the environment's exceptions are kept from clients.
         max_message_bytes: The largest request that is read; by default 100 MB.
@@ -87,6 +89,9 @@ def create_app(
             all.
         max_agent_sessions: Sessions held at once that agents have opened, so that some are left for the orchestrator;
             by default any number.
+        env_processes: With the `process` runner: over how many processes sessions are spread; by default as many as
+            there are cores.
+        sessions_per_process: With the `process` runner: how many sessions one process may hold; by default any number.
     """
     app = create_fastapi_app(
         env,
@@ -104,6 +109,8 @@ def create_app(
         max_message_bytes=max_message_bytes,
         session_grace_s=session_grace_s,
         max_agent_sessions=max_agent_sessions,
+        env_processes=env_processes,
+        sessions_per_process=sessions_per_process,
     )
     if web_interface_enabled() or gradio_builder is not None:
         logger.warning("the web page is not part of this release yet; %s is served without it", env_name or env)
@@ -127,6 +134,8 @@ def create_fastapi_app(
     max_message_bytes: int | None = None,
     session_grace_s: float | None = None,
     max_agent_sessions: int | None = None,
+    env_processes: int | None = None,
+    sessions_per_process: int | None = None,
 ) -> FastAPI:
     """Build the application of an environment without a web page; arguments as for `create_app`."""
     server = HTTPEnvServer(
@@ -144,6 +153,8 @@ def create_fastapi_app(
         max_message_bytes=max_message_bytes,
         session_grace_s=session_grace_s,
         max_agent_sessions=max_agent_sessions,
+        env_processes=env_processes,
+        sessions_per_process=sessions_per_process,
     )
     app = new_application()
     app.state.openenv_server = server

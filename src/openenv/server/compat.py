@@ -15,13 +15,16 @@ from pydantic import TypeAdapter
 from starlette.routing import Route, WebSocketRoute
 
 from ..env.environment import Environment
+from ..runners import ProcessOptions
 from ..sessions.limits import SessionLimits
 from ..sessions.manager import SessionManager
 from ..settings import allowed_origins, max_message_mb, runner_name, session_timeout
+from ..settings import env_processes as configured_processes
 from ..settings import max_agent_sessions as configured_max_agent_sessions
 from ..settings import max_sessions as configured_max_sessions
 from ..settings import redact_errors as errors_are_redacted
 from ..settings import session_grace as configured_grace
+from ..settings import sessions_per_process as configured_sessions_per_process
 from ..types import (
     ConcurrencyConfig,
     EnvironmentMetadata,
@@ -76,7 +79,11 @@ class HTTPEnvServer:
         env_name: Name in the Task API; by default the factory's.
         state_cls: The state model; by default what the environment declares.
         reset_observation_cls: Model of the first observation where it differs.
-        runner: Where environment code runs: `auto` (default), `thread`, `inline`.
+        runner: Where environment code runs: `auto` (default), `thread`, `inline`, `process`.
+        env_processes: With `process`: over how many processes sessions are spread; by default
+            `OPENENV_ENV_PROCESSES`, or as many as there are cores.
+        sessions_per_process: With `process`: how many sessions one process may hold; by default
+            `OPENENV_SESSIONS_PER_PROCESS`, or any number.
         limits: All limits at once, for full control; excludes the two concurrency arguments.
         access: The tokens that are asked for; by default those in the settings, and none if there are none.
         session_grace_s: How long a session is kept without a connection; by default `OPENENV_SESSION_GRACE`, or 60 s.
@@ -87,7 +94,8 @@ class HTTPEnvServer:
 
     Raises:
         TypeError: `env` is an instance.
-        ValueError: Both `max_concurrent_envs` and `concurrency_config` are given.
+        ValueError: Both `max_concurrent_envs` and `concurrency_config` are given, or there is no such runner.
+        NotSendable: The runner is `process`, and `env` cannot be sent to another process.
         ConcurrencyConfigurationError: The class does not support so many sessions.
     """
 
@@ -109,6 +117,8 @@ class HTTPEnvServer:
         max_message_bytes: int | None = None,
         session_grace_s: float | None = None,
         max_agent_sessions: int | None = None,
+        env_processes: int | None = None,
+        sessions_per_process: int | None = None,
     ) -> None:
         self.concurrency_config = _concurrency(max_concurrent_envs, concurrency_config, limits)
         self.action_cls = action_cls
@@ -126,6 +136,7 @@ class HTTPEnvServer:
             options=ServiceOptions(
                 limits=limits or _limits(self.concurrency_config, session_grace_s, max_agent_sessions),
                 runner=runner or runner_name() or "auto",
+                processes=_processes(env_processes, sessions_per_process),
                 max_message_bytes=_message_limit(max_message_bytes),
                 redact_errors=errors_are_redacted() if redact_errors is None else redact_errors,
             ),
@@ -177,6 +188,8 @@ class HTTPEnvServer:
         max_message_bytes: int | None = None,
         session_grace_s: float | None = None,
         max_agent_sessions: int | None = None,
+        env_processes: int | None = None,
+        sessions_per_process: int | None = None,
     ) -> None:
         """Change limits, runner or tokens before the first session is opened, as a command line may ask.
 
@@ -192,7 +205,12 @@ class HTTPEnvServer:
             limits = _expiring(limits, session_timeout_s)
             config = config.model_copy(update={"session_timeout": session_timeout_s})
         limits = _with(limits, session_grace_s, max_agent_sessions)
-        self.service.reconfigure(limits, runner=runner, max_message_bytes=max_message_bytes)
+        processes = self.service.options.processes
+        if env_processes is not None:
+            processes = replace(processes, processes=env_processes)
+        if sessions_per_process is not None:
+            processes = replace(processes, sessions_each=sessions_per_process)
+        self.service.reconfigure(limits, runner=runner, processes=processes, max_message_bytes=max_message_bytes)
         self.concurrency_config = config
         if access is not None:
             self._gate.access = access
@@ -405,6 +423,13 @@ def _message_limit(max_message_bytes: int | None) -> int:
     if max_message_bytes <= 0:
         raise ValueError(f"max_message_bytes must be positive, not {max_message_bytes}")
     return max_message_bytes
+
+
+def _processes(env_processes: int | None, sessions_per_process: int | None) -> ProcessOptions:
+    return ProcessOptions(
+        processes=configured_processes() if env_processes is None else env_processes,
+        sessions_each=configured_sessions_per_process() if sessions_per_process is None else sessions_per_process,
+    )
 
 
 def _expiring(limits: SessionLimits, timeout_s: float) -> SessionLimits:

@@ -24,6 +24,11 @@ _PLAIN_HEAD = re.compile(rb"GET /[!-~]* HTTP/1\.1\r\n(?:[!#$%&'*+.^_`|~0-9A-Za-z
 _UPGRADE = re.compile(rb"\r\nupgrade:[\t ]*websocket[\t ]*\r\n", re.IGNORECASE)
 _CONNECTION = re.compile(rb"\r\nconnection:[^\r]*\bupgrade\b", re.IGNORECASE)
 
+# Nobody has shown a token yet: neither a connection nor memory is held for a request that does not come.
+HEAD_TIMEOUT_S = 60.0
+_MOST_HEAD_BYTES = 65_536
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
 
 class Door(asyncio.Protocol):
     """A connection of which nothing has been read yet."""
@@ -39,15 +44,19 @@ class Door(asyncio.Protocol):
         self._state = server_state
         self._app_state = app_state
         self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport; the server keeps us."""
+        """Keep the transport, for a while; the server keeps us."""
         self._transport = cast(asyncio.Transport, transport)
         self._state.connections.add(self)  # type: ignore[arg-type]  # uvicorn lists its own classes only
+        self._timer = asyncio.get_running_loop().call_later(HEAD_TIMEOUT_S, self._transport.close)
 
     def data_received(self, data: bytes) -> None:
         """Hand the connection on."""
         assert self._transport is not None
+        assert self._timer is not None
+        self._timer.cancel()
         self._state.connections.discard(self)
         ours = self._config.ws_protocol_class is UpgradeProtocol and is_plain_upgrade(data)
         protocol = (UpgradeProtocol if ours else _ShortHttpProtocol)(self._config, self._state, self._app_state)
@@ -57,6 +66,8 @@ class Door(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """A client that has said nothing is gone."""
+        assert self._timer is not None
+        self._timer.cancel()
         self._state.connections.discard(self)
 
     def shutdown(self) -> None:
@@ -66,11 +77,51 @@ class Door(asyncio.Protocol):
 
 
 class _ShortHttpProtocol(HttpToolsProtocol):
-    """Uvicorn's protocol, for requests that may take the short way."""
+    """Uvicorn's protocol, for requests that may take the short way, and with an end to their heads."""
 
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any]) -> None:
         super().__init__(config, server_state, app_state)
         self.app = Shortcut.of(config)
+        self._beside_body = 0  # bytes of the request under way, less some for each of its body
+        self._in_head = True
+        self._timer: asyncio.TimerHandle | None = None
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, and refuse a request that has too much beside its body: fields, trailers, an address."""
+        self._beside_body += len(data)
+        super().data_received(data)
+        if self._beside_body > _MOST_HEAD_BYTES and not self.transport.is_closing():
+            self.transport.write(_TOO_LARGE)
+            self.transport.close()
+        elif self._timer is None and self._in_head and self._beside_body:
+            self._timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+
+    def on_headers_complete(self) -> None:
+        """The head is whole."""
+        self._in_head = False
+        self._end_timer()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A body may come in small chunks, each with some bytes around it."""
+        self._beside_body -= 9 * len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The next request begins."""
+        self._in_head = True
+        self._beside_body = 0
+        super().on_message_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nobody is waited for any more."""
+        self._end_timer()
+        super().connection_lost(exc)
+
+    def _end_timer(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
 
 
 def is_plain_upgrade(head: bytes) -> bool:

@@ -106,7 +106,12 @@ class Entrance:
             return
         task = self._hub.loop.create_task(self._open_new(request, given))
         self._opening[request.id] = task
-        task.add_done_callback(lambda _: self._opening.pop(request.id, None))
+        task.add_done_callback(lambda task: self._ended(request, task))
+
+    def _ended(self, request: Request, task: asyncio.Task[None]) -> None:
+        self._opening.pop(request.id, None)
+        if task.cancelled() and not self._connection.is_lost:  # before it had begun, or it would have said so itself
+            self._connection.send_error(request, RequestCancelled())
 
     def _nonce(self, given: Mapping[str, Any]) -> str | None:
         """What a client calls its session before it knows the token; an agent cannot mean an orchestrator's."""

@@ -8,10 +8,11 @@ environment of its own. Knows HTTP; everything about environments is the session
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -57,6 +58,8 @@ SESSION_HEADER = "X-OpenEnv-Session"
 SESSION_COOKIE = "openenv_session"
 _HEADER = SESSION_HEADER.lower().encode()
 KEY_HEADER = b"idempotency-key"
+KEY_REUSED = "KEY_REUSED"
+_BODY = "openenv.body"
 _NEW = "new"
 _STATUS: Mapping[type[OpenEnvError], int] = {
     SessionNotFoundError: 404,
@@ -98,6 +101,7 @@ class GymRoutes:
         body = await self._body(receive, send)
         if body is None:
             return
+        scope[_BODY] = body
         try:
             request = ResetRequest.model_validate_json(body) if body.strip() else ResetRequest()
         except ValidationError as exc:
@@ -112,6 +116,7 @@ class GymRoutes:
         body = await self._body(receive, send)
         if body is None:
             return
+        scope[_BODY] = body
         if not body.strip():
             problem = {"type": "missing", "loc": ["body"], "msg": "Field required", "input": None}
             self._manager.report_error(WSErrorCode.VALIDATION_ERROR.value)
@@ -180,7 +185,7 @@ class GymRoutes:
         await self._run_plain(scope, send, operation, argument, begins=begins)
 
     def _origin(self, scope: Scope, argument: Any) -> Origin | None:
-        return origin_of(scope, _key(scope, argument)) if self._manager.wants_origins else None
+        return origin_of(scope, _key_name(scope, argument)) if self._manager.wants_origins else None
 
     async def _run_named(self, session: Session, scope: Scope, send: Send, operation: Operation, argument: Any) -> None:
         """Run in a session that is there."""
@@ -192,15 +197,19 @@ class GymRoutes:
         await respond(send, status, body, _name(session))
 
     async def _run_once(
-        self, session: Session, key: str, operation: Operation, argument: Any, origin: Origin | None
+        self, session: Session, key: _Key, operation: Operation, argument: Any, origin: Origin | None
     ) -> tuple[int, bytes]:
         """Run a request; one whose key was seen before is answered as it was then, and not run again."""
-        entry = session.ledger.find(key)
+        entry = session.ledger.find(key.name)
         if entry is None:
-            entry = session.ledger.begin(key)
+            entry = session.ledger.begin(key.name, key.asked)
             status, body = await self._outcome(session, operation, argument, origin)
             session.ledger.finish(entry, (status, body), len(body))
             return status, body
+        if entry.asked != key.asked:  # or it would get the reply to something else
+            self._manager.report_error(KEY_REUSED, session)
+            text = "The key is that of another request of this session: each request that differs needs its own."
+            return 422, encode({"detail": text, "code": KEY_REUSED})
         reply: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
         entry.tell(lambda told: None if reply.done() else reply.set_result(told))
         return await reply
@@ -250,11 +259,11 @@ class GymRoutes:
                 raise
 
     async def _run_new_once(
-        self, key: str, receive: Receive, send: Send, operation: Operation, argument: Any, origin: Origin | None
+        self, key: _Key, receive: Receive, send: Send, operation: Operation, argument: Any, origin: Origin | None
     ) -> None:
         """The same under a key: a client that has not got the answer may ask again, and gets the same session."""
         try:
-            opening = self._manager.open_once(SessionKind.HTTP, nonce_of(key))
+            opening = self._manager.open_once(SessionKind.HTTP, nonce_of(key.name))
             session = await while_connected(receive, opening)
         except ClientGone:
             return
@@ -262,7 +271,7 @@ class GymRoutes:
             await self._unfit(send, exc, prefix=("header",))
             return
         status, body = await self._run_once(session, key, operation, argument, origin)
-        if status != 200:
+        if status not in (200, 422):  # a request that was mixed up says nothing about the session
             session.close(UNANSWERED)
         await respond(send, status, body, _name(session) if status == 200 else ())
 
@@ -319,8 +328,21 @@ def nonce_of(key: str | None) -> str | None:
     return None if key is None else f"http {key}"
 
 
-def _key(scope: Scope, argument: Any) -> str | None:
-    """What a client calls its request, so that it may repeat it."""
+class _Key(NamedTuple):
+    """What a client calls its request, so that it may repeat it, and what it asks."""
+
+    name: str
+    asked: bytes
+
+
+def _key(scope: Scope, argument: Any) -> _Key | None:
+    name = _key_name(scope, argument)
+    if name is None:
+        return None
+    return _Key(name, hashlib.sha256(scope["path"].encode() + b"\n" + scope.get(_BODY, b"")).digest())
+
+
+def _key_name(scope: Scope, argument: Any) -> str | None:
     named = header(scope, KEY_HEADER)
     if named is None and isinstance(argument, StepInput):
         given = argument.kwargs.get("request_id")

@@ -42,13 +42,16 @@ from ..types import ServerMode, WSErrorCode
 from .access import Role, may
 from .answers import Collected, Each, Outcome, Place, Single, Target
 from .entrance import Entrance
+from .intake import Intake
 from .mcp.own import OwnMethods
 from .service import EnvService
 from .sockets import Socket
 
 logger = logging.getLogger(__name__)
 
+# A client may send two requests ahead for each session, and some more; then it has to read answers first.
 _MOST_UNDER_WAY = 8192
+_AHEAD = 128
 _GYM = frozenset({"reset", "step", "state"})
 _GOODBYES = frozenset({1000, 1001, 1005})
 
@@ -97,26 +100,26 @@ class MultiplexConnection:
         self._rpcs: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._ready: list[bytes] = []
         self._compress: int | None = None
-        self._paused = False
+        self._intake = Intake(socket, self._read, self._is_loaded)
         self._lost = False
         self.traceparent: str | None = None  # of the handshake, for requests that bring none
 
     # -- SocketHandler --------------------------------------------------------------------------------------------
 
     def on_message(self, payload: bytes) -> None:
-        """Read a text message."""
-        if self._is_json:
+        """Take in a text message."""
+        self._intake.receive(payload, False)
+
+    def on_binary(self, payload: bytes) -> None:
+        """Take in a binary message."""
+        self._intake.receive(payload, True)
+
+    def _read(self, payload: bytes, binary: bool) -> None:
+        if self._is_json and not binary:
             parsed = self._shared.protocol.parse_json(payload)
             if parsed is not None:
                 self._take(parsed)
                 return
-        self._read(payload, binary=False)
-
-    def on_binary(self, payload: bytes) -> None:
-        """Read a binary message."""
-        self._read(payload, binary=True)
-
-    def _read(self, payload: bytes, *, binary: bool) -> None:
         try:
             message = self._codec.decode(payload, binary=binary, max_bytes=self._limit)
         except ValueError as exc:
@@ -131,7 +134,8 @@ class MultiplexConnection:
         self._refuse(None, None, {"message": text, "code": code, "errors": [], "limit_bytes": self._limit})
 
     def on_writable(self) -> None:
-        """The socket reads again by itself."""
+        """Go on where a client that did not read had made us stop."""
+        self._intake.go_on()
 
     def on_shutdown(self) -> None:
         """Hang up; running calls come to their end in the drain."""
@@ -142,6 +146,7 @@ class MultiplexConnection:
         if self._lost:
             return
         self._lost = True
+        self._intake.drop()
         self._entrance.leave()
         sessions, self.sessions = self.sessions, {}
         for session in sessions.values():
@@ -198,15 +203,19 @@ class MultiplexConnection:
         operation, hub, sessions = self._operations.step, self._hub, self.sessions
         groups: dict[Host, StepGroup] = {}
         alone: list[int] = []
+        apart: set[str] = set()  # whose later steps may not overtake one that runs by itself
         for place, given in enumerate(steps):
-            session = sessions.get(given["session"]) if len(given) == 4 else None  # type, id, session, data
+            name = given.get("session")
+            session = sessions.get(name) if len(given) == 4 and name is not None else None  # type, id, session, data
             request_id, action = given["id"], given["data"]
             if (
                 session is None
+                or name in apart
                 or request_id <= session.ledger.last_id
                 or not session.takes_steps_together(operation, action)
             ):
                 alone.append(place)
+                apart.update(sessions if name is None else (name,))  # without a name the only one is meant
                 continue
             host = session.lane.host
             group = groups.get(host)
@@ -215,8 +224,9 @@ class MultiplexConnection:
             step = GroupedStep(group, session, action, place, request_id)
             if not session.begin_step(step):
                 alone.append(place)
+                apart.add(session.id)
                 continue
-            step.entry = session.ledger.begin(request_id)
+            step.entry = session.ledger.begin(request_id, "step")
             group.steps.append(step)
         for host, group in groups.items():
             if not group.steps:
@@ -252,15 +262,17 @@ class MultiplexConnection:
         session = self._session(request)
         entry = session.ledger.find(request.id)
         if entry is not None:
-            entry.tell(target.answer)
+            if entry.asked != request.type:
+                text = f"Invalid message: {request.id} is the id of another request: {entry.asked!r}"
+                self._answer_error(target, WSErrorCode.VALIDATION_ERROR, text, session)
+            else:
+                entry.tell(target.answer)
             return
         if request.type in _GYM and not self._takes_steps:
             text = f"Unknown message type: {request.type} frames are off in production mode"
-            error = {"message": text, "code": WSErrorCode.UNKNOWN_TYPE.value}
-            self._manager.report_error(error["code"], session)
-            target.answer(Reply("error", self.writer.data(error), self.writer))
+            self._answer_error(target, WSErrorCode.UNKNOWN_TYPE, text, session)
             return
-        entry = session.ledger.begin(request.id)
+        entry = session.ledger.begin(request.id, request.type)
         entry.tell(target.answer)
         if request.type == "mcp":
             self._run_rpc(request, session, entry)
@@ -268,8 +280,8 @@ class MultiplexConnection:
         if request.type == "close":
             self.sessions.pop(session.id, None)
             session.holder = None
+            session.close(CLOSED_BY_CLIENT)  # first, so that nothing of it is run any more once its client is told
             session.ledger.finish(entry, Reply("closed", self.writer.data({}), self.writer), 0)
-            session.close(CLOSED_BY_CLIENT)
             return
         operation, argument = self._operation(request)
         running = Outcome(self, session, request, entry)
@@ -278,6 +290,10 @@ class MultiplexConnection:
         if not entry.is_done:
             self._calls[(session.id, request.id)] = call
             self._watch_load()
+
+    def _answer_error(self, target: Target, code: WSErrorCode, text: str, session: Session) -> None:
+        self._manager.report_error(code.value, session)
+        target.answer(Reply("error", self.writer.data({"message": text, "code": code.value}), self.writer))
 
     def _origin(self, request: Request) -> Origin:
         given = (request.extra or {}).get("traceparent")
@@ -311,7 +327,15 @@ class MultiplexConnection:
         task = self._hub.loop.create_task(self._answer_rpc(request, session, entry))
         key = (session.id, request.id)
         self._rpcs[key] = task
-        task.add_done_callback(lambda _: self._rpcs.pop(key, None))
+        task.add_done_callback(lambda task: self._finished_rpc(key, task, session, entry))
+        self._watch_load()
+
+    def _finished_rpc(self, key: tuple[str, int], task: asyncio.Task[None], session: Session, entry: Entry) -> None:
+        self._rpcs.pop(key, None)
+        if task.cancelled():  # before it had begun, or it would have said so itself
+            reply = self.writer.error(RequestCancelled())
+            session.ledger.finish(entry, reply, len(reply.data))
+        self._resume_if_few()
 
     async def _answer_rpc(self, request: Request, session: Session, entry: Entry) -> None:
         def notify(note: Mapping[str, Any]) -> None:
@@ -341,15 +365,25 @@ class MultiplexConnection:
         self._grouped -= len(group.steps)
         self._resume_if_few()
 
+    @property
+    def _under_way(self) -> int:
+        return len(self._calls) + self._grouped + len(self._rpcs)
+
+    @property
+    def _most_under_way(self) -> int:
+        return min(_MOST_UNDER_WAY, _AHEAD + 2 * len(self.sessions))
+
+    def _is_loaded(self) -> bool:
+        """Whether as much is under way as one client may ask for before it reads."""
+        return self._under_way >= self._most_under_way
+
     def _resume_if_few(self) -> None:
-        if self._paused and len(self._calls) + self._grouped < _MOST_UNDER_WAY // 2:
-            self._paused = False
-            self._socket.resume()
+        if self._intake.is_paused and self._under_way < self._most_under_way // 2:
+            self._intake.go_on()
 
     def _watch_load(self) -> None:
-        if len(self._calls) + self._grouped >= _MOST_UNDER_WAY and not self._paused:
-            self._paused = True
-            self._socket.pause()
+        if self._is_loaded():
+            self._intake.pause()
 
     # -- sessions -------------------------------------------------------------------------------------------------
 

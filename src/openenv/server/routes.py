@@ -96,9 +96,13 @@ def register_get_endpoints(app: FastAPI, configs: Sequence[GetEndpointConfig]) -
 
 
 class DocumentedRoute(APIRoute):
-    """A route whose `signature` is for the OpenAPI document and whose requests go straight to `handler`."""
+    """A route whose `signature` is for the OpenAPI document and whose requests go straight to `handler`.
+
+    It is named after what it does, which names the operation in the document and in clients made from that.
+    """
 
     def __init__(self, path: str, signature: Callable[..., Any], handler: Handler, **kwargs: Any) -> None:
+        kwargs.setdefault("name", signature.__name__.lstrip("_").removesuffix("_signature"))
         super().__init__(path, signature, **kwargs)
         self.app = handler
         self._methods = frozenset(self.methods or ())

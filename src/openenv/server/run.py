@@ -23,12 +23,13 @@ import uvicorn
 from uvicorn.config import LOGGING_CONFIG
 
 from .. import settings
+from ..runners import NotSendable
 from ..sessions.manager import SessionManager
 from .access import AccessPolicy, Role
 from .allocator import keep_freed_memory
 from .compat import HTTPEnvServer
 from .door import Door
-from .loading import TargetError, load_app, split_target
+from .loading import TargetError, TargetFailed, load_app, split_target
 from .upgrade import UpgradeProtocol
 
 logger = logging.getLogger("uvicorn.error")
@@ -92,6 +93,8 @@ class ServeOptions:
     log_format: str = "text"
     session_grace_s: float | None = None
     max_agent_sessions: int | None = None
+    env_processes: int | None = None
+    sessions_per_process: int | None = None
 
 
 def prepare(target: str, options: ServeOptions) -> Any:
@@ -107,6 +110,8 @@ def prepare(target: str, options: ServeOptions) -> Any:
         options.session_grace_s,
         options.max_agent_sessions,
         options.runner,
+        options.env_processes,
+        options.sessions_per_process,
         options.max_message_mb,
     )
     server = environment_server(app)
@@ -121,15 +126,20 @@ def prepare(target: str, options: ServeOptions) -> Any:
             f"{target} was not made by create_app, so sessions, the runner, tokens and limits cannot be set here"
         )
     megabytes = options.max_message_mb
-    server.reconfigure(
-        sessions=options.max_sessions,
-        session_timeout_s=options.session_timeout_s,
-        session_grace_s=options.session_grace_s,
-        max_agent_sessions=options.max_agent_sessions,
-        runner=options.runner,
-        access=policy,
-        max_message_bytes=None if megabytes is None else int(megabytes * 1024 * 1024),
-    )
+    try:
+        server.reconfigure(
+            sessions=options.max_sessions,
+            session_timeout_s=options.session_timeout_s,
+            session_grace_s=options.session_grace_s,
+            max_agent_sessions=options.max_agent_sessions,
+            runner=options.runner,
+            access=policy,
+            max_message_bytes=None if megabytes is None else int(megabytes * 1024 * 1024),
+            env_processes=options.env_processes,
+            sessions_per_process=options.sessions_per_process,
+        )
+    except NotSendable as exc:
+        raise TargetError(str(exc)) from exc
     return app
 
 
@@ -150,10 +160,17 @@ def app_from_environment() -> Any:
         session_grace_s=settings.session_grace(),
         max_agent_sessions=settings.max_agent_sessions(),
         runner=settings.runner_name(),
+        env_processes=settings.env_processes(),
+        sessions_per_process=settings.sessions_per_process(),
         max_message_mb=settings.max_message_mb(),
         log_format=settings.log_format() or "text",
     )
-    app = prepare(target, options)
+    try:
+        app = prepare(target, options)
+    except TargetError as exc:
+        # The process that watches the sources starts another one when they change; this one says why it ends.
+        logger.error("%s%s", exc, f"\n{exc.report()}" if isinstance(exc, TargetFailed) else "")
+        raise SystemExit(1) from None
     _mark_logs(app, options)
     return app
 
@@ -290,6 +307,8 @@ def _serve_reloading(target: str, options: ServeOptions, on_reloading: Callable[
             "OPENENV_SESSION_GRACE": options.session_grace_s,
             "OPENENV_MAX_AGENT_SESSIONS": options.max_agent_sessions,
             "OPENENV_RUNNER": options.runner,
+            "OPENENV_ENV_PROCESSES": options.env_processes,
+            "OPENENV_SESSIONS_PER_PROCESS": options.sessions_per_process,
             "OPENENV_LOG_FORMAT": options.log_format,
             "OPENENV_MAX_MESSAGE_MB": options.max_message_mb,
             **_exported_tokens(app, options.access),

@@ -6,7 +6,7 @@ Models, schemas, metadata, operations and the session manager, each built once. 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..env.binding import factory_name, infer_models
@@ -14,7 +14,7 @@ from ..env.environment import Environment
 from ..env.tools.source import ToolSource
 from ..protocol.schema import json_schema
 from ..protocol.server import ServerProtocol, observation_frame, state_frame
-from ..runners import Runner
+from ..runners import ProcessOptions, Runner
 from ..sessions.limits import SessionLimits
 from ..sessions.manager import SessionManager
 from ..sessions.operations import CALL, build_operations
@@ -30,13 +30,15 @@ class ServiceOptions:
 
     Args:
         limits: Sessions, their life, and shutdown.
-        runner: Where environment code runs: `auto`, `thread`, `inline`, or a runner of your own.
+        runner: Where environment code runs: `auto`, `thread`, `inline`, `process`, or a runner of your own.
+        processes: What the `process` runner is told.
         max_message_bytes: The largest request that is read.
         redact_errors: Whether the texts of an environment's exceptions are kept from clients.
     """
 
     limits: SessionLimits
     runner: Runner | str = "auto"
+    processes: ProcessOptions = field(default_factory=ProcessOptions)
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     redact_errors: bool = False
 
@@ -63,8 +65,14 @@ class EnvService:
         self.factory = factory
         self.options = options
         self.errors = Redaction(options.redact_errors)
+        self._models = tuple(cls for cls in (action_cls, observation_cls, state_cls) if isinstance(cls, type))
         self.manager = SessionManager(
-            factory, options.limits, runner=options.runner, prepare=self._prepare, explain=self.errors.explain
+            factory,
+            options.limits,
+            runner=options.runner,
+            processes=replace(options.processes, models=self._models),
+            prepare=self._prepare,
+            explain=self.errors.explain,
         )
         self.env_name = env_name or factory_name(factory)
         self.action_cls = action_cls
@@ -83,14 +91,21 @@ class EnvService:
             env._mode = self.mode.value
 
     def reconfigure(
-        self, limits: SessionLimits, *, runner: str | None = None, max_message_bytes: int | None = None
+        self,
+        limits: SessionLimits,
+        *,
+        runner: str | None = None,
+        processes: ProcessOptions | None = None,
+        max_message_bytes: int | None = None,
     ) -> None:
         """Change limits and runner before the first session; raises as `SessionManager.reconfigure` does."""
-        self.manager.reconfigure(limits, runner=runner)
+        processes = processes or self.options.processes
+        self.manager.reconfigure(limits, runner=runner, processes=replace(processes, models=self._models))
         self.options = replace(
             self.options,
             limits=limits,
             runner=runner or self.options.runner,
+            processes=processes,
             max_message_bytes=max_message_bytes or self.options.max_message_bytes,
         )
 

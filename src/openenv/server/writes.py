@@ -13,6 +13,8 @@ from ..runners import current_hub, loop_local
 
 logger = logging.getLogger(__name__)
 
+_MOST_BYTES = 1024 * 1024
+
 
 class WriteBatch:
     """The writes of one loop that are due at the end of this pass."""
@@ -22,6 +24,7 @@ class WriteBatch:
         self._hub = current_hub()
         self._hub.after_delivery = self.flush
         self._due: list[tuple[asyncio.WriteTransport, bytes]] = []
+        self._size = 0
 
     @classmethod
     def of(cls, loop: asyncio.AbstractEventLoop) -> WriteBatch:
@@ -36,10 +39,14 @@ class WriteBatch:
         if not self._due and not self._hub.is_delivering:
             self._loop.call_soon(self.flush)
         self._due.append((transport, data))
+        self._size += len(data)
+        if self._size > _MOST_BYTES:  # a transport that has too much says so only once it has got it
+            self.flush()
 
     def flush(self) -> None:
         """Write what is due."""
         due, self._due = self._due, []
+        self._size = 0
         for transport, data in due:
             if transport.is_closing():
                 continue

@@ -29,7 +29,7 @@ from ..protocol.server import (
 )
 from ..protocol.v2.codec import BY_NAME, choose
 from ..runners import Hub, current_hub
-from ..sessions.endings import CLOSED_BY_CLIENT, DISCONNECTED
+from ..sessions.endings import CLOSED_BY_CLIENT, DISCONNECTED, WORKER_CRASHED
 from ..sessions.operations import Operation
 from ..sessions.origin import Origin
 from ..sessions.session import Session, SessionKind, SessionState
@@ -190,7 +190,9 @@ class GymConnection:
         if self._owns_session:
             session.close(DISCONNECTED)
         else:
-            session.is_attached, session.was_attached = False, True
+            session.is_attached = False
+            if self.role is not Role.AGENT or session.account.is_agent:  # an agent that goes was only lent it
+                session.was_attached = True
             session.touch()
             if session.close_when_detached:
                 session.close(CLOSED_BY_CLIENT)
@@ -253,6 +255,10 @@ class GymConnection:
         self._answering = False
         if error is None:
             self._socket.send(reply)
+        elif isinstance(error, SessionClosedError) and error.reason == WORKER_CRASHED:
+            lost = SessionLost(WORKER_CRASHED)
+            self._fail(lost.code, str(lost), lost.details)
+            return
         elif isinstance(error, SessionClosedError):
             self._fail(WSErrorCode.SESSION_ERROR, str(error), error.details)
             return

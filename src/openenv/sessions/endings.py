@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from ..runners.base import WORKER_CRASHED as WORKER_CRASHED
+
 CLOSED: Final = "closed"
 EXPIRED: Final = "expired"
 EVICTED: Final = "evicted"
@@ -25,7 +27,7 @@ CANCELLED: Final = "cancelled while it was created"
 # Why a connection no longer holds a session that goes on.
 TAKEN_OVER: Final = "another connection has attached to it"
 
-TOLD: Final = (CLOSED, EXPIRED, EVICTED, SHUTTING_DOWN, RESTARTED, UNKNOWN, UNANSWERED, NOT_BEGUN)
+TOLD: Final = (CLOSED, EXPIRED, EVICTED, SHUTTING_DOWN, RESTARTED, UNKNOWN, UNANSWERED, NOT_BEGUN, WORKER_CRASHED)
 """All reasons that clients of this server can be told, but for those of an operator's own."""
 
 _TOLD_AS: Mapping[str, str] = {CLOSED_BY_CLIENT: CLOSED, DISCONNECTED: EXPIRED, CANCELLED: CLOSED}

@@ -18,11 +18,16 @@ Listener = Callable[[Any], None]
 
 
 class Entry:
-    """One request: its reply, or those who wait for it."""
+    """One request: its reply, or those who wait for it.
 
-    __slots__ = ("_listeners", "is_done", "reply", "size")
+    Args:
+        asked: What was asked, as far as whoever asks can tell it from another request.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_listeners", "asked", "is_done", "reply", "size")
+
+    def __init__(self, asked: bytes | str | None = None) -> None:
+        self.asked = asked
         self.is_done = False
         self.reply: Any = None
         self.size = 0
@@ -69,9 +74,9 @@ class Ledger:
             raise StaleRequest(key, self.last_id)
         return entry
 
-    def begin(self, key: int | str) -> Entry:
+    def begin(self, key: int | str, asked: bytes | str | None = None) -> Entry:
         """Note a new request."""
-        entry = self._entries[key] = Entry()
+        entry = self._entries[key] = Entry(asked)
         if isinstance(key, int):
             self.last_id = key
         return entry

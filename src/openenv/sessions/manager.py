@@ -13,9 +13,11 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from ..env.binding import factory_class, factory_name
+from ..env.remote import class_of
 from ..errors import (
     ConcurrencyConfigurationError,
     EnvironmentFactoryError,
@@ -25,7 +27,7 @@ from ..errors import (
     SessionNotFoundError,
     message_of,
 )
-from ..runners import Runner, current_hub, make_runner
+from ..runners import Lane, PerishableLane, ProcessOptions, Runner, build_in, current_hub, make_runner
 from ..types import SessionInfo
 from .attachment import Attachments
 from .endings import CANCELLED, EXPIRED, SHUTTING_DOWN, ending
@@ -50,7 +52,9 @@ class SessionManager:
         factory: Makes an environment.
         limits: How many, and how long they live.
         runner: Where their code runs.
-        clock: Tells the time.
+        processes: What a `process` runner is told.
+        clock: Tells how old things are; one that nobody sets, or an hour that is put right would end every session.
+        wall_clock: Tells the time that is shown.
         prepare: Called with each new environment, where its code runs.
         explain: Says to whoever opens a session why its environment could not be built.
 
@@ -64,7 +68,9 @@ class SessionManager:
         limits: SessionLimits,
         *,
         runner: Runner | str = "auto",
-        clock: Callable[[], float] = time.time,
+        processes: ProcessOptions | None = None,
+        clock: Callable[[], float] | None = None,
+        wall_clock: Callable[[], float] | None = None,
         prepare: Callable[[Any], None] | None = None,
         explain: Callable[[BaseException], str] = lambda error: f"{type(error).__name__}: {message_of(error)}",
     ) -> None:
@@ -76,7 +82,8 @@ class SessionManager:
         self.listeners: list[Listener] = []
         self.wants_origins = False
         self._make_call: CallFactory = Call
-        self._clock = clock
+        self._clock = clock or time.monotonic
+        self._wall_clock = wall_clock or clock or time.time
         self._lock = threading.Lock()
         self._endings = Line()
         self.slots = Slots(limits, self._new_session, is_unsure=lambda: self.env_cls is None, report=self.report_error)
@@ -86,13 +93,16 @@ class SessionManager:
         self._reaper = Reaper(self._expired, period_s=self._reap_period())
         self._check(limits)
         self._runner_spec = runner
+        self._processes = processes
         self._runner = self._make_runner()
 
     def _check(self, limits: SessionLimits) -> None:
         if self.env_cls is not None and limits.sessions > 1 and not _is_concurrent(self.env_cls):
             raise ConcurrencyConfigurationError(self.env_cls.__name__, limits.sessions)
 
-    def reconfigure(self, limits: SessionLimits, *, runner: str | None = None) -> None:
+    def reconfigure(
+        self, limits: SessionLimits, *, runner: str | None = None, processes: ProcessOptions | None = None
+    ) -> None:
         """Change limits and runner; only before the first session.
 
         Raises:
@@ -106,6 +116,7 @@ class SessionManager:
         self.slots.reconfigure(limits)
         self._reaper = Reaper(self._expired, period_s=self._reap_period())
         self._runner_spec = runner or self._runner_spec
+        self._processes = processes or self._processes
         self._runner = self._make_runner()
 
     def _make_runner(self) -> Runner:
@@ -115,6 +126,8 @@ class SessionManager:
             self._runner_spec,
             max_threads=min(1024, max(64, self.limits.sessions)),
             single_thread=bool(getattr(self.env_cls, "REQUIRES_SINGLE_THREAD_EXECUTOR", False)),
+            factory=self.factory,
+            processes=self._processes,
         )
 
     # -- what there is ------------------------------------------------------------------------------------------
@@ -183,12 +196,13 @@ class SessionManager:
         session, _ = self.slots.lookup(session_id)
         if session is None:
             return None
+        shift = self._wall_clock() - self._clock()
         return SessionInfo(
             session_id=session.id,
-            created_at=session.created_at,
-            last_activity_at=session.last_activity_at,
+            created_at=session.created_at + shift,
+            last_activity_at=session.last_activity_at + shift,
             step_count=session.step_count,
-            environment_type=type(session.env).__name__ if session.env is not None else factory_name(self.factory),
+            environment_type=class_of(session.env).__name__ if session.env is not None else factory_name(self.factory),
         )
 
     # -- opening ------------------------------------------------------------------------------------------------
@@ -327,6 +341,8 @@ class SessionManager:
             on_error=self._on_error,
         )
         session.make_call = self._make_call
+        if isinstance(session.lane, PerishableLane):
+            session.lane.on_lost = session.close
         return session
 
     async def _construct(self, session: Session) -> None:
@@ -351,10 +367,10 @@ class SessionManager:
         def built(_: Any, error: BaseException | None) -> None:
             done(self._problem(session, error))
 
-        session.construct(self._build, built, current_hub())
+        session.construct(partial(self._build, session.lane), built, current_hub())
 
-    def _build(self) -> Any:
-        env = self.factory()
+    def _build(self, lane: Lane) -> Any:
+        env = build_in(lane, self.factory)
         if self._prepare is not None:
             self._prepare(env)
         return env
@@ -399,7 +415,7 @@ class SessionManager:
 
     def _learn_class(self, session: Session) -> None:
         with self._lock:
-            self.env_cls = cls = type(session.env)
+            self.env_cls = cls = class_of(session.env)
             if self.slots.count > 1 and not _is_concurrent(cls):
                 logger.error("%s", ConcurrencyConfigurationError(cls.__name__, self.slots.count))
                 self.slots.count = 1

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..env.binding import bind
+from ..env.remote import RemoteEnvironment, step_argument
 from ..env.tools.source import ToolSource
 
 Kind = Literal["construct", "reset", "step", "state", "tool", "call", "close"]
@@ -62,6 +63,8 @@ def build_operations(encode_observation: Encoder, encode_state: Encoder) -> Oper
         return encode_observation(env.reset(**bind(type(env)).reset.accept(kwargs)))
 
     async def reset_async(env: Any, kwargs: Mapping[str, Any]) -> Any:
+        if isinstance(env, RemoteEnvironment):
+            return await env.ask("reset", dict(kwargs), encode_observation)
         method = bind(type(env)).reset
         return encode_observation(await getattr(env, method.name)(**method.accept(kwargs)))
 
@@ -69,18 +72,25 @@ def build_operations(encode_observation: Encoder, encode_state: Encoder) -> Oper
         return encode_observation(env.step(action))
 
     async def step_async(env: Any, action: Any) -> Any:
+        if isinstance(env, RemoteEnvironment):
+            return await env.ask("step", action, encode_observation)
         return encode_observation(await getattr(env, bind(type(env)).step.name)(action))
 
     def step_with(env: Any, given: StepInput) -> Any:
         return encode_observation(env.step(given.action, **bind(type(env)).step.accept(given.kwargs)))
 
     async def step_with_async(env: Any, given: StepInput) -> Any:
+        if isinstance(env, RemoteEnvironment):
+            return await env.ask("step_with", step_argument(given.action, given.kwargs), encode_observation)
         method = bind(type(env)).step
         observation = await getattr(env, method.name)(given.action, **method.accept(given.kwargs))
         return encode_observation(observation)
 
     def state(env: Any, _: Any) -> Any:
         return encode_state(read_state(env))
+
+    async def state_async(env: RemoteEnvironment, _: Any) -> Any:
+        return await env.ask("state", None, encode_state)
 
     return Operations(
         reset=Operation("reset", reset, reset_async),
@@ -92,7 +102,7 @@ def build_operations(encode_observation: Encoder, encode_state: Encoder) -> Oper
             lambda env, given: step_only_blocks(env, given.action),
             interrupt_tools,
         ),
-        state=Operation("state", state),
+        state=Operation("state", state, state_async),
     )
 
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from ..env.binding import bind
 from ..env.offload import OFFLOAD
 from ..errors import RequestCancelled, SessionClosedError
-from ..runners import Hub, Lane, current_hub
+from ..runners import Hub, Lane, PerishableLane, current_hub
 from .episode import Episode
 from .lane_part import LanePart, raisable
 from .ledger import Ledger
@@ -364,6 +364,8 @@ class Session:
                 closing = self._running = self._closing_call()
         for call in refused:
             call.settle(SessionClosedError(self.id, reason))
+        if isinstance(self.lane, PerishableLane):
+            self.lane.ending()
         if unbuilt:  # its client left before the constructor was called
             self._end(None)
         if running is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -64,6 +64,8 @@ class Slots:
         self._line = Line()
         self._line_once = Line()  # for single requests, which are counted apart
         self._live: dict[str, Session] = {}
+        self._of_key: Counter[str] = Counter()  # how many of them, by the key they count for
+        self._of_agents = 0
         self._once: set[Session] = set()
         self._ended: OrderedDict[str, str] = OrderedDict()
 
@@ -170,9 +172,9 @@ class Slots:
 
     def _try(self, kind: SessionKind, account: Account, *, is_next: bool = False) -> Reservation:
         """Reserve if possible; else name a session to evict, and what to wait for. Those in line come first."""
-        if self._is_over(account):
-            return Reservation(None)
         with self._lock:
+            if self._is_over(account):
+                return Reservation(None)
             if self.is_closed or (self.queue and not is_next and kind is not SessionKind.ONCE):
                 return Reservation(None)
             if self._is_unsure() and any(s.state is SessionState.CREATING for s in (*self._live.values(), *self._once)):
@@ -189,14 +191,9 @@ class Slots:
     def _is_over(self, account: Account) -> bool:
         """Whether those whom a session would count for have as many as they may."""
         per_key, agents = self._limits.per_key, self._limits.agents
-        if account.key is not None and per_key is not None:
-            with self._lock:
-                if sum(session.account.key == account.key for session in self._live.values()) >= per_key:
-                    return True
-        if account.is_agent and agents is not None:
-            with self._lock:
-                return sum(session.account.is_agent for session in self._live.values()) >= agents
-        return False
+        if account.key is not None and per_key is not None and self._of_key[account.key] >= per_key:
+            return True
+        return account.is_agent and agents is not None and self._of_agents >= agents
 
     def _insert(self, kind: SessionKind, account: Account) -> Session:
         session = self._make(kind)
@@ -205,7 +202,16 @@ class Slots:
             self._once.add(session)
         else:
             self._live[session.id] = session
+            self._count(account, 1)
         return session
+
+    def _count(self, account: Account, change: int) -> None:
+        """Note that somebody has one session more, or one less; the caller holds the lock."""
+        self._of_agents += change if account.is_agent else 0
+        if account.key is not None:
+            self._of_key[account.key] += change
+            if not self._of_key[account.key]:
+                del self._of_key[account.key]
 
     # -- refusing -------------------------------------------------------------------------------------------------
 
@@ -244,6 +250,7 @@ class Slots:
             self._once.discard(session)
             session.kind = SessionKind.SOFT
             self._live[session.id] = session
+            self._count(session.account, 1)
         if crowded and oldest is not None:
             oldest.close(EVICTED)
         self._line_once.notify_one()
@@ -287,7 +294,8 @@ class Slots:
 
     def _forget(self, session: Session, reason: str) -> None:
         """Give the slot back; the caller holds the lock."""
-        self._live.pop(session.id, None)
+        if self._live.pop(session.id, None) is not None:
+            self._count(session.account, -1)
         if session.kind in _NAMED:
             self._ended[session.id] = reason
             while len(self._ended) > _REMEMBERED:

@@ -17,6 +17,8 @@ ARRAY_TYPE: Final = 1
 # Everything that means the same on every machine. Others (text, objects, long doubles) travel as nested lists.
 _PLAIN_DTYPE: Final = re.compile(r"[<>|](?:b1|[iu][1248]|f[248]|c8|c16)")
 _MAX_DIMENSIONS: Final = 32
+# An array without values takes a few bytes and can be billions of empty lists, as which many models know arrays only.
+_MAX_EMPTY_LISTS: Final = 256
 _STRUCT_CODES: Final = {
     "b1": "?", "i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q", "u8": "Q",
     "f2": "e", "f4": "f", "f8": "d",
@@ -37,7 +39,8 @@ def array_parts(value: Any) -> ArrayParts | None:
     dtype: str = value.dtype.str
     if value.dtype.names is not None or not _PLAIN_DTYPE.fullmatch(dtype):
         return None
-    return dtype, list(value.shape), value.tobytes()
+    shape = list(value.shape)
+    return None if 0 in shape and _empty_lists(shape) > _MAX_EMPTY_LISTS else (dtype, shape, value.tobytes())
 
 
 def is_array(value: Any) -> bool:
@@ -81,7 +84,14 @@ def _checked(parts: Any) -> ArrayParts:
         raise ValueError("the shape of an array must be a list of lengths")
     if not isinstance(data, bytes) or math.prod(shape) * int(dtype[2:]) != len(data):
         raise ValueError(f"an array's bytes do not fit its shape {shape}")
+    if 0 in shape and _empty_lists(shape) > _MAX_EMPTY_LISTS:
+        raise ValueError(f"an array without values must not have the shape {shape}")
     return dtype, shape, data
+
+
+def _empty_lists(shape: list[int]) -> int:
+    """How many empty lists an array without values is, as nested lists."""
+    return math.prod(shape[: shape.index(0)])
 
 
 def _is_length(size: Any) -> bool:

@@ -5,12 +5,14 @@ Stateless, one per served environment. Knows shapes and codes; must not know ses
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, TypeAdapter, ValidationError
+from pydantic_core import to_json
 from typing_extensions import NotRequired, TypedDict
 
 from ...errors import OpenEnvError, message_of
@@ -158,6 +160,7 @@ class ServerProtocolV2:
             request.data = _optional(message, "data", dict) or {}
         elif kind == "open":
             _check_nonce(_optional(message, "nonce", str))
+            _check_wait(message.get("wait_s"))
         request.timeout_s = _seconds(message, "timeout_s")
         return request
 
@@ -253,7 +256,7 @@ class _JsonWriter(Writer):
         return encode_state(state)
 
     def message(self, kind: str, request_id: int | None, session: str | None, data: bytes | None) -> bytes:
-        named = f',"session":"{session}"' if session is not None else ""
+        named = f',"session":{to_json(session).decode()}' if session is not None else ""
         head = f'{{"type":"{kind}","id":{"null" if request_id is None else request_id}{named}'.encode()
         return head + b"}" if data is None else b"".join((head, b',"data":', data, b"}"))
 
@@ -339,6 +342,12 @@ def _optional(message: Mapping[str, Any], key: str, kind: type[Any]) -> Any:
 def _check_nonce(nonce: str | None) -> None:
     if nonce is not None and not NONCE_CHARS[0] <= len(nonce) <= NONCE_CHARS[1]:
         raise Invalid("nonce", f"expected {NONCE_CHARS[0]} to {NONCE_CHARS[1]} characters that nobody can guess")
+
+
+def _check_wait(wait_s: Any) -> None:
+    is_number = isinstance(wait_s, (int, float)) and not isinstance(wait_s, bool)
+    if wait_s is not None and not (is_number and (0 <= wait_s < 1e300 or wait_s == math.inf)):
+        raise Invalid("wait_s", "expected a number of seconds")
 
 
 def _seconds(message: Mapping[str, Any], key: str) -> float | None:

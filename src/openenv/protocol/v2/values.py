@@ -23,7 +23,15 @@ from typing import Any, Final
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-from ..codec import BESIDE, check_observation, checked_reward, jsonable, plain_fields
+from ..codec import (
+    BESIDE,
+    checked_reward,
+    dumps_itself,
+    envelope_values,
+    jsonable,
+    own_dump,
+    plain_fields,
+)
 from .arrays import ArrayParts, array_parts, is_array
 
 logger = logging.getLogger(__name__)
@@ -44,9 +52,7 @@ def observation_message(observation: Any) -> dict[str, Any]:
     Raises:
         TypeError: It is no observation at all.
     """
-    values = (
-        observation.__dict__ if isinstance(observation, BaseModel) else plain_fields(check_observation(observation))
-    )
+    values = envelope_values(observation)
     reward, metadata = values.get("reward"), values.get("metadata")
     if type(reward) is not float or not math.isfinite(reward):
         reward, metadata = checked_reward(reward, metadata)
@@ -67,6 +73,8 @@ def state_message(state: Any) -> Any:
 
 def _fields(model: Any, *, exclude: set[str] | None) -> Any:
     if isinstance(model, BaseModel):
+        if dumps_itself(model):
+            return own_dump(model, exclude)
         try:
             return type(model).__pydantic_serializer__.to_python(model, exclude=exclude)
         except Exception as exc:

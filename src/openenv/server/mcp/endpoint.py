@@ -329,9 +329,16 @@ class McpEndpoint:
     async def _delete(self, scope: Scope, send: Send) -> None:
         headers = _headers(scope)
         client = await self._client(headers, None, send)
-        if client is not None:
-            self.episodes.end(client)
-            await respond(send, 200, b"", [(_SESSION, client.id.encode())])
+        if client is None:
+            return
+        if client.is_owner and role_of(scope) is Role.AGENT and not client.session.account.is_agent:
+            text = "An agent can only close sessions that agents have opened"
+            problem = McpError(JsonRpcErrorCode.INVALID_REQUEST.value, text)
+            self._count(problem)
+            await respond_json(send, 403, error_message(None, problem))
+            return
+        self.episodes.end(client)
+        await respond(send, 200, b"", [(_SESSION, client.id.encode())])
 
 
 class _Gone(Exception):

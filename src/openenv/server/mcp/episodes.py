@@ -23,6 +23,8 @@ from ...types import ServerMode
 from ..service import EnvService
 from .tools import tools_of
 
+MOST_ATTACHED = 64  # clients that one session is shown to; of more, those that do nothing are forgotten
+
 
 @dataclass(slots=True)
 class McpSession:
@@ -89,6 +91,7 @@ class Episodes:
         else:
             session = self._manager.find(handle)
             tools_of(session.env, self._service.action_cls)
+            self._make_room(session)
             known = McpSession(str(uuid.uuid4()), session, is_owner=False, version=version)
         self._known[known.id] = known
         return known
@@ -127,6 +130,13 @@ class Episodes:
         self._known.pop(known.id, None)
         if known.stream_ended is not None:
             known.stream_ended.set()
+
+    def _make_room(self, session: Session) -> None:
+        """Forget clients that have attached to a session long ago and do nothing, where there are many."""
+        attached = [known for known in self._known.values() if known.session is session and not known.is_owner]
+        idle = (known for known in attached if not known.running and known.stream_ended is None)
+        for known in list(idle)[: max(0, len(attached) - MOST_ATTACHED + 1)]:
+            self._drop(known)
 
     def _forget_ended(self) -> None:
         for known in list(self._known.values()):

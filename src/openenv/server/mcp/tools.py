@@ -85,6 +85,8 @@ def tools_of(env: Any, action_cls: type[Any] | None) -> ToolSource:
     if isinstance(own, ToolSource):
         return own
     server = getattr(env, "mcp_server", None)
+    if isinstance(server, ToolSource):  # it stands for one in another process
+        return server
     if server is not None and hasattr(server, "local_provider"):
         return _of_server(server)
     if inspect.isclass(action_cls) and issubclass(action_cls, (CallToolAction, ListToolsAction)):

@@ -1,0 +1,62 @@
+"""What a client has sent before there was room for the answers: kept, in its order, while no more is read.
+
+A socket that is told to read no more may have read some already, and a client that does not read its answers must not
+make the server keep more of them. Knows messages as bytes; must not know what they mean.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from .sockets import Socket
+
+
+class Intake:
+    """The messages of one connection that have to wait.
+
+    Args:
+        socket: Where they come from.
+        take: Takes one: its payload, and whether it was binary.
+        is_loaded: Says whether there is enough to do already.
+    """
+
+    def __init__(self, socket: Socket, take: Callable[[bytes, bool], None], is_loaded: Callable[[], bool]) -> None:
+        self._socket = socket
+        self._take = take
+        self._is_loaded = is_loaded
+        self._held: deque[tuple[bytes, bool]] = deque()
+        self._is_at_work = False
+        self.is_paused = False
+
+    def receive(self, payload: bytes, binary: bool) -> None:
+        """Take a message, or hold it while there is enough to do or to send."""
+        if self.is_paused or self._socket.is_full:
+            self._held.append((payload, binary))
+            self.pause()
+        else:
+            self._take(payload, binary)
+
+    def pause(self) -> None:
+        """Read no more for now."""
+        if not self.is_paused:
+            self.is_paused = True
+            self._socket.pause()
+
+    def go_on(self) -> None:
+        """Take what was held, as far as there is room for the answers; read again once that is all."""
+        if self._is_at_work or not self.is_paused:
+            return  # what is taken here may be done at once, and lead back here
+        self._is_at_work = True
+        try:
+            while self._held and not (self._is_loaded() or self._socket.is_full):
+                self._take(*self._held.popleft())
+        finally:
+            self._is_at_work = False
+        if not (self._held or self._is_loaded()):
+            self.is_paused = False
+            self._socket.resume()
+
+    def drop(self) -> None:
+        """Forget what was held: the client is gone."""
+        self._held.clear()

@@ -1,0 +1,101 @@
+"""What an agent does with a session that an orchestrator has lent it neither ends it nor shortens its life."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+from websockets.sync.client import connect
+
+from openenv.env.mcp import MCPEnvironment
+from openenv.server.access import AccessPolicy
+from openenv.server.app import create_app
+from openenv.tool_types import CallToolAction, CallToolObservation
+from openenv.types import Observation, State
+
+HELLO = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}},
+}
+TRAINER = {"authorization": "Bearer trainer-token"}
+AGENT = {"authorization": "Bearer agent-token"}
+
+
+class Greeter(MCPEnvironment):
+    """Has one tool."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self) -> None:
+        from fastmcp import FastMCP
+
+        tools = FastMCP("greeter")
+
+        @tools.tool
+        def greet() -> str:
+            """Say hello."""
+            return "hello"
+
+        super().__init__(tools)
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
+        return Observation()
+
+    def _step_impl(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Observation:
+        return Observation()
+
+    @property
+    def state(self) -> State:
+        return State()
+
+
+@pytest.fixture
+def server(serve: Any) -> Any:
+    policy = AccessPolicy(orchestrator="trainer-token", agent="agent-token")
+    return serve(create_app(Greeter, CallToolAction, CallToolObservation, max_concurrent_envs=4, access=policy))
+
+
+@pytest.fixture
+def http(server: Any) -> Iterator[httpx2.Client]:
+    accepted = {"accept": "application/json, text/event-stream"}
+    with httpx2.Client(base_url=server.url, trust_env=False, timeout=30, headers=accepted) as client:
+        yield client
+
+
+def test_an_agent_cannot_end_a_session_that_an_orchestrator_has_opened_over_mcp(
+    server: Any, http: httpx2.Client
+) -> None:
+    name = {"mcp-session-id": http.post("/mcp", json=HELLO, headers=TRAINER).headers["mcp-session-id"]}
+    refused = http.delete("/mcp", headers={**AGENT, **name})
+    assert refused.status_code == 403
+    assert server.manager.active == 1
+    assert http.delete("/mcp", headers={**TRAINER, **name}).status_code == 200
+    server.wait_for(lambda: server.manager.active == 0)
+
+
+def test_an_agent_ends_what_it_has_opened_itself_and_leaves_what_it_was_lent(server: Any, http: httpx2.Client) -> None:
+    lent = http.post("/sessions", headers=TRAINER).json()["session_id"]
+    own = http.post("/mcp", json=HELLO, headers=AGENT).headers["mcp-session-id"]
+    shown = http.post("/mcp", json=HELLO, headers={**AGENT, "X-OpenEnv-Session": lent}).headers["mcp-session-id"]
+    for name in (own, shown):
+        assert http.delete("/mcp", headers={**AGENT, "mcp-session-id": name}).status_code == 200
+    server.wait_for(lambda: server.manager.active == 1)
+    assert http.get(f"/sessions/{lent}", headers=TRAINER).status_code == 200
+
+
+@pytest.mark.parametrize(("who", "is_shortened"), [(AGENT, False), (TRAINER, True)], ids=["agent", "orchestrator"])
+def test_a_socket_that_goes_shortens_the_life_of_its_own_clients_session_only(
+    server: Any, http: httpx2.Client, who: dict[str, str], is_shortened: bool
+) -> None:
+    lent = http.post("/sessions", headers=TRAINER).json()["session_id"]
+    session = server.manager.find(lent)
+    address = f"ws://127.0.0.1:{server.port}/mcp?session_id={lent}"
+    with connect(address, additional_headers=who, proxy=None):
+        server.wait_for(lambda: session.is_attached)
+    server.wait_for(lambda: not session.is_attached)
+    limits = server.manager.limits
+    assert server.manager._idle_limit(session) == (limits.soft_idle_s if is_shortened else limits.idle_s)

@@ -1,0 +1,89 @@
+"""A client that shakes hands again and again over one session does not fill the server's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from openenv.env.mcp import MCPEnvironment
+from openenv.server.app import create_app
+from openenv.server.mcp.episodes import MOST_ATTACHED
+from openenv.tool_types import CallToolAction, CallToolObservation
+from openenv.types import Observation, State
+
+HELLO = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}},
+}
+LIST = {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
+
+
+class Greeter(MCPEnvironment):
+    """Has one tool."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self) -> None:
+        from fastmcp import FastMCP
+
+        tools = FastMCP("greeter")
+
+        @tools.tool
+        def greet() -> str:
+            """Say hello."""
+            return "hello"
+
+        super().__init__(tools)
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
+        return Observation()
+
+    def _step_impl(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Observation:
+        return Observation()
+
+    @property
+    def state(self) -> State:
+        return State()
+
+
+@pytest.fixture
+def server(serve: Any) -> Any:
+    return serve(create_app(Greeter, CallToolAction, CallToolObservation, max_concurrent_envs=4))
+
+
+@pytest.fixture
+def http(server: Any) -> Iterator[httpx2.Client]:
+    accepted = {"accept": "application/json, text/event-stream"}
+    with httpx2.Client(base_url=server.url, trust_env=False, timeout=30, headers=accepted) as client:
+        yield client
+
+
+def test_the_oldest_of_many_handshakes_over_one_session_are_forgotten(server: Any, http: httpx2.Client) -> None:
+    name = http.post("/sessions").json()["session_id"]
+    own = http.post("/mcp", json=HELLO).headers["mcp-session-id"]
+    clients = [
+        http.post("/mcp", json=HELLO, headers={"X-OpenEnv-Session": name}).headers["mcp-session-id"]
+        for _ in range(MOST_ATTACHED + 20)
+    ]
+    known = server.app.state.openenv_server._mcp.episodes._known
+    assert len(known) == MOST_ATTACHED + 1
+    statuses = [http.post("/mcp", json=LIST, headers={"mcp-session-id": client}).status_code for client in clients]
+    assert statuses == [404] * 20 + [200] * MOST_ATTACHED
+    assert http.post("/mcp", json=LIST, headers={"mcp-session-id": own}).status_code == 200
+    assert http.get(f"/sessions/{name}").json()["state"] == "ready"
+
+
+def test_a_handshake_with_an_open_stream_is_not_forgotten(server: Any, http: httpx2.Client) -> None:
+    name = http.post("/sessions").json()["session_id"]
+    first = http.post("/mcp", json=HELLO, headers={"X-OpenEnv-Session": name}).headers["mcp-session-id"]
+    stream = {"mcp-session-id": first, "accept": "text/event-stream"}
+    with http.stream("GET", "/mcp", headers=stream) as answer:
+        assert answer.status_code == 200
+        for _ in range(MOST_ATTACHED + 5):
+            http.post("/mcp", json=HELLO, headers={"X-OpenEnv-Session": name})
+        assert http.post("/mcp", json=LIST, headers={"mcp-session-id": first}).status_code == 200

@@ -1,0 +1,158 @@
+"""The head of a request has an end: neither its size nor its time is the client's to choose, token or not."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from openenv.env.environment import Environment
+from openenv.server import door
+from openenv.server.access import AccessPolicy
+from openenv.server.app import create_app
+from openenv.types import Action, Observation, State
+
+Connect = Callable[[Any], socket.socket]
+
+
+class Nothing(Environment[Action, Observation, State]):
+    """Does nothing."""
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
+        return Observation()
+
+    def step(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
+        return Observation()
+
+    @property
+    def state(self) -> State:
+        return State()
+
+
+@pytest.fixture
+def server(serve: Any) -> Any:
+    return serve(create_app(Nothing, Action, Observation, access=AccessPolicy(orchestrator="secret")))
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    with ExitStack() as stack:
+
+        def connect(server: Any) -> socket.socket:
+            return stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=30))
+
+        yield connect
+
+
+def everything(connection: socket.socket) -> bytes:
+    """Read until the server hangs up."""
+    found = b""
+    while True:
+        try:
+            data = connection.recv(65_536)
+        except ConnectionError:  # it has hung up on what it did not want to read
+            return found
+        if not data:
+            return found
+        found += data
+
+
+def send_most(connection: socket.socket, piece: bytes, count: int) -> int:
+    """Send a piece again and again until the server hangs up; return how often that went well."""
+    for sent in range(count):
+        try:
+            connection.sendall(piece)
+        except ConnectionError:
+            return sent
+    return count
+
+
+@pytest.mark.parametrize(
+    ("start", "piece"),
+    [
+        (b"GET /health HTTP/1.1\r\nHost: x\r\n", b"X-A: " + b"a" * 8192 + b"\r\n"),
+        (b"GET /health HTTP/1.1\r\nHost: x\r\nX-A: ", b"a" * 8192),
+        (b"GET /", b"a" * 8192),
+        (b"POST /reset HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-A: ", b"a" * 8192),
+    ],
+    ids=["many fields", "an endless field", "an endless address", "an endless trailer"],
+)
+def test_a_head_without_end_is_refused_before_it_fills_the_memory(
+    server: Any, connect: Connect, start: bytes, piece: bytes
+) -> None:
+    connection = connect(server)
+    connection.sendall(start)
+    sent = send_most(connection, piece, 4096)
+    assert sent < 4096  # 32 MB; what the sockets hold by themselves is less
+    everything(connection)
+
+
+def test_whoever_sends_a_head_that_is_too_large_is_told(server: Any, connect: Connect) -> None:
+    connection = connect(server)
+    connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n")
+    for _ in range(5):
+        connection.sendall(b"X-A: " + b"a" * 16_384 + b"\r\n")
+    assert everything(connection).startswith(b"HTTP/1.1 431 ")
+
+
+def test_large_heads_within_the_limit_and_requests_after_them_are_served(server: Any, connect: Connect) -> None:
+    connection = connect(server)
+    head = b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"X-A: " + b"a" * 30_000 + b"\r\n"
+    for last in (False, False, False, True):
+        connection.sendall(head[:10_000])
+        connection.sendall(head[10_000:] + (b"Connection: close\r\n\r\n" if last else b"\r\n"))
+    assert everything(connection).count(b"HTTP/1.1 200 OK") == 4
+
+
+def test_a_body_in_many_small_chunks_is_no_head(server: Any, connect: Connect) -> None:
+    connection = connect(server)
+    connection.sendall(
+        b"POST /reset HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nConnection: close\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n" + b"2\r\n  \r\n" * 50_000 + b"0\r\n\r\n"
+    )
+    assert everything(connection).startswith(b"HTTP/1.1 200 OK")
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: x\r\nX-A:", b"GET /ws HTTP/1.1\r\nUpgrade: websocket\r\n"],
+    ids=["nothing", "an address", "a field", "an upgrade"],
+)
+def test_a_connection_whose_request_does_not_come_is_closed(
+    server: Any, connect: Connect, monkeypatch: pytest.MonkeyPatch, begun: bytes
+) -> None:
+    monkeypatch.setattr(door, "HEAD_TIMEOUT_S", 0.2)
+    connection = connect(server)
+    connection.sendall(begun)
+    everything(connection)  # or the time of the test's socket is over
+
+
+def test_the_next_request_of_a_connection_has_the_same_time(
+    server: Any, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "HEAD_TIMEOUT_S", 1.5)
+    connection = connect(server)
+    connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert connection.recv(65_536).startswith(b"HTTP/1.1 200 OK")
+    connection.sendall(b"GET /hea")
+    everything(connection)
+
+
+def test_a_request_that_takes_long_is_not_cut_off_by_the_time_for_its_head(
+    serve: Any, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import time
+
+    class Slow(Nothing):
+        def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
+            time.sleep(2.0)
+            return Observation()
+
+    monkeypatch.setattr(door, "HEAD_TIMEOUT_S", 1.5)
+    connection = connect(serve(create_app(Slow, Action, Observation)))
+    connection.sendall(b"POST /reset HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-")
+    connection.sendall(b"Length: 0\r\n\r\n")
+    assert everything(connection).startswith(b"HTTP/1.1 200 OK")
