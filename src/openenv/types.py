@@ -5,6 +5,7 @@ Knows pydantic and nothing else of the project: no transport, no session, no env
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Generic, Literal, TypeVar
@@ -75,6 +76,12 @@ class Observation(BaseModel):
     metadata: dict[str, Any] = Field(default_factory=dict, description="Free-form data beside the observation")
     terminated: bool | None = Field(default=None, description="The task itself ended the episode", exclude_if=_is_none)
     truncated: bool | None = Field(default=None, description="A limit ended the episode", exclude_if=_is_none)
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Show why the episode ended only where that is known: prompts are made of this text."""
+        for name, value in super().__repr_args__():
+            if value is not None or name not in ("terminated", "truncated"):
+                yield name, value
 
 
 class State(BaseModel):
@@ -310,5 +317,5 @@ class SessionInfo(BaseMessage):
     session_id: str
     created_at: float
     last_activity_at: float
-    step_count: int = 0
+    step_count: int = Field(default=0, ge=0)
     environment_type: str

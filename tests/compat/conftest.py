@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +15,7 @@ import httpx2
 import pytest
 
 HERE = Path(__file__).resolve().parent
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 240.0
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,9 @@ def either(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., ServerProcess]]:
+def server(
+    tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]
+) -> Iterator[Callable[..., ServerProcess]]:
     """Start the sample environment under an interpreter; the same server is started once."""
     started: dict[Any, ServerProcess] = {}
     with contextlib.ExitStack() as stack:
@@ -62,17 +63,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., S
             key = (interpreter.name, how, tuple(sorted(extra.items())))
             if key not in started:
                 log = tmp_path_factory.mktemp("server") / "log"
-                started[key] = stack.enter_context(_server_process(interpreter, how, extra, log))
+                started[key] = stack.enter_context(_server_process(interpreter, how, extra, log, free_port))
             return started[key]
 
         yield start
 
 
 @contextlib.contextmanager
-def _server_process(interpreter: Any, how: str, extra: Mapping[str, str], log: Path) -> Iterator[ServerProcess]:
+def _server_process(
+    interpreter: Any, how: str, extra: Mapping[str, str], log: Path, free_port: Callable[[], int]
+) -> Iterator[ServerProcess]:
     with log.open("wb") as output:
         for attempt in range(3):
-            port = _free_port()
+            port = free_port()
             process = subprocess.Popen(
                 [interpreter.python, *_command(how, port)],
                 env=interpreter.environment(HERE, extra),
@@ -94,13 +97,6 @@ def _command(how: str, port: int) -> list[str]:
     if how == "serve":
         return ["-m", "openenv", "serve", "sample_env.app:app", "--port", str(port)]
     return ["-m", "uvicorn", "sample_env.app:app", "--host", "127.0.0.1", "--port", str(port)]
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-    return port
 
 
 def _healthy(process: subprocess.Popen[bytes], port: int) -> bool:

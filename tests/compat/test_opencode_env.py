@@ -72,7 +72,7 @@ def test_the_published_client_calls_the_tool(published: Any, served_rollouts: st
         env=published.environment(tmp_path),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -75,6 +75,7 @@ class Driver:
         self._pid = os.getpid()
         self._connection: BlockingConnection | LoopConnection | None = None
         self._blocking = False
+        self._blocks_loops = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread_lock = ProcessLock()
         self._loop_lock: asyncio.Lock | None = None
@@ -142,15 +143,16 @@ class Driver:
         lost = self.session.lost_reason or (self.lost_reason if self.has_connected else None)
         return "not connected" if lost is None else f"lost: {lost}"
 
-    # -- which process --------------------------------------------------------------------------------------------
+    # -- which process, which loop --------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """In a forked process, leave the connection to the one that opened it."""
-        if self._pid == os.getpid():
-            return
-        with self._thread_lock.here():
-            if self._pid != os.getpid():
-                self._leave_to_parent()
+        """Leave a loop that has ended and, in a forked process, the connection to the one that opened it."""
+        if self._pid != os.getpid():
+            with self._thread_lock.here():
+                if self._pid != os.getpid():
+                    self._leave_to_parent()
+        if self._loop is not None and self._loop.is_closed():
+            self._leave_loop()
 
     def _leave_to_parent(self) -> None:
         connection, self._connection = self._connection, None
@@ -164,6 +166,16 @@ class Driver:
         self.drop_loop()
         self._pid = os.getpid()
 
+    def _leave_loop(self) -> None:
+        """Give up the connection, which is gone with its loop, and what the loop has decided about this client."""
+        self._loop = self._loop_lock = None
+        if self._connection is not None:
+            if isinstance(self.session, ResumableSession):
+                self.session.is_attached = False  # the session outlives its connection
+            else:
+                self.session.lose("its event loop was closed")
+            self._connection = None
+
     # -- which way ------------------------------------------------------------------------------------------------
 
     @property
@@ -172,8 +184,11 @@ class Driver:
         self._settle()
         return self._blocking or (self._loop is None and _running_loop() is None)
 
-    def claim_blocking(self) -> None:
+    def claim_blocking(self, *, on_loops: bool = False) -> None:
         """Decide for blocking use.
+
+        Args:
+            on_loops: Block also while a loop runs here: in a notebook one always does.
 
         Raises:
             ClientModeError: The client is used asynchronously.
@@ -182,6 +197,7 @@ class Driver:
         if self._loop is not None:
             raise ClientModeError("This client is in asynchronous use; make another one, or new_session(), to block")
         self._blocking = True
+        self._blocks_loops = self._blocks_loops or on_loops
 
     def run(self, flow: Flow[T], name: str) -> Coroutine[Any, Any, T]:
         """Run a flow: return a coroutine of that name on a running loop, the result otherwise."""
@@ -189,6 +205,8 @@ class Driver:
         if self._blocking or running is None:
             self.claim_blocking()
             if running is not None and running is not self._private_loop:
+                if self._blocks_loops:
+                    return cast("Coroutine[Any, Any, T]", self.run_blocking(flow))
                 flow.close()
                 raise ClientModeError("This client is in blocking use; make another one, or new_session(), to await")
             return self.settled(self.run_blocking(flow))
@@ -218,19 +236,13 @@ class Driver:
             return await run_on_loop(flow, _LoopSide(self))
 
     def _move_to(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take up use on a loop. A connection of an earlier loop that has ended is gone with it."""
+        """Take up use on a loop."""
         if self._blocking:
             raise ClientModeError("This client is in blocking use; make another one, or new_session(), to await")
-        if self._loop is not None and not self._loop.is_closed():
+        if self._loop is not None:
             raise ClientModeError("This client is in use on another event loop that is still open")
         self._loop = loop
         self._loop_lock = asyncio.Lock()
-        if self._connection is not None:
-            if isinstance(self.session, ResumableSession):
-                self.session.is_attached = False  # the session outlives its connection
-            else:
-                self.session.lose("its event loop was closed")
-            self._connection = None
 
     def run_helper(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a method of a blocking client, plain or not, as if no loop ran here: in a notebook one does."""

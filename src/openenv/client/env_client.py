@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Generator
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -25,7 +25,7 @@ from .flows import CLOSED_BY_CLIENT, connect, detach, hang_up, request
 from .link import Reconnecting
 from .provision import Bootstrap, provide_container, provide_space, stop_provider
 from .url import socket_url
-from .wire import ConnectionOptions, ProtocolChoice, with_token
+from .wire import PROTOCOLS, ConnectionOptions, ProtocolChoice, with_token
 
 if TYPE_CHECKING:
     from .sync_client import SyncEnvClient
@@ -39,7 +39,6 @@ OnSessionLost = Literal["raise", "reset"]
 SESSION_LOST_KEY = "session_lost"
 
 _MODES = ("simulation", "production")
-_PROTOCOLS = ("auto", "v1", "v2")
 _LOSS_POLICIES = ("raise", "reset")
 _GRACE_S = 1.0
 
@@ -107,7 +106,7 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
             ping_interval_s=websocket_ping_interval_s,
             ping_timeout_s=websocket_ping_timeout_s,
             headers=with_token(headers, token),
-            protocol=_one_of("protocol", protocol, _PROTOCOLS),
+            protocol=_one_of("protocol", protocol, PROTOCOLS),
         )
         self._on_session_lost = _one_of("on_session_lost", on_session_lost, _LOSS_POLICIES)
         if not (reconnect_timeout_s >= 0 and isfinite(reconnect_timeout_s)):
@@ -171,8 +170,8 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
 
     @property
     def base_url(self) -> str | None:
-        """Where the server is."""
-        return self._base_url
+        """Where the server is, without a slash at the end."""
+        return None if self._base_url is None else self._base_url.rstrip("/")
 
     @property
     def resume_token(self) -> str | None:
@@ -236,7 +235,10 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
         return SyncEnvClient(self)
 
     def new_session(self) -> Self:
-        """Return another client of the same server, with a session of its own; it is closed with this one."""
+        """Return another client of the same server, with a session of its own; it is closed with this one.
+
+        There is nothing to wait for, but `await` does no harm: existing code has it.
+        """
         if self._base_url is None:
             raise ValueError("connect() first: the provider has not started a server yet")
         child = self._clone()
@@ -281,6 +283,11 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
             cls, lambda: provide_space(repo_id, use_docker=use_docker, provider=provider, kwargs=provider_kwargs)
         )
 
+    def __await__(self) -> Generator[Any, None, Self]:
+        """Return the client as it is, so that `await client.new_session()` works as well."""
+        return self
+        yield
+
     async def __aenter__(self) -> Self:
         await self.connect()
         return self
@@ -289,7 +296,7 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
         await self.close()
 
     def __enter__(self) -> Self:
-        self._driver.claim_blocking()
+        self._driver.claim_blocking(on_loops=True)
         self._driver.run_blocking(self._connect_flow())
         return self
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from .url import hf_space_subdomain
 
@@ -23,16 +23,37 @@ class Provided:
     provider: Any
 
 
-class Bootstrap(Generic[ClientT]):
-    """A client in the making: await it, or call `sync()`, to have the server started and connected."""
+class Bootstrap(Coroutine[Any, Any, ClientT]):
+    """A client in the making: await it, or call `sync()`, to have the server started and connected.
+
+    A coroutine to whoever asks for one: `asyncio.run` and `create_task` take it too.
+    """
 
     def __init__(self, client_cls: type[ClientT], provide: Callable[[], Provided]) -> None:
         self._client_cls: Any = client_cls
         self._provide = provide
+        self._driven: Coroutine[Any, Any, ClientT] | None = None
 
     def __await__(self) -> Generator[Any, None, ClientT]:
         """Start, connect, return the client."""
         return self._start().__await__()
+
+    def send(self, value: Any, /) -> Any:
+        """Go on, as a coroutine does."""
+        if self._driven is None:
+            self._driven = self._start()
+        return self._driven.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """Fail, as a coroutine does."""
+        if self._driven is None:
+            self._driven = self._start()
+        return self._driven.throw(*error)
+
+    def close(self) -> None:
+        """Give up, as a coroutine does; a server that was started and reached belongs to its client."""
+        if self._driven is not None:
+            self._driven.close()
 
     def sync(self) -> Any:
         """Start, connect, return the blocking twin of the client."""
@@ -50,10 +71,6 @@ class Bootstrap(Generic[ClientT]):
 
     def _client_cls_for(self, provided: Provided) -> Any:
         return self._client_cls(base_url=provided.base_url, provider=provided.provider)
-
-    # Coroutine-like, for code that drives the handle by hand.
-    def _coroutine(self) -> Coroutine[Any, Any, ClientT]:
-        return self._start()
 
 
 def provide_container(image: str, provider: Any, kwargs: dict[str, Any]) -> Provided:

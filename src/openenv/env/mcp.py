@@ -36,9 +36,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 ToolMode = Literal["production", "simulation"]
 
 
-def get_server_tools(server: Any) -> dict[str, Any]:
+def get_server_tools(mcp_server: Any) -> dict[str, Any]:
     """Return the tools that a FastMCP server was given, by name."""
-    return {tool.name: tool for tool in ServerTools(server).local_tools()}
+    return {tool.name: tool for tool in ServerTools(mcp_server).local_tools()}
 
 
 class MCPEnvironment(Environment[Action, Observation, State]):

@@ -1,6 +1,6 @@
 """Facade: environments with MCP tools, on the module path that existing code imports.
 
-FastMCP loads with the first name that is used.
+FastMCP loads with the first name that is used. The models of tools can be imported from here as well.
 """
 
 from __future__ import annotations
@@ -14,8 +14,39 @@ if TYPE_CHECKING:
     from openenv.env.mcp import MCPEnvironment as MCPEnvironment
     from openenv.env.mcp import get_server_tools as get_server_tools
 
+    from .interfaces import Environment as Environment
+    from .mcp_types import RESERVED_TOOL_NAMES as RESERVED_TOOL_NAMES
+    from .mcp_types import Action as Action
+    from .mcp_types import CallToolAction as CallToolAction
+    from .mcp_types import CallToolObservation as CallToolObservation
+    from .mcp_types import ListToolsAction as ListToolsAction
+    from .mcp_types import ListToolsObservation as ListToolsObservation
+    from .mcp_types import Observation as Observation
+    from .mcp_types import Tool as Tool
+    from .mcp_types import ToolError as ToolError
+    from .mcp_types import ToolErrorType as ToolErrorType
+
     __all__: list[str]
 else:
-    __getattr__, __dir__, __all__ = lazy_exports(
-        __name__, dict.fromkeys(("MCP_TOOL_CALL_TIMEOUT", "MCPEnvironment", "get_server_tools"), "openenv.env.mcp")
+    _OWN = ("MCP_TOOL_CALL_TIMEOUT", "MCPEnvironment", "get_server_tools")
+    _MODELS = (
+        "Action",
+        "CallToolAction",
+        "CallToolObservation",
+        "ListToolsAction",
+        "ListToolsObservation",
+        "Observation",
+        "RESERVED_TOOL_NAMES",
+        "Tool",
+        "ToolError",
+        "ToolErrorType",
     )
+    __getattr__, __dir__, _names = lazy_exports(
+        __name__,
+        {
+            **dict.fromkeys(_OWN, "openenv.env.mcp"),
+            **dict.fromkeys(_MODELS, "openenv.core.env_server.mcp_types"),
+            "Environment": "openenv.core.env_server.interfaces",
+        },
+    )
+    __all__ = list(_OWN)

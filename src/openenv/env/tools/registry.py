@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import inspect
+import logging
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import nullcontext
 from typing import Any
 
+from fastmcp.exceptions import ToolError
 from fastmcp.tools.function_tool import FunctionTool
 
 from ...errors import ToolCallError, ToolNotFoundError, ToolTimeout, ToolTransportError, message_of
@@ -30,6 +32,8 @@ from .prepared import Arguments, PreparedTool, wraps_result
 from .server import ServerTools, is_unguarded
 from .source import ToolSource
 from .watchdog import WATCHDOG
+
+logger = logging.getLogger(__name__)
 
 
 class ToolRegistry(ToolSource):
@@ -296,7 +300,7 @@ def _run(
     except Exception as exc:
         if running.is_stopped:
             raise _stopped(tool.name, limit) from exc
-        raise ToolCallError(tool.name, message_of(exc)) from exc
+        raise _failed(tool.name, exc) from exc
 
 
 def _stopped(name: str, limit: float | None) -> ToolTimeout:
@@ -314,7 +318,14 @@ async def _guarded(name: str, work: Awaitable[ToolOutcome]) -> ToolOutcome:
     try:
         return await work
     except Exception as exc:
-        raise ToolCallError(name, message_of(exc)) from exc
+        raise _failed(name, exc) from exc
+
+
+def _failed(name: str, exc: Exception) -> ToolCallError:
+    """Make what callers are told of a tool that raised; its traceback is for whoever reads the log."""
+    if not isinstance(exc, ToolError):  # FastMCP's way of telling the agent something on purpose
+        logger.info("the tool %s failed", name, exc_info=exc)
+    return ToolCallError(name, message_of(exc))
 
 
 async def _within(limit: float | None, name: str, work: Coroutine[Any, Any, ToolOutcome]) -> ToolOutcome:
