@@ -29,7 +29,7 @@ def test_it_takes_its_server_with_it_when_it_is_stopped(start_python: Callable[.
     assert process.stdout is not None
     line = process.stdout.readline()
     port = int(line.split("127.0.0.1:")[1].split()[0])
-    socket.create_connection(("127.0.0.1", port), 5).close()
+    socket.create_connection(("127.0.0.1", port), 30).close()
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 128 + signal.SIGTERM
     with pytest.raises(ConnectionError):

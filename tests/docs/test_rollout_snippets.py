@@ -11,6 +11,8 @@ import pytest
 
 import openenv.rollout
 from openenv.errors import SandboxUnavailable
+from openenv.rollout import load_task, run_rollout
+from openenv.rollout.agents import Shell
 from openenv.rollout.cheats import all_cheats
 from openenv.sandboxes.registry import backend
 
@@ -18,6 +20,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "howto" / "rollouts.md"
 PRINTED = {
     "own_agent.py": "ok 1.0\n['I', 't', ' is', ' ', 'P', 'ar', 'is', '.', '<|end|>']\nTrue\n",
     "readme_rollout.py": "ok 1.0\ntool_calls 245 245\nstop 20 20\n",
+    "use_check.py": "1.0\n0.0 [1, 1]\n",
     "use_rollout.py": "ok 1.0\nok 0.0 [1, 1]\n",
     "use_rollouts.py": "8.0\n[0.5, 1.0]\n",
 }
@@ -42,6 +45,18 @@ def test_the_page_names_only_cheats_that_exist() -> None:
     assert f"{sum(not cheat.calls_model for cheat in all_cheats())} cheats that need no proxy" in " ".join(
         section.split()
     )
+
+
+def test_the_task_file_on_the_page_can_be_solved_and_not_ended(tmp_path: Path) -> None:
+    text = re.search(r"```yaml\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)[1]  # type: ignore[index]
+    (tmp_path / "square.yaml").write_text(text)
+    task = load_task(tmp_path / "square.yaml")
+    try:
+        backend("local").check()
+    except SandboxUnavailable as exc:
+        pytest.skip(f"no local sandboxes here: {exc}")
+    assert run_rollout(task, agent="oracle").reward == 1.0
+    assert run_rollout(task, agent=Shell(["echo 'import os; os._exit(0)' > square.py"])).reward == 0.0
 
 
 def test_every_name_of_the_package_is_documented() -> None:

@@ -69,8 +69,10 @@ ELSEWHERE = {
     "cart_pole.py",
     "docker_sandbox.py",
     "e2b_sandbox.py",
+    "fragile_app.py",
     "opencode_harness.py",
     "own_agent.py",
+    "own_sandbox.py",
     "play_guess.py",
     "sandbox_limits.py",
     "sandbox_pool.py",
@@ -82,7 +84,9 @@ ELSEWHERE = {
     "test_word_env.py",
     "tool_reward.py",
     "readme_rollout.py",
+    "use_check.py",
     "use_opencode.py",
+    "use_processes.py",
     "use_rollout.py",
     "use_rollouts.py",
     "use_sandbox.py",
@@ -142,6 +146,12 @@ def test_the_example_with_tokens_prints_what_it_should(
     for token, status in [("trainer-1c7f", 200), ("agent-9a2b", 401)]:
         answer = httpx2.get(f"{url}/words", headers={"Authorization": f"Bearer {token}"}, trust_env=False)
         assert answer.status_code == status
+
+
+def test_the_example_with_processes_prints_what_it_should(
+    run_snippet: RunSnippet, serve_snippet: Callable[[str], str]
+) -> None:
+    assert run_snippet("use_processes.py", serve_snippet("fragile_app.py")) == "worker crashed\nFalse\n"
 
 
 def test_the_snippets_with_gymnasium_print_what_they_should(

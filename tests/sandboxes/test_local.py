@@ -28,7 +28,7 @@ SOURCE = str(Path(openenv.__file__).parents[1])
 Open = Callable[..., Sandbox]
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"
@@ -220,7 +220,7 @@ def test_a_command_that_starts_processes_all_the_time_is_killed_without_delay(bo
     for turn in range(40):
         result = box.exec("trap '' TERM INT; while :; do /bin/true; done", timeout=0.03 + turn % 7 * 0.003)
         assert result.timed_out
-        assert result.duration_s < 10
+        assert result.duration_s < 30
 
 
 def test_a_file_operation_that_is_killed_from_inside_is_an_error_and_not_a_short_file(box: Sandbox) -> None:
@@ -234,7 +234,7 @@ def test_a_file_operation_that_is_killed_from_inside_is_an_error_and_not_a_short
                 assert len(box.read_bytes("zeros")) == 300_000_000
     finally:
         box.stop_processes()
-    assert job.wait(10) == 137
+    assert job.wait(30) == 137
     assert len(box.read_bytes("zeros", max_bytes=100)) == 100
 
 

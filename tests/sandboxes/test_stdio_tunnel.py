@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -45,15 +45,12 @@ def answer(end: socket.socket) -> None:
 
 
 @pytest.fixture
-def port(echo: Path) -> Iterator[int]:
+def port(echo: Path, free_port: Callable[[], int]) -> Iterator[int]:
     """A loopback port that leads through a tunnel to the socket."""
-    yield from tunnelled(echo)
+    yield from tunnelled(echo, free_port())
 
 
-def tunnelled(path: Path) -> Iterator[int]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+def tunnelled(path: Path, port: int) -> Iterator[int]:
     relay = subprocess.Popen(
         [sys.executable, "-c", relay_source(), str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
     )
@@ -112,6 +109,6 @@ def test_many_connections_at_once_are_not_mixed_up(port: int) -> None:
         assert list(pool.map(lambda word: ask(port, word), words)) == [word.upper() for word in words]
 
 
-def test_a_connection_to_nobody_is_closed(tmp_path: Path) -> None:
-    for port in tunnelled(tmp_path / "nobody"):
+def test_a_connection_to_nobody_is_closed(tmp_path: Path, free_port: Callable[[], int]) -> None:
+    for port in tunnelled(tmp_path / "nobody", free_port()):
         assert ask(port, b"hello") == b""

@@ -19,14 +19,14 @@ from pathlib import Path
 from openenv import settings
 from openenv.errors import SandboxError, SandboxUnavailable
 from openenv.sandboxes.base import Mount, Sandboxes, SandboxSpec
-from openenv.sandboxes.docker_engine import Engine, EngineName, ProcessChannel, find_engine
+from openenv.sandboxes.docker_engine import Engine, EngineName, find_engine
 from openenv.sandboxes.docker_image import HOST_IMAGE, ensure_host_image, host_environment, host_mounts
 from openenv.sandboxes.marked_processes import kill_marked_outside, pid_namespace
 from openenv.sandboxes.netns import listen_in
 from openenv.sandboxes.owners import Owner
 from openenv.sandboxes.relay import Exposure, Relay
 from openenv.sandboxes.shell import ShellSandbox
-from openenv.sandboxes.shell_run import ShellRun
+from openenv.sandboxes.shell_run import Channel, ShellRun
 from openenv.sandboxes.shell_script import READ_SCRIPT, framed, mark_kb
 
 DEFAULT_IMAGE = "python:3.12-slim"
@@ -198,7 +198,7 @@ class DockerSandbox(ShellSandbox):
         self._remove = remove
         self._exposures: list[Exposure] = []
 
-    def _channel(self, script: str, *, has_input: bool) -> ProcessChannel:
+    def _channel(self, script: str, *, has_input: bool) -> Channel:
         channel = self._engine.open_channel(
             "exec", "-i", "--user", _USER, self.sandbox_id, "/bin/sh", "-c", READ_SCRIPT
         )

@@ -5,21 +5,15 @@ Knows the command line, its errors and what to install. Must not know what a san
 
 from __future__ import annotations
 
-import os
-import selectors
 import shutil
-import signal
 import subprocess
-import threading
 from dataclasses import dataclass
-from typing import IO, Literal
+from typing import Literal
 
 from openenv.errors import SandboxError, SandboxUnavailable
-from openenv.sandboxes.base import Stream
-from openenv.sandboxes.shell_run import Channel
+from openenv.sandboxes.process_channel import ProcessChannel
 
 EngineName = Literal["auto", "docker", "podman"]
-_CHUNK = 1 << 16
 _ORDINARY_S = 120.0
 _INSTALL = "apt-get install -y docker.io   # or: apt-get install -y podman"
 
@@ -79,92 +73,6 @@ class Engine:
         if done.returncode != 0:
             start = "dockerd &   # or: systemctl start docker" if self.kind == "docker" else "podman info"
             raise SandboxUnavailable(f"The {self.kind} engine does not answer ({_words(done)}). Start it: {start}")
-
-
-class ProcessChannel(Channel):
-    """A command line of the engine, with a shell of a container at its other end."""
-
-    def __init__(self, argv: list[str]) -> None:
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True)
-        self._selector = selectors.DefaultSelector()
-        self._streams: list[IO[bytes]] = []
-        self._input_lock = threading.Lock()
-        names: tuple[tuple[Stream, IO[bytes] | None], ...] = (
-            ("stdout", self._process.stdout),
-            ("stderr", self._process.stderr),
-        )
-        for name, stream in names:
-            assert stream is not None
-            self._streams.append(stream)
-            self._selector.register(stream, selectors.EVENT_READ, name)
-        self._open = 2
-        self._closed = False
-        self._reading = threading.Lock()
-
-    @property
-    def exit_code(self) -> int | None:
-        """How the command line ended; it repeats the exit code of what it ran."""
-        try:
-            code = self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            return None
-        return 128 - code if code < 0 else code
-
-    def send(self, data: bytes) -> None:
-        """Write to the standard input."""
-        stream = self._process.stdin
-        view = memoryview(data)
-        while view:
-            with self._input_lock:  # nobody closes it under our feet; `close` first kills what we may wait for
-                if stream is None or stream.closed:
-                    return
-                try:
-                    view = view[os.write(stream.fileno(), view[:_CHUNK]) :]
-                except OSError:
-                    return
-
-    def end_input(self) -> None:
-        """Close the standard input."""
-        with self._input_lock:
-            if self._process.stdin is not None:
-                self._process.stdin.close()
-
-    def receive(self, timeout: float | None) -> tuple[Stream, bytes] | None:
-        """Return the next bytes of a stream."""
-        with self._reading:
-            while self._open and not self._closed:
-                ready = self._selector.select(timeout)
-                if not ready:
-                    return None
-                key = ready[0][0]
-                data = os.read(key.fd, _CHUNK)
-                if data:
-                    return key.data, data
-                self._selector.unregister(key.fileobj)
-                self._open -= 1
-            raise EOFError
-
-    def close(self) -> None:
-        """End the command line; a reader in another thread sees the end of the streams."""
-        self._closed = True
-        if self._process.poll() is None:
-            _kill_group(self._process.pid)
-        self._process.wait()
-        with self._reading:
-            if self._streams:
-                self._selector.close()
-                for stream in self._streams:
-                    stream.close()
-                self._streams.clear()
-        self.end_input()
-
-
-def _kill_group(pid: int) -> None:
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def find_engine(name: EngineName, host: str | None) -> Engine:

@@ -6,12 +6,13 @@ is written for.
 
 from __future__ import annotations
 
+import inspect
 import math
 import secrets
 import shlex
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +114,11 @@ class E2BSandboxBackend(Sandboxes):
 _CONNECTION = frozenset({"domain", "api_url", "debug", "proxy", "headers", "http_version", "request_timeout"})
 
 
+def _unretained(run: Callable[..., Any]) -> dict[str, Any]:
+    """The option that keeps the package from gathering all output in memory; the last for Python 3.10 has none."""
+    return {"retain_output": False} if "retain_output" in inspect.signature(run).parameters else {}
+
+
 class E2BSandbox(ShellSandbox):
     """One sandbox at E2B."""
 
@@ -129,9 +135,8 @@ class E2BSandbox(ShellSandbox):
         command = f"exec /bin/sh -c {shlex.quote(READ_SCRIPT if long else script)}"
         try:
             # Without a time limit of E2B's: ours is kept by the caller, and background jobs have none.
-            handle = self.remote.commands.run(
-                command, background=True, stdin=long or has_input, timeout=0, cwd="/", retain_output=False
-            )
+            run = self.remote.commands.run
+            handle = run(command, background=True, stdin=long or has_input, timeout=0, cwd="/", **_unretained(run))
         except Exception as error:  # there is no base class for all that the package raises
             self._raise_if_gone()
             raise SandboxError(f"E2B started no command in sandbox '{self.sandbox_id}': {message_of(error)}") from error
