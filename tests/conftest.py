@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import fcntl
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -22,15 +24,43 @@ from typing import Any
 
 import pytest
 import uvicorn
+import uvicorn.server
+from httpx2._config import DEFAULT_TIMEOUT_CONFIG
 
 import openenv
+from openenv.server import sockets
 from openenv.server.run import ServeOptions, uvicorn_settings
 
 SOURCE = Path(openenv.__file__).resolve().parent.parent
 PUBLISHED_VENV = Path(__file__).resolve().parents[1] / ".bench" / "published"
 PUBLISHED_REQUIREMENTS = ["openenv==0.10.0", "uvloop", "httptools"]
 IS_PUBLISHED = "from importlib.metadata import version; assert version('openenv') == '0.10.0'"
+CLOSE_TIMEOUT_S = sockets.CLOSE_TIMEOUT_S
 NOT_INHERITED = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "OPENENV_MODE", "ENABLE_WEB_INTERFACE"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give tests of the published package time: it may have to be installed first, and takes long to import."""
+    for item in items:
+        wants_it = item.get_closest_marker("published") or "published" in getattr(item, "fixturenames", ())
+        if wants_it and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(600))
+
+
+class _Brisk:
+    """asyncio for uvicorn's server, whose pauses of a tenth of a second add up to minutes over thousands of servers."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    async def sleep(self, seconds: float) -> None:
+        """Pause a tenth as long, so that a server that is told to stop notices at once."""
+        await asyncio.sleep(seconds / 10)
+
+
+uvicorn.server.asyncio = _Brisk()  # type: ignore[attr-defined]
+for _part in ("connect", "read", "write", "pool"):  # five seconds are little on a busy machine
+    setattr(DEFAULT_TIMEOUT_CONFIG, _part, 60.0)
 
 
 @dataclass
@@ -47,12 +77,12 @@ class RunningServer:
         """The session manager behind the application."""
         return self.app.state.openenv_server.manager
 
-    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
         """Wait until a condition holds, or fail."""
         wait_for(condition, timeout_s)
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
     """Wait until a condition holds, or fail."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -76,9 +106,11 @@ def running_server(app: Any, **settings: Any) -> Iterator[RunningServer]:
         assert server.started, "the server did not start"
         yield RunningServer(f"http://127.0.0.1:{port}", port, app, server)
     finally:
+        sockets.CLOSE_TIMEOUT_S = 0.2  # nobody is there any more to say goodbye
         server.should_exit = True
-        thread.join(20)
+        thread.join(40)
         sock.close()
+        sockets.CLOSE_TIMEOUT_S = CLOSE_TIMEOUT_S
         assert not thread.is_alive(), "the server did not stop"
 
 
@@ -94,6 +126,40 @@ def serve_once() -> Iterator[Callable[..., RunningServer]]:
     """Start servers that tests share; all are stopped at the very end."""
     with contextlib.ExitStack() as stack:
         yield lambda app, **settings: stack.enter_context(running_server(app, **settings))
+
+
+@contextlib.contextmanager
+def _in_a_hurry(client: Any, message_timeout_s: float) -> Iterator[None]:
+    client = getattr(client, "async_client", client)
+    usual = client._options
+    client._options = dataclasses.replace(usual, message_timeout_s=message_timeout_s)
+    vars(client).pop("_tool_requests", None)  # it has the time of before
+    try:
+        yield
+    finally:
+        client._options = usual
+        vars(client).pop("_tool_requests", None)
+
+
+@pytest.fixture
+def in_a_hurry() -> Callable[[Any, float], contextlib.AbstractContextManager[None]]:
+    """Let a client wait only so long for a reply; requests before and after have their time on a busy machine too."""
+    return _in_a_hurry
+
+
+def _free_port() -> int:
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
+    while True:
+        port = random.SystemRandom().randrange(first // 2, first)
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
+
+
+@pytest.fixture(scope="session")
+def free_port() -> Callable[[], int]:
+    """Find ports to bind later, below those that the system hands out: another test is not given them meanwhile."""
+    return _free_port
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ from typing import Any
 import httpx2
 import pytest
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 100.0
 
 
 class ServerProcess:
@@ -72,14 +71,14 @@ StartServer = Callable[..., ServerProcess]
 
 
 @pytest.fixture
-def start_server(ours: Any, tmp_path: Path) -> Iterator[StartServer]:
+def start_server(ours: Any, tmp_path: Path, free_port: Callable[[], int]) -> Iterator[StartServer]:
     """Start servers of a source; all are ended with the test."""
     servers: list[ServerProcess] = []
 
     def start(source: str, *options: str, port: int | None = None, wait: bool = True) -> ServerProcess:
         file = tmp_path / "served_env.py"
         file.write_text(source, encoding="utf-8")
-        servers.append(ServerProcess(ours, file, port or _free_port(), *options))
+        servers.append(ServerProcess(ours, file, port or free_port(), *options))
         if wait:
             servers[-1].wait_until_healthy()
         return servers[-1]
@@ -87,10 +86,3 @@ def start_server(ours: Any, tmp_path: Path) -> Iterator[StartServer]:
     yield start
     for server in servers:
         server.stop()
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-    return port

@@ -68,6 +68,11 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def _hear_ctrl_c() -> None:
+    """Do not inherit that a test run in the background ignores it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class Served:
     """A running `openenv serve` and what it has printed."""
 
@@ -80,6 +85,7 @@ class Served:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            preexec_fn=_hear_ctrl_c,
         )
         self.output = ""
         threading.Thread(target=self._read, daemon=True).start()
@@ -141,10 +147,10 @@ def test_a_class_in_a_file_is_served_on_any_free_port_and_introduced(started: Ca
     assert served.stop(signal.SIGINT) == 130
 
 
-def test_options_are_applied_and_a_quiet_server_prints_no_banner(started: Callable[..., Served], folder: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def test_options_are_applied_and_a_quiet_server_prints_no_banner(
+    started: Callable[..., Served], folder: Path, free_port: Callable[[], int]
+) -> None:
+    port = free_port()
     arguments = ("walk.py:Walk", "-p", str(port), "--max-sessions", "1", "--runner", "inline", "--log-level", "warning")
     served = started(*arguments)
     url = f"http://127.0.0.1:{port}"
@@ -222,7 +228,7 @@ def test_sigterm_lets_a_running_step_finish_closes_the_environment_and_exits_wit
     stepping.start()
     served.wait_for((folder / "started").exists)
     assert served.stop(signal.SIGTERM) == 0, served.output
-    stepping.join(10)
+    stepping.join(30)
     assert answers == ["slowly"]
     assert (folder / "closed").exists()
     assert "Traceback" not in served.output
@@ -312,13 +318,15 @@ def test_help_and_version(folder: Path) -> None:
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["in the working folder", "elsewhere"])
 def test_reload_serves_the_new_code_when_a_file_changes(
-    started: Callable[..., Served], folder: Path, tmp_path_factory: pytest.TempPathFactory, elsewhere: bool
+    started: Callable[..., Served],
+    folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    free_port: Callable[[], int],
+    elsewhere: bool,
 ) -> None:
     target = tmp_path_factory.mktemp("elsewhere") / "walk.py" if elsewhere else folder / "walk.py"
     target.write_text(ENV)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     served = started(str(target) if elsewhere else "walk.py", "--reload", "--port", str(port), "--max-sessions", "3")
     url = f"http://127.0.0.1:{port}"
     served.wait_for(lambda: _answers(url))

@@ -166,7 +166,7 @@ def test_an_address_where_nobody_is_or_that_is_none_is_one_line(url: str, said: 
     assert done.returncode == 1
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
 
 
 def test_help_teaches() -> None:

@@ -33,6 +33,7 @@ class Heard(Observation):
 class Parrot(Environment[Say, Heard, State]):
     SUPPORTS_CONCURRENT_SESSIONS = True
     gate = threading.Event()
+    entered = threading.Event()
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +47,8 @@ class Parrot(Environment[Say, Heard, State]):
 
     def step(self, action: Say, timeout_s: float | None = None, **kwargs: Any) -> Heard:
         if action.message == "wait":
-            self.gate.wait(5)
+            self.entered.set()
+            self.gate.wait(30)
         self.count += 1
         return Heard(text=action.message)
 
@@ -60,6 +62,13 @@ def gate() -> threading.Event:
     """Opens the steps that wait."""
     Parrot.gate.clear()
     return Parrot.gate
+
+
+@pytest.fixture
+def entered() -> threading.Event:
+    """Says that a step waits."""
+    Parrot.entered.clear()
+    return Parrot.entered
 
 
 @pytest.fixture
@@ -93,10 +102,11 @@ class Seen(Observation):
 
 
 class CountingEnv(Environment[Move, Seen, State]):
-    """Counts its steps; the class knows all that were ever run."""
+    """Counts its steps; the class knows all that were ever run, and may do something at the beginning of each."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
     ran: list[int]
+    on_step: Callable[[], Any] | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,6 +120,8 @@ class CountingEnv(Environment[Move, Seen, State]):
         return Seen(seed=seed)
 
     def step(self, action: Move, timeout_s: float | None = None, hint: str | None = None, **kwargs: Any) -> Seen:
+        if self.on_step is not None:
+            self.on_step()
         time.sleep(action.sleep_s)
         self.count += 1
         self.ran.append(action.number)

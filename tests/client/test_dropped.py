@@ -100,4 +100,4 @@ def test_the_loop_of_helpers_is_closed_with_a_dropped_client(parrot: Any) -> Non
         client.begin()
         loops = client.loops
         del client
-        assert loops[0].is_closed()
+        parrot.wait_for(lambda: loops[0].is_closed())

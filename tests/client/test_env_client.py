@@ -173,10 +173,12 @@ def test_an_http_server_without_the_route_is_a_failed_connection_that_says_so(pa
         client.sync().connect() if blocking else asyncio.run(_awaited_reset(client))
 
 
-def test_a_request_that_times_out_loses_the_episode_until_reset(parrot: Any, gate: threading.Event) -> None:
-    client = GenericEnvClient(parrot.url, message_timeout_s=0.2).sync()
+def test_a_request_that_times_out_loses_the_episode_until_reset(
+    parrot: Any, gate: threading.Event, in_a_hurry: Callable[..., Any]
+) -> None:
+    client = GenericEnvClient(parrot.url).sync()
     client.reset()
-    with pytest.raises(RequestTimeout):
+    with pytest.raises(RequestTimeout), in_a_hurry(client, 0.2):
         client.step({"message": "wait"})
     for use in (lambda: client.step({"message": "a"}), client.state):
         with pytest.raises(SessionLost, match="timed out"):
@@ -188,19 +190,21 @@ def test_a_request_that_times_out_loses_the_episode_until_reset(parrot: Any, gat
 
 @pytest.mark.anyio
 async def test_an_awaited_request_that_times_out_or_is_cancelled_loses_the_episode(
-    parrot: Any, gate: threading.Event
+    parrot: Any, gate: threading.Event, entered: threading.Event, in_a_hurry: Callable[..., Any]
 ) -> None:
-    client = GenericEnvClient(parrot.url, message_timeout_s=0.2)
+    client = GenericEnvClient(parrot.url)
     await client.reset()
-    with pytest.raises(RequestTimeout):
+    with pytest.raises(RequestTimeout), in_a_hurry(client, 0.2):
         await client.step({"message": "wait"})
     with pytest.raises(SessionLost, match="timed out"):
         await client.step({"message": "a"})
     gate.set()
     await client.reset()
+    await asyncio.to_thread(parrot.wait_for, lambda: parrot.manager.active == 1)  # nothing waits any more
     gate.clear()
+    entered.clear()
     step = asyncio.ensure_future(client.step({"message": "wait"}))
-    await asyncio.sleep(0.05)
+    assert await asyncio.to_thread(entered.wait, 30)
     step.cancel()
     with pytest.raises(asyncio.CancelledError):
         await step

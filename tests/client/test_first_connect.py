@@ -27,6 +27,7 @@ from openenv.errors import AccessDenied, ConnectFailed, ProtocolError, SessionCa
 from openenv.protocol.v2.client import ResumableSession
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
+from openenv.sessions.events import SessionEvent
 
 both = pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "awaited"])
 
@@ -120,12 +121,6 @@ def _copy(source: socket.socket, sink: socket.socket) -> None:
         sink.shutdown(socket.SHUT_RDWR)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
 # -- trying again ---------------------------------------------------------------------------------------------------
 
 
@@ -139,25 +134,31 @@ def test_a_connection_that_breaks_before_it_stands_is_tried_again(
         assert door.seen == 4
 
 
-def test_a_server_that_is_just_starting_is_waited_for(start: Any, connecting: Connecting) -> None:
+def test_a_server_that_is_just_starting_is_waited_for(
+    start: Any, connecting: Connecting, free_port: Callable[[], int]
+) -> None:
     server, port = start(), free_port()
     with contextlib.ExitStack() as stack:
         later = threading.Timer(0.4, lambda: stack.enter_context(Doorman(joins(server.port), port=port)))
         later.start()
-        stack.callback(later.join, 5)
-        connecting(f"http://127.0.0.1:{port}", retry_refused_s=8)
+        stack.callback(later.join, 30)
+        connecting(f"http://127.0.0.1:{port}", connect_timeout_s=30, retry_refused_s=30)
 
 
-def test_a_server_that_is_not_there_is_a_quick_error_that_counts_its_tries(connecting: Connecting) -> None:
+def test_a_server_that_is_not_there_is_a_quick_error_that_counts_its_tries(
+    connecting: Connecting, free_port: Callable[[], int]
+) -> None:
     began = time.monotonic()
     with pytest.raises(ConnectFailed, match=r"Failed to connect .* tries in ") as caught:
-        connecting(f"http://127.0.0.1:{free_port()}")
-    assert time.monotonic() - began < 6  # and not the 10 s that connecting may take
+        connecting(f"http://127.0.0.1:{free_port()}", connect_timeout_s=60)
+    assert time.monotonic() - began < 30  # and not the 60 s that connecting may take
     assert caught.value.attempts > 2
     assert isinstance(caught.value.__cause__, OSError)
 
 
-def test_whoever_wants_to_know_at_once_is_told_after_one_try(connecting: Connecting) -> None:
+def test_whoever_wants_to_know_at_once_is_told_after_one_try(
+    connecting: Connecting, free_port: Callable[[], int]
+) -> None:
     with pytest.raises(ConnectFailed) as caught:
         connecting(f"http://127.0.0.1:{free_port()}", retry_refused_s=0)
     assert caught.value.attempts == 1
@@ -169,7 +170,7 @@ def test_when_the_time_is_over_the_error_has_the_tries_and_the_last_cause(connec
         Doorman(cuts_handshake) as door,
         pytest.raises(ConnectFailed, match="closed the connection during") as caught,
     ):
-        connecting(door.url, connect_timeout_s=0.6)
+        connecting(door.url, connect_timeout_s=1.5)
     assert caught.value.attempts > 2
     assert door.seen == caught.value.attempts
 
@@ -253,7 +254,6 @@ def test_a_lost_answer_to_open_does_not_leave_a_second_session(
     opened = _count_openings(server)
     one = player(proxy.url, blocking=blocking, reconnect_timeout_s=0)
     one("connect")
-    time.sleep(0.05)  # the handshake has passed
     proxy.count()
     proxy.cut_after = ("down", int(part * size))
     assert one("reset", seed=3).observation["seed"] == 3
@@ -291,7 +291,7 @@ def test_a_constructor_under_way_is_waited_for_and_not_begun_again(
     server = serve(create_app(factory, models.action, models.observation, max_concurrent_envs=1))
     proxy = proxy_to(server)
     one = player(proxy.url, blocking=blocking)
-    threading.Thread(target=lambda: (is_building.wait(5), proxy.cut()), daemon=True).start()
+    threading.Thread(target=lambda: (is_building.wait(30), proxy.cut()), daemon=True).start()
     one("reset")
     assert proxy.connections == 2
     assert next(built) == 1
@@ -303,20 +303,16 @@ def test_a_client_that_finds_its_session_ended_gets_another(start: Any, proxy_to
     opened = _count_openings(server)
     client = GenericEnvClient(proxy.url).sync()
     client.connect()
-    time.sleep(0.05)
     proxy.count()
     proxy.cut_after = ("down", 10)
 
-    def block_while_it_ends() -> None:
-        server.wait_for(lambda: len(opened) == 1)
-        proxy.refuses = True
-        server.wait_for(lambda: server.manager.active == 0)
-        proxy.refuses = False
+    def refuse_until_it_ends(event: SessionEvent) -> None:
+        if event.session_id == opened[0]:
+            proxy.refuses = event.name != "closed"
 
-    ending = threading.Thread(target=block_while_it_ends)
-    ending.start()
+    server.manager.listeners.append(refuse_until_it_ends)
     assert client.reset(seed=4).observation["seed"] == 4
-    ending.join(5)
+    assert len(opened) == 2
     client.close()
 
 

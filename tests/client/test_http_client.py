@@ -102,7 +102,7 @@ def test_a_server_that_was_started_anew_has_lost_the_episode_and_reset_begins_an
 
 
 def test_a_request_that_times_out_loses_the_episode(parrot: Any, gate: threading.Event) -> None:
-    client = Client(parrot.url, request_timeout_s=0.3)
+    client = Client(parrot.url, request_timeout_s=1.5)
     client.reset()
     with pytest.raises(RequestTimeout):
         client.step({"message": "wait"})

@@ -133,12 +133,12 @@ def test_an_interrupt_while_progress_is_told_loses_the_session(scripted: Script)
 
 @pytest.fixture
 def drip(scripted: Script) -> Iterator[str]:
-    """A server that tells progress five times, a third of a second apart, before it answers; it keeps no limits."""
+    """A server that tells progress five times, half a second apart, before it answers; it keeps no limits."""
     pause = threading.Event()
 
     def answer(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         for step in range(5):
-            pause.wait(0.3)
+            pause.wait(0.5)
             yield progress(request["data"]["params"].get("_meta", {}).get("progressToken"), step)
         yield result(request, "late")
 
@@ -147,7 +147,7 @@ def drip(scripted: Script) -> Iterator[str]:
 
 
 def test_progress_keeps_a_call_going_that_has_no_limit_of_its_own(drip: str) -> None:
-    with MCPToolClient(base_url=drip, message_timeout_s=1.2).sync() as client:
+    with MCPToolClient(base_url=drip, message_timeout_s=2.0).sync() as client:
         assert client.call_tool_with("drip", on_progress=lambda *_: None) == "late"
 
 

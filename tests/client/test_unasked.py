@@ -51,8 +51,12 @@ def test_a_reply_that_came_unasked_loses_the_session_instead_of_answering_the_ne
                 client.reset()
             return
         assert client.reset().observation == {"n": 0}
-        time.sleep(0.2)
-        client.async_client._driver.tend()  # what the keep-alive thread does between two requests
+        driver = client.async_client._driver
+        for _ in range(3000):
+            driver.tend()  # what the keep-alive thread does between two requests
+            if driver._connection._messages:
+                break
+            time.sleep(0.01)
         for _ in range(2):
             with pytest.raises(SessionLost):
                 client.step({})
@@ -68,7 +72,10 @@ def test_the_same_holds_on_an_event_loop(talkative: tuple[str, str]) -> None:
                     await client.reset()
                 return
             assert (await client.reset()).observation == {"n": 0}
-            await asyncio.sleep(0.2)
+            for _ in range(3000):
+                if client._driver._connection._messages:
+                    break
+                await asyncio.sleep(0.01)
             with pytest.raises(SessionLost):
                 await client.step({})
 

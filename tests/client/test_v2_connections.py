@@ -30,7 +30,7 @@ def test_a_cut_at_any_byte_changes_nothing(
     start: Any, proxy_to: Any, env_cls: Any, player: Any, way: str, blocking: bool
 ) -> None:
     """Before a request is sent, in the middle of it, after it, in the middle of its reply, after that."""
-    server = start(sessions=64, grace_s=1.0)
+    server = start(sessions=64, grace_s=15.0)
     proxy = proxy_to(server)
     healthy = player(proxy.url, blocking=blocking)
     healthy("connect")
@@ -72,12 +72,10 @@ def test_a_reply_to_a_step_that_ran_while_nobody_was_there_is_kept(
     proxy = proxy_to(start())
     one = player(proxy.url, blocking=blocking)
     one("reset")
-    cutter = threading.Timer(0.2, proxy.cut)
-    cutter.start()
-    assert one("step", {"number": 1, "sleep_s": 0.6}).observation["count"] == 1
+    env_cls.on_step = staticmethod(proxy.cut)
+    assert one("step", {"number": 1, "sleep_s": 0.3}).observation["count"] == 1
     assert env_cls.ran == [1]
     assert proxy.connections == 2
-    cutter.join()
 
 
 @both
@@ -135,7 +133,7 @@ def test_a_server_out_of_reach_for_too_long_is_a_lost_session(
     began = time.monotonic()
     with pytest.raises(SessionLost, match=r"not resumed within 0\.3 s"):
         one("step", {})
-    assert 0.2 < time.monotonic() - began < 5
+    assert 0.2 < time.monotonic() - began < 30
     proxy.refuses = False
     with pytest.raises(SessionLost):
         one("step", {})

@@ -114,12 +114,17 @@ def test_with_reset_as_the_policy_a_state_still_says_that_the_episode_is_lost(st
 
 
 @both
-def test_a_timeout_gives_the_session_up_and_frees_its_slot(start: Any, player: Any, blocking: bool) -> None:
+def test_a_timeout_gives_the_session_up_and_frees_its_slot(
+    start: Any, player: Any, env_cls: Any, in_a_hurry: Any, blocking: bool
+) -> None:
     server = start(sessions=1)
-    one = player(server.url, blocking=blocking, message_timeout_s=0.2)
+    one = player(server.url, blocking=blocking)
     one("reset")
-    with pytest.raises(RequestTimeout):
-        one("step", {"sleep_s": 0.6})
+    gate = threading.Event()
+    env_cls.on_step = staticmethod(lambda: gate.wait(30))
+    with pytest.raises(RequestTimeout), in_a_hurry(one.client, 0.2):
+        one("step", {})
+    gate.set()
     with pytest.raises(SessionLost, match="timed out"):
         one("step", {})
     server.wait_for(lambda: server.manager.active == 0)
@@ -127,14 +132,20 @@ def test_a_timeout_gives_the_session_up_and_frees_its_slot(start: Any, player: A
     assert one("step", {}).observation["count"] == 1
 
 
-def test_a_cancelled_step_gives_the_session_up_and_frees_its_slot(start: Any) -> None:
+def test_a_cancelled_step_gives_the_session_up_and_frees_its_slot(start: Any, env_cls: Any) -> None:
     server = start(sessions=1)
+    entered, gate = threading.Event(), threading.Event()
+    env_cls.on_step = staticmethod(lambda: (entered.set(), gate.wait(30)))
 
     async def main() -> None:
         async with GenericEnvClient(server.url) as client:
             await client.reset()
-            with pytest.raises(asyncio.TimeoutError):
-                await asyncio.wait_for(client.step({"sleep_s": 0.5}), 0.1)
+            step = asyncio.ensure_future(client.step({}))
+            assert await asyncio.to_thread(entered.wait, 30)
+            step.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await step
+            gate.set()
             with pytest.raises(SessionLost, match="interrupted"):
                 await client.step({})
             await asyncio.to_thread(server.wait_for, lambda: server.manager.active == 0)
@@ -151,8 +162,8 @@ def test_an_interrupt_while_reconnecting_gives_up_only_what_was_sent(start: Any,
         proxy.cut()
         previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
         try:
-            signal.setitimer(signal.ITIMER_REAL, 0.3)
             with pytest.raises(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, 0.3)
                 client.step({"number": 1})
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -197,8 +208,8 @@ def test_a_client_may_wait_for_a_slot(start: Any, player: Any, blocking: bool) -
     server = start(sessions=1)
     holder = player(server.url, blocking=True)
     holder("reset")
-    patient = player(server.url, blocking=blocking, wait_s=20, message_timeout_s=0.3)
-    leaving = threading.Timer(1.0, holder, ("close",))
+    patient = player(server.url, blocking=blocking, wait_s=30, message_timeout_s=1.2)
+    leaving = threading.Timer(1.6, holder, ("close",))
     leaving.start()
     assert patient("reset").observation["count"] == 0
     leaving.join()

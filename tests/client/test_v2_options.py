@@ -23,10 +23,13 @@ def test_keywords_of_a_step_reach_the_environment(start: Any, player: Any, block
 
 
 @both
-def test_a_step_that_may_take_longer_is_waited_for_longer(start: Any, player: Any, blocking: bool) -> None:
-    one = player(start().url, blocking=blocking, message_timeout_s=0.2)
+def test_a_step_that_may_take_longer_is_waited_for_longer(
+    start: Any, player: Any, in_a_hurry: Any, blocking: bool
+) -> None:
+    one = player(start().url, blocking=blocking)
     one("reset")
-    assert one("step", {"sleep_s": 0.5}, timeout_s=5).observation["count"] == 1
+    with in_a_hurry(one.client, 0.2):
+        assert one("step", {"sleep_s": 0.5}, timeout_s=20).observation["count"] == 1
 
 
 def test_v1_servers_do_not_get_keywords_of_a_step(start: Any) -> None:

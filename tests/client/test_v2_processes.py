@@ -64,11 +64,10 @@ class Counter(Environment[Move, Seen, State]):
 class Served:
     """`openenv serve` in a process of its own, on a port that it can be started on again."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, port: int) -> None:
         self._file = folder / "counter.py"
         self._file.write_text(SERVED, encoding="utf-8")
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
+        self.port = port
         self.url = f"http://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -102,9 +101,9 @@ class Served:
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
+def served(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Served]:
     """A server that has been started."""
-    server = Served(tmp_path)
+    server = Served(tmp_path, free_port())
     server.start()
     yield server
     server.end()
@@ -144,7 +143,7 @@ def test_every_client_of_a_killed_server_gets_a_lost_session_in_time(served: Ser
             outcomes.append(client.step({}))
         except SessionLost as exc:
             outcomes.append(exc)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 45  # and not the minute that a reply may take
     assert [type(outcome) for outcome in outcomes] == [SessionLost] * 6
     served.start()
     for client in blocking:
@@ -234,6 +233,14 @@ def test_a_forgotten_client_ends_its_session_without_the_help_of_the_collector(
         gc.enable()
 
 
+def wait_until_gone(one: weakref.ref[Any]) -> None:
+    """Wait: the thread that looks after connections may hold one for a moment."""
+    deadline = time.monotonic() + 30
+    while one() is not None:
+        assert time.monotonic() < deadline, "it is kept alive"
+        time.sleep(0.005)
+
+
 @pytest.mark.parametrize("method", ["step", "reset"])
 def test_an_error_of_a_server_out_of_reach_does_not_keep_a_forgotten_client_alive(served: Served, method: str) -> None:
     gc.collect()
@@ -246,6 +253,6 @@ def test_an_error_of_a_server_out_of_reach_does_not_keep_a_forgotten_client_aliv
             getattr(client, method)(*([{}] if method == "step" else []))
         driver = weakref.ref(client._driver)
         del client
-        assert driver() is None
+        wait_until_gone(driver)
     finally:
         gc.enable()

@@ -109,7 +109,7 @@ def make_env() -> Iterator[MakeEnv]:
 def no_thread_is_left() -> Iterator[None]:
     """Check that no thread is still in a tool called `spin` when a test is over."""
     yield
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while _spinning() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not _spinning()

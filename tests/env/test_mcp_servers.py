@@ -17,7 +17,7 @@ from openenv.protocol.codec import serialize_observation
 
 BRIEF = 0.3
 """A limit for tools that never end."""
-SOON = 10.0
+SOON = 30.0
 """How long such a call may take at most, on a busy machine."""
 
 

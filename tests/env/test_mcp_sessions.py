@@ -254,11 +254,11 @@ def test_a_tool_that_never_ends_is_stopped_in_this_process_too(env_cls: Any) -> 
     assert not _is_endless()
 
 
-def test_a_client_that_leaves_during_a_call_ends_the_call(serve: Any) -> None:
+def test_a_client_that_leaves_during_a_call_ends_the_call(serve: Any, in_a_hurry: Any) -> None:
     server = serve(toolbox_app())
-    with GenericEnvClient(base_url=server.url, message_timeout_s=1.0).sync() as env:
+    with GenericEnvClient(base_url=server.url).sync() as env:
         env.reset()
-        with pytest.raises(TimeoutError):
+        with pytest.raises(TimeoutError), in_a_hurry(env, 0.5):
             env.step({"type": "call_tool", "tool_name": "endless_unlimited", "arguments": {}})
     server.wait_for(lambda: not _is_endless())
     server.wait_for(lambda: server.manager.active == 0)

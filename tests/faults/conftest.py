@@ -36,7 +36,7 @@ from openenv.types import Action, Observation, State
 _SOURCES = str(Path(openenv.__path__[0]).parent)
 
 
-def _wait_for(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+def _wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -119,7 +119,7 @@ class Probe:
 
     def wait_entered(self, name: str) -> None:
         """Wait until a call of that name is under way."""
-        assert self._entered[name].wait(10), f"{name} was not called"
+        assert self._entered[name].wait(30), f"{name} was not called"
 
     def note(self, name: str, env: int) -> None:
         """Record that something happened."""
@@ -132,7 +132,7 @@ class Probe:
         self.note(name, env)
         gate = self._gates.get(name)
         if gate is not None:
-            assert gate.wait(30), f"{name} was held up and never released"
+            assert gate.wait(60), f"{name} was held up and never released"
         if name in self.slow_s:
             time.sleep(self.slow_s[name])
         if name in self.fail:
@@ -237,6 +237,22 @@ def async_env_cls() -> type[Any]:
     return AsyncProbeEnv
 
 
+@dataclass
+class Clock:
+    """Tells a session manager the time, which passes when a test says so."""
+
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """A clock that stands still until it is moved."""
+    return Clock()
+
+
 # -- peers --------------------------------------------------------------------------------------------------------
 
 
@@ -244,7 +260,7 @@ class Peer:
     """A WebSocket client down to its bytes, which can also vanish without a word."""
 
     def __init__(self, port: int, path: str = "/ws") -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=10)
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=30)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reader = FrameReader(1 << 30, masked=False)
         self._messages: list[Any] = []
@@ -275,7 +291,7 @@ class Peer:
         frame[0] = 0x80 | Opcode.BINARY
         self.socket.sendall(bytes(frame))
 
-    def receive(self, timeout_s: float = 10.0) -> Any:
+    def receive(self, timeout_s: float = 30.0) -> Any:
         """Return the next message as JSON; raise ConnectionError when the server has closed."""
         self.socket.settimeout(timeout_s)
         while True:
@@ -289,7 +305,7 @@ class Peer:
                     self.socket.sendall(masked_control_frame(Opcode.PONG, message.payload, os.urandom(4)))
             self._messages += self._reader.feed(self._read())
 
-    def ask(self, message: Any, timeout_s: float = 10.0) -> Any:
+    def ask(self, message: Any, timeout_s: float = 30.0) -> Any:
         """Send and receive."""
         self.send(message)
         return self.receive(timeout_s)
@@ -329,7 +345,7 @@ def http(serve: Any) -> Iterator[Callable[..., httpx2.Client]]:
     clients: list[httpx2.Client] = []
 
     def connect(url: str, **options: Any) -> httpx2.Client:
-        clients.append(httpx2.Client(base_url=url, trust_env=False, timeout=20, **options))
+        clients.append(httpx2.Client(base_url=url, trust_env=False, timeout=30, **options))
         return clients[-1]
 
     yield connect

@@ -79,13 +79,16 @@ def test_a_soft_session_never_makes_another_client_fail(serve: Any, probe: Any, 
 
 
 def test_an_unused_http_session_gives_its_slot_back(
-    serve: Any, probe: Any, http: Any, wait_for: Callable[..., None]
+    serve: Any, probe: Any, http: Any, wait_for: Callable[..., None], clock: Any
 ) -> None:
     """W4, W6: a client that vanished holds its slot for the idle time only; coming back is a typed error."""
-    server = serve(probe.app(concurrency_config=ConcurrencyConfig(max_concurrent_envs=1, session_timeout=0.3)))
+    app = probe.app(concurrency_config=ConcurrencyConfig(max_concurrent_envs=1, session_timeout=0.3))
+    app.state.openenv_server.manager._clock = clock
+    server = serve(app)
     client = http(server.url)
     name = client.post("/reset", headers={HEADER: "new"}).headers[HEADER]
     assert client.post("/reset", headers={HEADER: "new"}).status_code == 503
+    clock.now += 1
     wait_for(lambda: probe.alive == 0)
     late = client.post("/step", json={"action": {}}, headers={HEADER: name})
     assert (late.status_code, late.json()["code"], late.json()["reason"]) == (410, "SESSION_LOST", "expired")
@@ -98,13 +101,16 @@ def test_http_sessions_expire_by_default() -> None:
 
 
 def test_the_http_client_reports_an_expired_session_until_reset(
-    serve: Any, probe: Any, wait_for: Callable[..., None]
+    serve: Any, probe: Any, wait_for: Callable[..., None], clock: Any
 ) -> None:
     """W4, W26: steps after the end of a session raise `SessionLost`; `reset` begins anew."""
-    server = serve(probe.app(concurrency_config=ConcurrencyConfig(max_concurrent_envs=1, session_timeout=0.2)))
+    app = probe.app(concurrency_config=ConcurrencyConfig(max_concurrent_envs=1, session_timeout=0.2))
+    app.state.openenv_server.manager._clock = clock
+    server = serve(app)
     with DictClient(server.url) as client:
         client.reset()
         client.step({})
+        clock.now += 1
         wait_for(lambda: probe.alive == 0)
         for _ in range(2):
             with pytest.raises(SessionLost):
@@ -115,10 +121,12 @@ def test_the_http_client_reports_an_expired_session_until_reset(
 
 def test_a_failed_reset_does_not_revive_a_lost_episode(serve: Any, probe: Any) -> None:
     """W26: after a timeout only a reset that worked lets steps through, over HTTP too."""
-    with DictClient(serve(probe.app()).url, request_timeout_s=0.3) as client:
+    with DictClient(serve(probe.app()).url, request_timeout_s=1.5) as client:
         client.reset()
+        probe.hold("step")
         with pytest.raises(RequestTimeout):
-            client.step({"sleep_s": 0.8})
+            client.step({})
+        probe.release("step")
         with pytest.raises(SessionLost):
             client.step({})
         probe.fail["reset"] = RuntimeError("no level")

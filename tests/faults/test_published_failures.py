@@ -158,12 +158,12 @@ each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.fault}-{r
 class Player:
     """A process that plays scenarios."""
 
-    def __init__(self, interpreter: Any, log: Path) -> None:
+    def __init__(self, interpreter: Any, log: Path, patience_s: float) -> None:
         self._log = log.open("w")
         self._process = subprocess.Popen(
             [interpreter.python, "-m", "pitfalls"],
             cwd=log.parent,
-            env=interpreter.environment(HERE),
+            env=interpreter.environment(HERE, {"PITFALLS_PATIENCE_S": str(patience_s)}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -195,7 +195,7 @@ class Player:
 @pytest.fixture(scope="session")
 def our_player(ours: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Player]:
     """A process with this package."""
-    player = Player(ours, tmp_path_factory.mktemp("ours") / "log")
+    player = Player(ours, tmp_path_factory.mktemp("ours") / "log", patience_s=15)
     yield player
     player.end()
 
@@ -203,7 +203,7 @@ def our_player(ours: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 @pytest.fixture(scope="session")
 def published_player(published: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Player]:
     """A process with the published package."""
-    player = Player(published, tmp_path_factory.mktemp("published") / "log")
+    player = Player(published, tmp_path_factory.mktemp("published") / "log", patience_s=2)
     yield player
     player.end()
 

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -42,27 +43,49 @@ def test_the_reaper_spares_a_session_whose_socket_is_open(serve: Any, probe: Any
     assert peer(server.port).receive()["data"]["code"] == "CAPACITY_REACHED"
 
 
-def test_the_reaper_spares_a_session_while_its_step_runs(serve: Any, probe: Any, http: Any) -> None:
+def test_the_reaper_spares_a_session_while_its_step_runs(
+    serve: Any, probe: Any, http: Any, wait_for: Wait, clock: Any
+) -> None:
     """W4: a step longer than the idle limit runs to its end, and the session is idle only from then on."""
-    server = serve(probe.app(concurrency_config=ConcurrencyConfig(max_concurrent_envs=1, session_timeout=0.2)))
+    app = probe.app(concurrency_config=ConcurrencyConfig(max_concurrent_envs=2, session_timeout=0.2))
+    app.state.openenv_server.manager._clock = clock
+    server = serve(app)
     client = http(server.url)
     named = {HEADER: client.post("/reset", headers={HEADER: "new"}).headers[HEADER]}
-    answer = client.post("/step", json={"action": {"sleep_s": 0.8}}, headers=named)
+    client.post("/reset", headers={HEADER: "new"})  # unused, so that the reaper is seen to have looked
+    probe.hold("step")
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(client.post, "/step", json={"action": {}}, headers=named)
+        probe.wait_entered("step")
+        clock.now += 10
+        wait_for(lambda: probe.count("closed") == 1)
+        clock.now += 10
+        probe.release("step")
+        answer = running.result()
     assert (answer.status_code, answer.json()["observation"]["count"]) == (200, 1)
     assert client.post("/step", json={"action": {}}, headers=named).json()["observation"]["count"] == 2
+    clock.now += 10
+    wait_for(lambda: probe.alive == 0)
 
 
 def test_the_reaper_spares_an_http_session_with_a_socket_attached(
-    serve: Any, probe: Any, http: Any, peer: Any, wait_for: Wait
+    serve: Any, probe: Any, http: Any, peer: Any, wait_for: Wait, clock: Any
 ) -> None:
     """W4: attaching a socket holds a named session; letting go starts its idle time."""
-    server = serve(probe.app(concurrency_config=ConcurrencyConfig(max_concurrent_envs=1, session_timeout=0.2)))
-    name = http(server.url).post("/reset", headers={HEADER: "new"}).headers[HEADER]
+    app = probe.app(concurrency_config=ConcurrencyConfig(max_concurrent_envs=2, session_timeout=0.2))
+    app.state.openenv_server.manager._clock = clock
+    server = serve(app)
+    client = http(server.url)
+    name = client.post("/reset", headers={HEADER: "new"}).headers[HEADER]
     one = peer(server.port, f"/ws?session_id={name}")
     one.step()
-    time.sleep(0.6)
+    client.post("/reset", headers={HEADER: "new"})  # unused, so that the reaper is seen to have looked
+    clock.now += 10
+    wait_for(lambda: probe.count("closed") == 1)
     assert one.step()["data"]["observation"]["count"] == 2
     one.vanish()
+    wait_for(lambda: not any(session.is_attached for session in server.manager.sessions()))
+    clock.now += 10
     wait_for(lambda: probe.alive == 0)
 
 
@@ -171,7 +194,7 @@ async def test_a_session_closed_between_reservation_and_construction_ends(probe:
     manager = SessionManager(probe.factory(), SessionLimits(sessions=1))
     with pytest.raises(SessionClosedError):
         await manager.open(SessionKind.SOCKET, on_reserved=lambda session: session.close("too late"))
-    await asyncio.wait_for(manager.drain(), 5)
+    await asyncio.wait_for(manager.drain(), 30)
     assert manager.active == 0
     assert probe.alive == 0
 
@@ -297,7 +320,7 @@ def test_a_client_that_goes_during_a_step_is_noticed_at_once(
     one.send({"type": "step", "data": {}})
     probe.wait_entered("step")
     one.vanish(hard=hard)
-    wait_for(lambda: [session.state for session in server.manager.sessions()] == [SessionState.CLOSING], 5)
+    wait_for(lambda: [session.state for session in server.manager.sessions()] == [SessionState.CLOSING])
     assert probe.count("close") == 0
     probe.release("step")
     wait_for(lambda: server.manager.active == 0)
@@ -316,7 +339,7 @@ def test_an_asynchronous_step_is_cancelled_when_its_client_goes(
     one.send({"type": "step", "data": {"sleep_s": 60}})
     probe.wait_entered("step_async")
     one.vanish()
-    wait_for(lambda: server.manager.active == 0, 5)
+    wait_for(lambda: server.manager.active == 0)
     assert (probe.count("cancelled"), probe.count("closed"), probe.count("step")) == (1, 1, 0)
     assert peer(server.port).reset()["type"] == "observation"
     assert "Traceback" not in "".join(capfd.readouterr())
@@ -333,7 +356,7 @@ def test_a_client_that_says_goodbye_in_mid_step_ends_its_session(
         one.send({"type": "step", "data": {}})
     probe.wait_entered("step")
     one.vanish(hard=False)
-    wait_for(lambda: [session.state for session in server.manager.sessions()] == [SessionState.CLOSING], 5)
+    wait_for(lambda: [session.state for session in server.manager.sessions()] == [SessionState.CLOSING])
     probe.release("step")
     wait_for(lambda: server.manager.active == 0)
     assert probe.count("step") == 1
@@ -412,7 +435,7 @@ def test_whatever_an_environment_raises_is_answered(
     else:
         frames = {"reset": {"type": "reset"}, "state": {"type": "state"}, "step": {"type": "step", "data": {}}}
         for name, frame in frames.items():
-            answer = one.ask(frame, timeout_s=5)
+            answer = one.ask(frame)
             assert (answer["type"] == "error") is (name == where)
         one.send({"type": "close"})
     server.wait_for(lambda: server.manager.active == 0)

@@ -373,7 +373,7 @@ def test_close_closes_the_environment_and_frees_its_slot(way: Any, lab: type[Lab
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:
-    for _ in range(2000):
+    for _ in range(6000):
         if condition():
             return
         threading.Event().wait(0.005)

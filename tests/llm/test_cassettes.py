@@ -52,7 +52,7 @@ def test_what_was_recorded_is_played_byte_by_byte(
 def test_a_stream_is_passed_on_as_it_comes_and_played_in_its_own_time(
     scripted: Start, http: httpx2.Client, tmp_path: Path
 ) -> None:
-    model = scripted(Script(turns=(Turn(text="one two three four", token_delay_s=0.02),)))
+    model = scripted(Script(turns=(Turn(text="one two three four", token_delay_s=0.1),)))
     body = chat("hello", stream=True)
 
     def arrivals(url: str) -> list[float]:

@@ -171,7 +171,7 @@ def test_a_hang_ends_when_the_caller_leaves_or_the_server_stops(scripted: Start)
         assert response.status_code == 200
         began = time.monotonic()
         model.close()
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 30
     stuck.close()
     assert [one.finished for one in model.played()] == [False, False]
 

@@ -227,7 +227,7 @@ def test_a_parse_error_is_a_value_error_that_quotes_the_answer_and_travels() -> 
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
-@pytest.mark.timeout(5)
+@pytest.mark.timeout(60)  # a pattern that tries everything would take hours
 @pytest.mark.parametrize("part", ["(", "score (", "<score>", "1 ", "1/", "-", '{"a":', "score:", "0 to "])
 def test_reading_long_odd_answers_stays_fast(part: str) -> None:
     try:

@@ -115,7 +115,7 @@ class Run:
             wait_until(lambda: not any(s.sessions() or s.book.alive for s in self._servers), QUIET_S)
             self._result.sessions_left = sum(server.sessions() for server in self._servers)
             self._result.environments_left = sum(server.book.alive for server in self._servers)
-        wait_until(lambda: set(threading.enumerate()) <= threads, 10)
+        wait_until(lambda: set(threading.enumerate()) <= threads, 30)
         self._result.threads_left = sorted(thread.name for thread in set(threading.enumerate()) - threads)
         self._result.seconds = time.monotonic() - began
         return self._result

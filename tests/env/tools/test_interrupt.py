@@ -12,7 +12,7 @@ import pytest
 
 from openenv.env.tools.interrupt import Interrupted, Interruptible
 
-SOON = 10.0
+SOON = 30.0
 
 
 @pytest.fixture(autouse=True)
@@ -34,8 +34,12 @@ def compute() -> None:
         pass
 
 
-def stop_soon(running: Interruptible, delay_s: float = 0.05) -> threading.Thread:
+def stop_soon(running: Interruptible, delay_s: float = 0.05, begun: threading.Event | None = None) -> threading.Thread:
+    """Stop a function, a while after it has begun where that is told."""
+
     def stop() -> None:
+        if begun is not None:
+            begun.wait(SOON)
         time.sleep(delay_s)
         running.stop()
 
@@ -82,16 +86,18 @@ def test_one_that_has_ended_is_left_alone() -> None:
 
 def test_the_function_cleans_up() -> None:
     running, seen = Interruptible(), []
+    begun = threading.Event()
 
     def function() -> None:
         try:
+            begun.set()
             spin()
         except Exception:
             seen.append("taken for its own")
         finally:
             seen.append("cleaned up")
 
-    thread = stop_soon(running)
+    thread = stop_soon(running, begun=begun)
     with pytest.raises(Interrupted):
         running.run(function)
     assert seen == ["cleaned up"]
@@ -100,16 +106,18 @@ def test_the_function_cleans_up() -> None:
 
 def test_stopping_twice_interrupts_once() -> None:
     running, interruptions = Interruptible(), []
+    begun = threading.Event()
 
     def function() -> str:
         try:
+            begun.set()
             spin()
         except Interrupted:
             interruptions.append(1)
         time.sleep(0.1)
         return "went on"
 
-    threads = [stop_soon(running), stop_soon(running)]
+    threads = [stop_soon(running, begun=begun), stop_soon(running, begun=begun)]
     assert running.run(function) == "went on"
     assert interruptions == [1]
     for thread in threads:

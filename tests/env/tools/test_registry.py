@@ -25,7 +25,7 @@ from openenv.errors import (
     ToolTransportError,
 )
 
-SOON = 10.0
+SOON = 30.0
 
 
 def add(a: int, b: int = 1) -> int:

@@ -26,12 +26,12 @@ def step_after_a_timeout(stage: Stage) -> str:
     url = stage.serve(stage.app(Sleeper)).url
 
     async def play() -> str:
-        async with GenericEnvClient(base_url=url, message_timeout_s=0.4) as client:
+        async with GenericEnvClient(base_url=url, message_timeout_s=1.5) as client:
             await client.reset()
             for _ in range(3):
                 await client.step({})
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                await client.step({"number": 900})
+                await client.step({"number": 2500})
             return await _step(client)
 
     return asyncio.run(play())
@@ -44,7 +44,7 @@ def step_after_a_lost_connection(stage: Stage) -> str:
     server = stage.serve(app)
 
     async def play() -> str:
-        async with GenericEnvClient(base_url=server.url, message_timeout_s=5) as client:
+        async with GenericEnvClient(base_url=server.url, message_timeout_s=30) as client:
             await client.reset()
             for _ in range(3):
                 await client.step({})

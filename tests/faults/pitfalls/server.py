@@ -16,7 +16,7 @@ from openenv.core.env_server.http_server import HTTPEnvServer, create_app
 from openenv.core.env_server.types import Action, Observation
 
 from .environment import Move, Seen, Watched
-from .stage import Socket, Stage, result, until
+from .stage import PATIENCE_S, Socket, Stage, result, until
 
 
 def app_of_my_own(factory: Any, mode: str = "simulation") -> FastAPI:
@@ -42,7 +42,7 @@ def slow_constructor(stage: Stage) -> str:
     stage.thread(lambda: server.ask("POST", "/reset", {}))
     assert until(lambda: stage.watch.count("construct") == 1)
     try:
-        return f"/health answers {server.ask('GET', '/health', timeout_s=3).status}"
+        return f"/health answers {server.ask('GET', '/health', timeout_s=PATIENCE_S).status}"
     except TimeoutError:
         return "/health hangs"
 
@@ -115,7 +115,7 @@ def foreign_page(stage: Stage) -> str:
 def endless_body(stage: Stage) -> str:
     """W16: a request body that does not end."""
     server = stage.serve(stage.app())
-    with socket.create_connection(("127.0.0.1", server.port), timeout=3) as peer:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as peer:
         peer.sendall(b"POST /step HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999999\r\n\r\n")
         block = bytes(1 << 20)
         try:
@@ -199,7 +199,7 @@ def action_class_in_main(stage: Stage) -> str:
         env={**os.environ, "ENABLE_WEB_INTERFACE": "true"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
         check=False,
     )
     return "starts" if done.returncode == 0 else done.stderr.strip().splitlines()[-1]

@@ -14,7 +14,7 @@ from openenv.core.env_server.http_server import HTTPEnvServer
 from openenv.core.env_server.types import ConcurrencyConfig
 
 from .environment import Move, Seen, WatchedAsync
-from .stage import Stage, result, until
+from .stage import PATIENCE_S, Stage, result, until
 
 LONG_ENOUGH_S = 6.0  # the published reaper looks every five seconds
 
@@ -59,7 +59,7 @@ def cancelled_while_building(stage: Stage) -> str:
     stage.socket(server, path="/ws?slow").receive()
     stage.watch.release()
     assert until(lambda: stage.watch.count("built") == 1)
-    closed = until(lambda: stage.watch.count("close") == 1, 1)
+    closed = until(lambda: stage.watch.count("close") == 1, PATIENCE_S)
     next_one = result(stage.socket(server).ask({"type": "reset"}))
     return f"{'closed' if closed else 'never closed'}; the next client gets {next_one}"
 
@@ -79,7 +79,7 @@ def threads_after_shutdown(stage: Stage) -> str:
         ran = stage.watch.threads("construct", "reset")
         return {thread for thread in set(threading.enumerate()) - before if thread.ident in ran}
 
-    return "all ended" if until(lambda: not left(), 2) else "left running"
+    return "all ended" if until(lambda: not left(), PATIENCE_S) else "left running"
 
 
 @asynccontextmanager

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import http.client
 import json
+import os
 import socket
 import threading
 import time
@@ -22,6 +23,9 @@ from websockets.sync.client import ClientConnection, connect
 from openenv.core.env_server.http_server import create_app
 
 from .environment import Move, Seen, Watch, Watched
+
+PATIENCE_S = float(os.environ.get("PITFALLS_PATIENCE_S", "5"))
+"""How long what should happen is waited for: long where it does, briefly where it is known not to."""
 
 
 class Stage:
@@ -95,7 +99,7 @@ class Server:
         """The thread of its event loop."""
         return self._thread.ident
 
-    def ask(self, method: str, path: str, body: Any = None, *, timeout_s: float = 10, **headers: str) -> Answer:
+    def ask(self, method: str, path: str, body: Any = None, *, timeout_s: float = 30, **headers: str) -> Answer:
         """Make one HTTP request."""
         link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
         try:
@@ -136,7 +140,7 @@ class Socket:
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
 
-    def ask(self, frame: Any, timeout_s: float = 10) -> Any:
+    def ask(self, frame: Any, timeout_s: float = 30) -> Any:
         """Send a frame and return the reply."""
         self.send(frame)
         return self.receive(timeout_s)
@@ -146,7 +150,7 @@ class Socket:
         with contextlib.suppress(ConnectionClosed):
             self._connection.send(frame if isinstance(frame, str) else json.dumps(frame))
 
-    def receive(self, timeout_s: float = 10) -> Any:
+    def receive(self, timeout_s: float = 30) -> Any:
         """Return the next frame, or that there is none any more."""
         try:
             return json.loads(self._connection.recv(timeout_s))
@@ -163,7 +167,7 @@ class Socket:
             self._connection.socket.shutdown(socket.SHUT_RDWR)
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
+def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> bool:
     """Wait for a condition and say whether it came true."""
     deadline = time.monotonic() + timeout_s
     while not condition():

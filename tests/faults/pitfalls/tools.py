@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request, WebSocket
 
 from openenv.core.mcp_client import MCPToolClient
 
-from .stage import Stage, result, until
+from .stage import PATIENCE_S, Stage, result, until
 
 DYING_CLIENT = """
 import asyncio, os, sys
@@ -28,9 +28,9 @@ asyncio.run(main())
 def tool_client_that_dies(stage: Stage) -> str:
     """W6: the process of a connected tool client is killed; is its slot free for the next client?"""
     server = stage.serve(stage.app(max_concurrent_envs=1))
-    subprocess.run([sys.executable, "-c", DYING_CLIENT, server.url], timeout=60, check=True)
+    subprocess.run([sys.executable, "-c", DYING_CLIENT, server.url], timeout=110, check=True)
     assert stage.watch.count("built") <= 1  # a session is opened when something is asked of it
-    until(lambda: stage.watch.alive == 0, 2)
+    until(lambda: stage.watch.alive == 0, PATIENCE_S)
     return f"the next client gets {result(stage.socket(server).ask({'type': 'reset'}))}"
 
 
