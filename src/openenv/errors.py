@@ -60,11 +60,13 @@ class OpenEnvError(Exception):
 
 
 def message_of(exc: BaseException) -> str:
-    """Return the text of anybody's exception so that it can be sent, or its class's name where it has none."""
+    """Return the text of anybody's exception so that it can be sent, with its class's name where it says too little."""
     try:
         text = str(exc)
     except Exception:  # an exception that fails to describe itself must still be reported
         text = ""
+    if text and (type(exc).__str__ is KeyError.__str__ or isinstance(exc, SystemExit)):
+        text = f"{type(exc).__name__}: {text}"  # a key or a number alone does not say what is wrong
     return text.encode("utf-8", "backslashreplace").decode() or type(exc).__name__
 
 

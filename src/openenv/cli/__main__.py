@@ -21,6 +21,7 @@ def build(arguments: Sequence[str] = ()) -> typer.Typer:
         add_completion=False,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["--help", "-h"]},  # sub-commands take it over
     )
     app.callback(invoke_without_command=True)(_root)
     for name in [name for name in COMMANDS if name in arguments[:1]] or COMMANDS:

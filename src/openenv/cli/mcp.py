@@ -20,6 +20,9 @@ process share one session; it begins with a reset and ends with the client. In a
 Agents that speak HTTP connect to `/mcp` of a running `openenv serve` instead.
 """
 
+_MODES = ("simulation", "production")
+_LEVELS = ("critical", "error", "warning", "info", "debug")
+
 
 def mcp(
     target: str = typer.Argument(".", metavar="TARGET", help="What to offer; by default the folder you are in."),
@@ -31,6 +34,9 @@ def mcp(
     from ..server.mcp.stdio import serve_stdio
     from ..server.run import environment_server
 
+    for option, value, choices in (("--mode", mode, _MODES), ("--log-level", log_level, _LEVELS)):
+        if value not in choices:
+            raise typer.BadParameter(f"{value!r} is not one of {', '.join(choices)}", param_hint=option)
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     try:
         server = environment_server(load_app(target))

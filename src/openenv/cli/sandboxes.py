@@ -5,7 +5,9 @@ Knows how results are shown; what is checked is in `sandboxes.checks`.
 
 from __future__ import annotations
 
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -46,7 +48,7 @@ def ls() -> None:
 
 @sandboxes.command("check")
 def check(
-    backend: str = typer.Argument(..., metavar="BACKEND", help="local, docker, e2b or process."),
+    backend: str = typer.Argument(..., metavar="BACKEND", help="local, docker, e2b, process, or module:Class."),
     only: list[str] = typer.Option([], "--only", help="Only checks whose id begins so; repeatable."),
     failed: bool = typer.Option(False, "--failed", help="Show failed checks only."),
 ) -> None:
@@ -110,7 +112,14 @@ def _tried(name: str) -> tuple[str, str, str]:
     return "[green]yes[/]", f"{seconds * 1000:.0f} ms", ", ".join(sorted(chosen.features))
 
 
+def look_here(name: str) -> str:
+    """Let a backend that is given as `module:Class` be found in the folder one is in."""
+    if ":" in name and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    return name
+
+
 def _backend(name: str) -> Sandboxes:
     from ..sandboxes.registry import backend
 
-    return backend(name, **({_UNSAFE: True} if name == "process" else {}))
+    return backend(look_here(name), **({_UNSAFE: True} if name == "process" else {}))

@@ -41,7 +41,15 @@ def serve(
     port: int = typer.Option(8000, "--port", "-p", min=0, max=65535, help="Port; 0 takes any free one."),
     max_sessions: int | None = typer.Option(None, min=1, help="Sessions held at once; by default what the app says."),
     runner: str | None = typer.Option(
-        None, help="Where environment code runs: auto, thread or inline (on the event loop, for microsecond steps)."
+        None,
+        help="Where environment code runs: auto, thread, inline (on the event loop, for microsecond steps) or process "
+        "(in worker processes, for code that needs all cores or may crash).",
+    ),
+    env_processes: int | None = typer.Option(
+        None, min=1, help="With --runner process: over how many processes sessions are spread; one for each core."
+    ),
+    sessions_per_process: int | None = typer.Option(
+        None, min=1, help="With --runner process: how many sessions one process may hold; any number."
     ),
     session_timeout: float | None = typer.Option(None, min=0.001, help="Seconds before an unused HTTP session ends."),
     grace: float | None = typer.Option(
@@ -67,7 +75,9 @@ def serve(
     from ..server.run import AccessOptions, ServeOptions
     from ..server.run import serve as run
 
-    _check_choice("runner", runner, ("auto", "thread", "inline"))
+    _check_choice("runner", runner, ("auto", "thread", "inline", "process"))
+    if (env_processes or sessions_per_process) and (runner or settings.runner_name()) != "process":
+        raise typer.BadParameter("that is for --runner process", param_hint="--env-processes, --sessions-per-process")
     log_format = log_format or settings.log_format() or "text"
     _check_choice("log-format", log_format, ("text", "json"))
     _check_choice("log-level", log_level, ("critical", "error", "warning", "info", "debug", "trace"))
@@ -89,6 +99,8 @@ def serve(
         log_format=log_format,
         session_grace_s=grace,
         max_agent_sessions=max_agent_sessions,
+        env_processes=env_processes,
+        sessions_per_process=sessions_per_process,
     )
     is_silent = log_level in ("critical", "error", "warning")
     quiet = is_silent or log_format == "json"
