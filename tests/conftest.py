@@ -92,10 +92,11 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
 
 
 @contextlib.contextmanager
-def running_server(app: Any, **settings: Any) -> Iterator[RunningServer]:
-    """Serve an application on a free loopback port, as `openenv serve` does."""
+def running_server(app: Any, *, port: int = 0, **settings: Any) -> Iterator[RunningServer]:
+    """Serve an application on a loopback port, by default a free one, as `openenv serve` does."""
     sock = socket.socket(proto=socket.IPPROTO_TCP)  # or asyncio leaves Nagle's algorithm on
-    sock.bind(("127.0.0.1", 0))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", port))
     port = sock.getsockname()[1]
     options = uvicorn_settings(ServeOptions(port=port, log_level="warning", drain_s=5)) | settings
     server = uvicorn.Server(uvicorn.Config(app, **options))

@@ -143,12 +143,12 @@ def env_cls() -> type[CountingEnv]:
 def start(serve: Callable[..., Any], env_cls: type[CountingEnv]) -> Callable[..., Any]:
     """Serve the environment under limits."""
 
-    def start(**limits: Any) -> Any:
+    def start(port: int = 0, **limits: Any) -> Any:
         server = HTTPEnvServer(env_cls, Move, Seen, limits=SessionLimits(**{"sessions": 2, **limits}))
         app = new_application()
         app.state.openenv_server = server
         server.register_routes(app)
-        return serve(app)
+        return serve(app, port=port)
 
     return start
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -58,6 +60,27 @@ def test_a_reset_after_the_session_is_gone_begins_a_new_one_without_a_word(
     proxy.refuses = False
     assert one("reset", seed=5).observation["seed"] == 5
     assert one("step", {}).observation["count"] == 1
+
+
+@both
+def test_a_server_that_stops_says_so_and_a_reset_waits_for_its_successor(
+    start: Any, player: Any, blocking: bool
+) -> None:
+    server = start()
+    one = player(server.url, blocking=blocking)
+    one("reset")
+    server.server.should_exit = True
+    server.wait_for(lambda: server.manager.active == 0)
+    for _ in range(2):
+        with pytest.raises(SessionLost) as caught:
+            one("step", {})
+        assert caught.value.reason == "server shutting down"
+    with ThreadPoolExecutor(1) as others:
+        begun = others.submit(one, "reset", seed=5)
+        time.sleep(2.5)  # longer than an address at which nobody ever was is tried
+        assert not begun.done()
+        start(port=server.port)
+        assert begun.result(30).observation["seed"] == 5
 
 
 @both

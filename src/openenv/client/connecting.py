@@ -22,10 +22,12 @@ class Attempts:
     Args:
         plan: The pauses, the clock and the dice.
         options: How long all tries together may take, and how long it may look as if no server were there.
+        was_there: Whether there was a server before: then it may be starting anew, and is not given up sooner.
     """
 
-    def __init__(self, plan: Reconnecting, options: ConnectionOptions) -> None:
+    def __init__(self, plan: Reconnecting, options: ConnectionOptions, *, was_there: bool = False) -> None:
         self._plan = plan
+        self._was_there = was_there
         self._options = options
         self._began_at = plan.clock()
         self.count = 0
@@ -47,7 +49,7 @@ class Attempts:
         """
         self.count += 1
         limit_s = self._options.connect_timeout_s
-        if is_absent(failure):
+        if is_absent(failure) and not self._was_there:
             limit_s = min(limit_s, self._options.retry_refused_s)
         pause_s = self._plan.pause_s(self.count - 1)
         if failure.is_transient and self._spent_s + pause_s < limit_s:

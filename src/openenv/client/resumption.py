@@ -129,7 +129,7 @@ def ask(link: Link, session: ResumableSession, call: Call) -> Flow[dict[str, Any
             # Without its traceback, which would keep this frame, and the client, alive.
             reason, is_unreachable, failure = str(exc), True, exc.with_traceback(None)
         if outage is None and session.token is None and not link.is_hopeless:  # there is nothing to get back to
-            attempts = attempts or Attempts(link.reconnecting, link.options)
+            attempts = attempts or Attempts(link.reconnecting, link.options, was_there=link.has_connected)
             yield Pause(attempts.pause_after(failure))
             continue
         if outage is None:

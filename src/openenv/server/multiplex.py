@@ -32,7 +32,7 @@ from ..protocol.v2.server import (
     writer_of,
 )
 from ..runners import Host, Hub
-from ..sessions.endings import CLOSED_BY_CLIENT, ending
+from ..sessions.endings import CLOSED_BY_CLIENT, SHUTTING_DOWN, ending
 from ..sessions.group import GroupedStep, StepGroup
 from ..sessions.ledger import Entry
 from ..sessions.operations import Operation, Operations, StepInput, build_operations
@@ -138,7 +138,9 @@ class MultiplexConnection:
         self._intake.go_on()
 
     def on_shutdown(self) -> None:
-        """Hang up; running calls come to their end in the drain."""
+        """Say what becomes of the sessions, and hang up; running calls come to their end in the drain."""
+        for session in self.sessions.values():
+            self._tell_detached(session, SHUTTING_DOWN)
         self._socket.close(1012, "the server is shutting down")
 
     def on_lost(self) -> None:
@@ -166,8 +168,10 @@ class MultiplexConnection:
 
     def _let_go(self, session: Session, reason: str) -> None:
         if self.sessions.pop(session.id, None) is not None and not self._lost:
-            note = {"type": "event", "event": "detached", "session": session.id, "reason": reason}
-            self.send_message(note)
+            self._tell_detached(session, reason)
+
+    def _tell_detached(self, session: Session, reason: str) -> None:
+        self.send_message({"type": "event", "event": "detached", "session": session.id, "reason": reason})
 
     # -- requests -------------------------------------------------------------------------------------------------
 
