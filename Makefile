@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-WORKERS ?= 2
+# Tests wait more than they compute: four workers keep two cores busy.
+WORKERS ?= 4
 CLIENTS := .clients
 PIP := -m pip install --quiet --disable-pip-version-check
 ENVS := envs/echo_env envs/gridworld_env envs/notes_env envs/opencode_env

@@ -138,9 +138,10 @@ class MultiplexConnection:
         self._intake.go_on()
 
     def on_shutdown(self) -> None:
-        """Say what becomes of the sessions, and hang up; running calls come to their end in the drain."""
+        """Say which sessions end now, and hang up; running calls end in the drain, and their replies can be fetched."""
         for session in self.sessions.values():
-            self._tell_detached(session, SHUTTING_DOWN)
+            if session.is_idle:
+                self._tell_detached(session, SHUTTING_DOWN)
         self._socket.close(1012, "the server is shutting down")
 
     def on_lost(self) -> None:
