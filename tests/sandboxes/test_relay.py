@@ -205,6 +205,32 @@ def test_closing_ends_connections_and_the_thread(tmp_path: Path) -> None:
         relay.add(again, path).close()
 
 
+def test_the_last_listener_can_be_closed_while_the_thread_is_awake(tmp_path: Path) -> None:
+    """The thread must not carry out the order to stop, and close its sockets, before it has been woken for it."""
+    before = relay_threads()
+    relay = Relay()
+    exposure = relay.add(socket.create_server(("127.0.0.1", 0)), tmp_path / "nobody")
+    (started,) = relay_threads() - before
+    loop = relay._loop
+    assert loop is not None
+    wake = loop._wake
+
+    class Late:
+        """A socket that is slow to send: the thread may do meanwhile what it can."""
+
+        close = wake.close
+
+        def send(self, data: bytes) -> int:
+            started.join(0.3)
+            return wake.send(data)
+
+    loop._wake = Late()  # type: ignore[assignment]
+    exposure.close()
+    started.join(30)
+    assert not started.is_alive()
+    relay.add(socket.create_server(("127.0.0.1", 0)), tmp_path / "nobody").close()
+
+
 def test_the_path_of_a_socket_may_be_long(tmp_path: Path) -> None:
     folder = tmp_path / ("long" * 30)
     folder.mkdir()

@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 BESIDE = {"reward", "done"}
+_DUMP = BaseModel.model_dump
 _OMITTED_WHEN_UNSET = {"terminated", "truncated"}
 NONFINITE_REWARD_KEY = "nonfinite_reward"
 
@@ -139,7 +140,7 @@ def observation_json(observation: Any, *, before: bytes = b"", after: bytes = b"
         values = observation.__dict__
         reward = values.get("reward")
         is_common = type(reward) is float and math.isfinite(reward) and "done" in values and not values.get("metadata")
-        if is_common and not dumps_itself(observation):  # nearly all of them
+        if is_common and type(observation).model_dump is _DUMP:  # nearly all of them
             try:
                 serializer = type(observation).__pydantic_serializer__
                 fields = serializer.to_json(observation, exclude=BESIDE, fallback=jsonable)
@@ -192,7 +193,7 @@ def encode_state(state: Any) -> bytes:
 
 def dumps_itself(model: BaseModel) -> bool:
     """Whether a model's class has a `model_dump` of its own, which may hide fields or reshape them."""
-    return type(model).model_dump is not BaseModel.model_dump
+    return type(model).model_dump is not _DUMP
 
 
 def own_dump(model: BaseModel, exclude: set[str] | None) -> Any:

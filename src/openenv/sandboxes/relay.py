@@ -68,8 +68,8 @@ class Relay:
             self._listeners.discard(exposure)
             self._loop.tell(lambda loop: loop.forget(exposure))
             if not self._listeners:
-                self._loop.tell(_Loop.stop)
-                self._loop = None
+                loop, self._loop = self._loop, None
+                loop.tell(_Loop.stop)
 
 
 @dataclass(eq=False, slots=True)
@@ -119,15 +119,18 @@ class _Loop:
         self._selector.register(self._woken, selectors.EVENT_READ, None)
         self._connecting: list[_Connection] = []
         self._running = True
+        self._ended = False
 
     def tell(self, order: Callable[[_Loop], None]) -> None:
         """Have something done in the loop's thread."""
         with self._lock:
             self._told.append(order)
-        try:
-            self._wake.send(b"!")
-        except BlockingIOError:
-            pass  # it is awake
+            if self._ended:
+                return  # it was awake, and has stopped as it was told just now
+            try:
+                self._wake.send(b"!")
+            except BlockingIOError:
+                pass  # it is awake
 
     def run(self) -> None:
         """Work until told to stop."""
@@ -141,9 +144,11 @@ class _Loop:
                 told, self._told = self._told, []
             for order in told:
                 self._safely(order, self)
-        self._selector.close()
-        self._woken.close()
-        self._wake.close()
+        with self._lock:
+            self._ended = True
+            self._selector.close()
+            self._woken.close()
+            self._wake.close()
 
     def _safely(self, work: Callable[[_T], None], argument: _T) -> None:
         try:

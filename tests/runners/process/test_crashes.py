@@ -141,9 +141,11 @@ def test_calls_that_wait_for_their_turn_are_told_as_well(
 
         waiting = [threading.Thread(target=step, args=({"what": "wait for file", "value": str(tmp_path / "go")},))]
         waiting += [threading.Thread(target=step, args=({"what": "look"},)) for _ in range(2)]
-        for thread in waiting:
-            thread.start()
         session = server.manager.sessions()[0]
+        waiting[0].start()
+        eventually(lambda: not session.is_idle)
+        for thread in waiting[1:]:
+            thread.start()
         eventually(lambda: len(session._waiting) == 2)
         server.manager.runner.workers[0].kill()
         for thread in waiting:
