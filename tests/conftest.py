@@ -215,3 +215,37 @@ def _install_published(python: Path) -> None:
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, *PUBLISHED_REQUIREMENTS], check=True, env=environment)
     (PUBLISHED_VENV / "complete").touch()
+
+
+@pytest.fixture(scope="session")
+def greeter() -> type:
+    """An environment that has one tool, and nothing else to do."""
+    from fastmcp import FastMCP
+
+    from openenv.env.mcp import MCPEnvironment
+    from openenv.types import Observation, State
+
+    class Greeter(MCPEnvironment):
+        SUPPORTS_CONCURRENT_SESSIONS = True
+
+        def __init__(self) -> None:
+            tools = FastMCP("greeter")
+
+            @tools.tool
+            def greet() -> str:
+                """Say hello."""
+                return "hello"
+
+            super().__init__(tools)
+
+        def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
+            return Observation()
+
+        def _step_impl(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Observation:
+            return Observation()
+
+        @property
+        def state(self) -> State:
+            return State()
+
+    return Greeter

@@ -9,11 +9,9 @@ import httpx2
 import pytest
 from websockets.sync.client import connect
 
-from openenv.env.mcp import MCPEnvironment
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
 from openenv.tool_types import CallToolAction, CallToolObservation
-from openenv.types import Observation, State
 
 HELLO = {
     "jsonrpc": "2.0",
@@ -25,38 +23,10 @@ TRAINER = {"authorization": "Bearer trainer-token"}
 AGENT = {"authorization": "Bearer agent-token"}
 
 
-class Greeter(MCPEnvironment):
-    """Has one tool."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
-    def __init__(self) -> None:
-        from fastmcp import FastMCP
-
-        tools = FastMCP("greeter")
-
-        @tools.tool
-        def greet() -> str:
-            """Say hello."""
-            return "hello"
-
-        super().__init__(tools)
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    def _step_impl(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    @property
-    def state(self) -> State:
-        return State()
-
-
 @pytest.fixture
-def server(serve: Any) -> Any:
+def server(serve: Any, greeter: type) -> Any:
     policy = AccessPolicy(orchestrator="trainer-token", agent="agent-token")
-    return serve(create_app(Greeter, CallToolAction, CallToolObservation, max_concurrent_envs=4, access=policy))
+    return serve(create_app(greeter, CallToolAction, CallToolObservation, max_concurrent_envs=4, access=policy))
 
 
 @pytest.fixture

@@ -8,11 +8,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from openenv.env.mcp import MCPEnvironment
 from openenv.server.app import create_app
 from openenv.server.mcp.episodes import MOST_ATTACHED
 from openenv.tool_types import CallToolAction, CallToolObservation
-from openenv.types import Observation, State
 
 HELLO = {
     "jsonrpc": "2.0",
@@ -23,37 +21,9 @@ HELLO = {
 LIST = {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
 
 
-class Greeter(MCPEnvironment):
-    """Has one tool."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
-    def __init__(self) -> None:
-        from fastmcp import FastMCP
-
-        tools = FastMCP("greeter")
-
-        @tools.tool
-        def greet() -> str:
-            """Say hello."""
-            return "hello"
-
-        super().__init__(tools)
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    def _step_impl(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    @property
-    def state(self) -> State:
-        return State()
-
-
 @pytest.fixture
-def server(serve: Any) -> Any:
-    return serve(create_app(Greeter, CallToolAction, CallToolObservation, max_concurrent_envs=4))
+def server(serve: Any, greeter: type) -> Any:
+    return serve(create_app(greeter, CallToolAction, CallToolObservation, max_concurrent_envs=4))
 
 
 @pytest.fixture

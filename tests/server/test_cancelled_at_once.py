@@ -9,41 +9,11 @@ from typing import Any
 
 import pytest
 
-from openenv.env.mcp import MCPEnvironment
 from openenv.protocol.frames import FrameReader, Opcode, masked_text_frame
 from openenv.server.app import create_app
 from openenv.tool_types import CallToolAction, CallToolObservation
-from openenv.types import Observation, State
 
 KEY = bytes(4)
-
-
-class Greeter(MCPEnvironment):
-    """Has one tool."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
-    def __init__(self) -> None:
-        from fastmcp import FastMCP
-
-        tools = FastMCP("greeter")
-
-        @tools.tool
-        def greet() -> str:
-            """Say hello."""
-            return "hello"
-
-        super().__init__(tools)
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    def _step_impl(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    @property
-    def state(self) -> State:
-        return State()
 
 
 class Raw:
@@ -80,8 +50,8 @@ class Raw:
 
 
 @pytest.fixture
-def server(serve: Any) -> Any:
-    return serve(create_app(Greeter, CallToolAction, CallToolObservation, max_concurrent_envs=2))
+def server(serve: Any, greeter: type) -> Any:
+    return serve(create_app(greeter, CallToolAction, CallToolObservation, max_concurrent_envs=2))
 
 
 @pytest.fixture
