@@ -10,7 +10,7 @@ ENVS := envs/echo_env envs/gridworld_env envs/notes_env envs/opencode_env
 # What sandboxes and agents need of the system; installed where make runs as root on Debian, named where it does not.
 NPM := $(if $(shell command -v npm),,npm)
 SANDBOX_PACKAGES := bubblewrap $(NPM)
-TEST_PACKAGES := $(SANDBOX_PACKAGES) docker.io runc containerd iptables iproute2 busybox-static
+TEST_PACKAGES := $(SANDBOX_PACKAGES) docker.io runc containerd iptables iproute2 busybox-static chromium
 
 .DEFAULT_GOAL := help
 .PHONY: help sandbox-packages test-packages demo test test-all chaos test-fastmcp3 conformance check format bench docs lock clean
