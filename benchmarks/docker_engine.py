@@ -27,8 +27,10 @@ class EngineUnavailable(RuntimeError):
 
 
 @contextlib.contextmanager
-def docker_engine(folder: Path | None = None) -> Iterator[str]:
+def docker_engine(folder: Path | None = None, *, bridge: str = "none") -> Iterator[str]:
     """Run `dockerd` and give its address, such as `unix:///tmp/x/docker.sock`; it and its files are gone afterwards.
+
+    Containers have no network by default, or that of a `bridge` which is there already.
 
     Raises:
         EngineUnavailable: a program or a right is missing, or it did not start.
@@ -39,7 +41,7 @@ def docker_engine(folder: Path | None = None) -> Iterator[str]:
     if os.geteuid() != 0:
         raise EngineUnavailable("dockerd needs root")
     home = Path(tempfile.mkdtemp(prefix="docker-engine-", dir=folder))
-    process = _start(home)
+    process = _start(home, bridge)
     try:
         _wait(process, home)
         yield f"unix://{home}/docker.sock"
@@ -48,14 +50,14 @@ def docker_engine(folder: Path | None = None) -> Iterator[str]:
         _remove(home)
 
 
-def _start(home: Path) -> subprocess.Popen[bytes]:
+def _start(home: Path, bridge: str) -> subprocess.Popen[bytes]:
     options = {
         "--data-root": home / "data",
         "--exec-root": home / "exec",
         "--pidfile": home / "pid",
         "--host": f"unix://{home}/docker.sock",
         "--storage-driver": "overlay2",
-        "--bridge": "none",
+        "--bridge": bridge,
         "--shutdown-timeout": "5",
     }
     argv = ["dockerd", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false"]

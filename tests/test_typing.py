@@ -8,12 +8,22 @@ from pathlib import Path
 
 import openenv
 import openenv.core
+import openenv.core.containers.runtime
 import openenv.core.env_server
+import openenv.providers
 import openenv.rollout
 import openenv.sandboxes
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = (openenv, openenv.core, openenv.core.env_server, openenv.rollout, openenv.sandboxes)
+PACKAGES = (
+    openenv,
+    openenv.core,
+    openenv.core.containers.runtime,
+    openenv.core.env_server,
+    openenv.providers,
+    openenv.rollout,
+    openenv.sandboxes,
+)
 
 USER_CODE = """
 from typing import Any

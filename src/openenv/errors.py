@@ -32,6 +32,10 @@
     │   ├── SandboxUnsupported             SANDBOX_UNSUPPORTED the backend does not offer this
     │   ├── SandboxTreeError               SANDBOX_TREE        a tree inside is too large or cannot be read
     │   └── SandboxGone                    SANDBOX_GONE        killed, closed or expired
+    ├── ProviderError (RuntimeError)       PROVIDER_ERROR      a server could not be started or stopped
+    │   ├── ProviderUnavailable            PROVIDER_UNAVAILABLE what starts it is missing; the text says what to install
+    │   ├── ServerDied                     SERVER_DIED         it ended before it answered
+    │   └── ServerNotReady (TimeoutError)  SERVER_NOT_READY    it runs, but does not answer in time
     ├── RolloutError (RuntimeError)        ROLLOUT_ERROR
     │   ├── AgentUnavailable               AGENT_UNAVAILABLE   the agent cannot be installed here; the text says why
     │   ├── CaptureError                   CAPTURE_ERROR       the capture proxy or its records
@@ -223,7 +227,7 @@ class StaleRequest(ServerError):
 
     code = "STALE_REQUEST"
 
-    def __init__(self, request_id: int, last_id: int, message: str | None = None) -> None:
+    def __init__(self, request_id: int | str, last_id: int, message: str | None = None) -> None:
         self.request_id = request_id
         self.last_id = last_id
         text = message or f"Request {request_id} has been answered before, and its reply is no longer kept."
@@ -406,6 +410,34 @@ class SandboxGone(SandboxError):
     def details(self) -> dict[str, Any]:
         """Which sandbox, and why it ended."""
         return {"sandbox_id": self.sandbox_id, "reason": self.reason}
+
+
+class ProviderError(OpenEnvError, RuntimeError):
+    """A server could not be started, awaited or stopped; `log` is the end of what it wrote, if that is known."""
+
+    code = "PROVIDER_ERROR"
+
+    def __init__(self, message: str = "", *, log: str = "") -> None:
+        self.log = log
+        super().__init__(message)
+
+
+class ProviderUnavailable(ProviderError):
+    """What starts the server is missing here or does not answer; the text says what to install or start."""
+
+    code = "PROVIDER_UNAVAILABLE"
+
+
+class ServerDied(ProviderError):
+    """The server ended before it answered; the text has the end of its log."""
+
+    code = "SERVER_DIED"
+
+
+class ServerNotReady(ProviderError, TimeoutError):
+    """The server was started, but did not answer in time."""
+
+    code = "SERVER_NOT_READY"
 
 
 class RolloutError(OpenEnvError, RuntimeError):

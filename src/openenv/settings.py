@@ -23,6 +23,27 @@ def web_interface_enabled(environ: Mapping[str, str] | None = None) -> bool:
     return _environ(environ).get("ENABLE_WEB_INTERFACE", "").strip().lower() in _TRUE
 
 
+def web_interface_setting(environ: Mapping[str, str] | None = None) -> bool | None:
+    """Return what `ENABLE_WEB_INTERFACE` says of the web page, or None when it is not set."""
+    return web_interface_enabled(environ) if _environ(environ).get("ENABLE_WEB_INTERFACE", "").strip() else None
+
+
+def readme_path(environ: Mapping[str, str] | None = None) -> Path | None:
+    """Return `ENV_README_PATH`, the README that the web page shows, or None when it is not set."""
+    given = _environ(environ).get("ENV_README_PATH", "").strip()
+    return Path(given) if given else None
+
+
+def space_id(environ: Mapping[str, str] | None = None) -> str | None:
+    """Return `SPACE_ID`, the name of the Hugging Face Space that this runs in, or None elsewhere."""
+    return _environ(environ).get("SPACE_ID", "").strip() or None
+
+
+def space_host(environ: Mapping[str, str] | None = None) -> str | None:
+    """Return `SPACE_HOST`, the host name of that Space, or None elsewhere."""
+    return _environ(environ).get("SPACE_HOST", "").strip() or None
+
+
 def server_mode(environ: Mapping[str, str] | None = None) -> str:
     """Return `OPENENV_MODE`, by default `simulation`."""
     return _environ(environ).get("OPENENV_MODE", "").strip() or "simulation"
@@ -160,11 +181,6 @@ def _user_folder(values: Mapping[str, str], name: str, default: str) -> Path:
     return Path(given) if given.startswith("/") else Path(values.get("HOME") or Path.home()) / default
 
 
-def serve_target(environ: Mapping[str, str] | None = None) -> str | None:
-    """Return `OPENENV_SERVE_TARGET`: what a reloading or worker process of `openenv serve` has to load."""
-    return _environ(environ).get("OPENENV_SERVE_TARGET") or None
-
-
 def export(values: Mapping[str, object | None]) -> None:
     """Set variables for child processes; None leaves a variable as it is."""
     for name, value in values.items():
@@ -185,6 +201,13 @@ def sandbox_image(environ: Mapping[str, str] | None = None) -> str | None:
 def e2b_api_key(environ: Mapping[str, str] | None = None) -> str | None:
     """Return `E2B_API_KEY`, or None when it is not set."""
     return _environ(environ).get("E2B_API_KEY", "").strip() or None
+
+
+def child_environment(
+    extra: Mapping[str, str] | None = None, environ: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return what a child process gets: this process's variables, and more."""
+    return {**_environ(environ), **(extra or {})}
 
 
 def secret(name: str, environ: Mapping[str, str] | None = None) -> str:

@@ -156,6 +156,29 @@ def test_the_http_client_starts_images_too(start_server: Callable[[], Any]) -> N
     assert provider.log[-2:] == ["stop", "close"]
 
 
+def test_a_client_that_cannot_be_made_leaves_nothing_running(start_server: Callable[[], Any]) -> None:
+    class Picky(GenericEnvClient):
+        def __init__(self, **kwargs: Any) -> None:
+            raise ValueError("not like this")
+
+    provider = InProcess(start_server)
+    with pytest.raises(ValueError, match="not like this"):
+        Picky.from_docker_image("img:1", provider).sync()
+    assert provider.log[-2:] == ["stop", "close"]
+
+
+def test_an_error_of_stopping_does_not_hide_why_the_start_failed(
+    start_server: Callable[[], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Sticky(InProcess):
+        def stop_container(self) -> None:
+            raise OSError("cannot stop")
+
+    with pytest.raises(TimeoutError, match="not ready"):
+        GenericEnvClient.from_docker_image("img:1", Sticky(start_server, fail="ready")).sync()
+    assert "could not be stopped" in caplog.text
+
+
 def test_a_provider_that_this_installation_lacks_is_named() -> None:
     with pytest.raises(ImportError, match="MartianProvider"):
         load_provider("MartianProvider")

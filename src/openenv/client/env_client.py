@@ -23,7 +23,7 @@ from .commands import Block, Flow
 from .driver import Driver, named
 from .flows import CLOSED_BY_CLIENT, connect, detach, hang_up, request
 from .link import Reconnecting
-from .provision import Bootstrap, provide_container, provide_space, stop_provider
+from .provision import Bootstrap, provide_container, provide_space, start_provider, stop_provider
 from .url import socket_url
 from .wire import PROTOCOLS, ConnectionOptions, ProtocolChoice, with_token
 
@@ -364,15 +364,9 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
         if self._base_url is not None:
             return
         provider = self._provider
-
-        def start() -> str:
-            url: str = provider.start()
-            provider.wait_for_ready()
-            return url
-
         try:
             self._provider_pid = os.getpid()
-            base_url: str = yield Block(start)
+            base_url: str = yield Block(lambda: start_provider(provider))
             self._ws_url = socket_url(base_url)
             self._base_url = base_url
         except BaseException:

@@ -31,7 +31,7 @@ from ..protocol.client import error_from_frame, field_errors
 from ..protocol.codec import decode, encode
 from ..types import StepResult
 from .link import Reconnecting
-from .provision import provide_container, stop_provider
+from .provision import provide_container, stop_provider, stop_quietly
 from .url import parse_ws_url, socket_url
 from .wire import with_token
 
@@ -131,7 +131,11 @@ class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
     def from_docker_image(cls, image: str, provider: Any = None, **kwargs: Any) -> Self:
         """Start a container of an image and return a client of it."""
         provided = provide_container(image, provider, kwargs)
-        return cls(base_url=provided.base_url, provider=provided.provider)
+        try:
+            return cls(base_url=provided.base_url, provider=provided.provider)
+        except BaseException:
+            stop_quietly(provided.provider)
+            raise
 
     def reset(self, *, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> StepResult[ObsT]:
         """Begin an episode; further keywords go to the environment's `reset`."""

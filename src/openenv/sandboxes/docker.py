@@ -164,7 +164,7 @@ class DockerSandboxes(Sandboxes):
             *("--tmpfs", f"{spec.home}:{_TMPFS},size={home}m,{owned}"),
             *("--tmpfs", f"/tmp:{_TMPFS},size={rest}m,mode=1777"),
             *(word for key, text in ready.envs.items() for word in ("--env", f"{key}={text}")),
-            *(word for mount in mounts for word in ("--mount", _bind(mount))),
+            *(word for mount in mounts for word in ("--mount", bind_option(mount))),
             *(word for key, text in labels.items() for word in ("--label", f"{key}={text}")),
             *self._run_args,
             *("--entrypoint", "/bin/sh", ready.image, "-c", _HOLD, "sh"),
@@ -295,7 +295,8 @@ def _cpus(engine: Engine) -> float:
         return float(os.cpu_count() or 1)
 
 
-def _bind(mount: Mount) -> str:
+def bind_option(mount: Mount) -> str:
+    """Return how `--mount` is told of a folder."""
     source, target = str(mount.source), mount.target
     fields = ["type=bind", f"source={source}", f"target={target}", "readonly"]
     return ",".join(f'"{field}"' if "," in field else field for field in fields)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,12 +40,16 @@ class Engine:
         return [self.program, *option, *args]
 
     def ask(
-        self, *args: str, data: bytes | None = None, timeout: float = _ORDINARY_S
+        self,
+        *args: str,
+        data: bytes | None = None,
+        timeout: float = _ORDINARY_S,
+        environ: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run one command of the engine to its end, whatever that is."""
+        """Run one command of the engine to its end, whatever that is; `environ` in place of our variables."""
         try:
             return subprocess.run(
-                self.argv(*args), input=data or b"", capture_output=True, timeout=timeout, check=False
+                self.argv(*args), input=data or b"", capture_output=True, timeout=timeout, check=False, env=environ
             )
         except subprocess.TimeoutExpired as error:
             raise SandboxError(f"`{self.kind} {args[0]}` gave no answer in {timeout:g} s.") from error

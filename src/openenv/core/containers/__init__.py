@@ -1,7 +1,3 @@
-"""Facade: container providers. Not part of this release; every name says so when it is asked for."""
+"""Facade: providers. No logic lives here; the code is in `openenv.providers`."""
 
 from __future__ import annotations
-
-from openenv._lazy import missing_exports
-
-__getattr__ = missing_exports(__name__, (), "Container providers")

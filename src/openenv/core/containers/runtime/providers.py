@@ -1,0 +1,15 @@
+"""Facade: providers that start containers, and their base classes. Re-exports only."""
+
+from __future__ import annotations
+
+from openenv.providers.base import ContainerProvider, KubernetesProvider, RuntimeProvider
+from openenv.providers.docker import LocalDockerProvider
+from openenv.providers.swarm import DockerSwarmProvider
+
+__all__ = [
+    "ContainerProvider",
+    "DockerSwarmProvider",
+    "KubernetesProvider",
+    "LocalDockerProvider",
+    "RuntimeProvider",
+]

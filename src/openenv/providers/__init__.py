@@ -1,0 +1,32 @@
+"""Providers: start a server somewhere and return its address. As a process, under uv, in a container, as a service."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from openenv._lazy import lazy_exports
+
+_EXPORTS = {
+    "ContainerProvider": "openenv.providers.base",
+    "RuntimeProvider": "openenv.providers.base",
+    "KubernetesProvider": "openenv.providers.base",
+    "ProcessProvider": "openenv.providers.process",
+    "UVProvider": "openenv.providers.uv",
+    "LocalDockerProvider": "openenv.providers.docker",
+    "DockerSwarmProvider": "openenv.providers.swarm",
+    "wait_for_ready": "openenv.providers.readiness",
+}
+
+if TYPE_CHECKING:  # the table above, for type checkers
+    from openenv.providers.base import ContainerProvider as ContainerProvider
+    from openenv.providers.base import KubernetesProvider as KubernetesProvider
+    from openenv.providers.base import RuntimeProvider as RuntimeProvider
+    from openenv.providers.docker import LocalDockerProvider as LocalDockerProvider
+    from openenv.providers.process import ProcessProvider as ProcessProvider
+    from openenv.providers.readiness import wait_for_ready as wait_for_ready
+    from openenv.providers.swarm import DockerSwarmProvider as DockerSwarmProvider
+    from openenv.providers.uv import UVProvider as UVProvider
+
+    __all__: list[str]
+else:
+    __getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)

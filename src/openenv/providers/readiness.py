@@ -1,0 +1,103 @@
+"""Waiting for a server: asks `/health` until it answers, and notices at once when what runs it has ended.
+
+The one such wait of all providers. Knows HTTP; how a server is watched and what to advise, its provider says.
+"""
+
+from __future__ import annotations
+
+import http.client
+import time
+from collections.abc import Callable
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from openenv.errors import ServerDied, ServerNotReady
+
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 0.5
+_GROWTH = 1.5
+_ANSWER_S = 2.0
+_SILENT = "/health gave no answer in time"
+
+
+class Watch(Protocol):
+    """What runs a server, seen from outside."""
+
+    def ended(self, within_s: float) -> str | None:
+        """Wait that long at most for it to end; return how it ended, or None while it runs."""
+
+    def log(self) -> str:
+        """Return the end of what it has written."""
+
+
+def wait_for_ready(
+    base_url: str,
+    timeout_s: float,
+    *,
+    what: str = "Server",
+    watch: Watch | None = None,
+    advice: Callable[[], str] = str,
+) -> None:
+    """Return when `GET base_url/health` answers 200.
+
+    Args:
+        base_url: Where the server is to be.
+        timeout_s: How long to wait for it at most.
+        what: How to call it in errors.
+        watch: What runs it; without one, its end is not noticed.
+        advice: Asked for one more sentence when the time is over.
+
+    Raises:
+        ServerDied: It has ended; the text has the end of its log.
+        ServerNotReady: It did not answer in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    pause = _FIRST_PAUSE_S
+    reason = _SILENT
+    while True:
+        left = deadline - time.monotonic()
+        refusal = ask_health(base_url, min(_ANSWER_S, max(left, _FIRST_PAUSE_S)))
+        if refusal is None:
+            return
+        reason = reason if refusal == _SILENT else refusal  # the last try may have had no time
+        left = deadline - time.monotonic()
+        within = max(0.0, min(pause, left))
+        if watch is None:
+            time.sleep(within)
+        elif (how := watch.ended(within)) is not None:
+            log = watch.log()
+            raise ServerDied(f"{what} ended before it was ready: {how}.{quoted(log)}", log=log)
+        if time.monotonic() >= deadline:
+            break
+        pause = min(pause * _GROWTH, _LONGEST_PAUSE_S)
+    log = "" if watch is None else watch.log()
+    hint = advice()
+    raise ServerNotReady(
+        f"{what} at {base_url} did not become ready within {timeout_s:g} s ({reason}). "
+        f"Allow it more time: timeout_s here, ready_timeout_s of a provider.{' ' + hint if hint else ''}{quoted(log)}",
+        log=log,
+    )
+
+
+def ask_health(base_url: str, timeout_s: float) -> str | None:
+    """Ask a server once, past any proxy; return None when it is well, and otherwise why not."""
+    parts = urlsplit(base_url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "localhost", parts.port, timeout=timeout_s)
+    try:
+        connection.request("GET", f"{parts.path.rstrip('/')}/health", headers={"Connection": "close"})
+        status = connection.getresponse().status
+    except TimeoutError:
+        return _SILENT
+    except http.client.HTTPException as error:
+        return f"/health gave no answer: {error or type(error).__name__}"
+    except OSError as error:
+        return f"/health cannot be reached: {error.strerror or error}"
+    finally:
+        connection.close()
+    return None if status == 200 else f"/health answered {status}"
+
+
+def quoted(log: str) -> str:
+    """Return the end of a log as it is put below an error's first line."""
+    return f"\nThe end of its log:\n{log}" if log.strip() else "\nIt has written nothing."

@@ -1,0 +1,123 @@
+"""A server from a project that has its own dependencies: `uv run` in an environment made for it.
+
+Knows the command lines of uv and uvicorn. The project may lie here or in a Git repository.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from openenv import settings
+from openenv.errors import ProviderError, ProviderUnavailable
+from openenv.providers.base import refuse_unknown
+from openenv.providers.git_project import GIT_PREFIX, GitProject
+from openenv.providers.process import ChildProvider
+from openenv.providers.progress import told_when_slow
+from openenv.providers.server_process import ServerProcess
+
+_SLOW_S = 10.0
+
+
+class UVProvider(ChildProvider):
+    """Serves a project's application with `uv run uvicorn`; the process ends with this one.
+
+    Args:
+        project_path: The project's folder, or `git+URL`, of which one commit is fetched at each start; `@REF` and
+            `#subdirectory=FOLDER` may follow.
+        app: The application, as uvicorn takes it; looked up from the project's folder.
+        host: Where it listens. The default lets other machines in, too.
+        reload: Whether it starts anew when a source file changes.
+        env_vars: Variables beside those of this process.
+        context_timeout_s: How long it may take to answer, and to be fetched.
+        log_path: Where its output is kept; by default a temporary file that ends with it.
+
+    Raises:
+        ProviderUnavailable: uv is not installed.
+    """
+
+    def __init__(
+        self,
+        *,
+        project_path: str,
+        app: str = "server.app:app",
+        host: str = "0.0.0.0",
+        reload: bool = False,
+        env_vars: dict[str, str] | None = None,
+        context_timeout_s: float = 60.0,
+        log_path: str | Path | None = None,
+    ) -> None:
+        super().__init__(host=host, log_path=log_path)
+        text = str(project_path)
+        self.project_path = text if text.startswith(GIT_PREFIX) else str(Path(text).absolute())
+        self.app = app
+        self.reload = reload
+        self.env_vars = env_vars
+        self.context_timeout_s = context_timeout_s
+        self._uv = find_uv()
+
+    def start(
+        self, port: int | None = None, env_vars: dict[str, str] | None = None, workers: int = 1, **kwargs: Any
+    ) -> str:
+        """Start the server and return its address; uv prepares its environment meanwhile.
+
+        Args:
+            port: Where it is to listen; by default any free port.
+            env_vars: More variables.
+            workers: How many processes uvicorn runs; sessions stay in the one that opened them.
+            kwargs: None are known.
+
+        Raises:
+            ValueError: An option is none.
+            RuntimeError: It already runs, there is no such project, or it cannot be started.
+        """
+        refuse_unknown(type(self).__name__, kwargs, ("port", "env_vars", "workers"))
+        environ = settings.child_environment({"PYTHONUNBUFFERED": "1", **(self.env_vars or {}), **(env_vars or {})})
+        return self._launch(port, lambda chosen: self._process(chosen, workers, environ))
+
+    def wait_for_ready(self, timeout_s: float | None = None) -> None:
+        """Return as soon as the server answers; one that ends or does not answer is stopped.
+
+        Raises:
+            ServerDied: It ended; the text has the end of its log.
+            ServerNotReady: It did not answer in time, by default `context_timeout_s`.
+        """
+        timeout_s = self.context_timeout_s if timeout_s is None else timeout_s
+        with told_when_slow(f"uv prepares {self.project_path} (log: {self.log_path})", after_s=_SLOW_S):
+            self._await(timeout_s, "The uv process")
+
+    def _process(self, port: int, workers: int, environ: Mapping[str, str]) -> ServerProcess:
+        folder = Path(tempfile.mkdtemp(prefix="openenv-uv-"))
+        try:
+            project = self._project(folder, environ)
+            command = [self._uv, "run", "--isolated", "--project", str(project), "--", "uvicorn", self.app]
+            command += ["--host", self.host, "--port", str(port), "--workers", str(workers)]
+            command += ["--reload"] if self.reload else []
+            return ServerProcess(command, environ=environ, cwd=project, log_path=self._log_path, folder=folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    def _project(self, folder: Path, environ: Mapping[str, str]) -> Path:
+        if not self.project_path.startswith(GIT_PREFIX):
+            if not Path(self.project_path).is_dir():
+                raise ProviderError(f"There is no project folder {self.project_path}.")
+            return Path(self.project_path)
+        source = GitProject.parse(self.project_path)
+        return source.fetch(folder / "project", environ=environ, timeout_s=self.context_timeout_s)
+
+
+def find_uv() -> str:
+    """Return the program, which may lie beside the running Python.
+
+    Raises:
+        ProviderUnavailable: It is not installed.
+    """
+    found = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
+    if found is None:
+        raise ProviderUnavailable("`uv` executable not found. Install it: pip install uv")
+    return found
