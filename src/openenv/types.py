@@ -8,9 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+from pydantic_core import CoreSchema, core_schema
 from typing_extensions import Self
 
 ActT = TypeVar("ActT", bound="Action")
@@ -60,6 +70,28 @@ class Action(BaseModel):
     metadata: dict[str, Any] = Field(default_factory=dict, description="Free-form data that travels with the action")
 
 
+class _FloatsFirst:
+    """Has a union tried as a float before all else, where the value is one.
+
+    Values, their types and the JSON schema stay what they are; but a `bool | int | float` that is given a float builds
+    two errors before it gets there, which is a third of what an observation costs.
+    """
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema: Any = handler(source)
+        union = schema.get("schema", {})
+        if schema["type"] != "nullable" or union.get("type") != "union":
+            return cast(CoreSchema, schema)  # another pydantic may put it otherwise
+        choices = [core_schema.float_schema(strict=True), *union["choices"]]
+        return cast(CoreSchema, {**schema, "schema": {**union, "choices": choices}})
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        union = schema.get("schema", {})
+        if schema["type"] == "nullable" and union.get("type") == "union":
+            schema = {**schema, "schema": {**union, "choices": union["choices"][1:]}}
+        return handler(schema)
+
+
 class Observation(BaseModel):
     """What an environment answers; subclass it and add fields.
 
@@ -72,7 +104,9 @@ class Observation(BaseModel):
     )
 
     done: bool = Field(default=False, description="Whether the episode is over")
-    reward: bool | int | float | None = Field(default=None, description="Reward of the last action")
+    reward: Annotated[bool | int | float | None, _FloatsFirst()] = Field(
+        default=None, description="Reward of the last action"
+    )
     metadata: dict[str, Any] = Field(default_factory=dict, description="Free-form data beside the observation")
     terminated: bool | None = Field(default=None, description="The task itself ended the episode", exclude_if=_is_none)
     truncated: bool | None = Field(default=None, description="A limit ended the episode", exclude_if=_is_none)

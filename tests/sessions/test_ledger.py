@@ -67,3 +67,61 @@ def test_what_still_runs_is_never_forgotten() -> None:
     for number in range(2, KEPT + 10):
         finished(ledger, number, str(number))
     assert ledger.find(1) is running
+
+
+def test_a_step_of_a_group_is_known_from_its_beginning_on() -> None:
+    ledger = Ledger()
+    ledger.begin_step(1, "step")
+    heard: list[str] = []
+    entry = ledger.find(1)
+    assert entry is not None
+    assert entry.asked == "step"
+    assert not entry.is_done
+    entry.tell(heard.append)
+    assert ledger.find(1) is entry
+    ledger.finish_step(1, "step", "reply", 5)
+    assert heard == ["reply"]
+    again = ledger.find(1)
+    assert again is not None
+    assert again.reply == "reply"
+    assert ledger.hits == 3
+
+
+def test_a_step_that_begins_before_the_one_before_it_was_told_of_takes_nothing_from_it() -> None:
+    ledger = Ledger()
+    ledger.begin_step(1, "first")
+    ledger.begin_step(2, "second")
+    waiting = [ledger.find(1), ledger.find(2)]
+    assert [entry.asked for entry in waiting if entry is not None and not entry.is_done] == ["first", "second"]
+    ledger.finish_step(1, "first", "one", 3)
+    assert ledger.find(2) is waiting[1]
+    ledger.finish_step(2, "second", "two", 3)
+    assert [entry.reply for entry in waiting if entry is not None] == ["one", "two"]
+    assert _is_kept(ledger, 1)
+
+
+def test_steps_of_groups_and_other_requests_are_kept_together() -> None:
+    ledger = Ledger()
+    for number in range(1, 2 * KEPT, 2):
+        ledger.begin_step(number, "step")
+        ledger.finish_step(number, "step", str(number), 10)
+        finished(ledger, number + 1, str(number + 1))
+    assert [number for number in range(1, 2 * KEPT + 1) if _is_kept(ledger, number)] == list(
+        range(KEPT + 1, 2 * KEPT + 1)
+    )
+
+
+def test_the_last_request_is_kept_even_if_one_before_it_is_answered_later_and_at_length() -> None:
+    ledger = Ledger()
+    slow = ledger.begin(1)
+    finished(ledger, 2, "quick")
+    ledger.finish(slow, "long", 2 * KEPT_BYTES)
+    assert _is_kept(ledger, 2)
+    assert not _is_kept(ledger, 1)
+
+
+def _is_kept(ledger: Ledger, number: int) -> bool:
+    try:
+        return ledger.find(number) is not None
+    except StaleRequest:
+        return False

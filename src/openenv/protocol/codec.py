@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import io
 import logging
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from typing import Any, NamedTuple
 
@@ -43,6 +44,7 @@ __all__ = [
 
 BESIDE = {"reward", "done"}
 _DUMP = BaseModel.model_dump
+_isfinite = math.isfinite
 _OMITTED_WHEN_UNSET = {"terminated", "truncated"}
 NONFINITE_REWARD_KEY = "nonfinite_reward"
 
@@ -136,24 +138,34 @@ def observation_json(observation: Any, *, before: bytes = b"", after: bytes = b"
         before: Text to put in front, so that an envelope costs no second copy of a large payload.
         after: Text to put behind.
     """
-    if isinstance(observation, BaseModel):
+    cls: Any = type(observation)
+    to_json = _dumper(cls)
+    if to_json is not None:
         values = observation.__dict__
         reward = values.get("reward")
-        is_common = type(reward) is float and math.isfinite(reward) and "done" in values and not values.get("metadata")
-        if is_common and type(observation).model_dump is _DUMP:  # nearly all of them
-            try:
-                serializer = type(observation).__pydantic_serializer__
-                fields = serializer.to_json(observation, exclude=BESIDE, fallback=jsonable)
+        if type(reward) is float and _isfinite(reward) and "done" in values and not values.get("metadata"):
+            try:  # nearly all of them
+                fields = to_json(observation, exclude=BESIDE, fallback=jsonable)
             except Exception:  # the long way says what it was and saves the rest
                 pass
             else:
-                end = b',"done":true}' if values.get("done") else b',"done":false}'
+                end = b',"done":true}' if values["done"] else b',"done":false}'
                 return b"".join((before, b'{"observation":', fields, b',"reward":', repr(reward).encode(), end, after))
     fields, reward, done, metadata = split_observation(observation)
     reward_json = b"null" if reward is None else repr(reward).lower().encode()
     done_json = b',"done":true' if done else b',"done":false'
     beside = b"}" if metadata is None else b',"metadata":' + metadata + b"}"
     return b"".join((before, b'{"observation":', fields, b',"reward":', reward_json, done_json, beside, after))
+
+
+@functools.lru_cache(maxsize=256)
+def _dumper(cls: type[Any]) -> Callable[..., bytes] | None:
+    """Return what writes objects of a class as JSON, where that is a model that leaves it to pydantic.
+
+    Kept, because a model class looks for its attributes in Python's slowest way.
+    """
+    is_plain = getattr(cls, "model_dump", None) is _DUMP
+    return cls.__pydantic_serializer__.to_json if is_plain else None
 
 
 def checked_reward(reward: Any, metadata: Any) -> tuple[Any, Any]:

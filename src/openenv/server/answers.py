@@ -34,8 +34,8 @@ class Answering(Protocol):
         """Write an answer."""
         ...
 
-    def failure(self, error: BaseException, session: Session, request_id: int) -> Reply:
-        """Say why a request failed."""
+    def failure(self, error: BaseException, session: Session, request_id: int, kind: str) -> Reply:
+        """Say why a request of that kind failed."""
         ...
 
     def finished(self, session: Session, request: Request) -> None:
@@ -53,6 +53,16 @@ class Target:
     def answer(self, reply: Reply) -> None:
         """Take it."""
         raise NotImplementedError
+
+
+def answer_again(entry: Entry, session: Session, target: Target) -> None:
+    """Answer a request that was sent once more; of a step in a group the whole message is kept."""
+
+    def answer(kept: Reply | bytes) -> None:
+        writer: Writer = entry.asked.message.writer
+        target.answer(writer.opened(kept, int(entry.key), session.id) if isinstance(kept, bytes) else kept)
+
+    entry.tell(answer)
 
 
 class Single(Target):
@@ -101,20 +111,17 @@ class Collected:
 
     def take(self, group: StepGroup) -> None:
         """Keep the answers of steps that ran together, each in its session's ledger too."""
-        connection, replies = self._connection, self._replies
-        writer = connection.writer
-        for step in group.steps:
-            session, data = step.session, step.result
-            if step.error is None:
-                session.ledger.finish(step.entry, Reply("observation", data, writer), len(data))
-                replies[step.place] = writer.observed(step.request_id, session.id, data)
-            else:
-                session.report_error(step.error)
-                reply = connection.failure(step.error, session, step.request_id)
-                session.ledger.finish(step.entry, reply, len(reply.data))
-                replies[step.place] = writer.reply(reply, step.request_id, session.id)
+        connection, replies, asked = self._connection, self._replies, group.asked
+        told = zip(group.sessions, group.ids, group.places, group.outcomes, strict=True)
+        for session, request_id, place, outcome in told:
+            if not isinstance(outcome, bytes):
+                session.report_error(outcome)
+                reply = connection.failure(outcome, session, request_id, "step")
+                outcome = connection.writer.reply(reply, request_id, session.id)
+            session.ledger.finish_step(request_id, asked, outcome, len(outcome))
+            replies[place] = outcome
         connection.finished_together(group)
-        self._missing -= len(group.steps)
+        self._missing -= len(group.sessions)
         if not self._missing:
             self.send()
 
@@ -155,6 +162,6 @@ class Outcome:
             kind = "state" if self._request.type == "state" else "observation"
             reply = Reply(kind, result, writer)
         else:
-            reply = self._connection.failure(error, self._session, self._request.id)
+            reply = self._connection.failure(error, self._session, self._request.id, self._request.type)
         self._session.ledger.finish(self._entry, reply, len(reply.data))
         self._connection.finished(self._session, self._request)

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from .sockets import Socket
+from .turns import Turns
 
 
 class Intake:
@@ -19,23 +20,48 @@ class Intake:
         socket: Where they come from.
         take: Takes one: its payload, and whether it was binary.
         is_loaded: Says whether there is enough to do already.
+        takes_turns: Says of a message whether it means so much work that others must not wait for one after it too.
+        turns: Whose turn it is then.
     """
 
-    def __init__(self, socket: Socket, take: Callable[[bytes, bool], None], is_loaded: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        socket: Socket,
+        take: Callable[[bytes, bool], None],
+        is_loaded: Callable[[], bool],
+        takes_turns: Callable[[bytes], bool],
+        turns: Turns,
+    ) -> None:
         self._socket = socket
         self._take = take
         self._is_loaded = is_loaded
+        self._takes_turns = takes_turns
+        self._turns = turns
+        self._waits_its_turn = False
         self._held: deque[tuple[bytes, bool]] = deque()
         self._is_at_work = False
         self.is_paused = False
 
     def receive(self, payload: bytes, binary: bool) -> None:
         """Take a message, or hold it while there is enough to do or to send."""
-        if self.is_paused or self._socket.is_full:
+        if self.is_paused or self._socket.is_full or self._waits_its_turn:
             self._held.append((payload, binary))
             self.pause()
+        elif self._takes_turns(payload) and not self._turns.take():
+            self._held.append((payload, binary))
+            self._waits_its_turn = True
+            self._turns.wait(self._take_turn)
         else:
             self._take(payload, binary)
+
+    def _take_turn(self) -> None:
+        self._waits_its_turn = False
+        if self.is_paused:
+            self.go_on()
+            return
+        self._take_held()
+        if self._held:
+            self.pause()
 
     def pause(self) -> None:
         """Read no more for now."""
@@ -47,15 +73,18 @@ class Intake:
         """Take what was held, as far as there is room for the answers; read again once that is all."""
         if self._is_at_work or not self.is_paused:
             return  # what is taken here may be done at once, and lead back here
+        self._take_held()
+        if not (self._held or self._is_loaded()):
+            self.is_paused = False
+            self._socket.resume()
+
+    def _take_held(self) -> None:
         self._is_at_work = True
         try:
             while self._held and not (self._is_loaded() or self._socket.is_full):
                 self._take(*self._held.popleft())
         finally:
             self._is_at_work = False
-        if not (self._held or self._is_loaded()):
-            self.is_paused = False
-            self._socket.resume()
 
     def drop(self) -> None:
         """Forget what was held: the client is gone."""

@@ -33,19 +33,22 @@ from ..protocol.v2.server import (
 )
 from ..runners import Host, Hub
 from ..sessions.endings import CLOSED_BY_CLIENT, SHUTTING_DOWN, ending
-from ..sessions.group import GroupedStep, StepGroup
+from ..sessions.group import StepGroup
+from ..sessions.hints import hinted
 from ..sessions.ledger import Entry
 from ..sessions.operations import Operation, Operations, StepInput, build_operations
 from ..sessions.origin import Origin
 from ..sessions.session import Call, Running, Session
 from ..types import ServerMode, WSErrorCode
 from .access import Role, may
-from .answers import Collected, Each, Outcome, Place, Single, Target
+from .answers import Collected, Each, Outcome, Place, Single, Target, answer_again
 from .entrance import Entrance
 from .intake import Intake
 from .mcp.own import OwnMethods
+from .repeats import Asked, Message, Recent
 from .service import EnvService
 from .sockets import Socket
+from .turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +57,7 @@ _MOST_UNDER_WAY = 8192
 _AHEAD = 128
 _GYM = frozenset({"reset", "step", "state"})
 _GOODBYES = frozenset({1000, 1001, 1005})
+_LARGE_BATCH = 4096  # bytes
 
 
 class MultiplexService:
@@ -88,6 +92,7 @@ class MultiplexConnection:
         self._role = role
         self.writer = writer_of(codec)
         self._operations = shared.operations(self.writer)
+        self._recent = Recent(self.writer)
         self._is_json = not codec.is_binary
         self._takes_steps = shared.service.mode is ServerMode.SIMULATION
         self._steps_go_together = self._takes_steps and role is Role.ORCHESTRATOR
@@ -100,7 +105,7 @@ class MultiplexConnection:
         self._rpcs: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._ready: list[bytes] = []
         self._compress: int | None = None
-        self._intake = Intake(socket, self._read, self._is_loaded)
+        self._intake = Intake(socket, self._read, self._is_loaded, _is_large_batch, Turns.of(hub.loop))
         self._lost = False
         self.traceparent: str | None = None  # of the handshake, for requests that bring none
 
@@ -115,17 +120,18 @@ class MultiplexConnection:
         self._intake.receive(payload, True)
 
     def _read(self, payload: bytes, binary: bool) -> None:
+        message = self._recent.add(payload, binary)
         if self._is_json and not binary:
             parsed = self._shared.protocol.parse_json(payload)
             if parsed is not None:
-                self._take(parsed)
+                self._take(parsed, message)
                 return
         try:
-            message = self._codec.decode(payload, binary=binary, max_bytes=self._limit)
+            decoded = self._codec.decode(payload, binary=binary, max_bytes=self._limit)
         except ValueError as exc:
             self._refuse(None, None, {"message": f"Invalid JSON: {exc}", "code": WSErrorCode.INVALID_JSON.value})
         else:
-            self._take(self._shared.protocol.parse_map(message))
+            self._take(self._shared.protocol.parse_map(decoded), message)
 
     def on_oversize(self, size: int) -> None:
         """Refuse a message over the limit."""
@@ -176,82 +182,80 @@ class MultiplexConnection:
 
     # -- requests -------------------------------------------------------------------------------------------------
 
-    def _take(self, parsed: Parsed) -> None:
+    def _take(self, parsed: Parsed, message: Message) -> None:
         if isinstance(parsed, Request):
-            self._handle(parsed, Single(self, parsed))
+            self._handle(parsed, Single(self, parsed), message)
         elif isinstance(parsed, Batch):
-            self._handle_batch(parsed)
+            self._handle_batch(parsed, message)
         else:
             self._refuse(parsed.id, parsed.session, parsed.error)
 
-    def _handle_batch(self, batch: Batch) -> None:
+    def _handle_batch(self, batch: Batch, message: Message) -> None:
         count = len(batch.requests) if batch.steps is None else len(batch.steps)
         collected = None if batch.each else Collected(self, batch.id, count)
         if collected is not None and batch.steps is not None and self._steps_go_together:
-            self._take_together(batch.steps, collected)
+            self._take_together(batch.steps, collected, message)
             return
         for place, request in enumerate(batch.in_full()):
             target = Each(self, request) if collected is None else Place(collected, place, request)
-            self._handle_one(request, target)
+            self._handle_one(request, target, message)
         if collected is not None and not count:
             collected.send()
 
-    def _handle_one(self, request: Request | Refused, target: Target) -> None:
+    def _handle_one(self, request: Request | Refused, target: Target, message: Message) -> None:
         if isinstance(request, Refused):
             self._manager.report_error(request.error["code"])
             target.answer(Reply("error", self.writer.data(request.error), self.writer))
         else:
-            self._handle(request, target)
+            self._handle(request, target, message)
 
-    def _take_together(self, steps: list[dict[str, Any]], collected: Collected) -> None:
+    def _take_together(self, steps: list[dict[str, Any]], collected: Collected, message: Message) -> None:
         """Run steps in groups, one for each thread that sessions share; what is no plain, new step runs by itself."""
-        operation, hub, sessions = self._operations.step, self._hub, self.sessions
+        operation, sessions, asked = self._operations.step, self.sessions, Asked("step", message)
         groups: dict[Host, StepGroup] = {}
         alone: list[int] = []
         apart: set[str] = set()  # whose later steps may not overtake one that runs by itself
         for place, given in enumerate(steps):
-            name = given.get("session")
-            session = sessions.get(name) if len(given) == 4 and name is not None else None  # type, id, session, data
-            request_id, action = given["id"], given["data"]
-            if (
-                session is None
-                or name in apart
-                or request_id <= session.ledger.last_id
-                or not session.takes_steps_together(operation, action)
-            ):
-                alone.append(place)
-                apart.update(sessions if name is None else (name,))  # without a name the only one is meant
-                continue
-            host = session.lane.host
-            group = groups.get(host)
-            if group is None:
-                group = groups[host] = StepGroup(operation, hub, collected.take)
-            step = GroupedStep(group, session, action, place, request_id)
-            if not session.begin_step(step):
-                alone.append(place)
-                apart.add(session.id)
-                continue
-            step.entry = session.ledger.begin(request_id, "step")
-            group.steps.append(step)
+            name: Any = given.get("session")
+            session = sessions.get(name) if len(given) == 4 else None  # type, id, session, data
+            if session is not None and name not in apart:
+                host = session.lane.host
+                group = groups.get(host)
+                if group is None:
+                    group = groups[host] = self._new_group(asked, collected)
+                request_id, action, ledger = given["id"], given["data"], session.ledger
+                if request_id > ledger.last_id and session.begin_step(group, operation, action):
+                    ledger.begin_step(request_id, asked)
+                    group.sessions.append(session)
+                    group.actions.append(action)
+                    group.ids.append(request_id)
+                    group.places.append(place)
+                    continue
+            alone.append(place)
+            apart.update(sessions if name is None else (name,))  # without a name the only one is meant
         for host, group in groups.items():
-            if not group.steps:
+            if not group.sessions:
                 continue
             self._groups.add(group)
-            self._grouped += len(group.steps)
+            self._grouped += len(group.sessions)
             host.submit(group)
         self._watch_load()
         for place in alone:
             request = request_of(steps[place])
-            self._handle_one(request, Place(collected, place, request))
+            self._handle_one(request, Place(collected, place, request), message)
         if not steps:
             collected.send()
 
-    def _handle(self, request: Request, target: Target) -> None:
+    def _new_group(self, asked: Asked, collected: Collected) -> StepGroup:
+        step, observe = self._operations.step, self._manager.observe_step
+        return StepGroup(step, self.writer.observed, asked, self._hub, collected.take, observe)
+
+    def _handle(self, request: Request, target: Target, message: Message) -> None:
         try:
             if self._role is not Role.ORCHESTRATOR and not may(self._role, request.type):
                 raise Forbidden(self._role.value)
             if request.type == "step" or request.type in ("reset", "state", "mcp", "close"):  # nearly all of them
-                self._submit(request, target)
+                self._submit(request, target, message)
             elif request.type == "open":
                 self._open(request)
             elif request.type == "cancel":
@@ -262,22 +266,23 @@ class MultiplexConnection:
             self._manager.report_error(exc.code)
             target.answer(self.writer.error(exc))
 
-    def _submit(self, request: Request, target: Target) -> None:
+    def _submit(self, request: Request, target: Target, message: Message) -> None:
         """Run a request of a session, unless it has run before."""
         session = self._session(request)
         entry = session.ledger.find(request.id)
         if entry is not None:
-            if entry.asked != request.type:
-                text = f"Invalid message: {request.id} is the id of another request: {entry.asked!r}"
+            kind, first = entry.asked
+            if kind != request.type or first.differs(message, request.id, session.id):
+                text = f"Invalid message: {request.id} is the id of another request: {kind!r}"
                 self._answer_error(target, WSErrorCode.VALIDATION_ERROR, text, session)
             else:
-                entry.tell(target.answer)
+                answer_again(entry, session, target)
             return
         if request.type in _GYM and not self._takes_steps:
             text = f"Unknown message type: {request.type} frames are off in production mode"
             self._answer_error(target, WSErrorCode.UNKNOWN_TYPE, text, session)
             return
-        entry = session.ledger.begin(request.id, request.type)
+        entry = session.ledger.begin(request.id, Asked(request.type, message))
         entry.tell(target.answer)
         if request.type == "mcp":
             self._run_rpc(request, session, entry)
@@ -367,7 +372,7 @@ class MultiplexConnection:
     def finished_together(self, group: StepGroup) -> None:
         """Forget a group that is done."""
         self._groups.discard(group)
-        self._grouped -= len(group.steps)
+        self._grouped -= len(group.sessions)
         self._resume_if_few()
 
     @property
@@ -416,15 +421,15 @@ class MultiplexConnection:
                 found = self._entrance.cancel(wanted)
             else:
                 session = self._session(request)
-                call: Running | None = self._calls.get((session.id, wanted)) or self._in_group(session, wanted)
+                call: Running | None = self._calls.get((session.id, wanted)) or self._group_of(session, wanted)
                 task = self._rpcs.get((session.id, wanted))
                 found = session.cancel(call) if call is not None else task is not None and task.cancel()
         message = {"type": "cancelled", "id": request.id, "found": found}
         self.send_message(message)
 
-    def _in_group(self, session: Session, request_id: int) -> GroupedStep | None:
-        steps = (step for group in self._groups for step in group.steps)
-        return next((step for step in steps if step.session is session and step.request_id == request_id), None)
+    def _group_of(self, session: Session, request_id: int) -> StepGroup | None:
+        wanted = (session, request_id)
+        return next((group for group in self._groups if wanted in zip(group.sessions, group.ids, strict=True)), None)
 
     # -- answers --------------------------------------------------------------------------------------------------
 
@@ -440,13 +445,13 @@ class MultiplexConnection:
         """Send an answer alone."""
         self._send(self.written(reply, request))
 
-    def failure(self, error: BaseException, session: Session, request_id: int) -> Reply:
+    def failure(self, error: BaseException, session: Session, request_id: int, kind: str) -> Reply:
         """Say why a request failed."""
         if isinstance(error, SessionClosedError):
             error = SessionLost(ending(error.reason))
         else:
-            logger.info("session %s: request %d failed", session.id, request_id, exc_info=error)
-        return self.writer.error(self._shared.service.errors.shown(error))
+            logger.info("session %s: %s failed (request %d)", session.id, kind, request_id, exc_info=error)
+        return self.writer.error(hinted(self._shared.service.errors.shown(error), session, kind))
 
     def written(self, reply: Reply, request: Request | Refused) -> bytes:
         """Write an answer."""
@@ -481,3 +486,8 @@ class MultiplexConnection:
             self._socket.send_binary(payload)
         else:
             self._socket.send(payload)
+
+
+def _is_large_batch(payload: bytes) -> bool:
+    """Guess whether a message asks for much at once, without reading it."""
+    return len(payload) >= _LARGE_BATCH and b"batch" in payload[:40]

@@ -20,7 +20,7 @@ from .writes import WriteBatch
 
 logger = logging.getLogger(__name__)
 
-_BIG = 65_536
+_BIG = 8192  # from here on a message is worth a write of its own, and its reader a start on it
 _WHOLE_TEXT = 0x81  # first byte of a text message in a single frame
 _OUTBOX = 16
 CLOSE_TIMEOUT_S = 2.0

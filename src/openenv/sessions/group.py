@@ -8,92 +8,132 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import pairwise
+from time import perf_counter
 from typing import Any
 
 from ..errors import RequestCancelled, SessionClosedError
 from ..runners import Hub
-from .ledger import Entry
 from .operations import Operation
-from .session import Call, Session, interrupt
+from .session import Call, ObserveStep, Session, interrupt
 
 _MANY = 16
 _GIVE_WAY_S = 0.00005
 
-
-class GroupedStep:
-    """A step of a group. One that is cancelled before its turn is not run."""
-
-    __slots__ = ("_group", "_is_cancelled", "action", "entry", "error", "place", "request_id", "result", "session")
-
-    def __init__(self, group: StepGroup, session: Session, action: Any, place: int, request_id: int) -> None:
-        self._group = group
-        self._is_cancelled = False
-        self.session = session
-        self.action = action
-        self.place = place
-        self.request_id = request_id
-        self.result: Any = None
-        self.error: BaseException | None = None
-
-    entry: Entry
-
-    def cancel(self) -> None:
-        """Keep it from being run, or interrupt it."""
-        self._is_cancelled = True
-        interrupt(self.session, self, self._group.operation, self._group.hub)
-
-    def cancelled(self) -> BaseException | None:
-        """Return why it must not be run."""
-        if not self._is_cancelled:
-            return None
-        reason = self.session.close_reason
-        return RequestCancelled() if reason is None else SessionClosedError(self.session.id, reason)
+Write = Callable[[Any, int, str], bytes]
+"""Writes a reply: from an observation, the id of the request and that of the session."""
 
 
 class StepGroup:
-    """Runs its steps one after the other, then tells of all of them on the loop."""
+    """Runs its steps one after the other, then tells of all of them on the loop.
 
-    __slots__ = ("_told", "hub", "operation", "steps")
+    Steps have no object each: what belongs to one is at the same index of several lists. Nor does anything here refer
+    back to the group, so that it is gone with the last word of it and not when garbage is collected.
+
+    Args:
+        operation: What a step is.
+        write: Writes the reply to a step, in the lane.
+        asked: What ledgers keep of what was asked.
+        hub: Whose loop is told.
+        told: Takes the group when all is done.
+        observe: Takes how long each step waited, ran, and was on its way back; None where nobody wants to know.
+    """
+
+    __slots__ = (
+        "_cancelled",
+        "_observe",
+        "_times",
+        "_told",
+        "_write",
+        "actions",
+        "asked",
+        "hub",
+        "ids",
+        "operation",
+        "outcomes",
+        "places",
+        "sessions",
+    )
 
     kind = "step"
 
-    def __init__(self, operation: Operation, hub: Hub, told: Callable[[StepGroup], None]) -> None:
+    def __init__(
+        self,
+        operation: Operation,
+        write: Write,
+        asked: Any,
+        hub: Hub,
+        told: Callable[[StepGroup], None],
+        observe: ObserveStep | None = None,
+    ) -> None:
         self.operation = operation
+        self._write = write
+        self.asked = asked
         self.hub = hub
         self._told = told
-        self.steps: list[GroupedStep] = []
+        self._observe = observe
+        self._times = None if observe is None else [perf_counter()]  # of its making, then of all beginnings and ends
+        self._cancelled: set[Session] | None = None
+        self.sessions: list[Session] = []
+        self.actions: list[Any] = []
+        self.ids: list[int] = []
+        self.places: list[int] = []
+        self.outcomes: list[bytes | BaseException] = []
 
     @property
     def count(self) -> int:
         """How many calls this one stands for."""
-        return len(self.steps)
+        return len(self.sessions)
+
+    def cancel(self, session: Session) -> None:
+        """Keep the step of a session from being run, or interrupt it."""
+        if self._cancelled is None:
+            self._cancelled = set()
+        self._cancelled.add(session)
+        interrupt(session, self, self.operation, self.hub)
 
     def run(self) -> None:
         """Do the steps, in the lane."""
         waiting: list[tuple[Session, Call]] = []
-        in_lane = self.operation.in_lane
-        for step in self.steps:
-            session = step.session
-            step.error = step.cancelled()
-            if step.error is None:
-                try:
-                    step.result = in_lane(session.env, step.action)
-                except BaseException as exc:
-                    step.error = exc
-            following = session.end_step(failed=step.error is not None)
+        write, outcomes, times = self._write, self.outcomes, self._times
+        if times is not None:
+            times.append(perf_counter())
+        for session, action, request_id in zip(self.sessions, self.actions, self.ids, strict=True):
+            try:
+                if self._cancelled is not None:
+                    self._check(session)
+                outcomes.append(write(session.env.step(action), request_id, session.id))
+            except BaseException as exc:
+                outcomes.append(exc)
+                following = session.end_step(failed=True)
+            else:
+                following = session.end_step(failed=False)
+            if times is not None:
+                times.append(perf_counter())
             if following is not None:
                 waiting.append((session, following))
         if self.hub.is_at_hand:
             self.deliver()
         else:
             self.hub.post(self)
-            if len(self.steps) >= _MANY:
+            if len(outcomes) >= _MANY:
                 # Or this thread would go on with the next group while the loop waits for the interpreter: all replies
                 # would go out together at the end, and whoever waits for them would have nothing to do until then.
                 time.sleep(_GIVE_WAY_S)
         for session, following in waiting:
             session.start(following)
 
+    def _check(self, session: Session) -> None:
+        """Raise why a step must not be run, if so."""
+        if self._cancelled is not None and session in self._cancelled:
+            reason = session.close_reason
+            raise RequestCancelled() if reason is None else SessionClosedError(session.id, reason)
+
     def deliver(self) -> None:
         """Hand the outcomes over."""
         self._told(self)
+        if self._observe is not None and self._times is not None:
+            made, *began = self._times
+            now = perf_counter()
+            for start, end in pairwise(began):
+                self._observe(start - made, end - start, now - end)

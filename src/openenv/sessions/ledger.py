@@ -1,7 +1,8 @@
 """`Ledger`: the replies to a session's last requests, so that a repeated request is answered and never run twice.
 
 Keys are the ids of requests. Where they are numbers they only grow, so an old one whose reply is gone is told from a
-new one. Knows keys and replies; must not know what they mean. Used on one event loop.
+new one; of other keys, many more are remembered than replies are kept. Knows keys and replies; must not know what they
+mean. Used on one event loop.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from ..errors import StaleRequest
 
 KEPT = 16
 KEPT_BYTES = 256 * 1024
+REMEMBERED = 1024
 
 Listener = Callable[[Any], None]
 
@@ -21,16 +23,17 @@ class Entry:
     """One request: its reply, or those who wait for it.
 
     Args:
+        key: Its id.
         asked: What was asked, as far as whoever asks can tell it from another request.
     """
 
-    __slots__ = ("_listeners", "asked", "is_done", "reply", "size")
+    __slots__ = ("_listeners", "asked", "is_done", "key", "reply")
 
-    def __init__(self, asked: bytes | str | None = None) -> None:
+    def __init__(self, key: int | str, asked: Any = None) -> None:
+        self.key = key
         self.asked = asked
         self.is_done = False
         self.reply: Any = None
-        self.size = 0
         self._listeners: list[Listener] | None = None
 
     def tell(self, listener: Listener) -> None:
@@ -42,21 +45,28 @@ class Entry:
         else:
             self._listeners.append(listener)
 
-    def finish(self, reply: Any, size: int) -> None:
+    def finish(self, reply: Any) -> None:
         """Keep the reply and tell those who wait."""
-        self.is_done, self.reply, self.size = True, reply, size
+        self.is_done, self.reply = True, reply
         listeners, self._listeners = self._listeners, None
         for listener in listeners or ():
             listener(reply)
 
 
 class Ledger:
-    """The requests of one session. The last reply is always kept, earlier ones while they are few and small."""
+    """The requests of one session. The last reply is always kept, earlier ones while they are few and small.
 
-    __slots__ = ("_entries", "_total", "hits", "last_id")
+    A step of a group has no entry of its own while nobody asks for it a second time: making one for each would cost
+    more than everything else that is noted here.
+    """
+
+    __slots__ = ("_kept", "_past", "_step", "_total", "_under_way", "hits", "last_id")
 
     def __init__(self) -> None:
-        self._entries: dict[int | str, Entry] = {}
+        self._under_way: dict[int | str, Entry] = {}
+        self._kept: list[tuple[int | str, Any, Any, int]] = []  # key, what was asked, reply, size; in order of replies
+        self._step: tuple[int, Any] | None = None  # key and what was asked of the last step in a group
+        self._past: dict[int, None] | None = None
         self._total = 0
         self.last_id = 0
         self.hits = 0
@@ -67,37 +77,74 @@ class Ledger:
         Raises:
             StaleRequest: It was seen before, but its reply is no longer kept.
         """
-        entry = self._entries.get(key)
+        if type(key) is int and key > self.last_id:
+            return None
+        entry = self._under_way.get(key) or self._stepping(key) or self._answered(key)
         if entry is not None:
             self.hits += 1
-        elif isinstance(key, int) and key <= self.last_id:
+        elif isinstance(key, int) or (self._past is not None and hash(key) in self._past):
             raise StaleRequest(key, self.last_id)
         return entry
 
-    def begin(self, key: int | str, asked: bytes | str | None = None) -> Entry:
+    def _stepping(self, key: int | str) -> Entry | None:
+        if self._step is None or self._step[0] != key:
+            return None
+        entry = self._under_way[key] = Entry(*self._step)
+        return entry
+
+    def _answered(self, key: int | str) -> Entry | None:
+        for kept, asked, reply, _ in self._kept:
+            if kept == key:
+                entry = Entry(key, asked)
+                entry.finish(reply)
+                return entry
+        return None
+
+    def begin(self, key: int | str, asked: Any = None) -> Entry:
         """Note a new request."""
-        entry = self._entries[key] = Entry(asked)
+        entry = self._under_way[key] = Entry(key, asked)
         if isinstance(key, int):
             self.last_id = key
         return entry
 
+    def begin_step(self, key: int, asked: Any) -> None:
+        """Note a new step of a group."""
+        if self._step is not None:  # has run, but nobody has been told yet
+            self._stepping(self._step[0])
+        self.last_id = key
+        self._step = (key, asked)
+
     def finish(self, entry: Entry, reply: Any, size: int) -> None:
         """Note a reply, and let go of earlier ones that are too many."""
-        entry.finish(reply, size)
-        self._total += size
-        while len(self._entries) > KEPT or (self._total > KEPT_BYTES and len(self._entries) > 1):
-            key, oldest = next(iter(self._entries.items()))
-            if not oldest.is_done:
-                self._drop_behind()
-                return
-            del self._entries[key]
-            self._total -= oldest.size
+        self._under_way.pop(entry.key, None)
+        self._keep(entry.key, entry.asked, reply, size)
+        entry.finish(reply)
 
-    def _drop_behind(self) -> None:
-        """Let go of what is too much where the oldest request still runs; the newest one is always kept."""
-        total = 0
-        for count, (key, kept) in enumerate(reversed(self._entries.copy().items())):
-            total += kept.size
-            if count and kept.is_done and (count >= KEPT or total > KEPT_BYTES):
-                del self._entries[key]
-                self._total -= kept.size
+    def finish_step(self, key: int, asked: Any, reply: Any, size: int) -> None:
+        """Note the reply to a step of a group, and tell those who have asked for it since."""
+        if self._step is not None and self._step[0] == key:
+            self._step = None
+        self._keep(key, asked, reply, size)
+        if self._under_way and key in self._under_way:
+            self._under_way.pop(key).finish(reply)
+
+    def _keep(self, key: int | str, asked: Any, reply: Any, size: int) -> None:
+        kept = self._kept
+        kept.append((key, asked, reply, size))
+        self._total += size
+        while len(kept) > KEPT or (self._total > KEPT_BYTES and len(kept) > 1):
+            is_last = kept[0][0] == self.last_id  # it may have overtaken one before it
+            if is_last and len(kept) == 2 and type(key) is str:  # the last of either kind of keys is kept
+                break
+            oldest, _, _, freed = kept.pop(is_last)
+            self._total -= freed
+            if type(oldest) is str:
+                self._remember(oldest)
+
+    def _remember(self, key: str) -> None:
+        """Remember a key whose reply is let go of: a copy of its request may still be on its way."""
+        if self._past is None:
+            self._past = {}
+        self._past[hash(key)] = None
+        if len(self._past) > REMEMBERED:
+            del self._past[next(iter(self._past))]

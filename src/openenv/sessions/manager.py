@@ -35,7 +35,7 @@ from .events import Listener, SessionEvent
 from .limits import Account, SessionLimits
 from .openings import Openings
 from .reaper import Reaper
-from .session import Call, CallFactory, Session, SessionKind, SessionState
+from .session import Call, CallFactory, ObserveStep, Session, SessionKind, SessionState
 from .slots import NOBODY, Slots
 from .waiting import Line, wait_until
 
@@ -82,6 +82,7 @@ class SessionManager:
         self.listeners: list[Listener] = []
         self.wants_origins = False
         self._make_call: CallFactory = Call
+        self.observe_step: ObserveStep | None = None
         self._clock = clock or time.monotonic
         self._wall_clock = wall_clock or clock or time.time
         self._lock = threading.Lock()
@@ -340,7 +341,7 @@ class SessionManager:
             on_closed=self._on_closed,
             on_error=self._on_error,
         )
-        session.make_call = self._make_call
+        session.make_call, session.observe_step = self._make_call, self.observe_step
         if isinstance(session.lane, PerishableLane):
             session.lane.on_lost = session.close
         return session
@@ -388,17 +389,20 @@ class SessionManager:
             return SessionClosedError(session.id, session.close_reason or "closed")
         return None
 
-    def make_calls_with(self, factory: CallFactory, *, with_origins: bool = False) -> None:
+    def make_calls_with(
+        self, factory: CallFactory, *, with_origins: bool = False, observe_step: ObserveStep | None = None
+    ) -> None:
         """Have every session make its calls in another way from now on, for whoever wants to watch them.
 
         Args:
             factory: Makes a call.
             with_origins: Whether surfaces are to tell where requests come from, which is not free.
+            observe_step: Takes the times of steps, where that is all there is to it: then they may still run together.
         """
         self.wants_origins = self.wants_origins or with_origins
-        self._make_call = factory
+        self._make_call, self.observe_step = factory, observe_step
         for session in self.slots.all():
-            session.make_call = factory
+            session.make_call, session.observe_step = factory, observe_step
 
     # -- what sessions report, from any thread ------------------------------------------------------------------
 

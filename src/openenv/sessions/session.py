@@ -134,13 +134,13 @@ class Call:
             return
         self.task = self._hub.loop.create_task(self._run_in_loop())
 
-    def cancel(self) -> None:
+    def cancel(self, session: Session) -> None:
         """Interrupt a coroutine, or a tool in the lane; other code that runs in a thread is waited for."""
         if self.task is not None:
             task = self.task
             self._hub.loop.call_soon_threadsafe(task.cancel)
         else:
-            interrupt(self._session, self, self.operation, self._hub)
+            interrupt(session, self, self.operation, self._hub)
 
     def settle(self, error: BaseException | None = None) -> None:
         """Tell the requester, on its own loop."""
@@ -159,13 +159,15 @@ class Call:
 
 
 CallFactory = Callable[["Session", Operation, Any, Done, Hub, "Origin | None"], Call]
+ObserveStep = Callable[[float, float, float], None]
+"""Takes the seconds that a step has waited, run, and been on its way back."""
 
 
 class Running(Protocol):
     """What a session is busy with."""
 
-    def cancel(self) -> None:
-        """End it early, as far as that is possible."""
+    def cancel(self, session: Session) -> None:
+        """End what it does for a session early, as far as that is possible."""
         ...
 
 
@@ -217,15 +219,18 @@ class Session:
         self.account = Account()
         self.close_when_detached = False
         self.episode = Episode()
+        self.was_reset = False
         self._clock = clock
         self._on_ready = on_ready
         self._on_closed = on_closed
         self._on_error = on_error
         self.make_call: CallFactory = Call
+        self.observe_step: ObserveStep | None = None
         self._home: Hub | None = None
         self._running: Running | None = None
         self._waiting: deque[Call] = deque()
         self._async_kinds: frozenset[str] = frozenset()
+        self._steps_in_loop = False
         self._lock = threading.Lock()
 
     def construct(self, factory: Callable[[], Any], done: Done, hub: Hub) -> None:
@@ -268,20 +273,20 @@ class Session:
             call.settle(SessionClosedError(self.id, self.close_reason or "closed"))
         return call
 
-    def takes_steps_together(self, operation: Operation, action: Any) -> bool:
-        """Whether a step may be part of a group: it blocks, and nobody watches calls one by one."""
-        return self.make_call is Call and (
-            "step" not in self._async_kinds
-            or (operation.prefers_lane is not None and operation.prefers_lane(self.env, action))
-        )
+    def begin_step(self, group: Running, operation: Operation, action: Any) -> bool:
+        """Take the session for a step of a group, unless that must run by itself.
 
-    def begin_step(self, step: Running) -> bool:
-        """Take the session for a step of a group, unless it is busy or ending."""
+        It must if it does not block, if calls are watched one by one, or if the session is busy or ending.
+        """
+        if self.make_call is not Call and self.observe_step is None:
+            return False
+        if self._steps_in_loop and not (operation.prefers_lane and operation.prefers_lane(self.env, action)):
+            return False
         with self._lock:
             if self.state is not _READY:
                 return False
             self.state = _BUSY
-            self._running = step
+            self._running = group
         return True
 
     def end_step(self, *, failed: bool) -> Call | None:
@@ -339,7 +344,7 @@ class Session:
         if waiting is not None:
             waiting.settle(RequestCancelled())
         if running:
-            call.cancel()
+            call.cancel(self)
         return running or waiting is not None
 
     async def run_in_lane(self, function: Callable[[], Any]) -> Any:
@@ -369,7 +374,7 @@ class Session:
         if unbuilt:  # its client left before the constructor was called
             self._end(None)
         if running is not None:
-            running.cancel()
+            running.cancel(self)
         if closing is not None:
             self.start(closing)
 
@@ -409,6 +414,7 @@ class Session:
                 self.step_count += 1
             elif kind == "reset":
                 self.episode = Episode()
+                self.was_reset = True
             following = self._following()
         call.settle()
         if following is not None:
@@ -433,6 +439,7 @@ class Session:
             self.env = call.result
             try:
                 self._async_kinds = bind(type(self.env)).async_kinds | {"tool"}
+                self._steps_in_loop = "step" in self._async_kinds
             except Exception as exc:
                 call.error = exc
             call.result = self

@@ -39,7 +39,10 @@ class CallWatch:
         """Time each call from now on, in a histogram for each phase, by kind of call."""
         if not self._is_on:
             self._is_on = True
-            self._manager.make_calls_with(partial(WatchedCall, self))
+            self._manager.make_calls_with(partial(WatchedCall, self), observe_step=self._observe_step)
+
+    def _observe_step(self, wait_s: float, run_s: float, reply_s: float) -> None:
+        self.times["step"].observe(wait_s, run_s, reply_s)
 
     def name_calls(self) -> None:
         """Let `CURRENT` be the call that runs or is answered, from now on."""

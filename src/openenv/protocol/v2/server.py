@@ -213,6 +213,8 @@ class Writer(ABC):
     """Writes messages whose data is encoded already."""
 
     codec: Codec
+    closing = b""
+    """What an envelope has behind the data."""
 
     @abstractmethod
     def observation(self, observation: Any) -> bytes:
@@ -226,9 +228,9 @@ class Writer(ABC):
     def message(self, kind: str, request_id: int | None, session: str | None, data: bytes | None) -> bytes:
         """Put an envelope around data."""
 
-    def observed(self, request_id: int, session: str, data: bytes) -> bytes:
-        """Put its envelope around an observation."""
-        return self.message("observation", request_id, session, data)
+    def observed(self, observation: Any, request_id: int, session: str) -> bytes:
+        """Write an observation with its envelope."""
+        return self.message("observation", request_id, session, self.observation(observation))
 
     def data(self, value: Mapping[str, Any]) -> bytes:
         """Encode any data."""
@@ -237,6 +239,14 @@ class Writer(ABC):
     def error(self, exc: BaseException) -> Reply:
         """Report a failure."""
         return Reply("error", self.data(error_data(exc)), self)
+
+    def opened(self, message: bytes, request_id: int, session: str) -> Reply:
+        """Take its envelope off the answer to a step."""
+        for kind in ("observation", "error"):
+            head = self.message(kind, request_id, session, b"").removesuffix(self.closing)
+            if message.startswith(head):
+                return Reply(kind, message[len(head) : len(message) - len(self.closing)], self)
+        raise ValueError("not the answer to that step")
 
     def reply(self, reply: Reply, request_id: int | None, session: str | None) -> bytes:
         """Write an answer, in this codec whichever it was encoded in."""
@@ -248,6 +258,7 @@ class Writer(ABC):
 
 class _JsonWriter(Writer):
     codec = JSON
+    closing = b"}"
 
     def observation(self, observation: Any) -> bytes:
         return observation_json(observation)
@@ -260,9 +271,9 @@ class _JsonWriter(Writer):
         head = f'{{"type":"{kind}","id":{"null" if request_id is None else request_id}{named}'.encode()
         return head + b"}" if data is None else b"".join((head, b',"data":', data, b"}"))
 
-    def observed(self, request_id: int, session: str, data: bytes) -> bytes:
-        head = b'{"type":"observation","id":%d,"session":"%b","data":' % (request_id, session.encode())
-        return b"".join((head, data, b"}"))
+    def observed(self, observation: Any, request_id: int, session: str) -> bytes:
+        head = f'{{"type":"observation","id":{request_id},"session":"{session}","data":'
+        return observation_json(observation, before=head.encode(), after=b"}")
 
 
 class _MsgPackWriter(Writer):
