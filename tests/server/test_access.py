@@ -22,6 +22,7 @@ from openenv.server.app import create_app
 from openenv.server.compat import HTTPEnvServer
 from openenv.tool_types import CallToolAction, CallToolObservation
 from openenv.types import Action, Observation, State
+from openenv.web.attach import add_page
 
 TOKENS = {"orchestrator": "orch.token", "agent": "agent-token", "observer": "obs_token~"}
 CALLERS = ["nobody", "stranger", "agent", "observer", "orchestrator"]
@@ -61,7 +62,24 @@ TABLE: dict[tuple[str, str], set[str]] = {
     ("POST", "/{env_name}/num_tasks"): CONTROL,
     ("POST", "/{env_name}/task"): CONTROL,
     ("POST", "/{env_name}/task_range"): CONTROL,
+    ("GET", "/"): EVERYBODY,
+    ("GET", "/web"): EVERYBODY,
+    ("GET", "/web/"): EVERYBODY,
+    ("GET", "/web/static/{file}"): EVERYBODY,
+    ("POST", "/web/logout"): EVERYBODY,
+    ("GET", "/web/page"): LOOKING,
+    ("GET", "/web/metadata"): LOOKING,
+    ("GET", "/web/state"): LOOKING,
+    ("GET", "/web/sessions"): LOOKING,
+    ("WS", "/ws/ui"): LOOKING,
+    ("POST", "/web/reset"): CONTROL,
+    ("POST", "/web/step"): CONTROL,
+    ("POST", "/web/close"): CONTROL,
+    ("POST", "/web/call"): CONTROL,
+    ("DELETE", "/web/sessions/{session_id}"): CONTROL,
 }
+# Open to everybody, whom it asks for a token itself.
+ASKS_ITSELF = {("POST", "/web/login")}
 BODIES: dict[str, Any] = {
     "/step": {"action": {"tool_name": "put", "arguments": {"item": "x"}}},
     "/{env_name}/tasks": {"split": "train"},
@@ -108,7 +126,9 @@ class Shelf(MCPEnvironment):
 
 
 def shelf_app(access: AccessPolicy | None = POLICY, **kwargs: Any) -> FastAPI:
-    return create_app(Shelf, CallToolAction, CallToolObservation, max_concurrent_envs=64, access=access, **kwargs)
+    app = create_app(Shelf, CallToolAction, CallToolObservation, max_concurrent_envs=64, access=access, **kwargs)
+    add_page(app)
+    return app
 
 
 def bearer(caller: str) -> dict[str, str]:
@@ -152,8 +172,8 @@ def routes_of(app: FastAPI) -> set[tuple[str, str]]:
 
 
 def test_the_table_knows_every_route() -> None:
-    assert routes_of(shelf_app()) == set(TABLE)
-    assert routes_of(shelf_app(mode="production")) < set(TABLE)
+    assert routes_of(shelf_app()) == set(TABLE) | ASKS_ITSELF
+    assert routes_of(shelf_app(mode="production")) < set(TABLE) | ASKS_ITSELF
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +202,8 @@ def test_a_role_reaches_exactly_its_routes(ways: dict[str, str], way: str, metho
         if caller in TABLE[method, path]:
             assert status not in (401, 403), (caller, body)
         elif caller in ("nobody", "stranger"):
-            assert (status, headers["www-authenticate"], refused_with(body)) == (401, "Bearer", "UNAUTHORIZED"), caller
+            challenge = "Bearer" if caller == "nobody" else 'Bearer error="invalid_token"'
+            assert (status, headers["www-authenticate"], refused_with(body)) == (401, challenge, "UNAUTHORIZED"), caller
         else:
             assert (status, refused_with(body)) == (403, "FORBIDDEN"), caller
             assert caller in body

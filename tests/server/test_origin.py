@@ -101,3 +101,39 @@ def test_a_page_whose_name_was_made_to_point_at_loopback_is_refused(serve: Calla
         by_name = {"Host": f"localhost:{server.port}", "Origin": f"http://localhost:{server.port}"}
         assert client.post("/reset", headers=by_name).status_code == 200
         assert client.post("/reset", headers={"Host": "gateway.internal"}).status_code == 200  # a program, no page
+
+
+BROWSER = {"Accept-Language": "en", "User-Agent": "Mozilla/5.0"}
+
+
+@pytest.fixture(scope="module")
+def still(serve_once: Callable[..., Any]) -> Any:
+    """A server that several tests share."""
+    return serve_once(create_app(Still, Action, Observation))
+
+
+@pytest.mark.parametrize("path", ["/state", "/metadata", "/schema", "/metrics", "/sessions/x", "/list_environments"])
+def test_a_page_whose_name_was_made_to_point_at_loopback_cannot_look_either(still: Any, path: str) -> None:
+    """A browser sends no origin with a GET to the name that the page has; it does tell its languages."""
+    server = still
+    foreign = {"Host": f"evil.example:{server.port}"}
+    with httpx2.Client(base_url=server.url, trust_env=False) as client:
+        refused = client.get(path, headers={**BROWSER, **foreign})
+        assert (refused.status_code, refused.json()["code"]) == (403, "FOREIGN_ORIGIN")
+        assert "evil.example" in refused.json()["detail"]
+        for known in (
+            BROWSER,
+            {**BROWSER, "Host": f"localhost:{server.port}"},
+            {**BROWSER, "Host": "192.0.2.7:8000"},  # an address points nowhere else
+            {**BROWSER, "Host": "lab.example", "Sec-Fetch-Site": "same-origin"},  # behind a proxy that ends TLS
+            foreign,  # a program behind a proxy on this machine
+        ):
+            assert client.get(path, headers=known).status_code != 403, known
+
+
+def test_a_name_that_a_setting_lists_may_look(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENENV_ALLOWED_ORIGINS", "http://lab.example")
+    server = serve(create_app(Still, Action, Observation))
+    with httpx2.Client(base_url=server.url, trust_env=False) as client:
+        for host, status in [("lab.example", 200), ("lab.example:8000", 403), ("other.example", 403)]:
+            assert client.get("/state", headers={**BROWSER, "Host": host}).status_code == status

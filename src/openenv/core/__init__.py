@@ -21,7 +21,6 @@ _CLIENTS = {
     "ToolCall": "openenv.llm.messages",
     "create_llm_client": "openenv.llm.client",
 }
-_LATER = dict.fromkeys(("WebInterfaceManager", "create_web_interface_app"), "openenv.core.env_server")
 _SUBMODULES = {
     name: f"{__name__}.{name}:"
     for name in ("client_types", "containers", "env_client", "env_server", "rubrics", "tools", "utils")
@@ -101,6 +100,8 @@ if TYPE_CHECKING:  # the tables, for type checkers; tests/test_typing.py holds t
     from openenv.types import WSStateMessage as WSStateMessage
     from openenv.types import WSStateResponse as WSStateResponse
     from openenv.types import WSStepMessage as WSStepMessage
+    from openenv.web.attach import create_web_interface_app as create_web_interface_app
+    from openenv.web.manager import WebInterfaceManager as WebInterfaceManager
 
     from . import client_types as client_types
     from . import containers as containers
@@ -115,5 +116,5 @@ else:
     from .env_server import __all__ as _server_names
 
     _SERVER = dict.fromkeys(_server_names, "openenv.core.env_server")
-    __getattr__, __dir__, _names = lazy_exports(__name__, {**_CLIENTS, **_SERVER, **_LATER, **_SUBMODULES})
+    __getattr__, __dir__, _names = lazy_exports(__name__, {**_CLIENTS, **_SERVER, **_SUBMODULES})
     __all__ = [*_CLIENTS, *_SERVER]

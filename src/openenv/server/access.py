@@ -16,10 +16,11 @@ from urllib.parse import unquote
 
 from .. import settings
 from ..sessions.limits import Account
-from .asgi import Scope, header
+from .asgi import Scope, cookie, header
 
 ROLE: Final = "openenv.role"
 ADDRESS_TOKEN: Final = "openenv.address_token"
+_TOKEN_COOKIE: Final = "openenv_token"
 _FOUND: Final = "openenv.access"
 _TOKEN = re.compile(r"[!-+\--~]+")  # what is visible in ASCII, but for the comma, which separates several
 
@@ -56,6 +57,9 @@ _ENTRY: Mapping[Area, frozenset[Role]] = {
 }
 _PROBED = frozenset({"/health", "/ready"})  # by load balancers, which have no tokens
 _LOOKED_AT = frozenset({"/metadata", "/schema", "/metrics", "/state", "/sessions", "/sessions/{session_id}"})
+# The page itself holds no secrets, and somebody without a token has to find where to give one.
+_PAGE = frozenset({"/", "/web", "/web/", "/web/static/{file}", "/web/login", "/web/logout"})
+_LOOKED_AT_ON_PAGE = frozenset({"/web/page", "/web/metadata", "/web/state", "/web/sessions"})
 _REQUESTS: Mapping[Role, frozenset[str]] = {
     Role.AGENT: frozenset({"open", "mcp", "close", "batch", "cancel", "ping"}),
     Role.OBSERVER: frozenset({"state", "ping"}),
@@ -71,11 +75,26 @@ def area_of(path: str, methods: Iterable[str] | None) -> Area:
     """
     if path == "/mcp" or (path == "/ws" and methods is None):  # frames on a socket are judged one by one: see `may`
         return Area.TOOLS
+    if path in _PAGE:
+        return Area.OPEN
+    if path == "/ws/ui" and methods is None:
+        return Area.LOOK
     if methods is None or not {"GET", "HEAD"}.issuperset(methods):
         return Area.CONTROL
     if path in _PROBED:
         return Area.OPEN
-    return Area.LOOK if path in _LOOKED_AT else Area.CONTROL
+    return Area.LOOK if path in _LOOKED_AT or path in _LOOKED_AT_ON_PAGE else Area.CONTROL
+
+
+def is_of_page(path: str) -> bool:
+    """Say whether a route is the web page's, whose cookie counts there and nowhere else."""
+    return path in ("/", "/web", "/ws/ui") or path.startswith("/web/")
+
+
+def token_cookie(scope: Scope) -> str:
+    """Name the cookie that holds the page's token; browsers have one set of cookies for all ports of a host."""
+    _, _, port = (header(scope, b"host") or "").rpartition(":")
+    return f"{_TOKEN_COOKIE}_{port}" if port.isdecimal() and port.isascii() else _TOKEN_COOKIE
 
 
 def may(role: Role, request: str) -> bool:
@@ -96,6 +115,11 @@ def role_of(scope: Scope) -> Role:
 def account_of(role: Role, key: str | None = None) -> Account:
     """Say whom a session counts for that somebody of this role opens, under a key if he has named one."""
     return Account(key, is_agent=role is Role.AGENT)
+
+
+def shows_token(scope: Scope) -> bool:
+    """Say whether a request that somebody was asked to identify carried a token, known or not."""
+    return bool(scope.get(_FOUND, (None, None, False))[2])
 
 
 class AccessPolicy:
@@ -160,13 +184,14 @@ class AccessPolicy:
                 found = role
         return found
 
-    def identify(self, scope: Scope, *, by_address: bool = False) -> Role | None:
+    def identify(self, scope: Scope, *, by_address: bool = False, by_cookie: bool = False) -> Role | None:
         """Return the role of the token that a request carries, or None where there is none, or an unknown one.
 
         Args:
             scope: The request.
             by_address: Whether `?token=` in the address counts, for clients that cannot set headers. It is taken out
                 of the query, so that nobody behind logs it; the scope has it as `ADDRESS_TOKEN` if it is known.
+            by_cookie: Whether the cookie counts that the web page has got for a token.
         """
         known = scope.get(_FOUND)
         if known is not None and known[0] is self:  # the short way may have looked already
@@ -176,8 +201,10 @@ class AccessPolicy:
         if by_address:
             written = _take_from_address(scope)
             token = written if token is None else token
+        if by_cookie and token is None and (kept := cookie(scope, token_cookie(scope))) is not None:
+            token = unquote(kept)
         role = None if token is None else self.role(token)
-        scope[_FOUND] = (self, role)
+        scope[_FOUND] = (self, role, token is not None)
         if role is not None and by_address and written is not None:
             scope[ADDRESS_TOKEN] = written
         return role

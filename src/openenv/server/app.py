@@ -5,7 +5,6 @@ Knows how an application is put together; routes and sessions are elsewhere.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +15,6 @@ from ..settings import server_mode, web_interface_enabled
 from ..types import ConcurrencyConfig, ServerMode, State
 from .access import AccessPolicy
 from .compat import HTTPEnvServer, parse_mode
-
-logger = logging.getLogger(__name__)
 
 _TITLE = "OpenEnv Environment HTTP API"
 _API_VERSION = "1.0.0"
@@ -63,8 +60,7 @@ def create_app(
 ) -> FastAPI:
     """Build the application of an environment.
 
-    The arguments about the web page are accepted for applications that have them; the page itself comes with a later
-    release, and asking for it logs a warning.
+    With `ENABLE_WEB_INTERFACE` (`true`, `1` or `yes`), or with a `gradio_builder`, it has a web page at `/web`.
 
     Args:
         env: The environment class, or a function without arguments that returns an environment.
@@ -73,7 +69,8 @@ def create_app(
         env_name: Name in the Task API and on the page.
         max_concurrent_envs: Sessions held at once; by default 1.
         concurrency_config: The same and a session timeout, as one object.
-        gradio_builder: Builds a Gradio page of the environment's own.
+        gradio_builder: Builds a Gradio page of the environment's own, shown as a tab of the web page; needs the extra
+            `openenv[gradio]`.
         custom_tab_name: Label of that page's tab.
         custom_tab_primary: Whether that tab comes first.
         show_default_tab: Whether the standard page is there as well.
@@ -113,7 +110,16 @@ def create_app(
         sessions_per_process=sessions_per_process,
     )
     if web_interface_enabled() or gradio_builder is not None:
-        logger.warning("the web page is not part of this release yet; %s is served without it", env_name or env)
+        from ..web.attach import add_page  # servers without the page do not load it
+
+        add_page(
+            app,
+            gradio_builder=gradio_builder,
+            custom_tab_name=custom_tab_name,
+            custom_tab_primary=custom_tab_primary,
+            show_default_tab=show_default_tab,
+            title_override=title_override,
+        )
     return app
 
 

@@ -5,14 +5,14 @@ Knows which routes a mode has; what they do is elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from math import isfinite
 from typing import Any
 
 from fastapi import Body, FastAPI
 from pydantic import TypeAdapter
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from ..env.environment import Environment
 from ..runners import ProcessOptions
@@ -126,6 +126,7 @@ class HTTPEnvServer:
         self._env_factory = env
         self._gate = Gate(OriginPolicy(allowed_origins()), AccessPolicy.from_settings() if access is None else access)
         self._mcp: McpEndpoint | None = None
+        self.stream_enders: list[Callable[[], None]] = []
         self.service = EnvService(
             env,
             action_cls=action_cls,
@@ -239,10 +240,16 @@ class HTTPEnvServer:
         self._gate.enclose(ours, report=self.manager.report_error, documents=documents)
         add_to_lifespan(app, self.manager, on_start=self.monitoring.begin)
 
+    def guard(self, routes: Iterable[BaseRoute]) -> None:
+        """Put the gate in front of further routes: those of the web page."""
+        self._gate.enclose(routes, report=self.manager.report_error)
+
     def end_streams(self) -> None:
         """End the event streams that are open, since nobody else will: for whoever shuts a server down."""
         if self._mcp is not None:
             self._mcp.episodes.end_streams()
+        for end in self.stream_enders:
+            end()
 
     def _gym_routes(self) -> GymRoutes:
         return GymRoutes(self.service)

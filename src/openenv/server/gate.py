@@ -10,11 +10,11 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 
 from ..protocol.codec import encode
 from ..protocol.jsonrpc import JsonRpcErrorCode, JsonRpcResponse
-from .access import ROLE, AccessPolicy, Area, Role, area_of
+from .access import ROLE, AccessPolicy, Area, Role, area_of, is_of_page, shows_token
 from .asgi import Handler, HeaderList, Receive, Scope, Send, header, respond_json
 from .origin import OriginPolicy
 
@@ -45,9 +45,16 @@ class Guard:
 
     # A class, since routes take functions for handlers of another kind.
     def __init__(
-        self, handler: Handler, area: Area, origins: OriginPolicy | None, report: Callable[[str], None]
+        self,
+        handler: Handler,
+        area: Area,
+        origins: OriginPolicy | None,
+        report: Callable[[str], None],
+        *,
+        by_cookie: bool = False,
     ) -> None:
         self._handler = handler
+        self._by_cookie = by_cookie
         self._report = report
         self._area = area
         self._origins = origins
@@ -92,17 +99,20 @@ class Guard:
     def _refusal(self, scope: Scope) -> Refusal | None:
         """Judge a request; one that is admitted learns its role."""
         if self._is_foreign(scope):
-            text = f"Pages of {header(scope, b'origin')} may not use this server; see OPENENV_ALLOWED_ORIGINS."
+            page = header(scope, b"origin") or f"http://{header(scope, b'host')}"
+            text = f"Pages of {page} may not use this server; see OPENENV_ALLOWED_ORIGINS."
             return Refusal(403, FOREIGN_ORIGIN, text)
         if self._access is None:
             return None
         by_address = self._area in (Area.TOOLS, Area.ANY_ROLE)
-        role = self._access.identify(scope, by_address=by_address)
+        role = self._access.identify(scope, by_address=by_address, by_cookie=self._by_cookie)
         if role is None:
-            text = "This server asks for a token: send 'Authorization: Bearer TOKEN'."
+            text, challenge = "This server asks for a token: send 'Authorization: Bearer TOKEN'.", b"Bearer"
+            if shows_token(scope):
+                text, challenge = "This server does not know this token.", b'Bearer error="invalid_token"'
             if self._area is Area.ANY_ROLE:
                 text += " In a browser, add ?token=TOKEN to the address."
-            return Refusal(401, UNAUTHORIZED, text, headers=[(_CHALLENGE, b"Bearer")])
+            return Refusal(401, UNAUTHORIZED, text, headers=[(_CHALLENGE, challenge)])
         if role not in self._area.roles:
             text = f"The role {role.value!r} of this token does not allow this."
             challenge = b'Bearer error="insufficient_scope"'
@@ -142,13 +152,18 @@ class Gate:
             documents: Paths of pages about the routes, which are for any role.
         """
         for route in routes:
-            assert isinstance(route, (Route, WebSocketRoute))
-            area = area_of(route.path, route.methods if isinstance(route, Route) else None)
+            assert isinstance(route, (Route, WebSocketRoute, Mount))
+            methods = route.methods if isinstance(route, Route) else None
+            area = area_of(route.path, methods)
             if route.path in documents:
                 area = Area.ANY_ROLE
             # Pages of others may look, which their browser does not let them read; what acts is refused.
-            acts = area in (Area.TOOLS, Area.CONTROL) or route.path.startswith("/sessions")
-            guard = Guard(route.app, area, self._origins if acts else None, report)
+            is_get = methods is not None and {"GET", "HEAD"}.issuperset(methods)
+            acts = area in (Area.TOOLS, Area.CONTROL) or route.path.startswith("/sessions") or not is_get
+            origins: OriginPolicy | None = self._origins if acts else None
+            if is_get and area is not Area.OPEN:
+                origins = self._origins.when_looked_at(acts=acts)
+            guard = Guard(route.app, area, origins, report, by_cookie=is_of_page(route.path))
             guard.use(self._access)
             route.app = guard
             self._guards.append(guard)

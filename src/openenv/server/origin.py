@@ -33,6 +33,37 @@ class OriginPolicy:
         host = header(scope, b"host") or ""
         return not _is_same(origin, host) or _is_rebound(scope, host)
 
+    def when_looked_at(self, *, acts: bool) -> OriginPolicy:
+        """Return the policy for what is read with GET, where browsers do not say where a page of the same name is from.
+
+        Args:
+            acts: Whether pages of other origins are refused as well, as by this policy.
+        """
+        return _Looking(self._allowed, also=self if acts else None)
+
+
+class _Looking(OriginPolicy):
+    """Refuses pages that have reached loopback under a name that its owner has let point here.
+
+    Only browsers are concerned: all of them name languages, and programs do not. `Sec-Fetch-Site` is no sign of them
+    but one of safety: it is sent to addresses with TLS and to loopback's own names, where no other name can be.
+    """
+
+    def __init__(self, allowed: Iterable[str], *, also: OriginPolicy | None) -> None:
+        super().__init__(allowed)
+        self._also = also
+
+    def refuses(self, scope: Scope) -> bool:
+        """Say whether a request comes from a page that may not make it."""
+        if self._also is not None and self._also.refuses(scope):
+            return True
+        if header(scope, b"accept-language") is None or header(scope, b"sec-fetch-site") is not None:
+            return False
+        host = header(scope, b"host") or ""
+        if "*" in self._allowed or any(_is_same(origin, host) for origin in self._allowed):
+            return False
+        return _is_rebound(scope, host)
+
 
 def _is_rebound(scope: Scope, host: str) -> bool:
     """Whether a page reached loopback under another name: its owner has let that name point here (DNS rebinding)."""
@@ -40,9 +71,19 @@ def _is_rebound(scope: Scope, host: str) -> bool:
     if not _is_loopback(address):
         return False
     try:
-        return not _is_loopback(urlsplit(f"//{host}").hostname or "")
+        name = urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return True
+    return not (_is_loopback(name) or _is_address(name))
+
+
+def _is_address(name: str) -> bool:
+    """Whether a name is an address, which points nowhere else."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_loopback(name: str) -> bool:

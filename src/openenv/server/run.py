@@ -23,13 +23,14 @@ import uvicorn
 from uvicorn.config import LOGGING_CONFIG
 
 from .. import settings
+from ..errors import ConcurrencyConfigurationError
 from ..runners import NotSendable
 from ..sessions.manager import SessionManager
-from .access import AccessPolicy, Role
+from .access import AccessPolicy
 from .allocator import keep_freed_memory
 from .compat import HTTPEnvServer
 from .door import Door
-from .loading import TargetError, TargetFailed, load_app, split_target
+from .loading import TargetError, load_app, split_target
 from .upgrade import UpgradeProtocol
 
 logger = logging.getLogger("uvicorn.error")
@@ -85,7 +86,6 @@ class ServeOptions:
     max_sessions: int | None = None
     session_timeout_s: float | None = None
     runner: str | None = None
-    reload: bool = False
     log_level: str = "info"
     drain_s: int = 15
     max_message_mb: float | None = None
@@ -95,6 +95,7 @@ class ServeOptions:
     max_agent_sessions: int | None = None
     env_processes: int | None = None
     sessions_per_process: int | None = None
+    web: bool = False
 
 
 def prepare(target: str, options: ServeOptions) -> Any:
@@ -104,6 +105,8 @@ def prepare(target: str, options: ServeOptions) -> Any:
         TargetError: There is nothing to serve, or it does not take these options.
     """
     app = load_app(target)
+    if options.web:
+        _add_page(app, target)
     asked = (
         options.max_sessions,
         options.session_timeout_s,
@@ -140,39 +143,30 @@ def prepare(target: str, options: ServeOptions) -> Any:
         )
     except NotSendable as exc:
         raise TargetError(str(exc)) from exc
+    except ConcurrencyConfigurationError as exc:
+        name = exc.environment_name
+        raise TargetError(
+            f"--max-sessions {options.max_sessions} is too many for {name}, which does not say that its sessions share "
+            f"nothing; if they do, set SUPPORTS_CONCURRENT_SESSIONS = True in {name}, else leave --max-sessions out"
+        ) from exc
     return app
+
+
+def _add_page(app: Any, target: str) -> None:
+    """Give an environment's application its web page, unless it has one."""
+    if environment_server(app) is None:
+        return
+    from ..web.attach import attach_web  # servers without the page do not load it
+    from ..web.page import PageOptions
+
+    folder = Path(split_target(target)[0])
+    attach_web(app, PageOptions(folder=folder.resolve() if folder.is_dir() else None))
 
 
 def environment_server(app: Any) -> HTTPEnvServer | None:
     """Return the environment server behind an application, if there is one."""
     server = getattr(getattr(app, "state", None), "openenv_server", None)
     return server if isinstance(server, HTTPEnvServer) else None
-
-
-def app_from_environment() -> Any:
-    """Load the application in a process that `--reload` has started."""
-    target = settings.serve_target()
-    if target is None:
-        raise TargetError("OPENENV_SERVE_TARGET is not set")
-    options = ServeOptions(
-        max_sessions=settings.max_sessions(),
-        session_timeout_s=settings.session_timeout(),
-        session_grace_s=settings.session_grace(),
-        max_agent_sessions=settings.max_agent_sessions(),
-        runner=settings.runner_name(),
-        env_processes=settings.env_processes(),
-        sessions_per_process=settings.sessions_per_process(),
-        max_message_mb=settings.max_message_mb(),
-        log_format=settings.log_format() or "text",
-    )
-    try:
-        app = prepare(target, options)
-    except TargetError as exc:
-        # The process that watches the sources starts another one when they change; this one says why it ends.
-        logger.error("%s%s", exc, f"\n{exc.report()}" if isinstance(exc, TargetFailed) else "")
-        raise SystemExit(1) from None
-    _mark_logs(app, options)
-    return app
 
 
 class _Server(uvicorn.Server):
@@ -246,37 +240,43 @@ def _mark_logs(app: Any, options: ServeOptions) -> None:
         server.monitoring.watch.name_calls()
 
 
-def serve(
-    target: str,
-    options: ServeOptions,
-    on_started: Callable[[Any, int], None],
-    on_reloading: Callable[[Any], None] | None = None,
-) -> None:
-    """Serve until interrupted. `on_started(app, port)` is called once the port is open.
+def serve(target: str, options: ServeOptions, on_started: Callable[[Any, int], None]) -> None:
+    """Serve until interrupted.
 
     Args:
         target: What to serve.
         options: How.
-        on_started: Called with the application and its port once that is open, unless sources are watched.
-        on_reloading: Called with the application in its place where sources are watched.
+        on_started: Called with the application and its port once that is open.
 
     Raises:
         TargetError: There is nothing to serve, or the port is taken.
     """
-    _check_port(options)
-    if options.reload:
-        gc.enable()
-        _serve_reloading(target, options, on_reloading or _nothing)
-        return
+    check_port(options)
+    run_app(prepare(target, options), options, on_started)
+
+
+def run_app(
+    app: Any,
+    options: ServeOptions,
+    on_started: Callable[[Any, int], None],
+    sockets: list[socket.socket] | None = None,
+) -> None:
+    """Serve an application until interrupted.
+
+    Args:
+        app: The application.
+        options: How.
+        on_started: Called with the application and its port once that is open.
+        sockets: Where to listen instead of the address in the options.
+    """
     keep_freed_memory()
-    app = prepare(target, options)
     _mark_logs(app, options)
     gc.freeze()  # what is loaded now stays; the collector need not look at it again
     gc.set_threshold(_GARBAGE_THRESHOLD, *gc.get_threshold()[1:])
     gc.enable()
     config = uvicorn.Config(app, log_config=log_config(options), **uvicorn_settings(options))
     with _ended_well_by_sigterm():
-        _Server(config, lambda port: on_started(app, port)).run()
+        _Server(config, lambda port: on_started(app, port)).run(sockets)
 
 
 @contextlib.contextmanager
@@ -292,61 +292,11 @@ def _ended_well_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _nothing(app: Any) -> None:
-    """There is nothing to tell."""
-
-
-def _serve_reloading(target: str, options: ServeOptions, on_reloading: Callable[[Any], None]) -> None:
-    app = prepare(target, options)  # a mistake in the target is told now and not by every reload
-    on_reloading(app)
-    settings.export(
-        {
-            "OPENENV_SERVE_TARGET": target,
-            "OPENENV_MAX_SESSIONS": options.max_sessions,
-            "OPENENV_SESSION_TIMEOUT": options.session_timeout_s,
-            "OPENENV_SESSION_GRACE": options.session_grace_s,
-            "OPENENV_MAX_AGENT_SESSIONS": options.max_agent_sessions,
-            "OPENENV_RUNNER": options.runner,
-            "OPENENV_ENV_PROCESSES": options.env_processes,
-            "OPENENV_SESSIONS_PER_PROCESS": options.sessions_per_process,
-            "OPENENV_LOG_FORMAT": options.log_format,
-            "OPENENV_MAX_MESSAGE_MB": options.max_message_mb,
-            **_exported_tokens(app, options.access),
-        }
-    )
-    uvicorn.run(
-        f"{__name__}:app_from_environment",
-        factory=True,
-        reload=True,
-        reload_dirs=_watched(target),
-        log_config=log_config(options),
-        **uvicorn_settings(options),
-    )
-
-
-def _exported_tokens(app: Any, access: AccessOptions) -> dict[str, str | None]:
-    """The settings that make the application ask for the same tokens in the process that reloads it."""
-    server = environment_server(app)
-    takes_spare = server is not None and server.access.role(access.spare_token or "") is Role.ORCHESTRATOR
-    return {
-        "OPENENV_TOKEN": access.spare_token if takes_spare else access.token,
-        "OPENENV_AGENT_TOKEN": access.agent_token,
-        "OPENENV_OBSERVER_TOKEN": access.observer_token,
-    }
-
-
 def _listed(tokens: str | None) -> list[str]:
     return [] if tokens is None else [token.strip() for token in tokens.split(",")]
 
 
-def _watched(target: str) -> list[str]:
-    """The folders whose files are the user's: the working folder, and the target's own."""
-    place = Path(split_target(target)[0])
-    own = place if place.is_dir() else place.parent if place.is_file() else Path()
-    return sorted({str(Path.cwd()), str(own.resolve())})
-
-
-def _check_port(options: ServeOptions) -> None:
+def check_port(options: ServeOptions) -> None:
     """Find out early, and in one line, that a port cannot be had."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:

@@ -22,6 +22,7 @@ from .waiting import Line, wait_until
 
 NOBODY = Account()
 _REMEMBERED = 10_000
+_LEFT_AFTER_S = 10.0
 _NAMED = frozenset({SessionKind.HTTP, SessionKind.SOFT, SessionKind.RESUMABLE})
 
 OnPosition = Callable[[int], None]
@@ -184,7 +185,10 @@ class Slots:
                 return Reservation(self._insert(kind, account))
             if kind is SessionKind.ONCE:
                 return Reservation(None, wait_for="slot")
-            victim = min(self._evictable(), key=lambda s: (not s.is_idle, s.last_activity_at), default=None)
+            soft = self._evictable()
+            if kind is SessionKind.SOFT:  # one visitor does not put another out, who may be thinking
+                soft = [s for s in soft if s.is_idle and s.unused_s > _LEFT_AFTER_S]
+            victim = min(soft, key=lambda s: (not s.is_idle, s.last_activity_at), default=None)
             closing = victim is not None or any(s.state is SessionState.CLOSING for s in self._live.values())
             return Reservation(None, victim, "slot" if closing else None)
 

@@ -10,7 +10,6 @@ import importlib
 import sys
 
 from openenv._lazy import lazy_exports
-from openenv.core.env_server import _LATER as _current_later
 from openenv.core.env_server import __all__ as _current_names
 
 _LEGACY = {
@@ -18,7 +17,6 @@ _LEGACY = {
     **dict.fromkeys(("Action", "Observation", "State"), "openenv_core.env_server.types"),
 }
 _CURRENT = {name: "openenv.core.env_server" for name in _current_names if name not in _LEGACY}
-_LATER = {name: "openenv.core.env_server" for name in _current_later}
 _SUBMODULES = {"types": f"{__name__}.types:"}
 
 # What needs no web framework; `route_config` does and is a file of its own.
@@ -33,5 +31,5 @@ for _name in (
 ):
     globals()[_name] = sys.modules[f"{__name__}.{_name}"] = importlib.import_module(f"openenv.core.env_server.{_name}")
 
-__getattr__, __dir__, _names = lazy_exports(__name__, {**_CURRENT, **_LEGACY, **_LATER, **_SUBMODULES})
+__getattr__, __dir__, _names = lazy_exports(__name__, {**_CURRENT, **_LEGACY, **_SUBMODULES})
 __all__ = [*_CURRENT, *_LEGACY]

@@ -67,11 +67,8 @@ _EXPORTS = {
     "JsonRpcRequest": "openenv.protocol.jsonrpc",
     "JsonRpcResponse": "openenv.protocol.jsonrpc",
     "McpMethod": "openenv.protocol.jsonrpc",
-}
-# Their modules say what is missing; they join the table above when they land.
-_LATER = {
-    "WebInterfaceManager": "openenv.core.env_server.web_interface",
-    "create_web_interface_app": "openenv.core.env_server.web_interface",
+    "WebInterfaceManager": "openenv.web.manager",
+    "create_web_interface_app": "openenv.web.attach",
 }
 _SUBMODULES = {
     name: f"{__name__}.{name}:"
@@ -150,6 +147,8 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.types import WSStateMessage as WSStateMessage
     from openenv.types import WSStateResponse as WSStateResponse
     from openenv.types import WSStepMessage as WSStepMessage
+    from openenv.web.attach import create_web_interface_app as create_web_interface_app
+    from openenv.web.manager import WebInterfaceManager as WebInterfaceManager
 
     from . import base_transforms as base_transforms
     from . import exceptions as exceptions
@@ -159,8 +158,9 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from . import route_config as route_config
     from . import serialization as serialization
     from . import types as types
+    from . import web_interface as web_interface
 
     __all__: list[str]
 else:
-    __getattr__, __dir__, _names = lazy_exports(__name__, {**_EXPORTS, **_LATER, **_SUBMODULES})
+    __getattr__, __dir__, _names = lazy_exports(__name__, {**_EXPORTS, **_SUBMODULES})
     __all__ = list(_EXPORTS)

@@ -1,18 +1,28 @@
-"""Facade: the web page. Not part of this release; every name says so when it is asked for."""
+"""Facade: the web page. Re-exports only; the code lives in `openenv.web`, which is loaded when a name is asked for."""
 
 from __future__ import annotations
 
-from openenv._lazy import missing_exports
+from typing import TYPE_CHECKING
 
-__getattr__ = missing_exports(
-    __name__,
-    (
-        "ActionLog",
-        "EpisodeState",
-        "WebInterfaceManager",
-        "create_web_interface_app",
-        "get_quick_start_markdown",
-        "load_environment_metadata",
-    ),
-    "Web pages",
-)
+from openenv._lazy import lazy_exports
+
+_EXPORTS = {
+    "ActionLog": "openenv.web.episode",
+    "EpisodeState": "openenv.web.episode",
+    "WebInterfaceManager": "openenv.web.manager",
+    "create_web_interface_app": "openenv.web.attach",
+    "get_quick_start_markdown": "openenv.web.quickstart",
+    "load_environment_metadata": "openenv.web.readme",
+}
+
+if TYPE_CHECKING:
+    from openenv.web.attach import create_web_interface_app as create_web_interface_app
+    from openenv.web.episode import ActionLog as ActionLog
+    from openenv.web.episode import EpisodeState as EpisodeState
+    from openenv.web.manager import WebInterfaceManager as WebInterfaceManager
+    from openenv.web.quickstart import get_quick_start_markdown as get_quick_start_markdown
+    from openenv.web.readme import load_environment_metadata as load_environment_metadata
+
+    __all__: list[str]
+else:
+    __getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)

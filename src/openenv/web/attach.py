@@ -1,0 +1,256 @@
+"""Puts the page onto an application: its routes, behind the gate like all others, and its place in the lifespan.
+
+Knows which parts there are and how they are put together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import Body, FastAPI
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+
+from .. import settings
+from ..server.app import create_fastapi_app
+from ..server.asgi import Handler
+from ..server.compat import HTTPEnvServer
+from ..server.routes import DocumentedRoute
+from ..types import ConcurrencyConfig, EnvironmentMetadata, ServerMode, State
+from .files import PageFiles
+from .login import Login
+from .operators import OperatorRoutes
+from .page import CustomTab, PageDescription, PageOptions
+from .play import Play
+from .routes import PlayRoutes
+from .updates import UiEndpoint
+from .visitors import Visitors
+
+_GYM = frozenset({"/web/reset", "/web/step", "/web/state"})
+
+
+class WebPage:
+    """The page of one served environment.
+
+    Args:
+        server: The environment's server, whose mode is set already.
+        options: What the application says about the page.
+    """
+
+    def __init__(self, server: HTTPEnvServer, options: PageOptions) -> None:
+        service = server.service
+        self.service = service
+        self.options = options
+        self.visitors = Visitors(service.manager)
+        self.play = Play(service)
+        self.description = PageDescription(service, self.play, options)
+        self._server = server
+        self._routes = PlayRoutes(service, self.visitors, self.play, self.description, lambda: server.access)
+        self._operators = OperatorRoutes(service.manager, self.visitors)
+        self._login = Login(lambda: server.access, service.manager.report_error)
+        framed_by = {origin for origin in settings.allowed_origins() if origin != "*"}
+        if settings.space_host():
+            framed_by |= {"https://huggingface.co", "https://*.hf.space"}
+        self._files = PageFiles(framed_by, is_embedded=settings.space_host() is not None)
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the page's routes; in production mode nobody resets, steps or looks at states."""
+        plays = self.service.mode is ServerMode.SIMULATION
+        documented = [route for route in self._documented() if plays or route.path not in _GYM]
+        hidden: list[tuple[str, str, Handler]] = [
+            ("GET", "/", self._files.redirect),
+            ("GET", "/web", self._files.redirect),
+            ("GET", "/web/", self._files.index),
+            ("GET", "/web/static/{file}", self._files.static),
+            ("POST", "/web/login", self._login.login),
+            ("POST", "/web/logout", self._login.logout),
+            ("GET", "/web/page", self._routes.page),
+            ("POST", "/web/close", self._routes.close),
+            ("POST", "/web/call", self._routes.call),
+            ("GET", "/web/sessions", self._operators.list),
+            ("DELETE", "/web/sessions/{session_id}", self._operators.end),
+        ]
+        return [
+            *documented,
+            *(_hidden(method, path, handler) for method, path, handler in hidden),
+            WebSocketRoute("/ws/ui", UiEndpoint(self.visitors), name="ws_ui"),
+        ]
+
+    def _documented(self) -> list[DocumentedRoute]:
+        control: dict[str, Any] = {"tags": ["Environment Control"]}
+        return [
+            DocumentedRoute(
+                "/web/metadata",
+                _web_metadata_signature,
+                self._routes.metadata,
+                methods=["GET"],
+                response_model=EnvironmentMetadata,
+                tags=["Environment Info"],
+                summary="Describe the environment for the page",
+            ),
+            DocumentedRoute(
+                "/web/reset",
+                _web_reset_signature,
+                self._routes.reset,
+                methods=["POST"],
+                summary="Begin an episode in the visitor's session",
+                **control,
+            ),
+            DocumentedRoute(
+                "/web/step",
+                _web_step_signature,
+                self._routes.step,
+                methods=["POST"],
+                summary="Take an action in the visitor's session",
+                **control,
+            ),
+            DocumentedRoute(
+                "/web/state",
+                _web_state_signature,
+                self._routes.state,
+                methods=["GET"],
+                tags=["State Management"],
+                summary="Show the state of the visitor's episode",
+            ),
+        ]
+
+
+def attach_web(app: FastAPI, options: PageOptions | None = None) -> WebPage | None:
+    """Put the page onto the application of an environment.
+
+    Args:
+        app: What `create_app` or `create_fastapi_app` has made.
+        options: What to say about the page.
+
+    Returns:
+        The page; None for an application that has one already, or is no environment's.
+    """
+    server = getattr(app.state, "openenv_server", None)
+    taken = {getattr(route, "path", None) for route in app.router.routes}
+    if not isinstance(server, HTTPEnvServer) or "/ws" not in taken or taken & {"/web", "/web/"}:
+        return None
+    page = WebPage(server, options or PageOptions())
+    added = [route for route in page.routes() if getattr(route, "path", None) not in taken]
+    server.guard(added)
+    app.router.routes += added
+    app.state.openenv_web = page
+    app.openapi_schema = None
+    _leave_with(app, page.visitors.leave)
+    return page
+
+
+def add_page(
+    app: FastAPI,
+    *,
+    gradio_builder: Callable[..., Any] | None = None,
+    custom_tab_name: str = "Custom",
+    custom_tab_primary: bool = False,
+    show_default_tab: bool = True,
+    title_override: str | None = None,
+) -> WebPage | None:
+    """Put the page onto an application, with a Gradio page of the environment's own if there is a builder of one.
+
+    Raises:
+        ImportError: There is a builder, but no Gradio.
+        TypeError: The builder returned no Gradio page.
+    """
+    custom = None
+    if gradio_builder is not None:
+        custom = CustomTab(custom_tab_name, is_primary=custom_tab_primary, is_alone=not show_default_tab)
+    page = attach_web(app, PageOptions(title=title_override, custom=custom))
+    if page is not None and gradio_builder is not None:
+        from .gradio_page import mount_gradio  # loads Gradio
+
+        mount_gradio(app, page, gradio_builder)
+    return page
+
+
+def create_web_interface_app(
+    env: Callable[[], Any],
+    action_cls: type[Any],
+    observation_cls: type[Any],
+    env_name: str | None = None,
+    max_concurrent_envs: int | None = None,
+    concurrency_config: ConcurrencyConfig | None = None,
+    gradio_builder: Callable[..., Any] | None = None,
+    custom_tab_name: str = "Custom",
+    custom_tab_primary: bool = False,
+    show_default_tab: bool = True,
+    title_override: str | None = None,
+    state_cls: type[Any] = State,
+    *,
+    mode: ServerMode | str | None = None,
+    reset_observation_cls: type[Any] | None = None,
+) -> FastAPI:
+    """Build the application of an environment with its web page; arguments as for `create_app`."""
+    app = create_fastapi_app(
+        env,
+        action_cls,
+        observation_cls,
+        max_concurrent_envs,
+        concurrency_config,
+        env_name,
+        state_cls,
+        mode=mode,
+        reset_observation_cls=reset_observation_cls,
+    )
+    add_page(
+        app,
+        gradio_builder=gradio_builder,
+        custom_tab_name=custom_tab_name,
+        custom_tab_primary=custom_tab_primary,
+        show_default_tab=show_default_tab,
+        title_override=title_override,
+    )
+    return app
+
+
+def _leave_with(app: FastAPI, leave: Callable[[], None]) -> None:
+    """Say goodbye to visitors before their sessions are closed."""
+    inner = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def lifespan(application: Any) -> AsyncIterator[Any]:
+        async with inner(application) as state:
+            try:
+                yield state
+            finally:
+                leave()
+
+    app.router.lifespan_context = lifespan
+
+
+class _Hidden(Route):
+    """A route that the OpenAPI document does not mention."""
+
+    def __init__(self, path: str, handler: Handler, method: str) -> None:
+        super().__init__(path, _nothing, methods=[method], include_in_schema=False, name=f"{method} {path}")
+        self.app = handler
+
+
+def _hidden(method: str, path: str, handler: Handler) -> Route:
+    return _Hidden(path, handler, method)
+
+
+async def _nothing(request: Any) -> None:
+    """Stands where Starlette wants a function; the handler is called in its place."""
+
+
+async def _web_metadata_signature() -> None:
+    """Documents `GET /web/metadata`."""
+
+
+async def _web_reset_signature(request: dict[str, Any] | None = Body(default=None)) -> dict[str, Any]:  # noqa: B008
+    """Documents `POST /web/reset`."""
+    return request or {}
+
+
+async def _web_step_signature(request: dict[str, Any]) -> dict[str, Any]:
+    """Documents `POST /web/step`."""
+    return request
+
+
+async def _web_state_signature() -> dict[str, Any]:
+    """Documents `GET /web/state`."""
+    return {}

@@ -1,0 +1,124 @@
+"""The bridge to Gradio: shows the page that an environment's own builder makes as a tab of the page.
+
+The only module that imports Gradio. Everything of it is behind the gate, for whoever may control the environment. Knows
+Gradio's mounting; what the page does with the environment goes through the manager that it is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.routing import Mount
+
+from ..server.asgi import Handler, Message, Receive, Scope, Send
+from ..server.compat import HTTPEnvServer
+from .attach import WebPage
+from .fields import action_fields, is_chat
+from .manager import WebInterfaceManager
+from .page import CUSTOM_PATH, title_of
+from .quickstart import get_quick_start_markdown
+from .readme import load_environment_metadata
+
+try:
+    gr: Any = importlib.import_module("gradio")
+except ModuleNotFoundError as exc:
+    raise ImportError("a gradio_builder needs Gradio: pip install 'openenv[gradio]'") from exc
+
+logger = logging.getLogger(__name__)
+_PATH = f"/web/{CUSTOM_PATH.rstrip('/')}"
+
+
+def mount_gradio(app: FastAPI, page: WebPage, builder: Callable[..., Any]) -> WebInterfaceManager:
+    """Build an environment's own Gradio page and put it onto the application.
+
+    Args:
+        app: The application, which has the page.
+        page: The page.
+        builder: Called with manager, action fields, metadata, whether it is a chat, title and quick start.
+
+    Raises:
+        TypeError: The builder returned something else.
+    """
+    service = page.service
+    metadata = load_environment_metadata(service.factory, service.env_name)
+    manager = WebInterfaceManager(
+        service.factory,
+        service.action_cls or dict,
+        service.observation_cls or dict,
+        metadata,
+        served=(service, page.visitors, page.play),
+    )
+    app.state.openenv_web_manager = manager
+    title = title_of(metadata, page.options.title)
+    quick_start = get_quick_start_markdown(metadata, service.action_cls or dict, service.observation_cls or dict)
+    fields = action_fields(service.action_cls)
+    blocks = builder(manager, fields, metadata, is_chat(service.action_cls), title, quick_start)
+    if not isinstance(blocks, gr.Blocks):
+        raise TypeError(f"gradio_builder has to return gradio.Blocks, not {type(blocks).__name__}")
+    blocks.title = title
+    known = {id(route) for route in app.router.routes}
+    gr.mount_gradio_app(app, blocks, path=_PATH)
+    added = [route for route in app.router.routes if id(route) not in known]
+    server = app.state.openenv_server
+    assert isinstance(server, HTTPEnvServer)
+    mounts = [route for route in added if isinstance(route, Mount)]
+    for mount in mounts:
+        mount.app = streams = Streams(mount.app)
+        server.stream_enders.append(streams.end)
+        _begin_with(app, streams.begin)
+    server.guard(mounts)
+    _begin_with(app, lambda: manager.began(asyncio.get_running_loop()))
+    return manager
+
+
+class Streams:
+    """An ASGI application whose open answers can be told that nobody listens any more."""
+
+    def __init__(self, app: Handler) -> None:
+        self._app = app
+        self._ended = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def receive_or_end() -> Message:
+            coming = asyncio.ensure_future(receive())
+            ending = asyncio.ensure_future(self._ended.wait())
+            try:
+                await asyncio.wait([coming, ending], return_when=asyncio.FIRST_COMPLETED)
+                return await coming if coming.done() else {"type": "http.disconnect"}
+            finally:
+                coming.cancel()
+                ending.cancel()
+
+        await self._app(scope, receive_or_end, send)
+
+    def begin(self) -> None:
+        """Let answers stay open, now that the server is up."""
+        self._ended = asyncio.Event()
+
+    def end(self) -> None:
+        """End what is open."""
+        self._ended.set()
+
+
+def _begin_with(app: FastAPI, begin: Callable[[], None]) -> None:
+    """Call something on the server's loop when it starts."""
+    inner = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def lifespan(application: Any) -> AsyncIterator[Any]:
+        async with inner(application) as state:
+            begin()
+            yield state
+
+    app.router.lifespan_context = lifespan

@@ -1,0 +1,143 @@
+"""What a reset or a step led to, encoded where the environment's code runs, and how it is drawn for the page.
+
+Knows observations and the two hooks of an environment; must not know sessions or requests. Workers of the process
+runner import this module, so it is light.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ..env.remote import RemoteEnvironment
+from ..env.tools.events import EVENTS, ToolEvents
+from ..protocol.codec import decode, encode, encode_state, split_observation
+from ..sessions.operations import Operation, build_operations, interrupt_tools, step_only_blocks
+
+logger = logging.getLogger(__name__)
+
+
+class Outcome(NamedTuple):
+    """An observation as the page needs it; all but the last are JSON text.
+
+    Args:
+        observation: The observation's fields.
+        reward: The reward, or null.
+        metadata: What the observation says beside its fields, if anything.
+        done: Whether the episode is over.
+    """
+
+    observation: bytes
+    reward: bytes
+    metadata: bytes | None
+    done: bool
+
+    @property
+    def payload(self) -> bytes:
+        """The answer to a reset or a step: `{"observation", "reward", "done"[, "metadata"]}`."""
+        metadata = b"" if self.metadata is None else b',"metadata":' + self.metadata
+        return b'{"observation":' + self.observation + self.tail + metadata + b"}"
+
+    @property
+    def tail(self) -> bytes:
+        """Reward and end, as they follow an observation in an object."""
+        return b',"reward":' + self.reward + (b',"done":true' if self.done else b',"done":false')
+
+
+def outcome_of(observation: Any) -> Outcome:
+    """Encode an observation.
+
+    Raises:
+        TypeError: It is none.
+    """
+    parts = split_observation(observation)
+    reward = b"null" if parts.reward is None else repr(parts.reward).lower().encode()
+    return Outcome(parts.fields, reward, parts.metadata, parts.done)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """An action, and who hears what the environment tells while it is taken."""
+
+    action: Any
+    events: ToolEvents | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Render:
+    """How an environment draws an observation itself.
+
+    Args:
+        html: A document to show instead of the standard views.
+        actions: Buttons: label and action of each.
+    """
+
+    html: str | None = None
+    actions: list[dict[str, Any]] = field(default_factory=list)
+
+    def json(self) -> bytes:
+        """Return it as the page reads it."""
+        return encode({"html": self.html, "actions": self.actions})
+
+
+def render_of(env: Any, outcome: Outcome) -> Render:
+    """Ask an environment for its own picture and buttons; runs where its code runs. What fails there is only logged."""
+    observation = decode(outcome.observation)
+    if not isinstance(observation, dict):
+        return Render()
+    observation |= {"reward": decode(outcome.reward), "done": outcome.done}
+    html, actions = None, []
+    try:
+        draw = getattr(env, "render_web", None)
+        html = None if draw is None else draw(dict(observation))
+        if html is not None and not isinstance(html, str):
+            raise TypeError(f"render_web returned a {type(html).__name__}, not text")
+    except Exception:
+        logger.exception("%s.render_web failed", type(env).__name__)
+        html = None
+    try:
+        offer = None if outcome.done else getattr(env, "web_actions", None)
+        offered = [] if offer is None else offer(dict(observation))
+        actions = [_button(label, action) for label, action in offered]
+    except Exception:
+        logger.exception("%s.web_actions failed", type(env).__name__)
+    return Render(html, actions)
+
+
+def _button(label: Any, action: Any) -> dict[str, Any]:
+    fields = action if isinstance(action, dict) else decode(encode(action))
+    if not isinstance(fields, dict):
+        raise TypeError(f"web_actions offered a {type(action).__name__}, not the fields of an action")
+    return {"label": str(label), "action": fields}
+
+
+_PLAIN = build_operations(outcome_of, encode_state)
+
+
+def _step(env: Any, move: Move) -> Outcome:
+    token = EVENTS.set(move.events)
+    try:
+        outcome: Outcome = _PLAIN.step.in_lane(env, move.action)
+        return outcome
+    finally:
+        EVENTS.reset(token)
+
+
+async def _step_async(env: Any, move: Move) -> Outcome:
+    EVENTS.set(move.events)  # a task of its own: nobody else sees it
+    if isinstance(env, RemoteEnvironment):  # its `ask` would have nobody listen
+        return outcome_of(await env.step_async(move.action))
+    assert _PLAIN.step.in_loop is not None
+    outcome: Outcome = await _PLAIN.step.in_loop(env, move.action)
+    return outcome
+
+
+def _step_only_blocks(env: Any, move: Move) -> bool:
+    return step_only_blocks(env, move.action)
+
+
+RESET = _PLAIN.reset
+STATE = _PLAIN.state
+STEP = Operation("step", _step, _step_async, _step_only_blocks, interrupt_tools)
+RENDER = Operation("call", render_of)

@@ -1,0 +1,227 @@
+"""What the page shows of an environment: names, schemas, tools, README, quick start.
+
+Most of it is found once. Knows the service and descriptions; must not know requests or visitors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from ..env.binding import bind
+from ..env.environment import Environment
+from ..protocol.schema import json_schema
+from ..server.access import Role
+from ..server.mcp.tools import NoTools
+from ..server.service import EnvService
+from ..types import EnvironmentMetadata, ServerMode
+from .fields import action_fields, is_chat
+from .play import Play
+from .quickstart import quick_start
+from .readme import find_readme, load_environment_metadata, readme_html
+
+logger = logging.getLogger(__name__)
+
+CUSTOM_PATH = "gradio/"
+
+
+@dataclass(frozen=True, slots=True)
+class CustomTab:
+    """A page of the environment's own, beside the standard one.
+
+    Args:
+        name: Its label.
+        is_primary: Whether it comes first.
+        is_alone: Whether the standard page is left out.
+    """
+
+    name: str = "Custom"
+    is_primary: bool = False
+    is_alone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PageOptions:
+    """What an application says about its page.
+
+    Args:
+        title: The page's title; by default it is made from the name.
+        custom: A tab of the environment's own.
+        folder: The environment's own folder, for its README.
+    """
+
+    title: str | None = None
+    custom: CustomTab | None = None
+    folder: Path | None = None
+
+
+class PageDescription:
+    """Describes the page of one served environment.
+
+    Args:
+        service: The served environment.
+        play: Asks environments for their tools.
+        options: What the application says.
+    """
+
+    def __init__(self, service: EnvService, play: Play, options: PageOptions) -> None:
+        self._service = service
+        self._play = play
+        self._options = options
+        self._metadata: EnvironmentMetadata | None = None
+        self._tools: list[dict[str, Any]] | None = None
+        self._knows_tools = False
+        self._finding = asyncio.Lock()
+        self._html: str | None = None
+
+    async def metadata(self) -> EnvironmentMetadata:
+        """Describe the environment, with its README; one that cannot be built is described by its name."""
+        if self._metadata is None:
+            service = self._service
+            readme = await asyncio.to_thread(find_readme, service.env_name, self._options.folder)
+            plain = await asyncio.to_thread(load_environment_metadata, service.factory, service.env_name)
+            plain = found = plain.model_copy(update={"readme_content": readme})
+            if getattr(service.manager.env_cls, "get_metadata", None) is not Environment.get_metadata:
+                try:
+                    found = await service.metadata()
+                except Exception:
+                    logger.warning("the environment cannot describe itself", exc_info=True)
+                    return plain
+            self._metadata = found.model_copy(update={"readme_content": found.readme_content or readme})
+        return self._metadata
+
+    async def describe(self, role: Role, *, url: str, asks_for_token: bool) -> dict[str, Any]:
+        """Return what `GET /web/page` answers."""
+        async with self._finding:  # a dozen visitors at once need not build a dozen environments
+            metadata = await self.metadata()
+            tools = await self._find_tools()
+            if self._html is None and metadata.readme_content:
+                self._html = await asyncio.to_thread(readme_html, metadata.readme_content)
+        service = self._service
+        plays = service.mode is ServerMode.SIMULATION
+        action_cls = service.action_cls
+        text = quick_start(
+            action_cls, url=url, asks_for_token=asks_for_token, plays=plays, has_tools=_steps_tools(action_cls, tools)
+        )
+        return {
+            "title": title_of(metadata, self._options.title),
+            "name": metadata.name,
+            "description": metadata.description,
+            "version": metadata.version,
+            "author": metadata.author,
+            "mode": service.mode.value,
+            "role": role.value,
+            "asks_for_token": asks_for_token,
+            "is_chat": is_chat(action_cls),
+            "max_sessions": service.manager.max_sessions,
+            "action": {
+                "schema": {} if action_cls is None else service.schema().action,
+                "fields": action_fields(action_cls),
+            },
+            "reset": {"schema": reset_schema(service.manager.env_cls)},
+            "tools": tools,
+            "readme_html": self._html,
+            "quick_start": {"text": text},
+            "custom_tab": self._custom_tab() if role is Role.ORCHESTRATOR else None,
+        }
+
+    def _custom_tab(self) -> dict[str, Any] | None:
+        custom = self._options.custom
+        if custom is None:
+            return None
+        return {"name": custom.name, "href": CUSTOM_PATH, "primary": custom.is_primary, "only": custom.is_alone}
+
+    async def _find_tools(self) -> list[dict[str, Any]] | None:
+        if not self._knows_tools:
+            try:
+                found = await self._play.tools()
+            except NoTools:
+                found = None
+            except Exception:
+                logger.warning("the environment's tools cannot be listed", exc_info=True)
+                return None
+            self._tools = None if found is None else [_tool(described) for described in found]
+            self._knows_tools = True
+        return self._tools
+
+
+def title_of(metadata: EnvironmentMetadata, given: str | None) -> str:
+    """Return the page's title."""
+    return given or f"OpenEnv Agentic Environment: {metadata.name}"
+
+
+def _steps_tools(action_cls: type[Any] | None, tools: list[dict[str, Any]] | None) -> bool:
+    """Whether tools are all that an environment can do: its action says nothing of its own."""
+    own = [field for field in action_fields(action_cls) if field["name"] not in ("type", "tool_name", "arguments")]
+    return tools is not None and not own
+
+
+def _tool(described: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": described["name"],
+        "title": described.get("title"),
+        "description": described.get("description"),
+        "input_schema": described.get("inputSchema") or described.get("input_schema") or {"type": "object"},
+    }
+
+
+def reset_schema(env_cls: type[Any] | None) -> dict[str, Any]:
+    """Return the JSON schema of what a reset takes."""
+    properties: dict[str, Any] = {
+        "seed": {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "null"}], "default": None, "title": "Seed"},
+        "episode_id": {
+            "anyOf": [{"type": "string", "maxLength": 255}, {"type": "null"}],
+            "default": None,
+            "title": "Episode Id",
+        },
+    }
+    required: list[str] = []
+    is_open = True
+    if env_cls is not None:
+        is_open = _add_parameters(env_cls, properties, required)
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": is_open}
+
+
+def _add_parameters(env_cls: type[Any], properties: dict[str, Any], required: list[str]) -> bool:
+    """Add what a class's own reset takes; say whether it takes anything else as well."""
+    try:
+        method = getattr(env_cls, bind(env_cls).reset.name)
+        parameters = list(inspect.signature(method, eval_str=True).parameters.values())
+    except Exception:  # compiled code does not tell, annotations may name what is not importable here
+        return True
+    named = [p for p in parameters[1:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    for parameter in named:
+        if parameter.name in properties:
+            continue
+        schema = _schema_of(parameter.annotation)
+        schema.setdefault("title", parameter.name.replace("_", " ").title())
+        if parameter.default is parameter.empty:
+            required.append(parameter.name)
+        elif isinstance(parameter.default, (str, int, float, bool, list, dict, type(None))):
+            schema["default"] = parameter.default
+        properties[parameter.name] = schema
+    is_open = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    if not is_open:
+        taken = {p.name for p in named}
+        for name in ("seed", "episode_id"):
+            if name not in taken:
+                del properties[name]
+    return is_open
+
+
+def _schema_of(annotation: Any) -> dict[str, Any]:
+    if annotation is inspect.Parameter.empty:
+        return {}
+    try:
+        return json_schema(annotation)
+    except Exception:  # not everything is a type
+        try:
+            return TypeAdapter(annotation).json_schema()
+        except Exception:
+            return {}

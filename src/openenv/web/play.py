@@ -1,0 +1,272 @@
+"""What a visitor can do: reset, step, call a tool, look at the state. The page and custom pages share it.
+
+One thing at a time for each visitor. Knows sessions and environments' operations; must not know requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from ..env.environment import Environment
+from ..env.remote import class_of
+from ..env.tools.events import ToolEvents
+from ..env.tools.outcome import ToolOutcome
+from ..errors import ExecutionError, OpenEnvError, SessionClosedError, SessionLost, ToolCallError, message_of
+from ..protocol.codec import decode, encode
+from ..protocol.schema import deserialize_action_with_preprocessing
+from ..server.mcp.calls import ToolCall, ToolOperations
+from ..server.mcp.tools import NoTools
+from ..server.service import EnvService
+from ..sessions.endings import ending
+from ..sessions.operations import CALL
+from ..sessions.session import Session, SessionState
+from .episode import Entry
+from .outcome import RENDER, RESET, STATE, STEP, Move, Outcome, Render
+from .visitors import Visitor
+
+logger = logging.getLogger(__name__)
+
+
+class UnfitAction(Exception):
+    """An action does not fit the environment's model; `__cause__` says why."""
+
+
+class NoState(Exception):
+    """The environment has no state to show now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """What a tool's call led to: a result, or an error."""
+
+    result: Any
+    error: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where an episode stands, as the environment itself says."""
+
+    episode_id: str | None
+    step_count: int | None
+
+
+class Play:
+    """Plays for visitors of one served environment.
+
+    Args:
+        service: The served environment.
+        now: Tells the time that is shown.
+    """
+
+    def __init__(self, service: EnvService, now: Callable[[], datetime] = lambda: datetime.now(timezone.utc)) -> None:
+        self._service = service
+        self._now = now
+        self._tools = ToolOperations(service.action_cls)
+
+    async def reset(self, visitor: Visitor, kwargs: Mapping[str, Any]) -> Outcome:
+        """Begin an episode, in a new session if the last one is gone."""
+        async with self._turn(visitor, anew=True) as session:
+            outcome: Outcome = await session.run(RESET, dict(kwargs))
+            place = await self._place(session)
+            render = await self._render(session, outcome)
+            _check(session, visitor)
+            visitor.begin(outcome, render, place.episode_id)
+            return outcome
+
+    async def step(self, visitor: Visitor, fields: Mapping[str, Any]) -> Outcome:
+        """Take an action.
+
+        Raises:
+            UnfitAction: It is none of this environment's.
+            SessionLost: The session is gone, and its episode with it.
+        """
+        action = self._action(fields)
+        async with self._turn(visitor) as session:
+            return await self._step(visitor, session, action)
+
+    async def say(self, visitor: Visitor, message: str) -> Outcome:
+        """Take the action that a message stands for: what the environment makes of it, or its field `message`."""
+        async with self._turn(visitor) as session:
+            action = None
+            if hasattr(class_of(session.env), "message_to_action"):
+                action = await session.run(CALL, lambda env: env.message_to_action(message))
+            return await self._step(visitor, session, self._action({"message": message}) if action is None else action)
+
+    async def _step(self, visitor: Visitor, session: Session, action: Any) -> Outcome:
+        taken_at, began = self._now().isoformat(), time.perf_counter()
+        outcome: Outcome = await session.run(STEP, Move(action, self._events(visitor)))
+        duration_ms = (time.perf_counter() - began) * 1000
+        place = await self._place(session)
+        render = await self._render(session, outcome)
+        _check(session, visitor)
+        count = visitor.episode.step_count + 1 if place.step_count is None else place.step_count
+        entry = Entry.of_step(taken_at, _action_json(action), outcome, step_count=count, duration_ms=duration_ms)
+        visitor.stepped(entry, outcome, render, episode_id=place.episode_id, step_count=count)
+        return outcome
+
+    async def call(self, visitor: Visitor, name: str, arguments: Mapping[str, Any]) -> Called:
+        """Call a tool of the environment's.
+
+        Raises:
+            NoTools: It has none.
+            SessionLost: The session is gone.
+        """
+        async with self._turn(visitor) as session:
+            taken_at, began = self._now().isoformat(), time.perf_counter()
+            call = ToolCall(name, arguments, events=self._events(visitor))
+            try:
+                called = Called(_result(await session.run(self._tools.call, call)), None)
+            except ToolCallError as exc:
+                called = Called(None, {"type": exc.error_type, "code": exc.code, "message": str(exc)})
+            duration_ms = (time.perf_counter() - began) * 1000
+            shown = {"name": name, "arguments": arguments, "result": called.result, "error": called.error}
+            visitor.called(Entry.of_call(taken_at, shown, duration_ms=duration_ms))
+            return called
+
+    async def state(self, visitor: Visitor) -> bytes:
+        """Return the state of the visitor's episode as JSON; without one, that of an environment not yet played.
+
+        Raises:
+            SessionLost: The session is gone.
+            NoState: The environment says that there is none now.
+        """
+        session = visitor.session
+        if session is None and visitor.lost is not None:
+            raise SessionLost(visitor.lost)
+        try:
+            if session is not None:
+                return bytes(await session.run(STATE))
+            async with self._service.manager.borrow() as borrowed:
+                return bytes(await borrowed.run(STATE))
+        except Exception as exc:
+            lost = _lost(session, exc)
+            shown = lost or self._service.errors.shown(exc)
+            if isinstance(exc, RuntimeError) and not isinstance(exc, OpenEnvError):
+                raise NoState(message_of(shown)) from exc
+            if shown is exc:
+                raise
+            raise shown from exc
+
+    async def tools(self) -> list[dict[str, Any]]:
+        """List the environment's tools.
+
+        Raises:
+            NoTools: It has none.
+        """
+        async with self._service.manager.borrow() as session:
+            found: list[dict[str, Any]] = await session.run(self._tools.list)
+            return found
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _action(self, fields: Mapping[str, Any]) -> Any:
+        action_cls = self._service.action_cls
+        if action_cls is None:
+            return dict(fields)
+        try:
+            return deserialize_action_with_preprocessing(fields, action_cls)
+        except Exception as exc:  # a validator may raise anything
+            raise UnfitAction from exc
+
+    @asynccontextmanager
+    async def _turn(self, visitor: Visitor, *, anew: bool = False) -> AsyncIterator[Session]:
+        """Do something in a visitor's session, and tell those who look on that it is busy meanwhile."""
+        async with visitor.turn:
+            visitor.busy += 1
+            session: Session | None = None
+            try:
+                if visitor.lost is None or anew:
+                    visitor.tell_activity()
+                session = await visitor.enter(anew=anew)
+                yield session
+            except (UnfitAction, NoTools):
+                raise
+            except Exception as exc:
+                lost = _lost(session, exc)
+                if lost is not None:
+                    if visitor.session is session and session is not None:
+                        visitor.lose(lost.reason)
+                    raise lost from None
+                shown = self._service.errors.shown(exc)
+                code = shown.code if isinstance(shown, OpenEnvError) else ExecutionError.code
+                visitor.tell_error(message_of(shown), code)
+                if shown is exc:
+                    raise
+                raise shown from exc
+            finally:
+                visitor.busy -= 1
+                visitor.touch()
+                visitor.tell_activity()
+
+    async def _place(self, session: Session) -> _Place:
+        try:
+            state = decode(await session.run(STATE))
+            episode_id, count = state.get("episode_id"), state.get("step_count")
+        except OpenEnvError:
+            raise
+        except Exception:  # some environments have none, or not always
+            logger.debug("session %s: the state cannot be read", session.id, exc_info=True)
+            return _Place(None, None)
+        return _Place(None if episode_id is None else str(episode_id), count if isinstance(count, int) else None)
+
+    async def _render(self, session: Session, outcome: Outcome) -> Render:
+        if not _draws(class_of(session.env)):
+            return Render()
+        render: Render = await session.run(RENDER, outcome)
+        return render
+
+    def _events(self, visitor: Visitor) -> ToolEvents:
+        def on_progress(progress: float, total: float | None, message: str | None) -> None:
+            told = {"event": "progress", "progress": progress, "total": total, "message": message}
+            visitor.tell_event(told, self._now().isoformat())
+
+        def on_log(level: str, name: str | None, data: Any) -> None:
+            told = {"event": "log", "level": level, "logger": name, "data": data}
+            visitor.tell_event(told, self._now().isoformat())
+
+        return ToolEvents(on_progress, on_log, asyncio.get_running_loop())
+
+
+def _draws(env_cls: type[Any]) -> bool:
+    """Whether an environment has a picture or buttons of its own."""
+    return any(
+        getattr(env_cls, hook, None) is not getattr(Environment, hook) and hasattr(env_cls, hook)
+        for hook in ("render_web", "web_actions")
+    )
+
+
+def _check(session: Session, visitor: Visitor) -> None:
+    """See that the session is still the visitor's, now that a call has returned."""
+    if visitor.session is not session or session.state in (SessionState.CLOSING, SessionState.CLOSED):
+        raise SessionLost(ending(session.close_reason))
+
+
+def _lost(session: Session | None, exc: Exception) -> SessionLost | None:
+    """Tell the end of the session from what an environment raises that is a client itself."""
+    if isinstance(exc, SessionLost) and session is None:
+        return exc
+    is_over = session is not None and session.state in (SessionState.CLOSING, SessionState.CLOSED)
+    if session is not None and is_over and isinstance(exc, (SessionClosedError, SessionLost)):
+        return SessionLost(ending(session.close_reason))
+    return None
+
+
+def _action_json(action: Any) -> bytes:
+    fields = decode(encode(action))
+    if isinstance(fields, dict):
+        fields.pop("metadata", None)
+    return encode(fields)
+
+
+def _result(result: Any) -> Any:
+    if isinstance(result, ToolOutcome):
+        return result.as_mcp()
+    return decode(encode(result))

@@ -1,0 +1,149 @@
+"""The quick start: a short Python program that plays with this very server, and runs as it is shown.
+
+Knows schemas and clients' names; must not import clients.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pprint import pformat
+from typing import Any
+
+from .. import settings
+from ..protocol.schema import json_schema, takes_tool_actions
+from ..tool_types import CallToolAction, ListToolsAction
+from ..types import EnvironmentMetadata
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+_DEEPEST = 6
+_FORMATS = {
+    "date": "2024-01-01",
+    "date-time": "2024-01-01T00:00:00Z",
+    "uuid": "00000000-0000-4000-8000-000000000000",
+}
+
+
+def quick_start(
+    action_cls: type[Any] | None, *, url: str, asks_for_token: bool = False, plays: bool = True, has_tools: bool = False
+) -> str:
+    """Write the program.
+
+    Args:
+        action_cls: The action model.
+        url: Where the server is.
+        asks_for_token: Whether it asks for a token.
+        plays: Whether it can be reset and stepped, as in simulation mode.
+        has_tools: Whether the environment has tools.
+    """
+    token = "# The server asks for a token: set OPENENV_TOKEN to it first.\n" if asks_for_token else ""
+    if has_tools or _is_of_tools(action_cls) or not plays:
+        reset = "    env.reset()\n" if plays else ""
+        return (
+            f"{token}from openenv import MCPToolClient\n\n"
+            f'with MCPToolClient("{url}").sync() as env:\n'
+            f"{reset}"
+            "    for tool in env.list_tools():\n"
+            "        print(tool.name, tool.description)\n"
+        )
+    action = pformat(example_action(action_cls), width=90, sort_dicts=False)
+    shown = action.replace("\n", "\n" + " " * 22)
+    return (
+        f"{token}from openenv import GenericEnvClient\n\n"
+        f'with GenericEnvClient("{url}").sync() as env:\n'
+        "    result = env.reset()\n"
+        f"    result = env.step({shown})\n"
+        "    print(result.observation, result.reward, result.done)\n"
+    )
+
+
+def get_quick_start_markdown(
+    metadata: EnvironmentMetadata | None, action_cls: type[Any], observation_cls: type[Any]
+) -> str:
+    """Write the program as Markdown, for custom pages."""
+    host, space = settings.space_host(), settings.space_id()
+    url = f"https://{host}" if host else "http://localhost:8000"
+    name = metadata.name if metadata is not None else "this environment"
+    lines = [f"### Use {name} from Python", "", "```bash", "pip install openenv", "```", ""]
+    if space:
+        lines = [*lines[:2], f"It runs as the Space [{space}](https://huggingface.co/spaces/{space}).", "", *lines[2:]]
+    return "\n".join([*lines, "```python", quick_start(action_cls, url=url).rstrip(), "```"])
+
+
+def _is_of_tools(action_cls: type[Any] | None) -> bool:
+    is_tool = isinstance(action_cls, type) and issubclass(action_cls, (CallToolAction, ListToolsAction))
+    return is_tool and takes_tool_actions(action_cls)
+
+
+def example_action(action_cls: type[Any] | None) -> dict[str, Any]:
+    """Make up an action that fits a model, as far as its schema tells."""
+    if action_cls is None:
+        return {}
+    try:
+        schema = json_schema(action_cls)
+    except Exception:  # there is none
+        return {}
+    parts, required = schema.get("properties", {}), schema.get("required", ())
+    wanted = [name for name in parts if name in required or parts[name].get("default") is not None]
+    return {name: example(parts[name], schema) for name in wanted if name != "metadata"}
+
+
+def example(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0) -> Any:
+    """Make up a value that fits a schema."""
+    if depth > _DEEPEST:
+        return None
+    if "$ref" in schema:
+        target = root.get("$defs", {}).get(str(schema["$ref"]).rsplit("/", 1)[-1], {})
+        schema = {**target, **{key: value for key, value in schema.items() if key != "$ref"}}
+    for key in ("default", "const"):
+        if key in schema:
+            return schema[key]
+    for key in ("examples", "enum"):
+        if schema.get(key):
+            return schema[key][0]
+    options = schema.get("anyOf") or schema.get("oneOf") or schema.get("allOf")
+    if options:
+        return example(next((one for one in options if one.get("type") != "null"), {}), root, depth + 1)
+    kind = schema.get("type")
+    if kind == "object" or "properties" in schema:
+        wanted = schema.get("required", ())
+        parts = schema.get("properties", {})
+        return {name: example(part, root, depth + 1) for name, part in parts.items() if name in wanted}
+    if kind == "array":
+        return _example_list(schema, root, depth)
+    if kind in ("integer", "number"):
+        return _example_number(schema, is_whole=kind == "integer")
+    return _example_text(schema) if kind == "string" else {"boolean": False}.get(str(kind))
+
+
+def _example_list(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> list[Any]:
+    fixed = [example(part, root, depth + 1) for part in schema.get("prefixItems", ())]
+    missing = max(0, schema.get("minItems", 0) - len(fixed))
+    return fixed + [example(schema.get("items") or {}, root, depth + 1) for _ in range(min(missing, 32))]
+
+
+def _example_number(schema: Mapping[str, Any], *, is_whole: bool) -> float:
+    unit = schema.get("multipleOf", 1 if is_whole else 0.5)
+    low = schema.get("minimum")
+    if low is None and "exclusiveMinimum" in schema:
+        low = schema["exclusiveMinimum"] + unit
+    high = schema.get("maximum")
+    if high is None and "exclusiveMaximum" in schema:
+        high = schema["exclusiveMaximum"] - unit
+    value: float = 0
+    if low is not None and low > 0:
+        value = low
+    elif high is not None and high < 0:
+        value = high
+    return int(value) if is_whole else float(value)
+
+
+def _example_text(schema: Mapping[str, Any]) -> str:
+    if schema.get("format") in _FORMATS:
+        return _FORMATS[schema["format"]]
+    pattern = schema.get("pattern")
+    text = next((one for one in ("hello", "a", "0", "A", "up") if pattern is None or re.search(pattern, one)), "hello")
+    least: int = schema.get("minLength", 0)
+    text += "." * max(0, least - len(text))
+    most: int = schema.get("maxLength", len(text))
+    return text[:most]

@@ -1,0 +1,302 @@
+"""Visitors of the page: whose session is whose, what each has seen of it, and who is told of changes.
+
+A browser is known by a cookie; programs without one are all the same visitor, as in the contract. A visitor's session
+is a soft one: counted, and the first to go when somebody else needs its slot. One that is gone is remembered with the
+reason, and never replaced in silence. Knows sessions; must not know requests, sockets or environments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+from ..errors import SessionLost
+from ..protocol.codec import encode
+from ..sessions.endings import CLOSED_BY_CLIENT, SHUTTING_DOWN, ending
+from ..sessions.events import SessionEvent
+from ..sessions.manager import SessionManager
+from ..sessions.session import Session, SessionKind, SessionState
+from .episode import Entry, Episode
+from .outcome import Outcome, Render
+
+COOKIE = "openenv_visitor"
+_MOST = 1000
+_FORGOTTEN_AFTER_S = 3600.0
+_KEPT_S = 300.0
+_KEEP_PERIOD_S = 5.0
+
+Activity = Literal["none", "ready", "busy", "lost"]
+
+
+def new_key() -> str:
+    """Make up what a browser is known by."""
+    return secrets.token_urlsafe(24)
+
+
+class Watcher(Protocol):
+    """Somebody who looks on; called on the loop, and not to be waited for."""
+
+    def changed(self, visitor: Visitor, frame: bytes, *, is_state: bool) -> None:
+        """Take a frame; `is_state` says whether the episode has changed with it."""
+        ...
+
+    def leave(self, reason: str) -> None:
+        """Nothing more will come."""
+        ...
+
+
+class Visitor:
+    """One visitor, and the episode that is played.
+
+    Args:
+        manager: Opens the session.
+        players: Who plays in which session, by its id.
+        clock: Tells how long ago something was.
+    """
+
+    def __init__(
+        self,
+        manager: SessionManager,
+        players: dict[str, Visitor],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._manager = manager
+        self._players = players
+        self._clock = clock
+        self.session: Session | None = None
+        self.lost: str | None = None
+        self.episode = Episode()
+        self.watchers: set[Watcher] = set()
+        self.turn = asyncio.Lock()
+        self.busy = 0
+        self.n = 0
+        self.used_at = clock()
+
+    # -- the session ----------------------------------------------------------------------------------------------
+
+    @property
+    def activity(self) -> Activity:
+        """What the session is doing."""
+        if self.busy:
+            return "busy"
+        if self.lost is not None:
+            return "lost"
+        return "none" if self.session is None else "ready"
+
+    @property
+    def unused_s(self) -> float:
+        """Seconds since the visitor has done something."""
+        return self._clock() - self.used_at
+
+    def touch(self) -> None:
+        """Note that the visitor does something."""
+        self.used_at = self._clock()
+
+    async def enter(self, *, anew: bool) -> Session:
+        """Return the visitor's session, opened if there is none. The caller has the visitor's turn.
+
+        Args:
+            anew: Whether a session that was lost may be replaced.
+
+        Raises:
+            SessionLost: It was, and may not.
+            SessionCapacityError: There is no free slot.
+            EnvironmentFactoryError: The constructor raised.
+        """
+        self.touch()
+        session = self.session
+        if session is not None and session.state not in (SessionState.CLOSING, SessionState.CLOSED):
+            return session
+        if session is not None:
+            self.lose(ending(session.close_reason))
+        if self.lost is not None and not anew:
+            raise SessionLost(self.lost)
+        session = await self._manager.open(SessionKind.SOFT)
+        self.session, self.lost = session, None
+        self._players[session.id] = self
+        self.episode = Episode()
+        return session
+
+    def end(self) -> bool:
+        """End the session, as its visitor wishes; say whether there was one."""
+        session = self._let_go()
+        self.lost = None
+        self.episode = Episode()
+        if session is not None:
+            session.close(CLOSED_BY_CLIENT)
+        self.tell_activity()
+        return session is not None
+
+    def lose(self, reason: str) -> None:
+        """Take note that the session has ended, and not because its visitor wished it."""
+        self._let_go()
+        self.lost = reason
+        self.tell_activity()
+
+    def _let_go(self) -> Session | None:
+        session, self.session = self.session, None
+        if session is not None:
+            self._players.pop(session.id, None)
+        return session
+
+    # -- telling --------------------------------------------------------------------------------------------------
+
+    def tell_activity(self) -> None:
+        """Tell what the session is doing."""
+        self._tell(encode({"type": "session", "state": self.activity, "reason": self.lost}))
+
+    def tell_error(self, detail: str, code: str) -> None:
+        """Tell that something failed."""
+        self._tell(encode({"type": "error", "detail": detail, "code": code}))
+
+    def tell_event(self, data: dict[str, object], timestamp: str) -> None:
+        """Tell what the environment says while a step runs."""
+        self._tell(encode({"type": "event", "data": data, "timestamp": timestamp}))
+
+    def begin(self, outcome: Outcome, render: Render, episode_id: str | None) -> None:
+        """Begin an episode."""
+        self.episode = Episode(episode_id, has_begun=True, last=outcome, render=render.json())
+        head = b'{"type":"reset","episode_id":' + encode(episode_id) + b',"observation":' + outcome.observation
+        self._tell(head + outcome.tail + b',"render":' + self.episode.render + b"}", is_state=True)
+
+    def stepped(
+        self, entry: Entry, outcome: Outcome, render: Render, *, episode_id: str | None, step_count: int
+    ) -> None:
+        """Add a step."""
+        episode = self.episode
+        episode.episode_id, episode.step_count = episode_id, step_count
+        episode.last, episode.render = outcome, render.json()
+        episode.add(entry)
+        self._tell(b'{"type":"step","entry":' + entry.json() + b',"render":' + episode.render + b"}", is_state=True)
+
+    def called(self, entry: Entry) -> None:
+        """Add the call of a tool."""
+        self.episode.add(entry)
+        self._tell(b'{"type":"call","entry":' + entry.json() + b"}")
+
+    def hello(self) -> bytes:
+        """Return all that there is to see, for somebody who begins to look on."""
+        episode = self.episode
+        session = encode({"state": self.activity, "reason": self.lost})
+        parts = (
+            b'{"type":"hello","n":',
+            str(self.n).encode(),
+            b',"episode":',
+            episode.json(),
+            b',"log":',
+            episode.log(),
+        )
+        return b"".join((*parts, b',"render":', episode.render, b',"session":', session, b"}"))
+
+    def state_update(self) -> bytes:
+        """Return the contract's frame: the whole of the episode."""
+        return b'{"type":"state_update","episode_state":' + self.episode.state() + b"}"
+
+    def _tell(self, frame: bytes, *, is_state: bool = False) -> None:
+        self.n += 1
+        frame = frame[:-1] + b',"n":' + str(self.n).encode() + b"}"
+        for watcher in tuple(self.watchers):
+            watcher.changed(self, frame, is_state=is_state)
+
+
+class Visitors:
+    """All visitors of one server.
+
+    Args:
+        manager: The server's sessions.
+        clock: Tells how long ago something was.
+    """
+
+    def __init__(self, manager: SessionManager, clock: Callable[[], float] = time.monotonic) -> None:
+        self._manager = manager
+        self._clock = clock
+        self._known: OrderedDict[bytes, Visitor] = OrderedDict()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._players: dict[str, Visitor] = {}
+        self.shared = self._new()
+        manager.listeners.append(self._heard)
+
+    def of(self, key: str | None) -> Visitor:
+        """Return the visitor with a cookie's value; None is whoever has no cookie."""
+        self._wake()
+        if key is None:
+            return self.shared
+        digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+        visitor = self._known.get(digest)
+        if visitor is None:
+            self._forget()
+            visitor = self._known[digest] = self._new()
+        self._known.move_to_end(digest)
+        return visitor
+
+    def _new(self) -> Visitor:
+        return Visitor(self._manager, self._players, self._clock)
+
+    def player(self, session_id: str) -> Visitor | None:
+        """Return who plays in a session."""
+        return self._players.get(session_id)
+
+    def all(self) -> list[Visitor]:
+        """List them."""
+        return [self.shared, *self._known.values()]
+
+    def _forget(self) -> None:
+        """Make room: those who have left come first, then those who were not heard of for longest."""
+        for digest, visitor in list(self._known.items()):
+            is_over = visitor.unused_s > _FORGOTTEN_AFTER_S
+            if not (is_over or len(self._known) >= _MOST):
+                return
+            if not visitor.watchers and not visitor.busy:
+                del self._known[digest]
+                visitor.end()
+
+    # -- on the loop ----------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        """Remember the loop that visitors come on, and look after them there."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop = loop
+            self._timer = loop.call_later(_KEEP_PERIOD_S, self._keep)
+
+    def _keep(self) -> None:
+        """Keep the sessions of those who have the page open and have not gone away from it."""
+        assert self._loop is not None
+        for visitor in self.all():
+            session = visitor.session
+            if session is not None and visitor.watchers and session.is_idle and visitor.unused_s < _KEPT_S:
+                session.touch()
+        self._timer = self._loop.call_later(_KEEP_PERIOD_S, self._keep)
+
+    def _heard(self, event: SessionEvent) -> None:
+        """A session has ended; told from any thread."""
+        loop = self._loop
+        if event.name == "closed" and event.session_id in self._players and loop is not None:
+            try:
+                loop.call_soon_threadsafe(self._ended, event)
+            except RuntimeError:  # the loop is closed
+                return
+
+    def _ended(self, event: SessionEvent) -> None:
+        visitor = self._players.get(event.session_id)
+        if visitor is not None:
+            visitor.lose(ending(event.reason))
+
+    def leave(self) -> None:
+        """Forget everybody, since the server stops; those who look on are told."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._loop = self._timer = None
+        for visitor in self.all():
+            if visitor.session is not None:
+                visitor.lose(SHUTTING_DOWN)
+            for watcher in tuple(visitor.watchers):
+                watcher.leave(SHUTTING_DOWN)
+        self._known.clear()
+        self.shared = self._new()
