@@ -24,12 +24,14 @@ from ..errors import (
     SessionClosedError,
     SessionLost,
     SessionNotFoundError,
+    StaleRequest,
     message_of,
 )
 from ..protocol.codec import encode, encode_state, split_observation
 from ..protocol.server import error_list
 from ..protocol.v2.server import NONCE_CHARS
 from ..sessions.endings import UNANSWERED
+from ..sessions.hints import hinted
 from ..sessions.operations import Operation, StepInput, build_operations
 from ..sessions.origin import Origin
 from ..sessions.session import Session, SessionKind
@@ -59,12 +61,14 @@ SESSION_COOKIE = "openenv_session"
 _HEADER = SESSION_HEADER.lower().encode()
 KEY_HEADER = b"idempotency-key"
 KEY_REUSED = "KEY_REUSED"
-_BODY = "openenv.body"
+BODY = "openenv.body"
 _NEW = "new"
+_HOW_TO_STAY = f"send the cookie of POST /reset along, or {SESSION_HEADER}, for a session"
 _STATUS: Mapping[type[OpenEnvError], int] = {
     SessionNotFoundError: 404,
     SessionLost: 410,
     SessionClosedError: 410,
+    StaleRequest: 409,
     SessionCapacityError: 503,
     EnvironmentFactoryError: 500,
 }
@@ -97,11 +101,11 @@ class GymRoutes:
 
     async def reset(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `POST /reset`."""
-        send = _echoing(scope, send)
+        send = echoing(scope, send)
         body = await self._body(receive, send)
         if body is None:
             return
-        scope[_BODY] = body
+        scope[BODY] = body
         try:
             request = ResetRequest.model_validate_json(body) if body.strip() else ResetRequest()
         except ValidationError as exc:
@@ -112,11 +116,11 @@ class GymRoutes:
 
     async def step(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `POST /step`."""
-        send = _echoing(scope, send)
+        send = echoing(scope, send)
         body = await self._body(receive, send)
         if body is None:
             return
-        scope[_BODY] = body
+        scope[BODY] = body
         if not body.strip():
             problem = {"type": "missing", "loc": ["body"], "msg": "Field required", "input": None}
             self._manager.report_error(WSErrorCode.VALIDATION_ERROR.value)
@@ -139,7 +143,7 @@ class GymRoutes:
 
     async def state(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `GET /state`."""
-        send = _echoing(scope, send)
+        send = echoing(scope, send)
         await self._run(scope, receive, send, self._operations.state, None)
 
     async def _unfit(self, send: Send, exc: Exception, *, prefix: tuple[str, ...]) -> None:
@@ -189,7 +193,7 @@ class GymRoutes:
 
     async def _run_named(self, session: Session, scope: Scope, send: Send, operation: Operation, argument: Any) -> None:
         """Run in a session that is there."""
-        key, origin = _key(scope, argument), self._origin(scope, argument)
+        key, origin = request_key(scope, argument), self._origin(scope, argument)
         if key is None or operation.kind == "state":
             status, body = await self._outcome(session, operation, argument, origin)
         else:
@@ -197,7 +201,7 @@ class GymRoutes:
         await respond(send, status, body, _name(session))
 
     async def _run_once(
-        self, session: Session, key: _Key, operation: Operation, argument: Any, origin: Origin | None
+        self, session: Session, key: RequestKey, operation: Operation, argument: Any, origin: Origin | None
     ) -> tuple[int, bytes]:
         """Run a request; one whose key was seen before is answered as it was then, and not run again."""
         entry = session.ledger.find(key.name)
@@ -224,10 +228,12 @@ class GymRoutes:
             return _STATUS.get(type(shown), 500), encode({"detail": str(shown), "code": shown.code, **shown.details})
         except Exception as exc:
             logger.exception("session %s: %s failed", session.id, operation.kind)
-            return 500, encode(self._failure(exc))
+            return 500, encode(self._failure(exc, session, operation.kind))
 
-    def _failure(self, exc: Exception) -> dict[str, Any]:
+    def _failure(self, exc: Exception, session: Session | None = None, kind: str = "") -> dict[str, Any]:
         shown = self._service.errors.shown(exc)
+        if session is not None:
+            shown = hinted(shown, session, kind)
         details = shown.details if isinstance(shown, OpenEnvError) else {}
         return {"detail": message_of(shown), "code": "EXECUTION_ERROR", **details}
 
@@ -238,7 +244,7 @@ class GymRoutes:
         if not begins:
             self._manager.report_error(SessionNotFoundError.code)
             raise SessionNotFoundError(_NEW, f"'{SESSION_HEADER}: new' opens a session on POST /reset only.")
-        key, origin = _key(scope, argument), self._origin(scope, argument)
+        key, origin = request_key(scope, argument), self._origin(scope, argument)
         if key is not None:
             await self._run_new_once(key, receive, send, operation, argument, origin)
             return
@@ -259,7 +265,7 @@ class GymRoutes:
                 raise
 
     async def _run_new_once(
-        self, key: _Key, receive: Receive, send: Send, operation: Operation, argument: Any, origin: Origin | None
+        self, key: RequestKey, receive: Receive, send: Send, operation: Operation, argument: Any, origin: Origin | None
     ) -> None:
         """The same under a key: a client that has not got the answer may ask again, and gets the same session."""
         try:
@@ -309,6 +315,10 @@ class GymRoutes:
         except OpenEnvError as exc:
             await refuse(send, self._service.errors.shown(exc))
             return
+        except Exception:
+            if not begins:
+                logger.warning("%s failed on an environment of its own, never reset: %s", operation.kind, _HOW_TO_STAY)
+            raise
         await respond(send, 200, result, headers)
 
 
@@ -328,18 +338,19 @@ def nonce_of(key: str | None) -> str | None:
     return None if key is None else f"http {key}"
 
 
-class _Key(NamedTuple):
+class RequestKey(NamedTuple):
     """What a client calls its request, so that it may repeat it, and what it asks."""
 
     name: str
     asked: bytes
 
 
-def _key(scope: Scope, argument: Any) -> _Key | None:
+def request_key(scope: Scope, argument: Any = None) -> RequestKey | None:
+    """Return the key of a request whose body is in its scope, if it has one."""
     name = _key_name(scope, argument)
     if name is None:
         return None
-    return _Key(name, hashlib.sha256(scope["path"].encode() + b"\n" + scope.get(_BODY, b"")).digest())
+    return RequestKey(name, hashlib.sha256(scope["path"].encode() + b"\n" + scope.get(BODY, b"")).digest())
 
 
 def _key_name(scope: Scope, argument: Any) -> str | None:
@@ -350,7 +361,7 @@ def _key_name(scope: Scope, argument: Any) -> str | None:
     return named
 
 
-def _echoing(scope: Scope, send: Send) -> Send:
+def echoing(scope: Scope, send: Send) -> Send:
     """Have the answer name the key of its request, so that a client cannot take it for another's."""
     key = header(scope, KEY_HEADER)
     if key is None:

@@ -13,7 +13,7 @@ from ..sessions.session import SessionKind
 from ..types import WSErrorCode
 from .asgi import BODY_TOO_LARGE, BodyTooLarge, ClientGone, Receive, Scope, Send, header, read_body, while_connected
 from .asgi import respond_json as answer
-from .http import KEY_HEADER, SESSION_HEADER, GuessableKey, nonce_of, refuse, unprocessable
+from .http import KEY_HEADER, SESSION_HEADER, GuessableKey, echoing, nonce_of, refuse, unprocessable
 from .service import EnvService
 
 
@@ -47,6 +47,7 @@ class SessionRoutes:
 
     async def open(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `POST /sessions`."""
+        send = echoing(scope, send)
         try:
             body = await read_body(receive, self._service.options.max_message_bytes)
             wanted = OpenRequest.model_validate_json(body) if body.strip() else OpenRequest()

@@ -52,51 +52,74 @@ class Deed:
 
 @dataclass
 class Book:
-    """What the environments of one server did: the truth to which clients are held."""
+    """What the environments of one server did: the truth to which clients are held. `FileBook` is its like on disk."""
 
     built: int = 0
     closed: int = 0
-    deeds: dict[int, dict[int, list[Deed]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
-    serials: Any = field(default_factory=lambda: itertools.count(1))
+    _deeds: dict[int, dict[str, list[Deed]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
+    _serials: Any = field(default_factory=lambda: itertools.count(1))
 
-    def note(self, serial: int, owner: int, deed: Deed) -> None:
+    def open(self) -> str:
+        """Count an environment and name it."""
+        self.built += 1
+        return str(next(self._serials))
+
+    def note(self, serial: str, owner: int, deed: Deed) -> None:
         """Write down what an environment did for whom."""
-        self.deeds[owner][serial].append(deed)
+        self._deeds[owner][serial].append(deed)
+
+    def close(self, serial: str) -> None:
+        """Count an environment that has been closed."""
+        self.closed += 1
 
     @property
     def alive(self) -> int:
         """How many environments have not been closed."""
         return self.built - self.closed
 
+    def forget_trials(self) -> None:
+        """Begin to count: some servers build an environment to look at it."""
+        self.built = self.closed = 0
+
+    def deeds(self, owner: int) -> dict[str, list[Deed]]:
+        """What was done for somebody, by environment."""
+        return {serial: list(done) for serial, done in list(self._deeds.get(owner, {}).items())}
+
 
 class Counting(Environment[Move, Seen, Inner]):
     """Counts and hashes."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
-    book: Book
+    book: Any  # a Book, or a FileBook
 
     def __init__(self) -> None:
         super().__init__()
-        self._serial = next(self.book.serials)
-        self.book.built += 1
-        self._owner = -1
+        self._serial = self.book.open()
+        self._owner: int | None = -1
         self._digest = "new"
+        self._begun_by = -1
         self._state = Inner()
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Seen:
         self._owner, number = kwargs.get("owner", seed), kwargs.get("number", -1)
-        self.book.note(self._serial, self._owner, Deed("reset", number))
-        self._digest = _hash("reset", seed, number)
-        self._state = Inner(episode_id=episode_id, owner=self._owner, digest=self._digest)
-        return Seen(owner=self._owner, number=number, count=0, digest=self._digest)
+        self._begun_by = number
+        if self._owner is not None:
+            self.book.note(self._serial, self._owner, Deed("reset", number))
+        self._digest = hashed("reset", seed, number)
+        owner = -1 if self._owner is None else self._owner
+        self._state = Inner(episode_id=episode_id, owner=owner, digest=self._digest)
+        return Seen(owner=owner, number=number, count=0, digest=self._digest)
 
     def step(self, action: Move, timeout_s: float | None = None, **kwargs: Any) -> Seen:
         time.sleep(action.pause_s)
         return self._move(action)
 
     def _move(self, action: Move) -> Seen:
+        if self._owner is None:  # an episode that was begun for nobody in particular is that of the first who steps
+            self._owner = action.owner
+            self.book.note(self._serial, action.owner, Deed("reset", self._begun_by))
         self.book.note(self._serial, action.owner, Deed("step", action.number))
-        self._digest = _hash(self._digest, action.number, action.word)
+        self._digest = hashed(self._digest, action.number, action.word)
         self._state.step_count += 1
         self._state.digest = self._digest
         count = self._state.step_count
@@ -109,7 +132,7 @@ class Counting(Environment[Move, Seen, Inner]):
         return self._state
 
     def close(self) -> None:
-        self.book.closed += 1
+        self.book.close(self._serial)
 
 
 class CountingAsync(Counting):
@@ -126,5 +149,6 @@ def counting(book: Book, *, coroutine: bool) -> type[Counting]:
     return type(base.__name__, (base,), {"book": book})
 
 
-def _hash(*parts: Any) -> str:
+def hashed(*parts: Any) -> str:
+    """What an environment knows of its history."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

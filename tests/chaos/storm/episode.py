@@ -10,9 +10,11 @@ from typing import Any
 from openenv.core.client_types import StepResult
 from openenv.core.env_client import EnvClient
 
-from .environment import Move, Seen
+from .environment import Deed, Move, Seen, hashed
 
 PING_S = 0.4
+MARK = "session_lost"  # what a client that begins anew by itself has to write into the result's metadata
+AFTERWARDS = "afterwards"
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,29 @@ class Ask:
 
 @dataclass
 class Trace:
-    """The replies of an episode, the error that ended it, and what came when one went on regardless."""
+    """The replies of an episode, the error that ended it, and what came when one went on regardless.
+
+    `renewed` is what a new episode did that was announced as such.
+    """
 
     replies: list[dict[str, Any]] = field(default_factory=list)
     error: Exception | None = None
     afterwards: dict[str, Any] | Exception | None = None
     after_number: int = -1
+    renewed: list[Deed] = field(default_factory=list)
+
+    @property
+    def last_reset(self) -> int | None:
+        """The number of the reset that the episode began with, if it has begun."""
+        return next((reply["number"] for reply in reversed(self.replies) if reply["kind"] == "reset"), None)
+
+
+class Renewed(Exception):
+    """The client said that the episode is lost, and that what it returns is the beginning of another one."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class Player(EnvClient[Move, dict[str, Any], dict[str, Any]]):
@@ -49,7 +68,7 @@ class Player(EnvClient[Move, dict[str, Any], dict[str, Any]]):
         return payload
 
 
-def client_of(url: str) -> Player:
+def client_of(url: str, **more: Any) -> Player:
     """Return a client that finds out quickly when nobody is there."""
     options: dict[str, Any] = {
         "base_url": url,
@@ -61,7 +80,7 @@ def client_of(url: str) -> Player:
     known = inspect.signature(EnvClient.__init__).parameters
     if "protocol" in known:
         options |= {"protocol": "auto"}
-    return Player(**options)
+    return Player(**{**options, **more})
 
 
 def script_of(seed: int) -> list[Ask]:
@@ -89,20 +108,51 @@ async def play(client: Any, seed: int, script: list[Ask], *, owner: int, unsent_
     trace = Trace()
     for ask in script:
         try:
-            trace.replies.append(await _ask(client, seed, ask, owner))
+            reply = await _ask(client, seed, ask, owner)
         except Exception as exc:
             trace.error = exc
             break
+        if _is_announced(reply, seed, trace, owner):
+            trace.error = Renewed(reply[MARK])
+            break
+        trace.replies.append(reply)
     is_over = not (unsent_is_harmless and type(trace.error).__name__ == "ConnectFailed")
-    if trace.error is not None and is_over and any(reply.get("kind") == "reset" for reply in trace.replies):
+    if trace.error is not None and is_over and trace.last_reset is not None:
         # A loop that logs the error and goes on must not get an observation of another episode.
-        after = Ask("step", len(script), "afterwards")
-        trace.after_number = after.number
-        try:
-            trace.afterwards = await _ask(client, seed, after, owner)
-        except Exception as exc:
-            trace.afterwards = exc
+        await _go_on(client, seed, trace, Ask("step", len(script), AFTERWARDS), owner)
     return trace
+
+
+async def _go_on(client: Any, seed: int, trace: Trace, after: Ask, owner: int) -> None:
+    trace.after_number = after.number
+    try:
+        reply = await _ask(client, seed, after, owner)
+    except Exception as exc:
+        trace.afterwards = exc
+        return
+    number = trace.last_reset
+    assert number is not None
+    trace.renewed = [Deed("reset", number)]
+    if _is_announced(reply, seed, trace, owner):
+        trace.afterwards = Renewed(reply[MARK])
+    elif isinstance(trace.error, Renewed) and is_first_step(reply, after, owner, hashed("reset", seed, number)):
+        trace.afterwards = trace.error
+        trace.renewed.append(Deed("step", after.number))
+    else:
+        trace.afterwards = reply
+
+
+def _is_announced(reply: dict[str, Any], seed: int, trace: Trace, owner: int) -> bool:
+    """Say whether a reply to a step is marked as the beginning of a new episode, and is just that."""
+    number = trace.last_reset
+    wanted = {"owner": owner, "number": number, "count": 0, "digest": hashed("reset", seed, number)}
+    return MARK in reply and number is not None and all(reply[key] == value for key, value in wanted.items())
+
+
+def is_first_step(reply: dict[str, Any], ask: Ask, owner: int, before: str) -> bool:
+    """Say whether a reply is that to the first step of an episode."""
+    wanted = {"owner": owner, "number": ask.number, "count": 1, "digest": hashed(before, ask.number, ask.word)}
+    return all(reply.get(key) == value for key, value in wanted.items())
 
 
 async def _ask(client: Any, seed: int, ask: Ask, owner: int) -> dict[str, Any]:
@@ -114,4 +164,6 @@ async def _ask(client: Any, seed: int, ask: Ask, owner: int) -> dict[str, Any]:
         reply = client.state()
     result = await reply if inspect.isawaitable(reply) else reply
     told = result if ask.kind == "state" else result.observation
-    return {"kind": ask.kind, **{key: told.get(key) for key in (*Seen.model_fields, "step_count", "episode_id")}}
+    mark = (getattr(result, "metadata", None) or {}).get(MARK)
+    seen = {"kind": ask.kind, **{key: told.get(key) for key in (*Seen.model_fields, "step_count", "episode_id")}}
+    return seen if mark is None else {**seen, MARK: mark}

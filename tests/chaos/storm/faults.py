@@ -18,7 +18,7 @@ OUTAGE_EVERY = 16
 
 
 class Kind(Enum):
-    """Faults. All but DELAY, STALL and DUPLICATE end the connection, or its use."""
+    """Faults. All but DELAY, STALL, DUPLICATE and LATE end the connection, or its use."""
 
     KILL_BEFORE = "killed before a message"
     KILL_AFTER = "killed after a message"
@@ -30,6 +30,7 @@ class Kind(Enum):
     DEAF = "silence in one direction"
     REFUSE = "killed, then refused for a while"
     OUTAGE = "killed, then refused for longer than the grace period"
+    LATE = "request delivered once more, later, on a connection of its own"
 
 
 @dataclass(frozen=True)
@@ -62,18 +63,27 @@ class Plan:
         return fault
 
 
-_POINTS = list(itertools.product([kind for kind in Kind if kind is not Kind.OUTAGE], (UP, DOWN), range(FIRST_POINTS)))
+_COMMON = [kind for kind in Kind if kind not in (Kind.OUTAGE, Kind.LATE)]
+_POINTS = list(itertools.product(_COMMON, (UP, DOWN), range(FIRST_POINTS)))
 
 
-def plan_of(seed: int) -> Plan:
-    """Decide what goes wrong."""
+def plan_of(seed: int, *, late: bool = False) -> Plan:
+    """Decide what goes wrong.
+
+    Args:
+        seed: Of the episode.
+        late: Whether requests may also come once more, later: a request over HTTP is whole by itself, a frame is not.
+    """
     dice = random.Random(f"faults {seed}")
     kind, direction, point = _POINTS[seed * 7 % len(_POINTS)]  # 7 has no factor in common with their number
     if seed % OUTAGE_EVERY == OUTAGE_EVERY - 1:
         kind, direction, point = Kind.OUTAGE, dice.choice((UP, DOWN)), dice.randrange(FIRST_POINTS)
     found = [Fault(kind, direction, point, dice.random(), dice.random() < 0.5)]
     for _ in range(dice.choice((0, 0, 1, 1, 2, 4))):
-        drawn = dice.choice([kind for kind in Kind if kind is not Kind.OUTAGE])
+        drawn = dice.choice(_COMMON)
         where = dice.choice((UP, DOWN))
         found.append(Fault(drawn, where, dice.randrange(LAST_POINT), dice.random(), dice.random() < 0.5))
+    if late:
+        again = random.Random(f"late {seed}")
+        found += [Fault(Kind.LATE, UP, again.randrange(FIRST_POINTS), again.random(), hard=False) for _ in range(2)]
     return Plan(seed, {(fault.direction, fault.point): fault for fault in reversed(found)})

@@ -19,6 +19,7 @@ from .faults import DOWN, UP, Fault, Kind, Plan
 
 _LONGEST_DELAY_S = 0.25
 _LONGEST_REFUSAL_S = 0.5
+_LATEST_S = 0.8
 _CONTROL = 0x8
 
 
@@ -47,17 +48,37 @@ class Route:
 
     async def listen(self) -> None:
         """Accept connections."""
-        sock = _bound(self.port)
-        self._server = await asyncio.start_server(self._accept, sock=sock, limit=1 << 22)
+        sock = bound(self.port)
+        # Known before it begins, so that a route that is closed meanwhile ends it too.
+        self._server = await asyncio.start_server(self._accept, sock=sock, limit=1 << 22, start_serving=False)
+        await self._server.start_serving()
 
     async def refuse(self, seconds: float) -> None:
         """Accept none for a while; the port stays taken."""
         if self._server is None:
             return
-        self._server.close()
-        self._server = None
+        self._end_listening()
         await asyncio.sleep(seconds)
         await self.listen()
+
+    def _end_listening(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    async def deliver(self, unit: bytes, delay_s: float) -> None:
+        """Send a request on a connection of its own, as one that the net had kept; nobody hears the answer."""
+        await asyncio.sleep(delay_s)
+        with contextlib.suppress(OSError):
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.target)
+            try:
+                writer.write(unit)
+                await writer.drain()
+                await asyncio.wait_for(reader.read(1), 5)
+            except asyncio.TimeoutError:
+                pass
+            finally:
+                writer.close()
 
     def run(self, work: object) -> asyncio.Task[None]:
         """Do something beside, to be ended with the route."""
@@ -80,9 +101,9 @@ class Route:
 
     async def close(self) -> None:
         """End everything but silent connections: their servers have to find out by themselves."""
-        if self._server is not None:
-            self._server.close()
+        self._end_listening()
         await _cancel(self._tasks - self._silent)
+        self._end_listening()  # somebody may just have begun
         self._holder.close()
 
     async def end_silence(self) -> None:
@@ -145,6 +166,10 @@ class _Connection:
             writer.write(unit[part:])
         elif kind is Kind.DUPLICATE:
             writer.write(unit if _is_handshake(unit) else unit + unit)
+        elif kind is Kind.LATE:
+            writer.write(unit)
+            if not _is_handshake(unit):
+                self._route.run(self._route.deliver(unit, fault.amount * _LATEST_S))
         elif kind in (Kind.HALF_OPEN, Kind.DEAF):
             self._silent |= {UP, DOWN} if kind is Kind.HALF_OPEN else {direction}
             self._on_silence()
@@ -223,7 +248,7 @@ def _is_handshake(unit: bytes) -> bool:
     return b"upgrade: websocket" in unit.lower()
 
 
-def _bound(port: int) -> socket.socket:
+def bound(port: int) -> socket.socket:
     """A socket on a port that others of this kind share: one that does not listen keeps the port while it is closed."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -256,7 +281,7 @@ class FaultProxy:
 
     def open(self, target: int, plan: Plan, *, outage_s: float) -> Route:
         """Make a way to a server's port, through a plan."""
-        holder = _bound(0)
+        holder = bound(0)
         route = Route(holder.getsockname()[1], target, plan, outage_s, holder)
         asyncio.run_coroutine_threadsafe(route.listen(), self._loop).result(10)
         self._routes.append(route)

@@ -13,24 +13,48 @@ Each episode is played twice with the same requests: once undisturbed, and once 
 connection at points decided by the seed. The environment counts its steps and hashes its history, and the server keeps
 a book of what each environment did, so an episode is *identical* only if every observation is, and if each step ran
 once, in order, in one environment. After an error the client takes one more step, as a training loop that logs errors
-does; an observation in answer to that is a silent reset. Half of the episodes are played by the asynchronous client,
-half by the blocking one; half of the environments are coroutines. An episode that met several kinds of faults is in
-several rows. The code is in `tests/chaos`."""
+does; an observation in answer to that is a silent reset, unless the client has said that it begins anew (`Renewed`,
+which `on_session_lost="reset"` and the policy `restart` do). Half of the episodes of the first table are played by the
+asynchronous client, half by the blocking one; half of the environments are coroutines. An episode that met several
+kinds of faults is in several rows. Whatever else is left of a storm is counted too: threads, child processes, sockets
+and temporary files of the process that it ran in. The code is in `tests/chaos`, where `test_judge.py` shows that
+servers and clients that lie are found out."""
 
 NAMES = {
     "ours": "this package",
     "vector": "this package, `VectorEnv` with 4 sessions over 2 connections",
     "http": "this package, over stateful HTTP with `Idempotency-Key`",
     "tools": "this package, each step a tool call in an `mcp` frame",
+    "keys": "this package, `POST /sessions`, keys and `request_id`, HTTP and WebSocket in turn",
+    "mcp": "this package, each step a tool call over `POST /mcp` with a key, both eras of MCP and plain JSON-RPC",
+    "workers": "this package, `process` runner, workers killed in the middle of steps",
+    "first-k": "this package, `VectorEnv` that waits for the first k of 4, on 2 servers, with each failure policy",
+    "restarts": "this package, server stopped or killed and started again on the same port",
+    "queue": "this package, two servers with a queue, clients that vanish from it",
     "published": "openenv 0.10.0",
 }
+
+EPISODES = {
+    "ours": 1000,
+    "vector": 200,
+    "http": 300,
+    "tools": 300,
+    "keys": 400,
+    "mcp": 300,
+    "workers": 300,
+    "first-k": 200,
+    "restarts": 150,
+    "queue": 400,
+    "published": 1000,
+}
+"""How many there are of each, where nobody says."""
 
 
 def table(result: Mapping[str, Any]) -> str:
     """One row per kind of fault; an episode that met several kinds is in several rows."""
     outcomes = [outcome.value for outcome in Outcome if result["outcomes"].get(outcome.value)]
     rows = [["fault", "times", *outcomes]]
-    for kind in [*(kind.value for kind in Kind), "none came true"]:
+    for kind in sorted(result["table"], key=_place):
         found = result["table"].get(kind)
         if found:
             rows.append([kind, result["faults"].get(kind, ""), *(found.get(outcome, 0) for outcome in outcomes)])
@@ -41,11 +65,18 @@ def table(result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _place(name: str) -> int:
+    """Where a row belongs: faults in their order, then other mishaps, then nothing."""
+    order = [kind.value for kind in Kind]
+    return order.index(name) if name in order else len(order) + (name == "none came true")
+
+
 def left_behind(result: Mapping[str, Any]) -> str:
     """What was left when all clients were gone."""
-    threads = result["threads_left"]
+    threads, others = result["threads_left"], result["others_left"]
     told = f"{result['sessions_left']} sessions, {result['environments_left']} environments, {len(threads)} threads"
-    return told + (f" ({', '.join(threads)})" if threads else "")
+    told += f", {len(others)} processes, sockets or files"
+    return told + (f" ({', '.join([*threads, *others])})" if threads or others else "")
 
 
 def errors(result: Mapping[str, Any]) -> str:

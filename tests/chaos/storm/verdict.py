@@ -7,22 +7,26 @@ from enum import Enum
 from typing import Any
 
 from .environment import Deed
-from .episode import Ask, Trace
+from .episode import Ask, Renewed, Trace
 
 
 class Outcome(Enum):
-    """How an episode can end. All but the first two are violations."""
+    """How an episode, or a wait in line, can end. All but the first three are violations."""
 
     IDENTICAL = "identical"
     TYPED_ERROR = "typed error"
+    GONE = "left the line"
     OTHER_ERROR = "other error"
     SILENT_RESET = "SILENT RESET"
     RUN_TWICE = "RUN TWICE"
     LEFT_OUT = "STEP LEFT OUT"
     WRONG_REPLY = "WRONG REPLY"
+    OUT_OF_ORDER = "OUT OF ORDER"
+    NEVER_SERVED = "NEVER SERVED"
+    TOO_MANY = "MORE THAN SLOTS"
 
 
-VIOLATIONS = frozenset(set(Outcome) - {Outcome.IDENTICAL, Outcome.TYPED_ERROR})
+VIOLATIONS = frozenset(set(Outcome) - {Outcome.IDENTICAL, Outcome.TYPED_ERROR, Outcome.GONE})
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Verdict:
     detail: str = ""
 
 
-def judge(owner: int, script: list[Ask], trace: Trace, twin: Trace, deeds: dict[int, list[Deed]]) -> Verdict:
+def judge(owner: int, script: list[Ask], trace: Trace, twin: Trace, deeds: dict[str, list[Deed]]) -> Verdict:
     """Compare an episode with its twin, and with what the server's environments did for it."""
     for ask, reply, expected in zip(script, trace.replies, twin.replies, strict=False):
         if reply != expected:
@@ -48,7 +52,7 @@ def judge(owner: int, script: list[Ask], trace: Trace, twin: Trace, deeds: dict[
         return Verdict(Outcome.IDENTICAL)
     name = type(trace.error).__name__
     reason = getattr(trace.error, "reason", None)
-    typed = any(base.__name__ == "OpenEnvError" for base in type(trace.error).__mro__)
+    typed = any(base is Renewed or base.__name__ == "OpenEnvError" for base in type(trace.error).__mro__)
     return Verdict(Outcome.TYPED_ERROR if typed else Outcome.OTHER_ERROR, f"{name}: {reason}" if reason else name)
 
 
@@ -76,12 +80,12 @@ def _brief(reply: dict[str, Any]) -> str:
     return str({key: value for key, value in told.items() if value is not None})
 
 
-def _hidden(script: list[Ask], trace: Trace, deeds: dict[int, list[Deed]]) -> Verdict | None:
+def _hidden(script: list[Ask], trace: Trace, deeds: dict[str, list[Deed]]) -> Verdict | None:
     """Find what the client did not see: each environment began with a reset, and took each step once and in order."""
     wanted = [Deed(ask.kind, ask.number) for ask in script if ask.kind != "state"]
     longest = 0
     for done in deeds.values():
-        if not done:
+        if not done or (len(trace.renewed) > 1 and done == trace.renewed):  # one that only began is like any other
             continue
         if done[0].kind != "reset":
             return Verdict(Outcome.SILENT_RESET, f"an environment that was never reset took {done[0]}")

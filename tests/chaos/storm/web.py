@@ -15,6 +15,8 @@ REPLY_S = 3.0
 class WebPlayer(HTTPEnvClient[Move, dict[str, Any], dict[str, Any]]):
     """A client of the counting environment."""
 
+    UNSENT_IS_HARMLESS = True  # the episode goes on after a request that could not be sent
+
     def _step_payload(self, action: Move) -> dict[str, Any]:
         return action.model_dump(exclude={"metadata"})
 
@@ -26,6 +28,6 @@ class WebPlayer(HTTPEnvClient[Move, dict[str, Any], dict[str, Any]]):
         return payload
 
 
-def web_client(url: str) -> WebPlayer:
+def web_client(url: str, reconnect_timeout_s: float = 10.0) -> WebPlayer:
     """Return a client that does not wait long for an answer that will not come."""
-    return WebPlayer(url, request_timeout_s=REPLY_S, reconnect_timeout_s=10.0)
+    return WebPlayer(url, request_timeout_s=REPLY_S, reconnect_timeout_s=reconnect_timeout_s)

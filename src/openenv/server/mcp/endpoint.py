@@ -46,10 +46,11 @@ from ..asgi import (
     respond_json,
     while_connected,
 )
-from ..http import SESSION_HEADER
+from ..http import BODY, KEY_HEADER, SESSION_HEADER, echoing
 from ..service import EnvService
 from .episodes import Episodes, McpSession
 from .methods import Exchange, McpMethods, failure, negotiated, session_error
+from .once import Once
 from .own import OwnMethods
 from .reply import PING_S, Reply, start_stream, stream_until
 from .tools import NoTools
@@ -59,6 +60,7 @@ logger = logging.getLogger(__name__)
 COOKIE = "openenv_mcp"
 _SESSION = b"mcp-session-id"
 _HANDLE = SESSION_HEADER.lower().encode()
+_CANCELLED = McpError(REQUEST_CANCELLED, "Request cancelled")
 _LOST = "The session has ended ({reason}) and its episode with it. The next call begins a new one."
 
 
@@ -91,7 +93,7 @@ class McpEndpoint:
     def _outcome(self, message: Message, work: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
         """Word what came of a request."""
         if work.cancelled():
-            return error_message(message.id, McpError(REQUEST_CANCELLED, "Request cancelled"))
+            return error_message(message.id, _CANCELLED)
         problem = work.exception()
         if problem is None:
             return result_message(message.id, work.result())
@@ -101,12 +103,25 @@ class McpEndpoint:
             problem = McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, self._service.errors.text(problem))
         return error_message(message.id, problem)
 
+    def _settled(self, message: Message, work: asyncio.Future[dict[str, Any]], once: Once | None) -> dict[str, Any]:
+        """Word what came of a request, cancel it if nothing has, and keep the answer for those who ask again."""
+        if work.done():
+            told = self._outcome(message, work)
+        else:
+            work.cancel()
+            told = error_message(message.id, _CANCELLED)
+        if once is not None:
+            once.finish(_status(work) if work.done() else 200, told)
+        return told
+
     # -- POST -----------------------------------------------------------------------------------------------------
 
     async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = _headers(scope)
+        send = echoing(scope, send)
         try:
-            data = decode(await read_body(receive, self._service.options.max_message_bytes))
+            scope[BODY] = await read_body(receive, self._service.options.max_message_bytes)
+            data = decode(scope[BODY])
         except ClientGone:
             return
         except (ValueError, BodyTooLarge) as exc:
@@ -118,17 +133,47 @@ class McpEndpoint:
             return
         era = era_of(headers, data)
         if era is None:
-            await self._answer_own(data, role_of(scope), receive, send)
+            await self._answer_own(scope, data, receive, send)
         elif era == "modern":
             await self._answer_modern(scope, headers, data, receive, send)
         else:
             await self._answer_handshake(scope, headers, data, receive, send)
 
-    async def _answer_own(self, data: Any, role: Role, receive: Receive, send: Send) -> None:
+    async def _answer_own(self, scope: Scope, data: Any, receive: Receive, send: Send) -> None:
+        role = role_of(scope)
+        once = self._once_own(scope, data)
+        if once is not None:
+            await self._answer_own_once(once, data, role, send)
+            return
         try:
             answer = await while_connected(receive, self._own.answer(data, role=role))
         except ClientGone:
             return
+        await respond_json(send, 200, answer)
+
+    def _once_own(self, scope: Scope, data: Any) -> Once | None:
+        """Return a call that has a key and names a session that is there; of anything else it is told when it runs."""
+        manager = self._service.manager
+        if header(scope, KEY_HEADER) is None:
+            return None
+        try:
+            message = read_message(data)
+            named = message.params.get("session_id")
+            if not isinstance(named, str) or manager.info(named) is None:
+                return None
+            return Once.of(manager, scope, message, manager.find(named))
+        except (McpError, OpenEnvError):
+            return None
+
+    async def _answer_own_once(self, once: Once, data: Any, role: Role, send: Send) -> None:
+        if once.is_repeated:
+            await once.answer_again(send, ())
+            return
+        answer = error_message(data.get("id"), _CANCELLED)
+        try:
+            answer = await self._own.answer(data, role=role)
+        finally:
+            once.finish(200, answer)
         await respond_json(send, 200, answer)
 
     # -- the handshake era ----------------------------------------------------------------------------------------
@@ -157,19 +202,23 @@ class McpEndpoint:
         if message.method == "initialize":  # once more: the session stays as it is
             await reply.finish(result_message(message.id, self._methods.initialized(message.params, client)))
             return
+        client.session.touch()
+        once = Once.of(self._service.manager, scope, message, client.session)
+        if once is not None and once.is_repeated:
+            await once.answer_again(send, named)
+            return
         exchange = Exchange("handshake", client.session, reply.notify, client)
         work = asyncio.ensure_future(self._methods.answer(message, exchange))
         assert message.id is not None
         client.running[message.id] = work
-        client.session.touch()
         watch = asyncio.ensure_future(self._end_abandoned(client, receive, work))
         try:
             await reply.follow(work)
-            await reply.finish(self._outcome(message, work))
         finally:
             watch.cancel()
             client.running.pop(message.id, None)
-            work.cancel()
+            told = self._settled(message, work, once)
+        await reply.finish(told)
 
     async def _end_abandoned(self, client: McpSession, receive: Receive, work: asyncio.Future[Any]) -> None:
         """End a call whose client has hung up, which cancels nothing, and has not come back within the lease."""
@@ -252,16 +301,23 @@ class McpEndpoint:
         except _Gone as exc:
             await self._refuse_lost(message, exc, send)
             return
+        once = Once.of(self._service.manager, scope, message, session)
+        if once is not None and once.is_repeated:
+            await once.answer_again(send, extra)
+            return
         reply = Reply(send, extra)
         work = asyncio.ensure_future(self._methods.answer(message, Exchange("modern", session, reply.notify)))
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
             await reply.follow(work, gone)
-            if not gone.done():
-                await reply.finish(self._outcome(message, work), _status(work))
+            if once is not None:  # a client that has given its request a key may come back for the answer
+                await asyncio.wait({work}, timeout=self._service.manager.limits.idle_s)
         finally:
+            is_gone = gone.done()
             gone.cancel()
-            work.cancel()  # a client that hangs up cancels its request
+            told = self._settled(message, work, once)  # a client that hangs up cancels its request
+        if not is_gone:
+            await reply.finish(told, _status(work))
 
     async def _modern_session(self, scope: Scope, message: Message) -> tuple[Session | None, HeaderList]:
         """Find the session that a request names, by a handle or by the cookie of an earlier answer, or open one."""
