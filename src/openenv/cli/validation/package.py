@@ -1,0 +1,165 @@
+"""A package through all checks: its files first, then, served by a process of its own, its behaviour.
+
+Knows order and what depends on what; the checks themselves are elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ...errors import message_of
+from . import runtime_checks, static_checks
+from .bench import Bench, Fault, Skip, last_line
+from .episodes import Door
+from .manifest import SIGNATURE, Manifest, Unreadable, read_validation
+from .policy import LEVELS, RULES, Rule
+from .report import Report, Result
+from .runtime_checks import Seen
+from .subject import NotServed, Subject
+
+Listener = Callable[[Result], None]
+_STARTUP = "runtime.startup"
+_NOT_DONE = {
+    "runtime.rubric_introspectable": "a rubric cannot be seen from outside",
+    "runtime.reward_attribution": "what a reward is for cannot be seen from outside",
+    "runtime.host_containment": "the package runs here as a process, not in a container",
+    "runtime.oracle_containment": "no oracle is run here",
+    "semantic.oracle_max": "no oracle is run here",
+    "semantic.canary_floor": "no canaries are run here",
+    "semantic.no_solution_leakage": "no oracle is run here",
+}
+_REPLY_S = 60.0
+
+
+class NoPackage(Exception):
+    """There is no package at that place; the text says what is missing."""
+
+
+def check_package(
+    folder: Path, *, level: str, policy: str, may_run: bool = True, token: str | None = None, listen: Listener
+) -> Report:
+    """Run the checks of a package up to a level.
+
+    Args:
+        folder: The package.
+        level: The last level: static, runtime or semantic.
+        policy: The version of the rules that the report names.
+        may_run: Whether the package may be served; if not, what needs that is skipped.
+        token: What its server will ask for.
+        listen: Is told each result as it comes.
+
+    Raises:
+        NoPackage: The folder holds none.
+    """
+    if not folder.is_dir():
+        raise NoPackage(f"there is no folder {folder}")
+    if not (folder / SIGNATURE).is_file():
+        raise NoPackage(f"{folder} is no environment package: it has no {SIGNATURE}")
+    found = _promises(folder)
+    manifest = found if isinstance(found, Manifest) else None
+    results: list[Result] = []
+
+    def add(result: Result) -> None:
+        results.append(result)
+        listen(result)
+
+    rules = [rule for rule in RULES if rule.level <= LEVELS[level] and _applies(rule, manifest)]
+    app = static_checks.app_of(folder)
+    static: dict[str, Callable[[], Seen]] = {
+        "static.manifest": lambda: static_checks.manifest(found),
+        "static.layout": lambda: static_checks.layout(folder, app),
+        "static.entry_point": lambda: static_checks.entry_point(folder, app),
+    }
+    for rule in rules:
+        if rule.level == LEVELS["static"]:
+            add(run(rule.id, static[rule.id]))
+    served = [rule for rule in rules if rule.level > LEVELS["static"]]
+    if served and not may_run:
+        add(Result(_STARTUP, "skip", ("--skip-build: the package is not run",)))
+        _skip(served, add)
+    elif served:
+        _check_served(folder, manifest, served, token, add)
+    return Report(folder, policy, tuple(results), manifest)
+
+
+def _promises(folder: Path) -> Manifest | Unreadable:
+    try:
+        return read_validation(folder)
+    except Unreadable as error:
+        return error
+
+
+def _applies(rule: Rule, manifest: Manifest | None) -> bool:
+    """Leave out what a package does not claim to have."""
+    if manifest is None:
+        return True
+    if rule.id in ("runtime.rubric_introspectable", "runtime.reward_attribution"):
+        return manifest.capabilities.rubric_tree
+    return rule.id != "runtime.task_declaration_accuracy" or manifest.capabilities.task_api
+
+
+def _check_served(folder: Path, manifest: Manifest | None, rules: list[Rule], token: str | None, add: Listener) -> None:
+    reply_s = _REPLY_S if manifest is None else max(5.0, manifest.resources.episode_timeout_s)
+    with contextlib.ExitStack() as stack:
+        bench: Bench | None = None
+
+        def start() -> Seen:
+            nonlocal bench
+            subject = stack.enter_context(_served(folder))
+            bench = Bench(Door(subject.url, token, reply_s), manifest=manifest, folder=folder, subject=subject)
+            return runtime_checks.startup(bench)
+
+        add(first := run(_STARTUP, start))
+        if first.status != "pass" or bench is None:
+            _skip(rules, add)
+            return
+        for rule in rules:
+            if rule.id != _STARTUP:
+                add(check(rule.id, bench))
+
+
+@contextlib.contextmanager
+def _served(folder: Path) -> Iterator[Subject]:
+    try:
+        with Subject(folder) as subject:
+            yield subject
+    except NotServed as error:
+        said = str(error).splitlines()
+        mend = f"`openenv serve {folder}` shows the whole of it"
+        raise Fault(last_line(str(error)), *said[-12:-1], mend=mend) from error
+
+
+def _skip(rules: list[Rule], add: Listener) -> None:
+    for rule in rules:
+        if rule.id != _STARTUP:
+            add(Result(rule.id, "skip", (f"unmet dependency: {_STARTUP}",)))
+
+
+def check(check_id: str, bench: Bench) -> Result:
+    """Run one check of a served environment."""
+    if check_id in _NOT_DONE:
+        return Result(check_id, "skip", (_NOT_DONE[check_id],))
+    function = getattr(runtime_checks, check_id.partition(".")[2])
+    return run(check_id, lambda: function(bench))
+
+
+def run(check_id: str, function: Callable[[], Seen]) -> Result:
+    """Run a check and turn what comes of it into a result."""
+    started = time.monotonic()
+
+    def result(status: Any, evidence: tuple[str, ...], mend: str | None = None, measured: Any = None) -> Result:
+        return Result(check_id, status, evidence, mend, measured or {}, time.monotonic() - started)
+
+    try:
+        seen = function()
+    except Fault as fault:
+        return result("fail", fault.problems, fault.mend, fault.measured)
+    except Skip as skip:
+        return result("skip", (str(skip),))
+    except Exception as error:  # a check that cannot cope is a result, not the end of the others
+        return result("error", (f"{type(error).__name__}: {message_of(error)}",))
+    return result("pass", (seen.evidence,), None, seen.measured)

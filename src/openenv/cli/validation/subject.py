@@ -1,0 +1,145 @@
+"""A package as it is checked: served by a process of its own, on a free port of this machine.
+
+Knows processes, and what the system tells of them; must not know what is asked of the server.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from typing_extensions import Self
+
+_ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
+_START_S = 180.0
+_STOP_S = 15.0
+_NOT_PASSED_ON = ("OPENENV_MODE", "OPENENV_AGENT_TOKEN", "OPENENV_OBSERVER_TOKEN")
+CLOSE_FAILED = "close() of the environment failed"
+
+
+class NotServed(Exception):
+    """The package cannot be served; the text is what its server said last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handles:
+    """What a process holds open."""
+
+    files: int
+    threads: int
+    children: int
+
+
+class Subject:
+    """A served package. A context manager: it serves from enter to exit.
+
+    Args:
+        folder: The package.
+        hash_seed: What the order of Python's sets follows in that process; two subjects get two orders.
+    """
+
+    def __init__(self, folder: Path, *, hash_seed: int = 0) -> None:
+        self.folder = folder
+        self.url = ""
+        self.start_s = 0.0
+        self._hash_seed = hash_seed
+        self._process: subprocess.Popen[bytes] | None = None
+        self._home = tempfile.TemporaryDirectory(prefix="openenv-validate-", ignore_cleanup_errors=True)
+        self._log = Path(self._home.name, "log")
+
+    def __enter__(self) -> Self:
+        started = time.monotonic()
+        command = [sys.executable, "-m", "openenv", "serve", str(self.folder), "--port", "0", "--host", "127.0.0.1"]
+        command += ["--log-level", "warning", "--log-format", "text", "--grace", "0"]
+        kept = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
+        try:
+            with self._log.open("wb") as log:
+                self._process = subprocess.Popen(
+                    command,
+                    cwd=self._home.name,
+                    env={**kept, "PYTHONHASHSEED": str(self._hash_seed), "PYTHONPATH": _absolute(kept)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
+            self.url = self._address(started + _START_S)
+        except BaseException:
+            self._stop()
+            raise
+        self.start_s = time.monotonic() - started
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def _address(self, deadline: float) -> str:
+        assert self._process is not None
+        while True:
+            ended = self._process.poll() is not None
+            if found := _ADDRESS.search(self.said()):
+                return found.group()
+            if ended:
+                raise NotServed(self.said().strip() or f"its server ended with exit code {self._process.returncode}")
+            if time.monotonic() > deadline:
+                raise NotServed(f"its server did not listen within {_START_S:g} s")
+            time.sleep(0.02)
+
+    def _stop(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._home.cleanup()
+
+    def said(self) -> str:
+        """Return what the server has printed."""
+        try:
+            return self._log.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+
+    def is_alive(self) -> bool:
+        """Say whether the server still runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def peak_memory_mb(self) -> float | None:
+        """Return the most memory that the server has held so far; None where the system does not tell."""
+        found = re.search(r"VmHWM:\s+(\d+) kB", self._status())
+        return None if found is None else int(found.group(1)) / 1024
+
+    def handles(self) -> Handles | None:
+        """Count what the server holds open; None where the system does not tell."""
+        threads = re.search(r"Threads:\s+(\d+)", self._status())
+        if threads is None or self._process is None:
+            return None
+        pid = self._process.pid
+        try:
+            files = len(os.listdir(f"/proc/{pid}/fd"))
+            children = len(Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split())
+        except OSError:
+            return None
+        return Handles(files, int(threads.group(1)), children)
+
+    def _status(self) -> str:
+        try:
+            return Path(f"/proc/{self._process.pid}/status").read_text() if self._process is not None else ""
+        except OSError:
+            return ""
+
+
+def _absolute(environ: dict[str, str]) -> str:
+    """Return where Python looks for modules, for a process in another folder."""
+    given = [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    return os.pathsep.join(os.path.abspath(part) for part in given)

@@ -1,0 +1,273 @@
+"""`openenv build` with a real engine: what it is sent, what it is told, and what is left afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openenv.cli.scaffold import Names, write_package
+from openenv.cli.staging import StagingError, staged
+
+ROOT = Path(__file__).resolve().parents[2]
+Run = Callable[..., subprocess.CompletedProcess[str]]
+TAKE = "ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\nARG BUILD_MODE\nARG ENV_NAME\nARG WORD\n"
+TAKE += "LABEL mode=${BUILD_MODE} name=${ENV_NAME} word=${WORD}\nCOPY . /app/env\nRUN echo made > /made\n"
+# Stands for pip in an image without Python: says what it was asked for, and fails where that is not there.
+PIP = """#!/bin/sh
+for word; do
+  case $word in *requirements.txt) sed -n 's,^openenv @ file://,,p' $word | while read p; do cat $p/pyproject.toml; done
+  esac
+done >> /vendored
+echo "$@" >> /pip.log
+"""
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[str]:
+    """The address of a Docker engine that these tests own, with an image `tiny` that has a shell."""
+    shell = shutil.which("busybox")
+    if shell is None:
+        pytest.skip("busybox is not installed: apt-get install -y busybox-static")
+    spec = importlib.util.spec_from_file_location("docker_engine", ROOT / "benchmarks" / "docker_engine.py")
+    assert spec is not None
+    assert spec.loader is not None
+    engines = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(engines)
+    with contextlib.ExitStack() as stack:
+        try:
+            host = stack.enter_context(engines.docker_engine())
+        except engines.EngineUnavailable as error:
+            pytest.skip(str(error))
+        subprocess.run(["docker", "--host", host, "import", "-", "tiny"], input=root(shell), check=True)
+        yield host
+
+
+def root(shell: str) -> bytes:
+    """A file system with busybox and something that is called pip."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", dereference=True) as archive:
+        archive.add(shell, "bin/busybox")
+        for name in ("sh", "ls", "cat", "echo", "sed", "find"):
+            link = tarfile.TarInfo(f"bin/{name}")
+            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+            archive.addfile(link)
+        pip = tarfile.TarInfo("bin/pip")
+        pip.size, pip.mode = len(PIP), 0o755
+        archive.addfile(pip, io.BytesIO(PIP.encode()))
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def docker(engine: str) -> Callable[..., str]:
+    """Ask the engine for something."""
+
+    def ask(*arguments: str) -> str:
+        done = subprocess.run(["docker", "--host", engine, *arguments], capture_output=True, text=True, check=True)
+        return done.stdout
+
+    return ask
+
+
+@pytest.fixture
+def maze(tmp_path: Path) -> Path:
+    """A package fresh from the template, in the folder in which commands run."""
+    write_package(Names.of("maze_env"), tmp_path / "maze_env")
+    return tmp_path / "maze_env"
+
+
+@pytest.fixture
+def temporary(tmp_path: Path) -> Path:
+    """A folder for what commands put aside."""
+    (tmp_path / "tmp").mkdir()
+    return tmp_path / "tmp"
+
+
+# -- with an engine -------------------------------------------------------------------------------------------------
+
+
+def test_a_new_package_is_built_by_its_own_dockerfile(
+    maze: Path, engine: str, docker: Callable[..., str], openenv_command: Run, temporary: Path
+) -> None:
+    (maze / ".venv").mkdir()
+    (maze / ".venv" / "big").write_text("x")
+    arguments = ["build", "maze_env", "--build-arg", "BASE_IMAGE=tiny", "--no-cache"]
+    done = openenv_command(*arguments, DOCKER_HOST=engine, TMPDIR=str(temporary))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Built openenv-maze." in done.stdout
+    assert "docker run -p 8000:8000 openenv-maze" in done.stdout
+    config = json.loads(docker("inspect", "openenv-maze"))[0]["Config"]
+    assert config["Cmd"] == ["server", "--host", "0.0.0.0", "--port", "8000"]
+    assert "8000/tcp" in config["ExposedPorts"]
+    inside = docker("run", "--rm", "--network", "none", "openenv-maze", "find", "/app/env")
+    assert "/app/env/server/maze_env_environment.py" in inside
+    assert "/app/env/tests" not in inside
+    assert ".venv" not in inside
+    asked = docker("run", "--rm", "--network", "none", "openenv-maze", "cat", "/pip.log")
+    assert asked == "install --no-cache-dir -r server/requirements.txt\ninstall --no-cache-dir --no-deps .\n"
+    assert list(temporary.iterdir()) == []
+
+
+def test_name_file_context_and_arguments_can_be_given(
+    maze: Path, engine: str, docker: Callable[..., str], openenv_command: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "only.txt").write_text("only")
+    (tmp_path / "Take").write_text(TAKE)
+    options = ["-t", "mine:7", "-f", "Take", "-c", "other"]
+    arguments = ["--build-arg", "BASE_IMAGE=tiny", "--build-arg", "WORD=a=b"]
+    done = openenv_command("build", "maze_env", *options, *arguments, DOCKER_HOST=engine)
+    assert done.returncode == 0, done.stdout + done.stderr
+    config = json.loads(docker("inspect", "mine:7"))[0]["Config"]
+    assert config["Labels"] == {"mode": "standalone", "name": "maze", "word": "a=b"}
+    assert docker("run", "--rm", "--network", "none", "mine:7", "ls", "/app/env") == "only.txt\n"
+    assert docker("run", "--rm", "--network", "none", "mine:7", "cat", "/made") == "made\n"
+
+
+def test_a_package_of_this_repository_gets_its_openenv(
+    engine: str, docker: Callable[..., str], openenv_command: Run
+) -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("the tests do not run in a checkout")
+    folder = ROOT / "envs" / "echo_env"
+    done = openenv_command("build", str(folder), "-t", "echo:0", "--build-arg", "BASE_IMAGE=tiny", DOCKER_HOST=engine)
+    assert done.returncode == 0, done.stdout + done.stderr
+    inside = docker("run", "--rm", "--network", "none", "echo:0", "cat", "/app/env/pyproject.toml", "/vendored")
+    assert '"openenv @ file:///app/env/openenv"' in inside
+    assert 'name = "openenv"' in inside
+    assert (folder / "pyproject.toml").read_text().count("file://") == 0
+
+
+def test_a_build_that_fails_is_told_with_the_engines_words(
+    maze: Path, engine: str, openenv_command: Run, temporary: Path
+) -> None:
+    (maze / "server" / "Dockerfile").write_text("FROM tiny\nRUN exit 7\n")
+    done = openenv_command("build", "maze_env", DOCKER_HOST=engine, TMPDIR=str(temporary))
+    assert done.returncode == 1
+    assert "exit 7" in done.stdout + done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith("Error: docker ended with exit code")
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize(("sign", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_build_that_is_interrupted_leaves_nothing(
+    sign: signal.Signals, code: int, maze: Path, engine: str, command: Callable[..., Any], temporary: Path
+) -> None:
+    (maze / "server" / "Dockerfile").write_text("FROM tiny\nRUN echo busy; sh -c 'while true; do :; done'\n")
+    running = command("build", "maze_env", DOCKER_HOST=engine, TMPDIR=str(temporary))
+    running.says("busy")
+    assert list(temporary.iterdir()) != []
+    assert running.stop(sign) == code, running.output
+    assert list(temporary.iterdir()) == []
+
+
+# -- without one ----------------------------------------------------------------------------------------------------
+
+
+def test_without_an_engine_it_says_which_to_install(maze: Path, openenv_command: Run, tmp_path: Path) -> None:
+    done = openenv_command("build", "maze_env", PATH=str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: images are built by docker or podman, and neither is installed")
+
+
+def test_an_engine_that_does_not_answer_is_named(maze: Path, openenv_command: Run, tmp_path: Path) -> None:
+    program = shutil.which("docker")
+    if program is None:
+        pytest.skip("docker is not installed")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "docker").symlink_to(program)
+    nobody = f"unix://{tmp_path}/nobody.sock"
+    done = openenv_command("build", "maze_env", PATH=str(tmp_path / "bin"), DOCKER_HOST=nobody)
+    assert done.returncode == 1
+    assert "The docker engine does not answer" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["nowhere"], 1, "nowhere is no environment package"),
+        (["maze_env", "--build-arg", "WORD"], 2, "'WORD' is not NAME=VALUE"),
+    ],
+)
+def test_a_mistake_is_told_in_a_line(
+    arguments: list[str], code: int, said: str, maze: Path, openenv_command: Run
+) -> None:
+    done = openenv_command("build", *arguments)
+    assert done.returncode == code
+    assert said in done.stderr
+
+
+# -- the copy -------------------------------------------------------------------------------------------------------
+
+
+def test_the_copy_has_what_an_image_needs_and_is_gone_afterwards(maze: Path) -> None:
+    for name in (".git/config", "__pycache__/x.pyc", "server/y.pyc", "maze.egg-info/PKG-INFO", "data/big.bin"):
+        (maze / name).parent.mkdir(exist_ok=True)
+        (maze / name).write_text("x")
+    os.mkfifo(maze / "data" / "pipe")
+    (maze / "data" / "link").symlink_to("big.bin")
+    with staged(maze) as given:
+        assert given.mode == "standalone"
+        assert given.dockerfile == given.context / "server" / "Dockerfile"
+        left = {str(path.relative_to(given.context)) for path in given.context.rglob("*")}
+        assert {"data/big.bin", "data/link", ".dockerignore", "server/app.py"} <= left
+        assert not {".git", "__pycache__", "server/y.pyc", "maze.egg-info", "data/pipe"} & left
+        assert (given.context / "data" / "link").is_symlink()
+    assert not given.context.exists()
+
+
+def test_a_dockerfile_beside_the_manifest_is_taken_second(maze: Path) -> None:
+    (maze / "Dockerfile").write_text("FROM one\n")
+    with staged(maze) as given:
+        assert given.dockerfile.parent.name == "server"
+    (maze / "server" / "Dockerfile").unlink()
+    with staged(maze) as given:
+        assert given.dockerfile.read_text() == "FROM one\n"
+    (maze / "Dockerfile").unlink()
+    with pytest.raises(StagingError, match="has no server/Dockerfile and no Dockerfile"), staged(maze):
+        pass
+
+
+def test_missing_files_are_named_and_nothing_is_copied(maze: Path) -> None:
+    before = set(Path(tempfile.gettempdir()).glob(f"openenv-build-*/{maze.name}"))
+    with pytest.raises(StagingError, match="no Dockerfile nothing"), staged(maze, dockerfile=Path("nothing")):
+        pass
+    with pytest.raises(StagingError, match="no folder"), staged(maze, context=maze / "nowhere"):
+        pass
+    assert set(Path(tempfile.gettempdir()).glob(f"openenv-build-*/{maze.name}")) <= before
+
+
+def test_in_a_checkout_the_requirement_is_its_own_openenv(maze: Path, tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    (checkout / ".git").mkdir(parents=True)
+    (checkout / "src" / "openenv").mkdir(parents=True)
+    (checkout / "src" / "openenv" / "__init__.py").write_text("")
+    (checkout / "pyproject.toml").write_text("[project]\n")
+    shutil.copytree(maze, checkout / "envs" / "maze_env")
+    (checkout / "envs" / "maze_env" / "uv.lock").write_text("")
+    with staged(checkout / "envs" / "maze_env") as given:
+        assert given.mode == "in-repo"
+        assert (given.context / "openenv" / "src" / "openenv" / "__init__.py").is_file()
+        assert (given.context / "openenv" / "pyproject.toml").read_text() == "[project]\n"
+        project = (given.context / "pyproject.toml").read_text()
+        assert 'dependencies = ["openenv @ file:///app/env/openenv", "uvicorn>=0.34"]' in project
+        assert 'name = "openenv-maze_env"' in project
+        requirements = (given.context / "server" / "requirements.txt").read_text()
+        assert requirements == "openenv @ file:///app/env/openenv\nuvicorn>=0.34\n"
+        assert "FROM ${BASE_IMAGE}\nCOPY openenv /app/env/openenv\n" in given.dockerfile.read_text()
+        assert not (given.context / "uv.lock").exists()
+    shutil.copytree(maze, checkout / "elsewhere")
+    with staged(checkout / "elsewhere") as given:
+        assert given.mode == "standalone"
