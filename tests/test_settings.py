@@ -25,7 +25,6 @@ def test_the_web_page_is_asked_for_by_a_truth_word(text: str, expected: bool) ->
         (settings.server_mode, "OPENENV_MODE", "simulation"),
         (settings.client_mode, "OPENENV_CLIENT_MODE", "simulation"),
         (settings.runner_name, "OPENENV_RUNNER", None),
-        (settings.serve_target, "OPENENV_SERVE_TARGET", None),
     ],
 )
 def test_text_settings_have_defaults(read: Callable[..., Any], name: str, default: str | None) -> None:

@@ -20,6 +20,7 @@ from .protocol.codec import check_observation
 from .protocol.schema import deserialize_action
 from .protocol.server import error_list
 from .runners import InlineRunner
+from .sessions.hints import hint
 from .sessions.limits import SessionLimits
 from .sessions.manager import SessionManager
 from .sessions.operations import Operation, Operations, build_operations
@@ -160,7 +161,7 @@ class LocalEnv(Generic[ActT, ObsT, StateT]):
         except OpenEnvError:
             raise
         except Exception as exc:
-            raise ExecutionError(f"{type(exc).__name__}: {exc}") from exc
+            raise ExecutionError(f"{type(exc).__name__}: {exc}{hint(self._session, operation.kind)}") from exc
 
     def _action(self, action: Any) -> Any:
         if not isinstance(action, Mapping):

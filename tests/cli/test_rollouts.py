@@ -98,12 +98,16 @@ def test_a_check_in_two_parts_is_verified_again_and_shown(call: Call, task: str)
 
 
 def test_failures_are_one_line_and_an_exit_code(call: Call, tmp_path: Path) -> None:
-    assert "Error: There is no rollout 'x'" in call("show", "x", code=1)
+    assert "Error: There are no rollouts in" in call("show", "x", code=1)
     assert "cannot be read" in call("run", str(tmp_path / "nowhere.yaml"), code=1)
-    assert "No rollouts" in call("ls")
     (tmp_path / "t.yaml").write_text("instruction: x\n")
     assert "go together" in call("run", str(tmp_path / "t.yaml"), "--model", "m", code=1)
+    assert "--base-url and its id with --model" in call("run", str(tmp_path / "t.yaml"), code=1)
     assert "no agent 'nobody'" in call("run", str(tmp_path / "t.yaml"), "--agent", "nobody", code=1)
+    assert "Error: There are no rollouts in" in call("ls", code=1)
+    RolloutStore(tmp_path / "store").close()
+    assert "No rollouts" in call("ls")
+    assert "Error: There is no rollout 'x'" in call("show", "x", code=1)
 
 
 def test_a_run_whose_machinery_failed_exits_with_1_and_counts_what_is_done(call: Call, task: str) -> None:

@@ -20,7 +20,9 @@ from websockets.sync.client import connect
 
 import openenv
 from openenv import Action, Environment, Observation, State, create_app
+from openenv.cli.top import _durations, _is_another
 from openenv.server.access import AccessPolicy
+from openenv.telemetry.snapshot import Snapshot, read_snapshot
 
 
 class Move(Action):
@@ -41,6 +43,21 @@ class Place(Environment[Move, Observation, State]):
     @property
     def state(self) -> State:
         return State()
+
+
+PLACE = """
+from openenv import Action, Environment, Observation, State
+
+class Place(Environment[Action, Observation, State]):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    def reset(self, **kwargs):
+        return Observation()
+    def step(self, action, **kwargs):
+        return Observation()
+    @property
+    def state(self):
+        return State()
+"""
 
 
 def environ(**more: str) -> dict[str, str]:
@@ -87,12 +104,12 @@ def test_one_reading_shows_sessions_steps_times_and_errors(server: Any) -> None:
         player.join()
     assert done.returncode == 0, done.stderr
     shown = done.stdout
-    assert re.search(r"^place +ready +up \d+ min \d+ s +thread runner", shown, re.MULTILINE)
+    assert re.search(r"^place +ready +up [\dmin ]*\d+ s +thread runner", shown, re.MULTILINE)
     assert "1 of 4" in shown
     found = re.search(r"steps +([\d,]+) per second, ([\d,]+) in all", shown)
     assert found is not None
     assert 0 < int(found[1].replace(",", "")) <= 2 * int(found[2].replace(",", ""))
-    assert len(re.findall(r"[\d.]+ (?:µs|ms|s) / [\d.]+ (?:µs|ms|s)", shown.partition("step ")[2])) == 3
+    assert len(re.findall(r"[\d.]+(?: µs| ms| s)? / [\d.]+ (?:µs|ms|s)", shown.partition("step ")[2])) == 3
     assert re.search(r"EXECUTION_ERROR +\d", shown)
 
 
@@ -115,6 +132,44 @@ def test_the_live_view_is_drawn_again_and_again_until_ctrl_c(server: Any, tmp_pa
     assert "Traceback" not in (tmp_path / "shown").read_text()
 
 
+def test_a_server_that_goes_away_is_waited_for_and_its_last_figures_stay(
+    command: Callable[..., Any], tmp_path: Path, free_port: Callable[[], int]
+) -> None:
+    (tmp_path / "place.py").write_text(PLACE)
+    port = str(free_port())
+    first = command("serve", "place.py", "--port", port)
+    first.says("is served")
+    watching = command("top", f"http://127.0.0.1:{port}", "--every", "0.2")
+    watching.says(f"http://127.0.0.1:{port}")
+    assert first.stop(signal.SIGTERM) == 0
+    watching.says("Trying again", times=2)
+    lost = watching.output[watching.output.index("Trying again") :]
+    assert "Last seen" in lost
+    watching.wait_for(lambda: "0 of 256" in watching.output.partition("Trying again")[2])
+    command("serve", "place.py", "--port", port).says("is served")
+    seen = len(watching.output)
+    watching.wait_for(lambda: re.search(r"Place +ready", watching.output[seen:].rpartition("Last seen")[2]))
+    assert watching.stop(signal.SIGINT) == 0
+    assert "Traceback" not in watching.output
+
+
+def test_another_process_at_the_same_address_is_noticed_by_its_age() -> None:
+    def snapshot(uptime: float) -> Snapshot:
+        return read_snapshot(f'openenv_info{{environment="x"}} 1\nopenenv_uptime_seconds {uptime}\n')
+
+    assert not _is_another(snapshot(11.0), snapshot(10.0), 1.0)
+    assert _is_another(snapshot(0.5), snapshot(10.0), 1.0)
+    assert _is_another(snapshot(6.0), snapshot(5.0), 20.0)  # older than the last one was, but too young all the same
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [((2e-5, 6e-5), "20 / 60 µs"), ((1e-4, 1.6e-3), "100 µs / 1.6 ms"), ((0.0014, 0.0091), "1.4 / 9.1 ms")],
+)
+def test_two_durations_share_their_unit_where_they_can(seconds: tuple[float, float], shown: str) -> None:
+    assert _durations(*seconds) == shown
+
+
 def test_a_token_is_sent_and_its_lack_is_told(serve: Callable[..., Any]) -> None:
     app = create_app(Place, Move, Observation)
     app.state.openenv_server.reconfigure(access=AccessPolicy(orchestrator="secret-one", observer="glasses"))
@@ -129,6 +184,9 @@ def test_a_token_is_sent_and_its_lack_is_told(serve: Callable[..., Any]) -> None
     ):
         assert done.returncode == 0, done.stderr
         assert "0 of 1" in done.stdout
+    wrong = top(server.url, "--once", "--token", "no-such-one")
+    assert wrong.returncode == 1
+    assert "does not know this token" in wrong.stderr
 
 
 class _Page(BaseHTTPRequestHandler):

@@ -1,9 +1,11 @@
-"""What every command does alike: short help, wrong options, tables that are read by programs."""
+"""What every command does alike: help that fits and teaches, wrong options, tables that are read by programs."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import click
 import pytest
@@ -11,8 +13,9 @@ import typer
 from typer.testing import CliRunner
 
 from openenv.cli.__main__ import build
-from openenv.cli.rollouts import rollouts
+from openenv.cli.rollouts import STATUSES, rollouts
 from openenv.rollout import Outcome, RolloutStore, Task
+from openenv.rollout.outcome import Status
 
 
 def commands(group: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -28,6 +31,33 @@ def test_every_command_has_help_by_its_short_name_too(path: tuple[str, ...]) -> 
     assert (short.exit_code, long.exit_code) == (0, 0)
     assert short.output == long.output
     assert "Usage:" in short.output
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("path", sorted(commands(typer.main.get_command(build()))), ids=" ".join)
+def test_help_fits_the_terminal_and_shows_an_example(path: tuple[str, ...], columns: int) -> None:
+    shown = CliRunner().invoke(build(), [*path, "--help"], env={"COLUMNS": str(columns)}).output
+    lines = shown.splitlines()
+    assert max(len(line) for line in lines) <= columns
+    if path != ("sandboxes",):
+        assert any(line.startswith(("  openenv", '  {"mcp')) for line in lines) or "openenv serve" in shown
+    explained = [line for line in lines if line.startswith("  --")]
+    assert explained
+    begin = {len(line) - len(line.split("  ", 2)[-1].lstrip()) for line in explained if "  " in line.strip()}
+    assert len(begin) == 1, "explanations stand in one column"
+
+
+def test_options_say_what_they_take_in_words() -> None:
+    shown = CliRunner().invoke(build(), ["serve", "--help"], env={"COLUMNS": "80"}).output
+    for words in ("--max-sessions N ", "--grace SECONDS ", "--port, -p PORT ", "[8000]", "Sessions:", "Access:"):
+        assert words in shown
+    assert "<" not in shown
+
+
+def test_a_mistake_is_a_plain_line_that_names_the_option() -> None:
+    done = CliRunner().invoke(build(["serve"]), ["serve", "x.py", "--runner", "warp"])
+    assert done.exit_code == 2
+    assert "Error: Invalid value for --runner: 'warp' is not one of auto, thread, inline, process" in done.stderr
 
 
 @pytest.mark.parametrize(("option", "choices"), [("--mode", "production"), ("--log-level", "warning")])
@@ -62,6 +92,43 @@ def test_a_list_that_is_not_read_on_a_terminal_is_not_shortened(store: Path) -> 
 
 
 def test_an_empty_list_says_what_was_asked_for(store: Path) -> None:
-    done = CliRunner().invoke(rollouts, ["ls", "--store", str(store), "--status", "oops", "--agent", "noop"])
+    done = CliRunner().invoke(rollouts, ["ls", "--store", str(store), "--status", "cancelled", "--agent", "noop"])
     assert done.exit_code == 0
-    assert done.output.strip().endswith("status 'oops', agent 'noop'.")
+    assert done.output.strip().endswith("status 'cancelled', agent 'noop'.")
+
+
+@pytest.mark.parametrize("command", [["ls"], ["export", "out.jsonl"]])
+def test_a_status_that_does_not_exist_is_refused_with_those_that_do(store: Path, command: list[str]) -> None:
+    done = CliRunner().invoke(rollouts, [*command, "--store", str(store), "--status", "oops"])
+    assert done.exit_code == 2
+    assert "'oops' is not one of ok, policy_failed" in done.stderr
+    assert get_args(Status) == STATUSES
+
+
+@pytest.mark.parametrize("command", [["ls"], ["show", "abc"], ["export", "out.jsonl"], ["reverify", "abc"]])
+def test_looking_never_makes_a_store(tmp_path: Path, command: list[str]) -> None:
+    missing = tmp_path / "typo"
+    done = CliRunner().invoke(rollouts, [*command, "--store", str(missing)])
+    assert done.exit_code == 1
+    assert f"There are no rollouts in {missing}: it does not exist" in done.stderr
+    assert not missing.exists()
+    other = CliRunner().invoke(rollouts, [*command, "--store", str(tmp_path)])
+    assert other.exit_code == 1
+    assert "it is no store of rollouts" in other.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_has_run_nothing_yet_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENENV_ROLLOUTS", str(tmp_path / "later"))
+    done = CliRunner().invoke(rollouts, ["ls"])
+    assert (done.exit_code, done.output) == (0, f"No rollouts yet in {tmp_path / 'later'}.\n")
+    as_json = CliRunner().invoke(rollouts, ["ls", "--json"])
+    assert json.loads(as_json.output) == {"rollouts": [], "interrupted": []}
+    assert not (tmp_path / "later").exists()
+
+
+def test_a_task_that_cannot_be_read_leaves_no_store_behind(tmp_path: Path) -> None:
+    done = CliRunner().invoke(rollouts, ["run", "nowhere.yaml", "--store", str(tmp_path / "store")])
+    assert done.exit_code == 1
+    assert "nowhere.yaml" in done.stderr
+    assert not (tmp_path / "store").exists()

@@ -33,7 +33,7 @@ ENV_SERVER = """
     deserialize_action deserialize_action_with_preprocessing serialize_observation GetEndpointConfig
     Tool ToolError ToolErrorType ListToolsAction CallToolAction ListToolsObservation CallToolObservation
     RESERVED_TOOL_NAMES WSMCPMessage WSMCPResponse JsonRpcErrorCode JsonRpcError JsonRpcRequest JsonRpcResponse
-    McpMethod
+    McpMethod WebInterfaceManager create_web_interface_app
 """
 LLM_CLIENTS = "AnthropicClient LLMClient LLMResponse OpenAIClient ToolCall create_llm_client"
 CLIENTS = f"""
@@ -99,9 +99,16 @@ EXPORTS = {
         ModelStepResult RESERVED_TOOL_NAMES ResourceSession ResourceSessionFactory RolloutEvent SessionMCPBridge
         StepEnvSessionAdapter ToolResult ToolTraceEntry VerifyResult build_harness_rollout_func
     """,
+    "openenv.core.env_server.web_interface": """
+        ActionLog EpisodeState WebInterfaceManager create_web_interface_app get_quick_start_markdown
+        load_environment_metadata
+    """,
     "openenv.core.llm_client": f"""
         {LLM_CLIENTS} _clean_mcp_schema _mcp_tools_to_anthropic _mcp_tools_to_openai _openai_msgs_to_anthropic
     """,
+    "openenv.core.containers.runtime": (
+        "ContainerProvider DockerSwarmProvider KubernetesProvider LocalDockerProvider RuntimeProvider UVProvider"
+    ),
     "openenv.core.rubrics": RUBRICS,
     "openenv.core.rubrics.base": "Rubric",
     "openenv.core.rubrics.containers": "Gate Rubric RubricDict RubricList Sequential WeightedSum",
@@ -116,14 +123,6 @@ EXPORTS = {
 LATER = {
     "openenv": ("AutoEnv AutoAction", "discover environments"),
     "openenv.auto": ("AutoEnv AutoAction", "discover environments"),
-    "openenv.core.env_server.web_interface": (
-        "WebInterfaceManager create_web_interface_app EpisodeState ActionLog",
-        "Web pages",
-    ),
-    "openenv.core.containers.runtime": (
-        "ContainerProvider DockerSwarmProvider KubernetesProvider LocalDockerProvider RuntimeProvider UVProvider",
-        "Container providers",
-    ),
     "openenv.core.evals": ("EvalConfig EvalHarness EvalResult InspectAIHarness", "Evaluation harnesses"),
     "openenv.core.tools": ("GitServerClient PyExecutor RepoInfo", "Environment tools"),
     "openenv.core.harness": (
@@ -133,8 +132,6 @@ LATER = {
         """,
         "Turn-based harnesses",
     ),
-    "openenv_core": ("WebInterfaceManager", "release"),
-    "openenv_core.env_server": ("WebInterfaceManager create_web_interface_app", "release"),
 }
 MISSING = [(module, name, feature) for module, (names, feature) in LATER.items() for name in names.split()]
 

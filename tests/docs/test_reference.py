@@ -26,7 +26,7 @@ def page(name: str) -> str:
 
 
 def test_every_environment_variable_is_documented() -> None:
-    read = set(re.findall(r'"((?:OPENENV|ENABLE)_\w+)"', inspect.getsource(settings)))
+    read = set(re.findall(r'"((?:OPENENV|ENABLE|ENV|SPACE)_\w+)"', inspect.getsource(settings)))
     documented = set(re.findall(r"^\| `(\w+)`", page("reference/settings.md"), re.MULTILINE))
     assert documented == read
 

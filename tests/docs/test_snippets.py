@@ -38,6 +38,11 @@ ALONE = {
         "I write the file. write {'path': '/home/user/note.txt', 'text': 'for Ada'}\nDone: 12 bytes\nTrue\n"
     ),
     "use_local.py": ".=.==\neagle\n",
+    "web_hooks.py": (
+        "<b style='background:goldenrod'>&emsp;</b>"
+        + 4 * " <b style='background:lightgray'>&emsp;</b>"
+        + "\n(\"Try 'apple'\", {'guess': 'apple'})\n"
+    ),
     "word_client.py": "",
     "word_env.py": "",
 }
@@ -70,10 +75,12 @@ ELSEWHERE = {
     "docker_sandbox.py",
     "e2b_sandbox.py",
     "fragile_app.py",
+    "gradio_app.py",
     "opencode_harness.py",
     "own_agent.py",
     "own_sandbox.py",
     "play_guess.py",
+    "play_maze.py",
     "sandbox_limits.py",
     "sandbox_pool.py",
     "sandbox_port.py",
@@ -87,6 +94,11 @@ ELSEWHERE = {
     "use_check.py",
     "use_opencode.py",
     "use_processes.py",
+    "use_provider.py",
+    "use_provider_docker.py",
+    "use_provider_errors.py",
+    "use_provider_own.py",
+    "use_provider_uv.py",
     "use_rollout.py",
     "use_rollouts.py",
     "use_sandbox.py",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -419,3 +421,9 @@ def test_plain_dicts_work_in_vectors_too(cart_pole: str) -> None:
         assert first.observations[0] is not None
         assert first.observations[0]["observation"].shape == (4,)
         assert env.step([{"action": 0}] * 3).rewards.tolist() == [1.0] * 3
+
+
+def test_without_gymnasium_the_extra_is_named() -> None:
+    script = "import sys; sys.modules['gymnasium'] = None; from openenv.gym import GymnasiumEnv"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr.splitlines()[-1].endswith("openenv.gym needs Gymnasium: pip install 'openenv[gymnasium]'")

@@ -27,6 +27,7 @@ from openenv.llm.scripted import (
     load_scripts,
     vocabulary,
 )
+from openenv.llm.scripted.__main__ import main
 
 Start = Callable[..., ScriptedModel]
 Speak = Callable[..., Any]
@@ -296,3 +297,10 @@ def test_it_runs_as_a_process_and_stops_on_a_signal(tmp_path: Path, http: httpx2
     )
     assert refused.returncode == 2
     assert "missing.yaml" in refused.stderr
+
+
+def test_a_ready_script_that_does_not_exist_is_told_with_the_one_that_does(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["opencode:nothing"])
+    assert stop.value.code == 2
+    assert "there is no ready script 'nothing', only opencode:binary_search" in capsys.readouterr().err

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from openenv.errors import ConcurrencyConfigurationError
 from openenv.server.loading import CLASS_SESSIONS, TargetError, TargetFailed, load_app, read_manifest
-from openenv.server.run import ServeOptions, app_from_environment, environment_server, prepare, serve, uvicorn_settings
+from openenv.server.run import ServeOptions, environment_server, prepare, serve, uvicorn_settings
 from openenv.server.upgrade import UpgradeProtocol
 
 ENV = """
@@ -271,18 +270,9 @@ def test_options_for_an_application_of_another_kind_are_refused(folder: Path) ->
 
 def test_more_sessions_than_a_class_allows_is_refused(folder: Path) -> None:
     write(folder, "walk_single.py", ENV + SECOND)
-    with pytest.raises(ConcurrencyConfigurationError):
+    with pytest.raises(TargetError, match=r"--max-sessions 2 .* SUPPORTS_CONCURRENT_SESSIONS") as refused:
         prepare("walk_single.py:Run", ServeOptions(max_sessions=2))
-
-
-def test_a_reloading_process_finds_its_target_and_options(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(folder, "walk_reload.py", APP)
-    monkeypatch.delenv("OPENENV_SERVE_TARGET", raising=False)
-    with pytest.raises(TargetError, match="OPENENV_SERVE_TARGET"):
-        app_from_environment()
-    monkeypatch.setenv("OPENENV_SERVE_TARGET", "walk_reload.py")
-    monkeypatch.setenv("OPENENV_MAX_SESSIONS", "6")
-    assert sessions(app_from_environment()) == 6
+    assert "max_concurrent_envs" not in str(refused.value)
 
 
 def test_a_port_that_is_taken_is_told_before_anything_is_loaded(folder: Path) -> None:

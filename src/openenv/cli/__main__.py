@@ -8,18 +8,33 @@ from importlib import import_module
 
 import typer
 
-COMMANDS = ("serve", "mcp", "top", "rollouts", "sandboxes")
+from .help import HelpCommand, HelpGroup
+
+COMMANDS = ("init", "serve", "validate", "build", "mcp", "top", "rollouts", "sandboxes", "doctor")
 """Each lies in a module of its name, under its name: a function, or a group of further commands."""
+
+_EXAMPLES = """
+Write an RL environment once, serve it, step it from fast typed clients.
+
+  openenv init my_env              make a new environment package
+  openenv serve my_env.py          serve the environment in a file
+  openenv top                      watch the server on this machine
+  openenv rollouts run task.yaml   let a coding agent work on a task
+  openenv doctor                   say what this machine lacks
+
+`openenv COMMAND --help` tells more of each, with examples.
+"""
 
 
 def build(arguments: Sequence[str] = ()) -> typer.Typer:
     """Return the command line; where the arguments name a command, with only that one loaded."""
     app = typer.Typer(
         name="openenv",
-        help="Write an RL environment once, serve it, step it from fast typed clients.",
+        cls=HelpGroup,
+        help=_EXAMPLES,
         no_args_is_help=True,
         add_completion=False,
-        rich_markup_mode="rich",
+        rich_markup_mode=None,  # ours is in `help`; mistakes are plain lines
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["--help", "-h"]},  # sub-commands take it over
     )
@@ -29,7 +44,7 @@ def build(arguments: Sequence[str] = ()) -> typer.Typer:
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
         else:
-            app.command(name)(command)
+            app.command(name, cls=HelpCommand)(command)
     return app
 
 

@@ -10,12 +10,13 @@ import logging
 import typer
 
 _EXAMPLES = """
-Offer an environment's tools to an MCP client that starts this command.
+Offer an environment's tools to an MCP client that starts it.
 
 TARGET is what `openenv serve` takes: a folder with an openenv.yaml, a Python file or a module. The client and this
 process share one session; it begins with a reset and ends with the client. In a desktop agent's configuration:
 
-    {"mcpServers": {"notes": {"command": "openenv", "args": ["mcp", "envs/notes_env"]}}}
+  {"mcpServers": {"notes": {"command": "openenv",
+                            "args": ["mcp", "/path/to/envs/notes_env"]}}}
 
 Agents that speak HTTP connect to `/mcp` of a running `openenv serve` instead.
 """
@@ -26,8 +27,12 @@ _LEVELS = ("critical", "error", "warning", "info", "debug")
 
 def mcp(
     target: str = typer.Argument(".", metavar="TARGET", help="What to offer; by default the folder you are in."),
-    mode: str = typer.Option("simulation", help="simulation or production: some tools exist in one only."),
-    log_level: str = typer.Option("warning", help="critical, error, warning, info or debug; logs go to stderr."),
+    mode: str = typer.Option(
+        "simulation", metavar="MODE", help="simulation or production: some tools exist in one only."
+    ),
+    log_level: str = typer.Option(
+        "warning", metavar="LEVEL", help="critical, error, warning, info or debug; logs go to standard error."
+    ),
 ) -> None:
     from ..server.compat import parse_mode  # servers load only for this command
     from ..server.loading import TargetError, TargetFailed, load_app

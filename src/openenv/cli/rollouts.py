@@ -16,6 +16,7 @@ import typer
 
 from .. import settings
 from ..errors import OpenEnvError
+from .help import HelpCommand, HelpGroup
 from .sandboxes import look_here
 
 if TYPE_CHECKING:
@@ -26,34 +27,136 @@ if TYPE_CHECKING:
     from ..rollout.outcome import CommandResult, Outcome, Progress
     from ..rollout.store import Record, RolloutStore
 
+_EXAMPLES = """
+Run agents on tasks; look at, export and verify again what is stored.
+
+  openenv rollouts run task.yaml --base-url URL --model MODEL
+  openenv rollouts ls
+  openenv rollouts export good.parquet --status ok
+"""
+
 rollouts = typer.Typer(
-    help="Run tasks with an agent in a sandbox; look at, export and verify again what was stored.",
+    cls=HelpGroup,
+    help=_EXAMPLES,
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 
+STATUSES = ("ok", "policy_failed", "truncated", "env_failed", "sandbox_failed", "grader_failed", "cancelled")
+"""Those of `openenv.rollout.outcome`, which is not loaded to show help."""
+
+
+def _known_status(status: str | None) -> str | None:
+    if status is not None and status not in STATUSES:
+        raise typer.BadParameter(f"{status!r} is not one of {', '.join(STATUSES)}")
+    return status
+
+
 _STORE = typer.Option(
-    None, "--store", help="The folder of stored rollouts; by default OPENENV_ROLLOUTS, else one in your data folder."
+    None,
+    "--store",
+    metavar="FOLDER",
+    help="The folder of stored rollouts; by default OPENENV_ROLLOUTS, else one in your data folder.",
 )
 _JSON = typer.Option(False, "--json", help="Print JSON.")
 _SANDBOX = typer.Option(
-    "local", "--sandbox", callback=look_here, help="Where commands run: local, docker, e2b, or module:Class."
+    "local",
+    "--sandbox",
+    metavar="BACKEND",
+    callback=look_here,
+    help="Where commands run: local, docker, e2b, or module:Class.",
 )
+_STATUS = typer.Option(
+    None,
+    "--status",
+    metavar="STATUS",
+    callback=_known_status,
+    help=f"Only those with this status: {', '.join(STATUSES)}.",
+)
+_TASK = typer.Option(None, "--task", metavar="ID", help="Only those of this task.")
+_AGENT = typer.Option(None, "--agent", metavar="AGENT", help="Only those of this agent.")
 _OUTPUT_LINES = 20
 _PIPED_WIDTH = 400
 
 
-@rollouts.command("ls")
-def list_rollouts(
+@rollouts.command("run", cls=HelpCommand)
+def run(
+    tasks: list[Path] = typer.Argument(..., metavar="TASK...", help="Task files, YAML or JSON."),
+    agent: str = typer.Option("opencode", metavar="AGENT", help="The agent; a version may follow after @."),
+    base_url: str | None = typer.Option(None, metavar="URL", help="The model's endpoint, ending in /v1."),
+    model: str | None = typer.Option(None, metavar="MODEL", help="The model's id at that endpoint."),
+    api_key: str | None = typer.Option(
+        None,
+        metavar="KEY",
+        help="The endpoint's key. Better set OPENENV_MODEL_KEY, which others on this machine cannot see.",
+    ),
+    repeat: int = typer.Option(1, metavar="N", min=1, help="Run each task so many times."),
+    concurrency: int = typer.Option(1, metavar="N", min=1, help="How many at once."),
+    sandbox: str = _SANDBOX,
     store: Path | None = _STORE,
-    status: str | None = typer.Option(None, help="Only those with this status."),
-    task: str | None = typer.Option(None, help="Only those of this task."),
-    agent: str | None = typer.Option(None, help="Only those of this agent."),
-    limit: int = typer.Option(50, min=1, help="At most so many, the newest."),
     as_json: bool = _JSON,
 ) -> None:
-    """List stored rollouts, newest first."""
+    """Run tasks, store what came of them and print it.
+
+    Exits with 1 when the machinery failed for one of them. A task is a file such as
+
+      instruction: Write the word hello into greeting.txt.
+      verify:
+        - grep -qx hello greeting.txt
+
+    With a model that plays a script instead of one that thinks, in another terminal:
+
+      python -m openenv.llm.scripted opencode:binary_search --port 8001
+      openenv rollouts run task.yaml --base-url http://localhost:8001/v1 \\
+          --model scripted/binary_search
+    """
+    from ..rollout.agents.registry import agent as driver
+    from ..rollout.loading import load_task
+    from ..rollout.many import run_many
+
+    with _failures():
+        loaded = [load_task(path) for path in tasks for _ in range(repeat)]
+        asked = _model(base_url, model, api_key or settings.model_key())
+        if asked is None and driver(agent).dialect is not None:
+            raise ValueError(f"{agent} needs a model: give its endpoint with --base-url and its id with --model")
+    with _opened(store, create=True) as opened:
+        outcomes = run_many(
+            loaded,
+            agent=agent,
+            sandbox=sandbox,
+            model=asked,
+            store=opened,
+            concurrency=concurrency,
+            on_progress=_say_progress,
+            on_outcome=_Countdown(len(loaded)),
+            on_install=lambda message: typer.echo(message, err=True),
+        )
+        _print_outcomes(outcomes, as_json=as_json)
+        if any(outcome.status.endswith("_failed") and outcome.reward is None for outcome in outcomes):
+            raise typer.Exit(1)
+
+
+@rollouts.command("ls", cls=HelpCommand)
+def list_rollouts(
+    store: Path | None = _STORE,
+    status: str | None = _STATUS,
+    task: str | None = _TASK,
+    agent: str | None = _AGENT,
+    limit: int = typer.Option(50, metavar="N", min=1, help="At most so many, the newest."),
+    as_json: bool = _JSON,
+) -> None:
+    """List stored rollouts, newest first.
+
+    Examples:
+
+      openenv rollouts ls --status ok --limit 5
+      openenv rollouts ls --task binary_search --json
+    """
+    if store is None and not settings.rollout_store().exists():
+        nothing: dict[str, list[object]] = {"rollouts": [], "interrupted": []}
+        typer.echo(json.dumps(nothing, indent=2) if as_json else f"No rollouts yet in {settings.rollout_store()}.")
+        return
     with _opened(store) as opened:
         rows = opened.find(limit=limit, status=status, task_id=task, agent=agent)
         lost = opened.interrupted()
@@ -70,13 +173,19 @@ def list_rollouts(
             typer.echo(f"{len(lost)} more were interrupted with their engine: {', '.join(lost[:5])}")
 
 
-@rollouts.command("show")
+@rollouts.command("show", cls=HelpCommand)
 def show_rollout(
     rollout_id: str = typer.Argument(..., metavar="ID", help="The rollout; the beginning of its id will do."),
     store: Path | None = _STORE,
     as_json: bool = _JSON,
 ) -> None:
-    """Show one rollout: status, reward, every command and model call."""
+    """Show one rollout: status, reward, every command and model call.
+
+    Examples:
+
+      openenv rollouts show 3f2a
+      openenv rollouts show 3f2a --json
+    """
     with _opened(store) as opened:
         history = opened.history(rollout_id)
         if as_json:
@@ -85,37 +194,55 @@ def show_rollout(
         _show(history)
 
 
-@rollouts.command("export")
+@rollouts.command("export", cls=HelpCommand)
 def export(
     target: Path = typer.Argument(..., metavar="FILE", help="Where to; .parquet for training sequences, else JSONL."),
     store: Path | None = _STORE,
-    status: str | None = typer.Option(None, help="Only those with this status."),
-    task: str | None = typer.Option(None, help="Only those of this task."),
-    agent: str | None = typer.Option(None, help="Only those of this agent."),
+    status: str | None = _STATUS,
+    task: str | None = _TASK,
+    agent: str | None = _AGENT,
     messages: bool = typer.Option(False, "--messages", help="Requests and responses in full, too (JSONL)."),
 ) -> None:
-    """Write rollouts with their tokens and log-probabilities into a file."""
+    """Write rollouts with their tokens and log-probabilities into a file.
+
+    Examples:
+
+      openenv rollouts export all.jsonl --messages
+      openenv rollouts export good.parquet --status ok --task binary_search
+    """
     from ..rollout.exporting import export_rollouts
 
     with _opened(store) as opened:
         count = export_rollouts(opened, target, messages=messages, status=status, task_id=task, agent=agent)
-        typer.echo(f"{count} {'rows' if target.suffix == '.parquet' else 'rollouts'} in {target}")
+        what = "row" if target.suffix == ".parquet" else "rollout"
+        typer.echo(f"{count} {what}{'' if count == 1 else 's'} in {target}")
 
 
-@rollouts.command("reverify")
+@rollouts.command("reverify", cls=HelpCommand)
 def verify_again(
     rollout_ids: list[str] = typer.Argument(
         ..., metavar="ID...", help="Which rollouts; the beginning of an id will do."
     ),
     line: list[str] = typer.Option(
-        [], "--verify", help="A verify line, or a check in JSON, in place of the task's; may be repeated."
+        [],
+        "--verify",
+        metavar="LINE",
+        help="A verify line, or a check in JSON, in place of the task's; may be repeated.",
     ),
-    task: Path | None = typer.Option(None, "--task", help="A task file whose verification is used instead."),
+    task: Path | None = typer.Option(
+        None, "--task", metavar="FILE", help="A task file whose verification is used instead."
+    ),
     sandbox: str = _SANDBOX,
     store: Path | None = _STORE,
     as_json: bool = _JSON,
 ) -> None:
-    """Run verify lines over stored work trees, without a model; the first verdict stays."""
+    """Run verify lines over stored work trees, without a model; the first verdict stays.
+
+    Examples:
+
+      openenv rollouts reverify 3f2a 77b0
+      openenv rollouts reverify 3f2a --verify 'python3 -m pytest -q'
+    """
     from ..rollout.loading import load_task, parse_check
     from ..rollout.reverify import reverify
 
@@ -128,49 +255,20 @@ def verify_again(
         _print_outcomes(outcomes, as_json=as_json)
 
 
-@rollouts.command("run")
-def run(
-    tasks: list[Path] = typer.Argument(..., metavar="TASK...", help="Task files, YAML or JSON."),
-    agent: str = typer.Option("opencode", help="The agent; a version may follow after @."),
-    base_url: str | None = typer.Option(None, help="The model's endpoint, ending in /v1."),
-    model: str | None = typer.Option(None, help="The model's id."),
-    api_key: str | None = typer.Option(None, help="The endpoint's key; by default OPENENV_MODEL_KEY."),
-    repeat: int = typer.Option(1, min=1, help="Run each task so many times."),
-    concurrency: int = typer.Option(1, min=1, help="How many at once."),
-    sandbox: str = _SANDBOX,
-    store: Path | None = _STORE,
-    as_json: bool = _JSON,
-) -> None:
-    """Run tasks, store what came of them and print it. Exits with 1 when the machinery failed for one of them."""
-    from ..rollout.loading import load_task
-    from ..rollout.many import run_many
-
-    with _opened(store) as opened:
-        loaded = [load_task(path) for path in tasks for _ in range(repeat)]
-        outcomes = run_many(
-            loaded,
-            agent=agent,
-            sandbox=sandbox,
-            model=_model(base_url, model, api_key or settings.model_key()),
-            store=opened,
-            concurrency=concurrency,
-            on_progress=_say_progress,
-            on_outcome=_Countdown(len(loaded)),
-            on_install=lambda message: typer.echo(message, err=True),
-        )
-        _print_outcomes(outcomes, as_json=as_json)
-        if any(outcome.status.endswith("_failed") and outcome.reward is None for outcome in outcomes):
-            raise typer.Exit(1)
-
-
-@rollouts.command("cheats")
+@rollouts.command("cheats", cls=HelpCommand)
 def cheats(
     sandbox: str = _SANDBOX,
-    name: list[str] = typer.Option([], "--cheat", help="Only this one; may be repeated."),
-    concurrency: int = typer.Option(2, min=1, help="How many at once."),
+    name: list[str] = typer.Option([], "--cheat", metavar="NAME", help="Only this one; may be repeated."),
+    concurrency: int = typer.Option(2, metavar="N", min=1, help="How many at once."),
     as_json: bool = _JSON,
 ) -> None:
-    """Let agents cheat: each must earn what doing nothing earns. Exits with 1 when one does not."""
+    """Let agents cheat: each must earn what doing nothing earns.
+
+    Exits with 1 when one does not.
+
+      openenv rollouts cheats
+      openenv rollouts cheats --sandbox docker --json
+    """
     from ..rollout.cheats import all_cheats, run_cheats
 
     unknown = set(name) - {cheat.name for cheat in all_cheats()}
@@ -189,10 +287,11 @@ def cheats(
 
 
 @contextmanager
-def _opened(store: Path | None) -> Iterator[RolloutStore]:
+def _opened(store: Path | None, *, create: bool = False) -> Iterator[RolloutStore]:
+    """Open the store; only `run` may make one, since a mistyped path is no empty store."""
     from ..rollout.store import RolloutStore
 
-    with _failures(), RolloutStore(store or settings.rollout_store()) as opened:
+    with _failures(), RolloutStore(store or settings.rollout_store(), create=create) as opened:
         yield opened
 
 

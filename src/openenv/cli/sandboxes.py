@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..errors import message_of
+from .help import HelpCommand, HelpGroup
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,17 +23,23 @@ if TYPE_CHECKING:
 
 sandboxes = typer.Typer(
     name="sandboxes",
-    help="Places where an agent's commands run: what works here, and does it hold?",
+    cls=HelpGroup,
+    help="Say where agents' commands can run, and whether it holds.",
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
 )
 _MARKS = {"passed": "[green]✓[/]", "failed": "[red]✗[/]", "not offered": "[dim]–[/]"}
 _UNSAFE = "i_know_there_is_no_isolation"
 
 
-@sandboxes.command("ls")
+@sandboxes.command("ls", cls=HelpCommand)
 def ls() -> None:
-    """List the backends and say what is missing for those that cannot run here."""
+    """List the backends and say what is missing for those that cannot run here.
+
+    Of each that can, a sandbox is started once, which shows how long that takes.
+
+      openenv sandboxes ls
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -46,13 +53,20 @@ def ls() -> None:
     console.print(table)
 
 
-@sandboxes.command("check")
+@sandboxes.command("check", cls=HelpCommand)
 def check(
     backend: str = typer.Argument(..., metavar="BACKEND", help="local, docker, e2b, process, or module:Class."),
-    only: list[str] = typer.Option([], "--only", help="Only checks whose id begins so; repeatable."),
+    only: list[str] = typer.Option([], "--only", metavar="PREFIX", help="Only checks whose id begins so; repeatable."),
     failed: bool = typer.Option(False, "--failed", help="Show failed checks only."),
 ) -> None:
-    """Run the contract against a backend: every check is a small program or attack in a real sandbox."""
+    """Run the contract against a backend: every check is a small program or attack in a real sandbox.
+
+    Exits with 1 when a check fails, or when something is left behind.
+
+      openenv sandboxes check local
+      openenv sandboxes check docker --only isolation. --failed
+      openenv sandboxes check my_backend:MySandboxes
+    """
     from rich.console import Console
 
     from ..sandboxes.checks import CHECKS

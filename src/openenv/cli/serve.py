@@ -12,62 +12,130 @@ import secrets
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from .. import settings
 from .quick_imports import import_fastapi
 
+if TYPE_CHECKING:
+    from ..server.compat import HTTPEnvServer
+
 _EXAMPLES = """
-Serve an environment.
+Serve an environment over WebSocket, HTTP and MCP, on one port. A web page to play it by hand is at /web.
 
-TARGET is one of
+TARGET is one of these, by default the folder you are in:
 
-  * a folder with an openenv.yaml:   openenv serve envs/gridworld_env
-  * a Python file:                   openenv serve my_env.py
-  * a module:                        openenv serve my_package.server.app:app
-  * an environment of Gymnasium's:   openenv serve gymnasium:CartPole-v1
+  a folder with an openenv.yaml     openenv serve envs/gridworld_env
+  a Python file                     openenv serve my_env.py
+  a class or an app in a file       openenv serve my_env.py:MyEnvironment
+  a module                          openenv serve my_package.server.app:app
+  an environment of Gymnasium's     openenv serve gymnasium:CartPole-v1
 
-and `:NAME` picks an application, an Environment class or a factory in a file or module. A class needs nothing else:
-its models are read from its annotations.
+A class needs nothing else: its models are read from its annotations. While you write one:
+
+  openenv serve my_env.py --reload --log-level debug
+
+For others in the network, with a token that is made and shown:
+
+  openenv serve my_env.py --host 0.0.0.0
 """
+
+_SESSIONS = "Sessions"
+_ACCESS = "Access"
+_LOGS = "Logs"
 
 
 def serve(
-    target: str = typer.Argument(".", metavar="TARGET", help="What to serve; by default the folder you are in."),
-    host: str = typer.Option("127.0.0.1", help="Address to listen on."),
-    port: int = typer.Option(8000, "--port", "-p", min=0, max=65535, help="Port; 0 takes any free one."),
-    max_sessions: int | None = typer.Option(None, min=1, help="Sessions held at once; by default what the app says."),
+    target: str = typer.Argument(".", metavar="TARGET", help="What to serve: a folder, a file or a module."),
+    host: str = typer.Option("127.0.0.1", metavar="ADDRESS", help="Address to listen on."),
+    port: int = typer.Option(
+        8000, "--port", "-p", metavar="PORT", min=0, max=65535, help="Port; 0 takes any free one."
+    ),
+    reload: bool = typer.Option(False, "--reload", help="Start anew when a source file changes."),
+    web: bool | None = typer.Option(
+        None, "--web/--no-web", help="Whether there is a web page at /web; by default there is."
+    ),
+    max_message_mb: float | None = typer.Option(
+        None, metavar="MB", min=0.001, help="The largest request that is read; 100 unless the application says."
+    ),
+    max_sessions: int | None = typer.Option(
+        None,
+        metavar="N",
+        min=1,
+        help="Sessions held at once, by default what the application says. A bare class that sets "
+        "SUPPORTS_CONCURRENT_SESSIONS gets 256, another one 1.",
+        rich_help_panel=_SESSIONS,
+    ),
     runner: str | None = typer.Option(
         None,
-        help="Where environment code runs: auto, thread, inline (on the event loop, for microsecond steps) or process "
-        "(in worker processes, for code that needs all cores or may crash).",
+        metavar="NAME",
+        help="Where environment code runs: thread, inline (on the event loop, for steps of microseconds), process "
+        "(in worker processes, for code that needs all cores or may crash), or auto, which is thread.",
+        rich_help_panel=_SESSIONS,
     ),
     env_processes: int | None = typer.Option(
-        None, min=1, help="With --runner process: over how many processes sessions are spread; one for each core."
+        None,
+        metavar="N",
+        min=1,
+        help="With --runner process: over how many processes sessions are spread; one for each core.",
+        rich_help_panel=_SESSIONS,
     ),
     sessions_per_process: int | None = typer.Option(
-        None, min=1, help="With --runner process: how many sessions one process may hold; any number."
+        None,
+        metavar="N",
+        min=1,
+        help="With --runner process: how many sessions one process may hold; any number.",
+        rich_help_panel=_SESSIONS,
     ),
-    session_timeout: float | None = typer.Option(None, min=0.001, help="Seconds before an unused HTTP session ends."),
+    session_timeout: float | None = typer.Option(
+        None,
+        metavar="SECONDS",
+        min=0.001,
+        help="How long an unused HTTP session is kept; 900.",
+        rich_help_panel=_SESSIONS,
+    ),
     grace: float | None = typer.Option(
-        None, min=0.0, help="Seconds for which a session waits for a client whose connection broke; 60, 0 for none."
+        None,
+        metavar="SECONDS",
+        min=0.0,
+        help="How long a session waits for a client whose connection broke; 60. 0 ends it with the connection.",
+        rich_help_panel=_SESSIONS,
     ),
-    max_agent_sessions: int | None = typer.Option(None, min=0, help="How many of the sessions agents may open."),
+    max_agent_sessions: int | None = typer.Option(
+        None, metavar="N", min=0, help="How many of the sessions agents may open; any.", rich_help_panel=_SESSIONS
+    ),
     token: str | None = typer.Option(
-        None, help="Ask clients for this token; better set OPENENV_TOKEN, which others on this machine cannot see."
+        None,
+        metavar="TOKEN",
+        help="Ask clients for this token. Better set OPENENV_TOKEN, which others on this machine cannot see.",
+        rich_help_panel=_ACCESS,
     ),
-    agent_token: str | None = typer.Option(None, help="A token with which agents may call tools, and nothing else."),
-    observer_token: str | None = typer.Option(None, help="A token with which one may look, and change nothing."),
+    agent_token: str | None = typer.Option(
+        None, metavar="TOKEN", help="With this one, agents may call tools and nothing else.", rich_help_panel=_ACCESS
+    ),
+    observer_token: str | None = typer.Option(
+        None, metavar="TOKEN", help="With this one, one may look and change nothing.", rich_help_panel=_ACCESS
+    ),
     no_token: bool = typer.Option(
-        False, "--no-token", help="Make no token where none is given, also beyond this machine."
+        False,
+        "--no-token",
+        help="Make no token where none is given, also beyond this machine.",
+        rich_help_panel=_ACCESS,
     ),
-    max_message_mb: float | None = typer.Option(None, min=0.001, help="The largest request that is read; 100 MB."),
-    reload: bool = typer.Option(False, "--reload", help="Start anew when a source file changes."),
-    log_level: str = typer.Option("info", help="critical, error, warning, info, debug or trace."),
-    log_format: str | None = typer.Option(None, help="text, or json: one object per line, with session and request."),
+    log_level: str = typer.Option(
+        "info", metavar="LEVEL", help="critical, error, warning, info, debug or trace.", rich_help_panel=_LOGS
+    ),
+    log_format: str | None = typer.Option(
+        None,
+        metavar="FORMAT",
+        help="text, or json: one object per line, with session and request.",
+        rich_help_panel=_LOGS,
+    ),
 ) -> None:
     gc.disable()  # until all is loaded, nothing is garbage; `run` turns it on again
     import_fastapi()
@@ -92,7 +160,6 @@ def serve(
         max_sessions,
         session_timeout,
         runner,
-        reload,
         log_level,
         max_message_mb=max_message_mb,
         access=access,
@@ -101,25 +168,16 @@ def serve(
         max_agent_sessions=max_agent_sessions,
         env_processes=env_processes,
         sessions_per_process=sessions_per_process,
+        web=_has_page(web),
     )
-    is_silent = log_level in ("critical", "error", "warning")
-    quiet = is_silent or log_format == "json"
-
-    def started(app: Any, actual: int) -> None:
-        _leave_on_second_interrupt()
-        if not quiet:
-            _show_banner(app, target, host, actual, spare)
-            return
-        if port == 0 and is_silent:  # nobody could know it otherwise
-            typer.echo(f"http://{_place(host, actual)}", err=True)
-        tell_token(app)
-
-    def tell_token(app: Any) -> None:
-        if (made := _made(app, spare)) is not None:
-            typer.echo(f"token: {made}", err=True)
-
+    introduction = Introduction(target, host, port, spare, log_level, log_format, watches=reload)
     try:
-        run(target, options, started, tell_token)
+        if reload:
+            from ..server.reloading import serve_reloading
+
+            serve_reloading(target, options, introduction)
+        else:
+            run(target, options, introduction)
     except TargetFailed as exc:
         typer.echo(exc.report(), err=True)
         typer.secho(f"Error: {exc}", fg="red", err=True)
@@ -132,6 +190,31 @@ def serve(
 
 
 serve.__doc__ = _EXAMPLES
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """Tells who is at the terminal that the server is up: a banner, or only what nobody could know otherwise."""
+
+    target: str
+    host: str
+    port: int
+    spare: str | None
+    log_level: str
+    log_format: str
+    watches: bool = False
+
+    def __call__(self, app: Any, actual: int) -> None:
+        """Tell of an application and the port that it has got."""
+        _leave_on_second_interrupt()
+        is_silent = self.log_level in ("critical", "error", "warning")
+        if not is_silent and self.log_format != "json":
+            _show_banner(app, self.target, self.host, actual, self.spare, watches=self.watches)
+            return
+        if self.port == 0 and is_silent:
+            typer.echo(f"http://{_place(self.host, actual)}", err=True)
+        if (made := _made(app, self.spare)) is not None:
+            typer.echo(f"token: {made}", err=True)
 
 
 def _leave_on_second_interrupt() -> None:
@@ -153,6 +236,13 @@ def _leave_on_second_interrupt() -> None:
         stop(signum, frame)
 
     signal.signal(signal.SIGINT, stop_once)
+
+
+def _has_page(web: bool | None) -> bool:
+    """Say whether the page is wanted; an application that would add it by itself is told as well."""
+    if web is False:
+        settings.export({"ENABLE_WEB_INTERFACE": "false"})
+    return web if web is not None else settings.web_interface_setting() is not False
 
 
 def _check_choice(option: str, value: str | None, choices: tuple[str, ...]) -> None:
@@ -184,7 +274,27 @@ def _made(app: Any, spare: str | None) -> str | None:
     return spare
 
 
-def _show_banner(app: Any, target: str, host: str, port: int, spare: str | None = None) -> None:
+def _notes(server: HTTPEnvServer) -> Iterator[str]:
+    """Say what newcomers leave out without noticing, and wonder about later."""
+    from ..env.binding import names_action
+    from ..types import Action
+
+    env_cls = server.manager.env_cls
+    if env_cls is None:
+        return
+    name = env_cls.__name__
+    if server.max_concurrent_envs == 1 and not server.manager.is_concurrency_safe:
+        yield (
+            f"one session at a time, since {name} does not set SUPPORTS_CONCURRENT_SESSIONS = True; "
+            "the web page takes one, too"
+        )
+    if server.action_cls is Action and not names_action(env_cls):
+        yield f"actions have no fields, since {name} names no action class: Environment[MyAction, MyObservation, State]"
+
+
+def _show_banner(
+    app: Any, target: str, host: str, port: int, spare: str | None = None, *, watches: bool = False
+) -> None:
     from rich.console import Console  # a server that starts quietly need not load it
     from rich.markup import escape
     from rich.panel import Panel
@@ -208,8 +318,11 @@ def _show_banner(app: Any, target: str, host: str, port: int, spare: str | None 
     if server is not None:
         name = server.service.env_name
         table.add_row("Sessions", f"up to {server.max_concurrent_envs}, {server.manager.runner.name} runner")
-        if any(getattr(route, "path", None) == "/web" for route in app.routes):
-            table.add_row("Web page", f"http://{place}/web")
+    has_page = any(getattr(route, "path", None) == "/web" for route in getattr(app, "routes", ()))
+    if server is not None and has_page:
+        table.add_row("Web page", f"http://{place}/web")
+    if watches:
+        table.add_row("Sources", "are watched: it starts anew when one changes")
     if made is not None:
         table.add_row("Token", made)
     elif not is_open:
@@ -218,8 +331,14 @@ def _show_banner(app: Any, target: str, host: str, port: int, spare: str | None 
         table.add_row("Network", f"[yellow]{escape(host)}: open to others, without authentication[/]")
     console = Console(stderr=True)
     console.print(Panel(table, title=f"[bold]{escape(name)}[/] is served", subtitle="Ctrl-C stops", expand=False))
+    for note in () if server is None else _notes(server):
+        console.print(f"Note: {note}", style="yellow", markup=False, highlight=False)
+    # What follows is outside of the frame and never wrapped, so that it can be copied.
+    if has_page and made is not None:
+        # The token stands behind a '#', which no browser sends to any server; the page takes it from there.
+        page = f"Open the page:\nhttp://{place}/web/#token={made}"
+        console.print(page, soft_wrap=True, markup=False, highlight=False)
     if server is not None and server.service.mode is ServerMode.SIMULATION:
-        # Outside of the frame and never wrapped, so that it can be copied.
         token = f', token="{made}"' if made is not None else "" if is_open else ', token="..."'
         lines = (
             "Try it:",

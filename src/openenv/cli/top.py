@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import typer
@@ -15,20 +16,21 @@ from .. import settings
 
 if TYPE_CHECKING:
     import httpx2
-    from rich.console import Group, RenderableType
+    from rich.console import Console, Group, RenderableType
+    from rich.live import Live
     from rich.table import Table
 
     from ..telemetry.snapshot import Snapshot
 
 _EXAMPLES = """
-Show how a running server does: sessions, queue, steps per second, times, errors.
+Watch a running server: sessions, queue, steps, times, errors.
 
-* the server on this machine:      openenv top
-* another one, every 5 seconds:    openenv top http://gpu-7:8000 --every 5
-* one reading as text:             openenv top --once
+  openenv top                                    the server on this machine
+  openenv top http://gpu-7:8000 --every 5        another one, every 5 seconds
+  openenv top --once                             one reading, as text
 
-The figures come from `GET /metrics`, which Prometheus can read as well. Rates and times are those of the last interval;
-the server times calls from the first reading on.
+The figures come from `GET /metrics`, which Prometheus can read as well. Rates and times are those of the last
+interval; the server times calls from the first reading on.
 
 Where a token is asked for, an observer's is enough. Ctrl-C leaves.
 """
@@ -44,9 +46,9 @@ class Unreadable(Exception):
 
 def top(
     url: str = typer.Argument("http://127.0.0.1:8000", metavar="URL", help="The address of the server."),
-    every: float = typer.Option(1.0, min=0.1, help="Seconds between readings."),
+    every: float = typer.Option(1.0, metavar="SECONDS", min=0.1, help="Seconds between readings."),
     once: bool = typer.Option(False, "--once", help="Print one reading and exit."),
-    token: str | None = typer.Option(None, help="The server's token; by default OPENENV_TOKEN."),
+    token: str | None = typer.Option(None, metavar="TOKEN", help="The server's token; by default OPENENV_TOKEN."),
 ) -> None:
     from rich.console import Console  # other commands do not need it
 
@@ -56,7 +58,7 @@ def top(
         if once:
             first, began = source.read(), time.monotonic()
             time.sleep(every)
-            console.print(_view(source.read(), first, time.monotonic() - began), highlight=False)
+            console.print(_view(source, source.read(), first, time.monotonic() - began), highlight=False)
         else:
             _show_live(source, every, console)
     except (Unreadable, ValueError) as exc:
@@ -86,6 +88,7 @@ class Source:
         from ..client.url import parse_ws_url, socket_url
 
         socket = socket_url(url)
+        self._has_token = token is not None
         self.url = "http" + socket.removeprefix("ws").removesuffix("/ws")
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         is_local = parse_ws_url(socket).is_local
@@ -104,10 +107,14 @@ class Source:
         try:
             response = self._http.get(f"{self.url}/metrics")
         except httpx2.HTTPError as exc:
-            raise Unreadable(f"nothing answers at {self.url} ({exc or type(exc).__name__})") from exc
+            why = f"{exc or type(exc).__name__}; is `openenv serve` running?"
+            raise Unreadable(f"nothing answers at {self.url} ({why})") from exc
         if response.status_code in (401, 403):
-            problem = "asks for a token" if response.status_code == 401 else "does not let this token look"
+            unknown = "does not know this token" if self._has_token else "asks for a token"
+            problem = unknown if response.status_code == 401 else "does not let this token look"
             raise Unreadable(f"{self.url} {problem}: give one with --token or OPENENV_TOKEN")
+        if response.status_code == 503:
+            raise Unreadable(f"{self.url} is there, but not ready ({_detail(response)})")
         if response.status_code != 200:
             raise Unreadable(f"{self.url} has no metrics ({response.status_code}): is it an OpenEnv server?")
         try:
@@ -116,45 +123,81 @@ class Source:
             raise Unreadable(f"{self.url} is no OpenEnv server: {exc}") from exc
 
 
-def _show_live(source: Source, every: float, console: object) -> None:
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
+def _detail(response: httpx2.Response) -> str:
+    """What a server says of itself when it refuses."""
+    try:
+        return str(response.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        return str(response.status_code)
 
-    assert isinstance(console, Console)
+
+def _show_live(source: Source, every: float, console: Console) -> None:
+    """Draw again and again: in place on a terminal, one below the other elsewhere."""
+    from rich.live import Live
+
     last, taken_at = source.read(), time.monotonic()
-    with Live(_view(last, None, every), console=console, screen=console.is_terminal, auto_refresh=False) as live:
+    view = _view(source, last, None, every)
+    live = Live(view, console=console, screen=True, auto_refresh=False) if console.is_terminal else None
+    with live or nullcontext():
+        lost_at: float | None = None
         while True:
             time.sleep(every)
             try:
                 now = source.read()
             except Unreadable as exc:
-                live.update(Text(f"{exc}; trying again", style="red"), refresh=True)
+                lost_at = lost_at or time.monotonic()
+                _show(live, console, _gone(exc, time.monotonic() - lost_at, view))
                 continue
-            moment = time.monotonic()
-            live.update(_view(now, last, moment - taken_at), refresh=True)
+            moment, lost_at = time.monotonic(), None
+            view = _view(source, now, last, moment - taken_at)
+            _show(live, console, view)
             last, taken_at = now, moment
 
 
-def _view(now: Snapshot, before: Snapshot | None, interval_s: float) -> Group:
+def _show(live: Live | None, console: Console, view: RenderableType) -> None:
+    if live is not None:
+        live.update(view, refresh=True)
+    else:
+        console.print(view, "", highlight=False)
+
+
+def _gone(exc: Unreadable, for_s: float, view: RenderableType) -> Group:
+    """Draw that nobody answers, above what was last seen."""
+    from rich.console import Group
+    from rich.styled import Styled
+    from rich.text import Text
+
+    told = Text(str(exc), style="bold red")
+    return Group(told, Text(f"Trying again, for {_age(for_s)} now. Last seen:"), "", Styled(view, "dim"))
+
+
+def _view(source: Source, now: Snapshot, before: Snapshot | None, interval_s: float) -> Group:
     """Draw a reading; rates and times are those since the one before."""
     from rich.console import Group
 
-    if before is not None and now.value("openenv_uptime_seconds") < before.value("openenv_uptime_seconds"):
-        before = None  # another process: its counters have begun anew
-    parts: list[RenderableType] = [_heading(now), "", _figures(now, before, interval_s), "", _times(now, before)]
+    if before is not None and _is_another(now, before, interval_s):
+        before = None  # its counters have begun anew
+    parts: list[RenderableType] = [*_heading(source, now), "", _figures(now, before, interval_s), ""]
+    parts.append(_times(now, before))
     if now.errors:
         parts += ["", _errors(now, before)]
     return Group(*parts)
 
 
-def _heading(now: Snapshot) -> str:
+def _is_another(now: Snapshot, before: Snapshot, interval_s: float) -> bool:
+    """Say whether the process is another than the last time: it is younger than it would have to be."""
+    grown = now.value("openenv_uptime_seconds") - before.value("openenv_uptime_seconds")
+    return grown < interval_s / 2
+
+
+def _heading(source: Source, now: Snapshot) -> tuple[str, str]:
     from rich.markup import escape
 
     state = "[green]ready[/]" if now.value("openenv_ready") else "[yellow]shutting down[/]"
     name, runner = escape(now.info.get("environment", "?")), escape(now.info.get("runner", "?"))
     age = _age(now.value("openenv_uptime_seconds"))
-    return f"[bold]{name}[/]  {state}  up {age}  {runner} runner  openenv {escape(now.info.get('version', '?'))}"
+    version = escape(now.info.get("version", "?"))
+    return f"[bold]{name}[/]  {state}  up {age}  {runner} runner  openenv {version}", f"[dim]{escape(source.url)}[/]"
 
 
 def _figures(now: Snapshot, before: Snapshot | None, interval_s: float) -> Table:
@@ -168,9 +211,11 @@ def _figures(now: Snapshot, before: Snapshot | None, interval_s: float) -> Table
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
-    table.add_row("slots", f"[cyan]{'█' * filled}[/][dim]{'░' * (_BAR - filled)}[/] {used} of {slots}")
+    colour = "yellow" if used >= slots else "cyan"
+    table.add_row("slots", f"[{colour}]{'█' * filled}[/][dim]{'░' * (_BAR - filled)}[/] {used} of {slots}")
     table.add_row("sessions", states or "none")
-    table.add_row("queue", f"{now.value('openenv_queue_length'):.0f} waiting")
+    waiting = now.value("openenv_queue_length")
+    table.add_row("queue", f"{'[yellow]' if waiting else ''}{waiting:.0f} waiting")
     table.add_row("steps", f"[bold]{rate}[/] per second, {steps:,.0f} in all")
     resumes, repeats = now.value("openenv_resumes_total"), now.value("openenv_ledger_hits_total")
     table.add_row("rescued", f"{resumes:.0f} resumed sessions, {repeats:.0f} repeated requests")
@@ -184,14 +229,14 @@ def _times(now: Snapshot, before: Snapshot | None) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("median / 99 %")
+    table.add_column("median / 99 %", no_wrap=True)
     for phase in _PHASES:
-        table.add_column(phase, justify="right")
+        table.add_column(phase, justify="right", no_wrap=True)
     for operation in dict.fromkeys(operation for operation, _ in now.calls):
         cells = []
         for phase in _PHASES:
             half, most = (now.quantile(operation, phase, share, since=before) for share in (0.5, 0.99))
-            cells.append("-" if half is None or most is None else f"{_duration(half)} / {_duration(most)}")
+            cells.append("-" if half is None or most is None else _durations(half, most))
         table.add_row(operation, *cells)
     return table
 
@@ -209,14 +254,22 @@ def _errors(now: Snapshot, before: Snapshot | None) -> Table:
     return table
 
 
-def _duration(seconds: float) -> str:
+def _durations(first: float, second: float) -> str:
+    """Write two durations, with one unit where it is the same."""
+    (low, unit), (high, other) = _duration(first), _duration(second)
+    return f"{low} / {high} {other}" if unit == other else f"{low} {unit} / {high} {other}"
+
+
+def _duration(seconds: float) -> tuple[str, str]:
     if seconds < 1e-3:
-        return f"{seconds * 1e6:.0f} µs"
-    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
+        return f"{seconds * 1e6:.0f}", "µs"
+    return (f"{seconds * 1e3:.1f}", "ms") if seconds < 1 else (f"{seconds:.1f}", "s")
 
 
 def _age(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
-    return f"{days} d {hours} h" if days else f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+    if days or hours:
+        return f"{days} d {hours} h" if days else f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

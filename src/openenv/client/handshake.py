@@ -9,6 +9,7 @@ import base64
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ..errors import AccessDenied, ConnectFailed, Forbidden
 from ..protocol.codec import decode
@@ -17,6 +18,7 @@ from .url import Address
 _GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _HEAD_LIMIT = 65_536
 _NOT_NOW = frozenset({"502", "503", "504"})  # what proxies say of a server that is not there yet
+_NOT_LOADED = "NOT_LOADED"  # it is there, but its sources have a mistake: waiting does not help
 
 
 class Handshake:
@@ -33,6 +35,7 @@ class Handshake:
     ) -> None:
         self.subprotocol: str | None = None
         self._subprotocols = subprotocols
+        self._shows_token = any(name.lower() == "authorization" for name in headers or {})
         self._key = base64.b64encode(os.urandom(16)).decode()
         lines = [
             f"GET {address.target} HTTP/1.1",
@@ -73,12 +76,13 @@ class Handshake:
         parts = status_line.split(" ", 2)
         status = parts[1] if len(parts) > 1 else "?"
         if status != "101":
-            detail = rest[:200].decode("utf-8", "replace").strip()
-            if (denied := _denied(status, rest)) is not None:
+            if (denied := _denied(status, rest, shows_token=self._shows_token)) is not None:
                 raise denied
+            told = _object(rest)
+            detail = told.get("detail") or rest[:200].decode("utf-8", "replace").strip()
             raise ConnectFailed(
                 f"the server answered {status_line!r} to the WebSocket handshake. {detail}".strip(),
-                is_transient=status in _NOT_NOW,
+                is_transient=status in _NOT_NOW and told.get("code") != _NOT_LOADED,
             )
         headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         expected = base64.b64encode(hashlib.sha1((self._key + _GUID).encode()).digest()).decode()
@@ -90,22 +94,28 @@ class Handshake:
         self.subprotocol = chosen
 
 
-def _denied(status: str, body: bytes) -> AccessDenied | None:
+def _denied(status: str, body: bytes, *, shows_token: bool) -> AccessDenied | None:
     """Say who may not connect, and what to do about it; None where access is not the matter.
 
     A server without the route answers 403 as well, but says nothing about it.
     """
     if status not in ("401", "403"):
         return None
-    try:
-        found = decode(body)
-    except ValueError:  # cut short, or of a proxy
-        found = {}
-    data = found if isinstance(found, dict) else {}
+    data = _object(body)
     if status == "403" and not data:
         return None
     detail = data.get("detail") or body[:200].decode("utf-8", "replace").strip()
     if isinstance(role := data.get("role"), str):
         return Forbidden(role, f"{detail} Connect with a token of another role: token=, or OPENENV_TOKEN.")
-    advice = "Pass token=, or set OPENENV_TOKEN." if status == "401" else ""
+    advice = ""
+    if status == "401":
+        advice = "Check token= and OPENENV_TOKEN." if shows_token else "Pass token=, or set OPENENV_TOKEN."
     return AccessDenied(f"the server refused the connection with status {status}. {detail} {advice}".strip())
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        found = decode(body)
+    except ValueError:  # cut short, or of a proxy
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -143,6 +143,12 @@ def infer_models(env_cls: type[Any]) -> Models:
     return Models(action, observation, state)
 
 
+def names_action(env_cls: type[Any]) -> bool:
+    """Say whether an environment tells its action class, by its generic parameters or an annotation."""
+    generic = _model(_generic_arguments(env_cls).get("action"))
+    return generic is not None or _annotation(env_cls, "step", "action") is not None
+
+
 def _generic_arguments(env_cls: type[Any]) -> dict[str, Any]:
     """Resolve `Environment[A, O, S]` through the class hierarchy."""
     names = ("action", "observation", "state")

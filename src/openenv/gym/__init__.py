@@ -5,9 +5,13 @@ Needs the extra `gymnasium`. Each name loads what it needs at its first use.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from .._lazy import lazy_exports
+
+if find_spec("gymnasium") is None:
+    raise ModuleNotFoundError("openenv.gym needs Gymnasium: pip install 'openenv[gymnasium]'", name="gymnasium")
 
 if TYPE_CHECKING:
     from .environment import gymnasium_environment as gymnasium_environment

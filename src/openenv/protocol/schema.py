@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core import CoreSchema, from_json
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, from_json
 from typing_extensions import TypedDict
 
 from ..tool_types import CallToolAction, ListToolsAction
@@ -21,6 +21,11 @@ _TOOL_ACTIONS: dict[str, type[Action]] = {"list_tools": ListToolsAction, "call_t
 # Only these classes stand for "any action, tools included"; a subclass means exactly itself.
 _ADAPTERS: WeakKeyDictionary[type[Any], TypeAdapter[Any]] = WeakKeyDictionary()
 _OPEN_ACTION_CLASSES = frozenset({Action, ListToolsAction, CallToolAction})
+_TOOL_WORDS = frozenset({"type", "tool_name", "tool", "name", "arguments", "args"})
+_TOOL_SHAPES = (
+    "A tool action says which it is: "
+    '{"type": "list_tools"}, or {"type": "call_tool", "tool_name": "NAME", "arguments": {...}}'
+)
 
 
 class _TolerantSchema(GenerateJsonSchema):
@@ -50,8 +55,29 @@ def deserialize_action(action_data: Mapping[str, Any], action_cls: type[Any]) ->
         kind = action_data.get("type")
         if isinstance(kind, str) and kind in _TOOL_ACTIONS:
             return _TOOL_ACTIONS[kind].model_validate(action_data)
+        try:
+            return action_cls.model_validate(action_data)
+        except ValidationError as exc:
+            if action_cls is Action and _TOOL_WORDS.isdisjoint(action_data):
+                raise
+            raise _with_shapes(exc, action_data) from None
     validate = getattr(action_cls, "model_validate", None)
     return validate(action_data) if validate is not None else _adapter(action_cls).validate_python(action_data)
+
+
+def _with_shapes(exc: ValidationError, data: Mapping[str, Any]) -> ValidationError:
+    """Add to what is wrong with an action how tool actions look."""
+    problems = [
+        InitErrorDetails(
+            type=PydanticCustomError(error["type"], error["msg"], error.get("ctx")),
+            loc=error["loc"],
+            input=error["input"],
+        )
+        for error in exc.errors()
+    ]
+    shapes = PydanticCustomError("tool_action", _TOOL_SHAPES)
+    problems.append(InitErrorDetails(type=shapes, loc=("type",), input=data.get("type")))
+    return ValidationError.from_exception_data(exc.title, problems)
 
 
 def _adapter(cls: type[Any]) -> TypeAdapter[Any]:

@@ -54,16 +54,20 @@ class RolloutStore:
     """A folder of rollouts; a context manager, usable from any thread.
 
     Args:
-        root: The folder; made when it is not there.
+        root: The folder.
+        create: Whether to make it when it is not there.
 
     Raises:
-        StoreError: it cannot be made.
+        StoreError: it cannot be made, or is not there.
     """
 
-    def __init__(self, root: str | Path) -> None:
+    def __init__(self, root: str | Path, *, create: bool = True) -> None:
         self.root = Path(root)
         self._shards = self.root / "shards"
         self._rollouts = self.root / "rollouts"
+        if not create and not self._shards.is_dir():
+            what = "is no store of rollouts" if self.root.exists() else "does not exist"
+            raise StoreError(f"There are no rollouts in {self.root}: it {what}")
         with _typed("opened"):
             for folder in (self._shards, self._rollouts, self.captures):
                 folder.mkdir(parents=True, exist_ok=True)

@@ -212,9 +212,16 @@ def _to_app(module: ModuleType, place: str, name: str) -> Any:
     if len(found) == 1:
         return _as_app(found[0], found[0].__name__)
     if not found:
-        raise TargetError(f"{place} has neither an `app` nor an Environment class")
+        made = [name for name, value in vars(module).items() if _is_made_elsewhere(value)]
+        hint = f"; is it {place}:{made[0]} that you mean?" if made else ""
+        raise TargetError(f"{place} has neither an `app` nor an Environment class of its own{hint}")
     names = ", ".join(sorted(cls.__name__ for cls in found))
     raise TargetError(f"{place} has several environments ({names}); pick one with {place}:NAME")
+
+
+def _is_made_elsewhere(value: Any) -> bool:
+    """Whether a module has an environment only by name: it was imported, or made by a function."""
+    return inspect.isclass(value) and issubclass(value, Environment) and not inspect.isabstract(value)
 
 
 def _as_app(value: Any, label: str) -> Any:

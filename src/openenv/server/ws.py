@@ -30,6 +30,7 @@ from ..protocol.server import (
 from ..protocol.v2.codec import BY_NAME, choose
 from ..runners import Hub, current_hub
 from ..sessions.endings import CLOSED_BY_CLIENT, DISCONNECTED, WORKER_CRASHED
+from ..sessions.hints import hinted
 from ..sessions.operations import Operation
 from ..sessions.origin import Origin
 from ..sessions.session import Session, SessionKind, SessionState
@@ -72,6 +73,7 @@ class GymConnection:
         self._waiting: asyncio.Task[None] | None = None
         self._owns_session = True
         self._answering = True  # until the session is there, frames wait
+        self._asked = ""
         self._ahead: deque[bytes | _Oversize] = deque()
         self._ahead_bytes = 0
         self._paused = False
@@ -229,6 +231,7 @@ class GymConnection:
         session = self._session
         assert session is not None
         self._answering = True
+        self._asked = operation.kind
         if session.lane.is_shared:
             self._hub.at_end_of_pass(session.submit, operation, argument, self._answer, self._hub, self.origin)
         else:
@@ -263,8 +266,10 @@ class GymConnection:
             self._fail(WSErrorCode.SESSION_ERROR, str(error), error.details)
             return
         else:
-            logger.info("session %s: a request failed", self._session.id if self._session else "-", exc_info=error)
-            self._socket.send(exception_frame(self._service.errors.shown(error)))
+            session = self._session
+            assert session is not None
+            logger.info("session %s: %s failed", session.id, self._asked, exc_info=error)
+            self._socket.send(exception_frame(hinted(self._service.errors.shown(error), session, self._asked)))
         if self._ahead or self._leaving:
             self._next()
 

@@ -11,12 +11,11 @@ from ..errors import ExecutionError, OpenEnvError, message_of
 from .session import Session
 
 _NEVER_RESET: Final = " (reset() has not been called in this session yet)"
-_OF_AN_EPISODE: Final = frozenset({"step", "state"})
 
 
 def hint(session: Session, kind: str) -> str:
     """Return what to append to the text of an exception that an operation of that kind has raised."""
-    return _NEVER_RESET if kind in _OF_AN_EPISODE and not session.was_reset else ""
+    return _NEVER_RESET if kind == "step" and not session.was_reset else ""
 
 
 def hinted(shown: BaseException, session: Session, kind: str) -> BaseException:

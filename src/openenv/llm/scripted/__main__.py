@@ -54,6 +54,8 @@ def _scripts(source: str) -> tuple[Script, ...]:
     agent, _, ready = source.rpartition(":")
     if agent in scripts.AGENTS and ready == "binary_search":
         return (scripts.binary_search(agent),)
+    if agent in scripts.AGENTS:
+        raise ValueError(f"there is no ready script {ready!r}, only {agent}:binary_search")
     return load_scripts(source)
 
 

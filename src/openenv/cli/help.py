@@ -1,0 +1,110 @@
+"""How commands describe themselves: plain text that fits the terminal, and can be copied and searched.
+
+A paragraph that is indented stays as it is; others are wrapped. Knows Typer's commands and their parameters; must not
+know any command of ours.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import textwrap
+from collections.abc import Iterable
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+_WIDEST = 100
+_LABELS = 26
+_GAP = 2
+_OPTIONS = "Options"
+
+
+class HelpCommand(TyperCommand):
+    """A command with help of this kind."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help."""
+        formatter.write(_help(self, ctx))
+
+
+class HelpGroup(TyperGroup):
+    """A group of commands with help of this kind."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help."""
+        formatter.write(_help(self, ctx))
+
+
+def _help(command: Any, ctx: Any) -> str:
+    width = min(shutil.get_terminal_size().columns, _WIDEST)
+    parameters = [one for one in command.get_params(ctx) if not getattr(one, "hidden", False)]
+    arguments = [one for one in parameters if one.param_type_name == "argument"]
+    usage = ["[OPTIONS]", *(name if one.required else f"[{name}]" for one in arguments if (name := _metavar(one)))]
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for one in arguments:
+        sections.setdefault("Arguments", []).append((_metavar(one), _said(one)))
+    if commands := getattr(command, "commands", None):
+        usage.append("COMMAND")
+        sections["Commands"] = [(name, _first_sentence(one.help or "")) for name, one in commands.items()]
+    for one in parameters:
+        if one.param_type_name == "option":
+            sections.setdefault(getattr(one, "rich_help_panel", None) or _OPTIONS, []).append((_label(one), _said(one)))
+    column = _column(label for rows in sections.values() for label, _ in rows)
+    parts = [f"{_heading('Usage')} {ctx.command_path} {' '.join(usage)}"]
+    parts += _paragraphs(command.help or "", width)
+    parts += [f"{_heading(title)}\n{_table(rows, column, width)}" for title, rows in sections.items()]
+    return "\n\n".join(parts) + "\n"
+
+
+def _heading(text: str) -> str:
+    return typer.style(f"{text}:", bold=True)
+
+
+def _paragraphs(text: str, width: int) -> Iterable[str]:
+    for paragraph in re.split(r"\n\s*\n", text.strip("\n")):
+        if paragraph.startswith(" ") or not paragraph:
+            yield from [paragraph] if paragraph else []
+        else:
+            yield textwrap.fill(" ".join(paragraph.split()), width, break_on_hyphens=False)
+
+
+def _first_sentence(text: str) -> str:
+    paragraph = " ".join(re.split(r"\n\s*\n", text.strip("\n"))[0].split())
+    return re.split(r"(?<=\.)\s", paragraph)[0]
+
+
+def _metavar(parameter: Any) -> str:
+    return str(parameter.metavar or parameter.name.upper())
+
+
+def _label(option: Any) -> str:
+    names = ", ".join([*sorted(option.opts, key=len, reverse=True), *option.secondary_opts])
+    return names if option.is_flag else f"{names} {_metavar(option)}"
+
+
+def _said(parameter: Any) -> str:
+    """What is said of a parameter, with its default where that is a value to see."""
+    text = parameter.help or ""
+    default = parameter.default
+    if parameter.required or default is None or isinstance(default, bool) or default in ("", (), []):
+        return text
+    shown = f"{default:g}" if isinstance(default, float) else str(default)
+    return f"{text} [{shown}]"
+
+
+def _column(labels: Iterable[str]) -> int:
+    """Where explanations begin: behind the longest label that is not too long."""
+    return max((len(label) for label in labels if len(label) <= _LABELS), default=0) + 2 * _GAP
+
+
+def _table(rows: Iterable[tuple[str, str]], column: int, width: int) -> str:
+    lines = []
+    for label, text in rows:
+        wrapped = textwrap.wrap(text, max(20, width - column), break_on_hyphens=False)
+        head = " " * _GAP + label
+        if len(head) + _GAP <= column and wrapped:
+            head = f"{head:<{column}}{wrapped.pop(0)}"
+        lines += [head, *(" " * column + line for line in wrapped)]
+    return "\n".join(lines)

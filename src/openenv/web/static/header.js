@@ -1,0 +1,177 @@
+/**
+ * The head of the page: what this environment is, how the session is, and the buttons that begin and end one.
+ */
+
+import { el, fill, focusOn, icon } from "./element.js";
+import { Form } from "./form.js";
+import { isRecord, labelOf, withoutDefaults } from "./schema.js";
+import { formatSeconds, shortJson } from "./values.js";
+
+/** What is over sooner is not worth a word. */
+const QUICK_S = 0.4;
+
+/** Name, session and resets. */
+export class Header {
+  /**
+   * @param {any} page
+   * @param {import("./player.js").Player} player
+   * @param {object} options
+   * @param {() => void} options.onOptions - Told when what a reset is asked for changes.
+   * @param {() => void} options.onLogout
+   */
+  constructor(page, player, { onOptions, onLogout }) {
+    this.player = player;
+    this.schema = page.reset?.schema ?? { type: "object", properties: {} };
+    this.form = new Form(this.schema, { label: "Reset", onChange: () => this.#optionsChanged(onOptions) });
+    this.hasOptions = !this.form.isEmpty;
+    this.said = el("span", { role: "status" });
+    this.elapsed = el("span", { "aria-hidden": "true" }); // nobody wants to hear each second
+    this.chip = el("span.chip", {}, this.said, this.elapsed);
+    this.resetButton = el(
+      "button.primary",
+      { type: "button", title: "Begin a new episode (r)", on: { click: () => this.reset() } },
+      icon("reset"),
+      "Reset",
+    );
+    this.summary = el("span.reset-summary", {});
+    this.unfold = el(
+      "button.primary.unfold",
+      {
+        type: "button",
+        title: "Seed and options",
+        "aria-label": "Seed and options",
+        "aria-expanded": "false",
+        "aria-controls": "reset-panel",
+        on: { click: () => this.#fold(Boolean(this.panel.hidden)) },
+      },
+      icon("down"),
+    );
+    this.endButton = el("button", { type: "button", on: { click: () => player.end() } }, "End session");
+    const begin = el(
+      "button.primary",
+      { type: "button", on: { click: () => this.reset() } },
+      icon("reset"),
+      "Reset with these",
+    );
+    const clear = el("button", { type: "button", on: { click: () => this.form.write({}) } }, "Clear");
+    this.panel = el(
+      "section.card.reset-panel",
+      { id: "reset-panel", hidden: true, "aria-label": "Seed and options of a reset" },
+      el("div.card-head", {}, el("h2", {}, "Seed and options"), this.form.toggle),
+      this.form.node,
+      el("div.actions", {}, begin, clear),
+    );
+    const canPlay = page.role !== "observer" && page.mode !== "production";
+    const canAct = page.role !== "observer";
+    const logout = page.asks_for_token && el("button.link", { type: "button", on: { click: onLogout } }, "Log out");
+    const buttons = canAct
+      ? [canPlay && el("span.split", {}, this.resetButton, this.hasOptions && this.unfold), this.endButton]
+      : [el("span.badge", { title: "This token may look and change nothing" }, icon("eye"), "observer")];
+    this.node = el(
+      "header.head",
+      {},
+      el(
+        "div.title",
+        {},
+        el(
+          "h1",
+          {},
+          headline(page),
+          page.mode === "production" && el("span.badge", {}, "production"),
+          page.version && el("span.version", {}, `v${page.version}`),
+        ),
+        page.description && el("p.description", {}, page.description),
+      ),
+      el("div.controls", {}, this.chip, this.summary, buttons, logout),
+      this.panel,
+    );
+    player.episode.subscribe(() => this.#update());
+    this.#tick = setInterval(() => this.#update(), 500);
+  }
+
+  /** @type {ReturnType<typeof setInterval>} */
+  #tick;
+
+  /** What a reset is asked for; what is as it would be anyway is left out. @returns {Record<string, any>} */
+  get options() {
+    const value = this.form.peek();
+    return isRecord(value) ? withoutDefaults(value, this.schema) : {};
+  }
+
+  /** Begin a new episode. @returns {Promise<any>} What went wrong, if anything. */
+  async reset() {
+    const read = this.form.read();
+    if (!read) return this.#fold(true);
+    if (!isRecord(read.value)) return this.form.showErrors([{ loc: [], msg: "The options must be an object." }]);
+    const { error } = await this.player.reset(withoutDefaults(read.value, this.schema));
+    if (error?.problems?.length) {
+      this.#fold(true);
+      this.form.showErrors(error.problems);
+    }
+    return error;
+  }
+
+  /** Begin a new episode, with further options that are kept if it works. @param {Record<string, any>} options */
+  async resetWith(options) {
+    const before = this.form.peek();
+    this.form.write({ ...before, ...options });
+    if (await this.reset()) this.form.write(before);
+  }
+
+  /** Stop what runs by itself. */
+  close() {
+    clearInterval(this.#tick);
+  }
+
+  /** @param {boolean} isOpen */
+  #fold(isOpen) {
+    this.panel.hidden = !isOpen;
+    this.unfold.setAttribute("aria-expanded", String(isOpen));
+    if (isOpen) focusOn(this.panel, "input, textarea, select");
+  }
+
+  /** @param {() => void} onOptions */
+  #optionsChanged(onOptions) {
+    const options = Object.entries(this.options);
+    fill(
+      this.summary,
+      options.length > 0 &&
+        el(
+          "span",
+          {},
+          options.map(([name, value]) => `${labelOf(name, {}).toLowerCase()} ${shortJson(value, 16)}`).join(", "),
+        ),
+    );
+    onOptions();
+  }
+
+  #update() {
+    const { session, busySince, isReset } = this.player.episode;
+    const seconds = (performance.now() - busySince) / 1000;
+    const isQuick = session.state === "busy" && seconds < QUICK_S;
+    const state = isQuick ? "ready" : session.state;
+    const texts = {
+      none: isReset ? "session ended" : "no session",
+      ready: "session ready",
+      busy: "working",
+      lost: "session lost",
+    };
+    this.chip.dataset.state = state;
+    if (this.said.textContent !== texts[state]) this.said.textContent = texts[state];
+    this.elapsed.textContent = state === "busy" && seconds > 1 ? formatSeconds(Math.floor(seconds)) : "";
+    const { isFree } = this.player;
+    this.resetButton.setAttribute("aria-disabled", String(!isFree));
+    this.endButton.hidden = session.state !== "ready" && session.state !== "busy";
+    this.endButton.setAttribute("aria-disabled", String(!isFree));
+  }
+}
+
+/**
+ * The environment's name as a headline: a title that somebody has chosen, or the name in words.
+ * @param {any} page
+ */
+function headline(page) {
+  const name = String(page.name ?? "");
+  if (page.title && !String(page.title).endsWith(`: ${name}`)) return page.title;
+  return labelOf(name.replace(/[_-](env|environment)$/i, ""), {}) || "Environment";
+}

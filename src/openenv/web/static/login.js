@@ -1,0 +1,74 @@
+/**
+ * Logging in: a token by hand, or from the address's fragment, which is never sent and is removed at once.
+ */
+
+import { ApiError, api } from "./api.js";
+import { el, fill } from "./element.js";
+
+/** Take the token out of the address. @returns {string | null} */
+export function tokenFromAddress() {
+  const parameters = new URLSearchParams(location.hash.slice(1));
+  const token = parameters.get("token");
+  if (token === null) return null;
+  parameters.delete("token");
+  const rest = parameters.toString();
+  history.replaceState(null, "", location.pathname + location.search + (rest ? `#${rest}` : ""));
+  return token;
+}
+
+/**
+ * Say in words why somebody is not let in.
+ * @param {ApiError} error
+ */
+export function refusal(error) {
+  if (error.status === 401) return "This token is not known.";
+  if (error.status === 403)
+    return "This token may not use the page: an agent calls tools, it does not look at rewards or states.";
+  return error.message;
+}
+
+/**
+ * Ask for a token until one is good.
+ * @param {HTMLElement} place
+ * @param {object} options
+ * @param {string} [options.message]
+ * @param {() => void} options.onDone
+ */
+export function showLogin(place, { message = "", onDone }) {
+  const problem = el("p.field-error", { id: "login-error", role: "alert", hidden: message === "" }, message);
+  const input = el("input", {
+    id: "login-token",
+    type: "password",
+    autocomplete: "current-password",
+    "aria-describedby": "login-error",
+    required: true,
+  });
+  const button = el("button.primary", { type: "submit" }, "Log in");
+  const form = el(
+    "form.card.login",
+    {},
+    el("h1", {}, "This environment asks for a token"),
+    el("p.hint", {}, "Whoever serves it has set one. It stays in this browser until you log out."),
+    el("label.field-label", { for: "login-token" }, "Token"),
+    input,
+    problem,
+    button,
+  );
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    problem.hidden = true;
+    button.disabled = true;
+    try {
+      await api.login(input.value.trim());
+      onDone();
+    } catch (error) {
+      problem.textContent = refusal(/** @type {ApiError} */ (error));
+      problem.hidden = false;
+      input.select();
+    } finally {
+      button.disabled = false;
+    }
+  });
+  fill(place, el("main.centre", { id: "content" }, form));
+  input.focus();
+}

@@ -1,0 +1,187 @@
+/**
+ * The page: lets the visitor in, learns what the environment is, and puts the parts together.
+ */
+
+import { aboutNode } from "./about.js";
+import { ApiError, address, api } from "./api.js";
+import { el, fill } from "./element.js";
+import { Episode } from "./episode.js";
+import { Header } from "./header.js";
+import { History } from "./history.js";
+import { listenToKeys } from "./keyboard.js";
+import { Live } from "./live.js";
+import { refusal, showLogin, tokenFromAddress } from "./login.js";
+import { showConnection } from "./notices.js";
+import { Play } from "./play.js";
+import { Player } from "./player.js";
+import { Sessions } from "./sessions.js";
+import { Tabs } from "./tabs.js";
+import { Tools } from "./tools.js";
+
+const RETRY_MS = 3000;
+const place = /** @type {HTMLElement} */ (document.querySelector("#app"));
+const connection = /** @type {HTMLElement} */ (document.querySelector("#connection"));
+
+/** The page of one visitor who was let in. */
+class Application {
+  /** @param {any} page */
+  constructor(page) {
+    this.page = page;
+    this.episode = new Episode();
+    this.live = new Live({
+      frame: (frame, size) => this.episode.apply(frame, size),
+      probe: () => api.page().then(() => {}),
+      status: (status) => showConnection(connection, status, () => this.live.retry()),
+      refused: (error) => this.refused(error),
+    });
+    this.player = new Player(this.episode, {
+      isLive: () => this.live.isOpen,
+      resync: () => this.live.reopen(),
+      refused: (error) => this.refused(error),
+    });
+    this.player.canAct = page.role !== "observer";
+    this.header = new Header(page, this.player, {
+      onOptions: () => this.play.refreshSource(),
+      onLogout: () => this.#logout(),
+    });
+    this.play = new Play(page, this.player, this.header);
+    this.tabs = this.#tabs();
+    this.stopKeys = listenToKeys({
+      submit: () => this.#submit(),
+      reset: () => this.player.canAct && page.mode !== "production" && this.header.reset(),
+      press: (number) => this.tabs.chosen === "play" && this.play.action.moves.press(number),
+    });
+    document.title = page.title || page.name;
+    const isAlone = page.custom_tab?.only;
+    fill(place, !isAlone && this.header.node, !isAlone && this.tabs.list, this.tabs.body);
+    document.body.classList.toggle("is-alone", Boolean(isAlone));
+    this.live.open();
+  }
+
+  /**
+   * Take errors that concern the visitor and not the call: a token that is no longer good.
+   * @param {any} error
+   */
+  refused(error) {
+    if (!(error instanceof ApiError) || (error.status !== 401 && error.status !== 403)) return false;
+    this.close();
+    showLogin(place, { message: error.status === 401 ? "" : refusal(error), onDone: start });
+    return true;
+  }
+
+  close() {
+    this.live.close();
+    this.header.close();
+    this.stopKeys();
+    connection.hidden = true;
+    for (const tab of this.tabs.tabs) tab.onShow?.(false);
+  }
+
+  #tabs() {
+    const { page } = this;
+    const history = new History(this.episode, { name: page.name, reuse: (action) => this.#reuse(action) });
+    const sessions = new Sessions({ canEnd: page.role !== "observer", refused: (error) => this.refused(error) });
+    this.tools = page.tools
+      ? new Tools(page.tools, this.player, { needsToken: page.asks_for_token, canReset: page.mode !== "production" })
+      : null;
+    const custom = page.custom_tab && { id: "custom", title: page.custom_tab.name, node: customNode(page.custom_tab) };
+    const canPlay = page.mode !== "production";
+    const standard = [
+      canPlay && { id: "play", title: "Play", node: this.play.node },
+      this.tools && { id: "tools", title: "Tools", node: this.tools.node },
+      {
+        id: "history",
+        title: "History",
+        node: history.node,
+        onShow: (/** @type {boolean} */ isShown) => history.show(isShown),
+      },
+      {
+        id: "sessions",
+        title: "Sessions",
+        node: sessions.node,
+        onShow: (/** @type {boolean} */ isShown) => sessions.show(isShown),
+      },
+      { id: "about", title: "About", node: aboutNode(page) },
+    ].filter(Boolean);
+    const all =
+      custom?.id && page.custom_tab.only
+        ? [custom]
+        : page.custom_tab?.primary
+          ? [custom, ...standard]
+          : [...standard, custom];
+    const first =
+      page.custom_tab?.primary || page.custom_tab?.only
+        ? "custom"
+        : page.role === "observer"
+          ? "sessions"
+          : canPlay
+            ? "play"
+            : "tools";
+    return new Tabs(/** @type {any[]} */ (all.filter(Boolean)), first);
+  }
+
+  #submit() {
+    if (!this.player.canAct) return;
+    if (this.tabs.chosen === "tools") this.tools?.submit();
+    else if (this.tabs.chosen === "play") this.play.submit();
+  }
+
+  /** @param {any} action */
+  #reuse(action) {
+    this.tabs.select("play");
+    this.play.action.write(action);
+  }
+
+  async #logout() {
+    await api.logout().catch(() => {});
+    this.close();
+    sessionStorage.removeItem("openenv-reloads"); // `boot` counts how often it has tried
+    start();
+  }
+}
+
+/** @param {{name: string, href: string}} tab */
+function customNode(tab) {
+  return el("iframe.custom", { src: address(tab.href).href, title: tab.name });
+}
+
+/** Load the page's description; ask for a token where that is needed. */
+async function start() {
+  const token = tokenFromAddress();
+  let message = "";
+  if (token !== null) {
+    await api.login(token).catch((error) => {
+      message = refusal(error);
+    });
+  }
+  try {
+    const page = await api.page();
+    if (message === "") new Application(page);
+    else showLogin(place, { message, onDone: start });
+  } catch (error) {
+    if (!(error instanceof ApiError)) throw error;
+    if (error.status === 401) showLogin(place, { message, onDone: start });
+    else if (error.status === 403) showLogin(place, { message: refusal(error), onDone: start });
+    else showFailure(error);
+  }
+}
+
+/** Say that there is nothing to show, and try again. @param {ApiError} error */
+function showFailure(error) {
+  const timer = setTimeout(start, RETRY_MS);
+  const retry = () => {
+    clearTimeout(timer);
+    start();
+  };
+  const card = el(
+    "div.card.login",
+    {},
+    el("h1", {}, "The environment cannot be shown"),
+    el("p", { role: "alert" }, error.message),
+    el("button.primary", { type: "button", on: { click: retry } }, "Try again"),
+  );
+  fill(place, el("main.centre", { id: "content" }, card));
+}
+
+sessionStorage.removeItem("openenv-reloads"); // `boot` counts how often it has tried
+start();

@@ -1,0 +1,99 @@
+/**
+ * Buttons that step at once: the ones that the environment offers, or, where an action is one choice, its values.
+ */
+
+import { el, fill } from "./element.js";
+import { shapeOf } from "./schema.js";
+
+const MOST_MOVES = 24;
+const ARROWS = { "↑": "ArrowUp", "↓": "ArrowDown", "←": "ArrowLeft", "→": "ArrowRight" };
+
+/** @typedef {import("./episode.js").Offered} Offered */
+
+/**
+ * Return the actions of a schema whose only field is a choice.
+ * @param {any} schema
+ * @returns {Offered[]}
+ */
+export function derivedMoves(schema) {
+  const whole = shapeOf(schema, schema);
+  if (whole.kind !== "object") return [];
+  const fields = Object.entries(whole.schema.properties ?? {}).filter(([name]) => name !== "metadata");
+  const shapes = fields.map(([name, part]) => ({ name, shape: shapeOf(part, schema) }));
+  const open = shapes.filter(({ shape }) => shape.kind !== "const");
+  if (open.length !== 1 || open[0].shape.kind !== "choice") return [];
+  const { name, shape } = open[0];
+  const fixed = Object.fromEntries(
+    shapes.filter((part) => part !== open[0]).map((part) => [part.name, part.shape.value]),
+  );
+  const options = shape.options ?? [];
+  if (options.length > MOST_MOVES) return [];
+  return options.map((value) => ({ label: String(value), action: { ...fixed, [name]: value } }));
+}
+
+/** A row of buttons, with keys: digits anywhere, arrows where the labels have them. */
+export class Moves {
+  /** @param {(action: any) => void} act */
+  constructor(act) {
+    this.act = act;
+    /** @type {Offered[]} */
+    this.offered = [];
+    this.shown = "";
+    this.isFree = false;
+    this.node = el("div.moves", { role: "group", "aria-label": "Actions", hidden: true });
+    this.node.addEventListener("keydown", (event) => this.#arrow(event));
+  }
+
+  /** @param {Offered[]} offered @param {boolean} isFree */
+  show(offered, isFree) {
+    const text = JSON.stringify(offered);
+    if (text !== this.shown) {
+      this.shown = text;
+      this.offered = offered.slice(0, MOST_MOVES);
+      this.#draw();
+    }
+    this.isFree = isFree;
+    for (const button of this.node.children) button.setAttribute("aria-disabled", String(!isFree));
+  }
+
+  /** Press the button with a number, counted from one. @param {number} number */
+  press(number) {
+    const move = this.offered[number - 1];
+    if (move) this.#act(move.action);
+    return Boolean(move);
+  }
+
+  /** @param {any} action */
+  #act(action) {
+    if (this.isFree) this.act(action);
+  }
+
+  #draw() {
+    const focused = [...this.node.children].findIndex((button) => button === document.activeElement);
+    this.node.hidden = this.offered.length === 0;
+    fill(
+      this.node,
+      this.offered.map(({ label, action }, index) => {
+        const key = index < 9 && el("kbd", { "aria-hidden": "true" }, index + 1);
+        return el(
+          "button.move",
+          { type: "button", on: { click: () => this.#act(action) } },
+          el("span", {}, label),
+          key,
+        );
+      }),
+    );
+    const button = this.node.children[focused];
+    if (button instanceof HTMLElement) button.focus();
+  }
+
+  /** @param {KeyboardEvent} event */
+  #arrow(event) {
+    const found = this.offered.find(
+      ({ label }) => ARROWS[/** @type {keyof typeof ARROWS} */ ([...label][0])] === event.key,
+    );
+    if (!found || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    this.#act(found.action);
+  }
+}

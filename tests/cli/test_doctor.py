@@ -1,0 +1,158 @@
+"""`openenv doctor` on real conditions: this machine, and what it looks like without its programs and packages."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import openenv
+from openenv.cli.diagnosis import EXTRAS, Finding, lacking
+
+Doctor = Callable[..., subprocess.CompletedProcess[str]]
+SOURCE = Path(openenv.__file__).parents[1]
+
+
+@pytest.fixture
+def doctor(openenv_command: Doctor, tmp_path: Path) -> Callable[..., Any]:
+    """Run it with `--json`; gives the findings by name, and the exit code."""
+    (tmp_path / "bin").mkdir()
+
+    def run(*arguments: str, **variables: str) -> tuple[dict[str, dict[str, str]], int]:
+        given = {"PATH": str(tmp_path / "bin"), "OPENENV_CACHE": str(tmp_path / "cache"), **variables}
+        done = openenv_command("doctor", "--json", *arguments, **given)
+        assert done.stderr == ""
+        shown = json.loads(done.stdout)
+        assert shown["ok"] == (done.returncode == 0)
+        return {one["name"]: one for one in shown["findings"]}, done.returncode
+
+    return run
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    path = folder / "bin" / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def test_servers_need_nothing_but_python_and_their_packages(doctor: Callable[..., Any]) -> None:
+    found, code = doctor()
+    assert code == 0
+    assert (found["Python"]["state"], found["loopback"]["state"]) == ("ok", "ok")
+    assert found["packages"]["state"] in ("ok", "note")
+
+
+def test_without_programs_each_is_named_with_the_command_that_gets_it(doctor: Callable[..., Any]) -> None:
+    found, code = doctor("--for", "rollouts")
+    assert code == 1
+    for name, command in (
+        ("local sandbox", "install"),
+        ("containers", "install"),
+        ("npm", "apt-get install -y npm"),
+    ):
+        assert found[name]["state"] == "missing", found[name]
+        assert command in found[name]["advice"]
+    assert found["opencode"]["state"] == "missing"
+
+
+def test_an_engine_that_does_not_answer_is_told_from_one_that_is_not_there(
+    doctor: Callable[..., Any], tmp_path: Path
+) -> None:
+    program(tmp_path, "docker", "echo 'Cannot connect to the daemon' >&2; exit 1")
+    found, _ = doctor()
+    assert "does not answer (Cannot connect to the daemon)" in found["containers"]["text"]
+    assert "dockerd" in found["containers"]["advice"]
+    program(tmp_path, "docker", "echo 27.0")
+    found, _ = doctor()
+    assert found["containers"] == {
+        "area": "rollouts",
+        "name": "containers",
+        "state": "ok",
+        "text": "docker answers",
+        "advice": "",
+    }
+
+
+def test_npm_fetches_opencode_and_what_was_fetched_is_found(doctor: Callable[..., Any], tmp_path: Path) -> None:
+    program(tmp_path, "npm", "echo 11.2")
+    found, _ = doctor()
+    assert found["npm"]["text"].startswith("11.2, ")
+    assert found["opencode"]["state"] == "note"
+    (tmp_path / "cache/agents/opencode-1.2-linux-x64").mkdir(parents=True)
+    (tmp_path / "cache/agents/opencode-1.2-linux-x64.lock").touch()
+    found, _ = doctor()
+    assert (found["opencode"]["state"], found["opencode"]["text"][-9:]) == ("ok", "linux-x64")
+    program(tmp_path, "npm", "echo broken >&2; exit 1")
+    found, _ = doctor()
+    assert found["npm"]["state"] == "missing"
+    assert "does not run: broken" in found["npm"]["text"]
+
+
+def test_packages_that_are_missing_or_too_old_are_named(doctor: Callable[..., Any], tmp_path: Path) -> None:
+    info = tmp_path / "site" / "openenv-9.dist-info"
+    info.mkdir(parents=True)
+    wanted = ("nothing-like-this>=1", "typer>=999", "pydantic>=2", 'numpy>=999; extra == "numpy"')
+    lines = "".join(f"Requires-Dist: {line}\n" for line in wanted)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: openenv\nVersion: 9\n{lines}")
+    found, code = doctor(PYTHONPATH=f"{tmp_path / 'site'}:{SOURCE}")
+    assert code == 1
+    assert found["packages"]["state"] == "missing"
+    assert re.fullmatch(r"nothing-like-this is not installed, typer [\d.]+ is not >=999", found["packages"]["text"])
+
+
+def test_a_port_that_is_taken_is_a_note(doctor: Callable[..., Any]) -> None:
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):  # somebody else has it: as good
+            holder.bind(("127.0.0.1", 8000))
+            holder.listen()
+        found, code = doctor()
+    assert code == 0
+    assert (found["port 8000"]["state"], found["port 8000"]["advice"]) == ("note", "openenv serve --port 0")
+
+
+def test_the_text_is_for_people_and_fits_the_terminal(openenv_command: Doctor, tmp_path: Path) -> None:
+    done = openenv_command("doctor", "--for", "rollouts", COLUMNS="80", PATH=str(tmp_path), OPENENV_CACHE=str(tmp_path))
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert "To serve and step environments" in lines
+    assert re.fullmatch(r"Rollouts lack: local sandbox,.* containers, npm, opencode\.", lines[-1])
+    assert "Traceback" not in done.stderr
+    plain = [line for line in lines if "> " not in line and "/" not in line]  # commands and paths stay whole
+    assert max(map(len, plain)) <= 80
+
+
+def test_a_purpose_that_does_not_exist_is_a_wrong_option(openenv_command: Doctor) -> None:
+    done = openenv_command("doctor", "--for", "fun")
+    assert done.returncode == 2
+    assert "'fun' is not one of serve, rollouts" in done.stderr
+
+
+def test_every_extra_is_looked_at() -> None:
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    section = text.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    assert set(EXTRAS) == set(re.findall(r"^(\w+) =", section, re.MULTILINE)) - {"core"}
+
+
+@pytest.mark.parametrize(
+    ("here", "missing"),
+    [
+        ({"local sandbox", "control groups", "npm"}, []),
+        ({"containers", "opencode"}, []),
+        ({"local sandbox", "npm"}, ["control groups", "containers"]),
+        ({"containers"}, ["npm"]),
+    ],
+)
+def test_one_kind_of_sandbox_and_one_agent_is_enough(here: set[str], missing: list[str]) -> None:
+    names = ("local sandbox", "control groups", "containers", "npm")
+    findings = [Finding("rollouts", name, "ok" if name in here else "missing", "") for name in names]
+    findings.append(Finding("rollouts", "opencode", "ok" if "opencode" in here else "note", ""))
+    assert lacking(findings, "rollouts") == missing
+    assert lacking(findings, "serve") == []

@@ -1,0 +1,241 @@
+"""Sessions: whose is whose, what happens when one is lost, and when the server is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import pytest
+
+from openenv import Action, Environment, Observation, State
+from openenv.server.app import create_app
+from openenv.web.attach import attach_web
+
+expect = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright").expect
+
+
+class Add(Action):
+    amount: int = 1
+
+
+class Sum(Observation):
+    total: int = 0
+
+
+class Counter(Environment[Add, Sum, State]):
+    """Adds up."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = self.count = 0
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Sum:
+        self.total, self.count = seed or 0, 0
+        return Sum(total=self.total)
+
+    def step(self, action: Add, timeout_s: float | None = None, **kwargs: Any) -> Sum:
+        self.total += action.amount
+        self.count += 1
+        return Sum(total=self.total, reward=1.0)
+
+    @property
+    def state(self) -> State:
+        return State(step_count=self.count)
+
+
+def begin(page: Any) -> None:
+    """Start an episode."""
+    page.get_by_role("button", name="Start an episode").click()
+    expect(page.locator(".badges")).to_contain_text("step 0")
+
+
+def add(page: Any, amount: int) -> None:
+    """Step."""
+    page.locator(".action").get_by_label("Amount").fill(str(amount))
+    page.locator(".action").get_by_role("button", name="Step").click()
+
+
+def total(page: Any) -> Any:
+    """Where the sum is shown."""
+    return page.locator(".seen .facts dd").first
+
+
+def test_two_visitors_have_two_sessions(site: Callable[..., Any], visit: Callable[..., Any]) -> None:
+    server = site(Counter, Add, Sum)
+    one, other = visit(server.url).page(), visit(server.url).page()
+    begin(one)
+    begin(other)
+    add(one, 5)
+    add(other, 70)
+    expect(total(one)).to_have_text("5")
+    expect(total(other)).to_have_text("70")
+    assert server.manager.active == 2
+
+
+def test_two_tabs_of_one_visitor_see_the_same(site: Callable[..., Any], visit: Callable[..., Any]) -> None:
+    server = site(Counter, Add, Sum)
+    visitor = visit(server.url)
+    one, other = visitor.page(), visitor.page()
+    begin(one)
+    expect(total(other)).to_have_text("0")
+    add(other, 9)
+    expect(total(one)).to_have_text("9")
+    expect(one.locator(".latest li")).to_have_count(1)
+    late = visitor.page()
+    expect(total(late)).to_have_text("9")
+    expect(late.locator(".badges")).to_contain_text("step 1")
+    assert server.manager.active == 1
+
+
+def test_a_session_that_is_lost_is_said_to_be_and_a_reset_begins_anew(
+    site: Callable[..., Any], visit: Callable[..., Any]
+) -> None:
+    server = site(Counter, Add, Sum)
+    page = visit(server.url).page()
+    begin(page)
+    add(page, 4)
+    expect(total(page)).to_have_text("4")
+    [session] = httpx2.get(f"{server.url}/web/sessions").json()["sessions"]
+    httpx2.delete(f"{server.url}/web/sessions/{session['session_id']}")
+    notice = page.locator(".notice")
+    expect(notice).to_contain_text("The session is lost: ended by an operator")
+    expect(page.locator(".chip")).to_have_text("session lost")
+    expect(total(page)).to_have_text("4")
+    page.keyboard.press("Control+Enter")
+    expect(page.locator(".action").get_by_role("button", name="Step")).to_have_attribute("aria-disabled", "true")
+    notice.get_by_role("button", name="Reset").click()
+    expect(total(page)).to_have_text("0")
+    expect(notice).to_have_count(0)
+    add(page, 2)
+    expect(total(page)).to_have_text("2")
+
+
+def test_a_visitor_ends_the_session_and_the_episode_stays_to_be_seen(
+    site: Callable[..., Any], visit: Callable[..., Any]
+) -> None:
+    server = site(Counter, Add, Sum)
+    page = visit(server.url).page()
+    begin(page)
+    add(page, 4)
+    expect(total(page)).to_have_text("4")
+    page.get_by_role("button", name="End session").click()
+    expect(page.locator(".chip")).to_have_text("session ended")
+    server.wait_for(lambda: server.manager.active == 0)
+    expect(total(page)).to_have_text("4")
+    expect(page.locator(".notice")).to_have_count(0)
+    add(page, 3)
+    expect(total(page)).to_have_text("3")
+    expect(page.locator(".badges")).to_contain_text("step 1")
+    expect(page.locator(".latest li")).to_have_count(1)
+
+
+def test_a_server_that_goes_away_is_said_to_and_found_again(
+    serve: Callable[..., Any], visit: Callable[..., Any], free_port: Callable[[], int]
+) -> None:
+    def app() -> Any:
+        made = create_app(Counter, Add, Sum, env_name="counter", max_concurrent_envs=4)
+        attach_web(made)
+        return made
+
+    port = free_port()
+    first = serve(app(), port=port)
+    page = visit(first.url).page()
+    begin(page)
+    add(page, 6)
+    expect(total(page)).to_have_text("6")
+    first.server.should_exit = True
+    expect(page.locator("#connection")).to_contain_text("Connection lost, trying again")
+    page.locator(".action").get_by_label("Amount").fill("11")
+    expect(total(page)).to_have_text("6")
+    first.wait_for(lambda: not _answers(first.url))
+    serve(app(), port=port)
+    expect(page.locator("#connection")).to_be_hidden()
+    expect(page.locator(".notice").first).to_contain_text("The session is lost")
+    expect(total(page)).to_have_text("6")
+    expect(page.locator(".action").get_by_label("Amount")).to_have_value("11")
+    page.locator(".notice").get_by_role("button", name="Reset").click()
+    expect(total(page)).to_have_text("0")
+    add(page, 11)
+    expect(total(page)).to_have_text("11")
+
+
+def _answers(url: str) -> bool:
+    try:
+        httpx2.get(url + "/health", timeout=1)
+    except httpx2.TransportError:
+        return False
+    return True
+
+
+def test_a_full_server_says_so(site: Callable[..., Any], visit: Callable[..., Any]) -> None:
+    from openenv import GenericEnvClient
+
+    server = site(Counter, Add, Sum, max_concurrent_envs=1)
+    with GenericEnvClient(server.url).sync() as trainer:
+        trainer.reset()
+        page = visit(server.url).page()
+        page.get_by_role("button", name="Start an episode").click()
+        expect(page.locator(".notice")).to_contain_text("CAPACITY_REACHED")
+        expect(page.get_by_text("No episode yet")).to_be_visible()
+        trainer.step({"amount": 1})
+    server.wait_for(lambda: server.manager.active == 0)
+    page.get_by_role("button", name="Start an episode").click()
+    expect(total(page)).to_have_text("0")
+
+
+def test_operators_see_all_sessions_and_end_one_after_a_second_thought(
+    site: Callable[..., Any], visit: Callable[..., Any]
+) -> None:
+    server = site(Counter, Add, Sum)
+    player, operator = visit(server.url).page(), visit(server.url).page()
+    begin(player)
+    begin(operator)
+    add(player, 1)
+    expect(total(player)).to_have_text("1")
+    operator.get_by_role("tab", name="Sessions").click()
+    panel = operator.locator("#panel-sessions")
+    expect(panel).to_contain_text("2 of 8 in use")
+    expect(panel.locator("tbody tr")).to_have_count(2)
+    theirs = panel.locator("tbody tr", has_not_text="yours")
+    expect(theirs).to_have_count(1)
+    theirs.get_by_role("button").click()
+    theirs.get_by_role("button", name="Really end it?").click()
+    expect(panel.locator("tbody tr")).to_have_count(1)
+    expect(panel.locator("tbody tr")).to_contain_text("yours")
+    expect(player.locator(".notice")).to_contain_text("ended by an operator")
+
+
+MANY_STEPS = """async (count) => {
+    const options = {method: "POST", headers: {"Content-Type": "application/json"}, body: '{"action": {"amount": 1}}'};
+    const step = () => fetch("step", options).then(answer => answer.json()).then(told => told.observation.total);
+    let total = 0;
+    while (total < count) {  // a request may fail when a network appears or goes
+        const steps = Array.from({length: Math.min(20, count - total)}, () => step().catch(() => 0));
+        total = Math.max(total, ...await Promise.all(steps));
+    }
+}"""
+
+
+def test_a_thousand_steps_leave_the_page_small_and_quick(site: Callable[..., Any], visit: Callable[..., Any]) -> None:
+    server = site(Counter, Add, Sum)
+    visitor = visit(server.url)
+    page = visitor.page()
+    begin(page)
+    page.evaluate(MANY_STEPS, 1100)
+    expect(total(page)).to_have_text("1100")
+    expect(page.locator(".badges")).to_contain_text("step 1100")
+    page.get_by_role("tab", name="History").click()
+    expect(page.locator("#panel-history")).to_contain_text("1000 entries, the newest of 1100")
+    expect(page.locator("#panel-history tbody tr")).to_have_count(100)
+    page.get_by_role("button", name="Show more").click()
+    expect(page.locator("#panel-history tbody tr")).to_have_count(200)
+    assert page.evaluate("document.querySelectorAll('*').length") < 3500
+    page.get_by_role("tab", name="Play").click()
+    add(page, 1)
+    expect(total(page)).to_have_text("1101")
+    expect(page.locator("svg.plot")).to_have_attribute(
+        "aria-label", "Total reward 1101 after step 1101; the last step gave +1"
+    )
