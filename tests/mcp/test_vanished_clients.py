@@ -17,7 +17,7 @@ from openenv.tool_types import CallToolAction, CallToolObservation
 from openenv.types import Action, ConcurrencyConfig, Observation, State
 
 CLIENTS = 1000
-LEASE_S = 2.0
+LEASE_S = 5.0  # longer than a busy machine takes for an answer
 BOUND_S = 60.0
 
 INITIALIZE = {

@@ -209,6 +209,26 @@ def test_killing_the_supervisor_ends_the_whole_command(box: Sandbox) -> None:
     other.kill()
 
 
+def test_what_is_made_while_the_supervisor_is_killed_ends_too(box: Sandbox) -> None:
+    code = """
+import os, signal, sys, time
+parent = os.getppid()
+for turn in range(20):
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(turn * 0.0002)
+        if os.fork() == 0:
+            time.sleep(float(sys.argv[1]))
+        os._exit(0)
+os.kill(parent, signal.SIGKILL)
+time.sleep(60)
+"""
+    for turn in range(10):
+        word = f"86543.{turn}"
+        box.exec(["python3", "-c", code, word], timeout=30)
+        wait_for(lambda word=word: not host_pids(word))
+
+
 def test_stopping_the_supervisor_does_not_help_against_the_time_limit(box: Sandbox) -> None:
     code = MURDER.format(signal="signal.SIGSTOP")
     result = box.exec(["python3", "-c", code, "76543.9"], timeout=1)

@@ -365,10 +365,17 @@ class Init:
             self.kill_strays()
 
     def kill_strays(self) -> None:
-        """Kill what was adopted from a supervisor that was killed."""
+        """Kill what was adopted from a supervisor that was killed, and what that still made meanwhile."""
+        deadline = time.monotonic() + 10
         known = set(self.jobs.values())
-        strays = [pid for pid, (parent, _) in processes().items() if parent == 1 and pid not in known]
-        kill_trees(strays, time.monotonic() + 10)
+        while time.monotonic() < deadline:
+            table = processes()
+            strays = [pid for pid in alive_below([1], table) if table[pid][0] == 1 and pid not in known]
+            if not strays:
+                return
+            signal_all(strays, _signal.SIGSTOP)  # they are nobody's to trust: what they fork now would fall to this too
+            kill_trees(strays, deadline)
+            time.sleep(0.0005)
 
     def serve(self) -> bool:
         """Take one request; False when the owner is gone."""
