@@ -41,6 +41,11 @@ def build(
     return blocks
 
 
+@pytest.fixture(autouse=True)
+def _with_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENABLE_WEB_INTERFACE", "true")
+
+
 def gradio_app(envs: dict[str, Any], **kwargs: Any) -> Any:
     kwargs.setdefault("gradio_builder", build)
     return create_app(envs["Street"], envs["Walk"], envs["View"], max_concurrent_envs=4, **kwargs)

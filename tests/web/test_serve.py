@@ -150,6 +150,15 @@ def test_the_readme_of_a_folder_is_shown(start: Callable[..., Served], tmp_path:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("gradio") is not None, reason="Gradio is here")
-def test_a_gradio_builder_without_gradio_is_told_what_to_install(envs: dict[str, Any]) -> None:
-    with pytest.raises(ImportError, match=r"pip install 'openenv\[gradio\]'"):
-        create_app(envs["Street"], envs["Walk"], envs["View"], gradio_builder=lambda *_: None)
+def test_a_gradio_builder_without_gradio_is_told_what_to_install_and_the_standard_page_is_there(
+    envs: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ENABLE_WEB_INTERFACE", "true")
+    app = create_app(envs["Street"], envs["Walk"], envs["View"], gradio_builder=lambda *_: None)
+    assert "pip install 'openenv[gradio]'" in caplog.text
+    assert app.state.openenv_web.options.custom is None
+
+
+def test_a_gradio_builder_is_not_called_while_nobody_wants_a_page(envs: dict[str, Any]) -> None:
+    app = create_app(envs["Street"], envs["Walk"], envs["View"], gradio_builder=lambda *_: pytest.fail("called"))
+    assert "/web" not in {getattr(route, "path", None) for route in app.routes}

@@ -6,6 +6,7 @@ Knows how an application is put together; routes and sessions are elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI
@@ -31,6 +32,25 @@ _TAGS = [
     {"name": "Health", "description": "Whether the server is alive"},
     {"name": "Task API", "description": "The environment's catalogue of tasks"},
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class PageWish:
+    """What an application says about its web page.
+
+    Args:
+        gradio_builder: Builds a Gradio page of the environment's own.
+        tab_name: Label of that page's tab.
+        tab_is_primary: Whether that tab comes first.
+        shows_default: Whether the standard page is there as well.
+        title: Title of the page, in place of the environment's name.
+    """
+
+    gradio_builder: Callable[..., Any] | None = None
+    tab_name: str = "Custom"
+    tab_is_primary: bool = False
+    shows_default: bool = True
+    title: str | None = None
 
 
 def create_app(
@@ -60,7 +80,7 @@ def create_app(
 ) -> FastAPI:
     """Build the application of an environment.
 
-    With `ENABLE_WEB_INTERFACE` (`true`, `1` or `yes`), or with a `gradio_builder`, it has a web page at `/web`.
+    With `ENABLE_WEB_INTERFACE` (`true`, `1` or `yes`) it has a web page at `/web`; under `openenv serve` it always has.
 
     Args:
         env: The environment class, or a function without arguments that returns an environment.
@@ -109,17 +129,12 @@ def create_app(
         env_processes=env_processes,
         sessions_per_process=sessions_per_process,
     )
-    if web_interface_enabled() or gradio_builder is not None:
+    wish = PageWish(gradio_builder, custom_tab_name, custom_tab_primary, show_default_tab, title_override)
+    app.state.openenv_page_wish = wish  # for `openenv serve`, which has a page in any case
+    if web_interface_enabled():
         from ..web.attach import add_page  # servers without the page do not load it
 
-        add_page(
-            app,
-            gradio_builder=gradio_builder,
-            custom_tab_name=custom_tab_name,
-            custom_tab_primary=custom_tab_primary,
-            show_default_tab=show_default_tab,
-            title_override=title_override,
-        )
+        add_page(app, wish)
     return app
 
 

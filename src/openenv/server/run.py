@@ -28,6 +28,7 @@ from ..runners import NotSendable
 from ..sessions.manager import SessionManager
 from .access import AccessPolicy
 from .allocator import keep_freed_memory
+from .app import PageWish
 from .compat import HTTPEnvServer
 from .door import Door
 from .loading import TargetError, load_app, split_target
@@ -156,11 +157,11 @@ def _add_page(app: Any, target: str) -> None:
     """Give an environment's application its web page, unless it has one."""
     if environment_server(app) is None:
         return
-    from ..web.attach import attach_web  # servers without the page do not load it
-    from ..web.page import PageOptions
+    from ..web.attach import add_page  # servers without the page do not load it
 
     folder = Path(split_target(target)[0])
-    attach_web(app, PageOptions(folder=folder.resolve() if folder.is_dir() else None))
+    wish = getattr(app.state, "openenv_page_wish", PageWish())
+    add_page(app, wish, folder=folder.resolve() if folder.is_dir() else None)
 
 
 def environment_server(app: Any) -> HTTPEnvServer | None:

@@ -5,15 +5,17 @@ Knows which parts there are and how they are put together.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from fastapi import Body, FastAPI
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from .. import settings
-from ..server.app import create_fastapi_app
+from ..server.app import PageWish, create_fastapi_app
 from ..server.asgi import Handler
 from ..server.compat import HTTPEnvServer
 from ..server.routes import DocumentedRoute
@@ -26,6 +28,8 @@ from .play import Play
 from .routes import PlayRoutes
 from .updates import UiEndpoint
 from .visitors import Visitors
+
+logger = logging.getLogger(__name__)
 
 _GYM = frozenset({"/web/reset", "/web/step", "/web/state"})
 
@@ -52,7 +56,7 @@ class WebPage:
         framed_by = {origin for origin in settings.allowed_origins() if origin != "*"}
         if settings.space_host():
             framed_by |= {"https://huggingface.co", "https://*.hf.space"}
-        self._files = PageFiles(framed_by, is_embedded=settings.space_host() is not None)
+        self._files = PageFiles(self.visitors.of, framed_by, is_embedded=settings.space_host() is not None)
 
     def routes(self) -> list[BaseRoute]:
         """Return the page's routes; in production mode nobody resets, steps or looks at states."""
@@ -140,30 +144,39 @@ def attach_web(app: FastAPI, options: PageOptions | None = None) -> WebPage | No
     return page
 
 
-def add_page(
-    app: FastAPI,
-    *,
-    gradio_builder: Callable[..., Any] | None = None,
-    custom_tab_name: str = "Custom",
-    custom_tab_primary: bool = False,
-    show_default_tab: bool = True,
-    title_override: str | None = None,
-) -> WebPage | None:
+def add_page(app: FastAPI, wish: PageWish, *, folder: Path | None = None) -> WebPage | None:
     """Put the page onto an application, with a Gradio page of the environment's own if there is a builder of one.
 
+    Without Gradio the standard page is there alone, and the log says so: trainers are not concerned.
+
+    Args:
+        app: What `create_app` or `create_fastapi_app` has made.
+        wish: What the application asks for.
+        folder: The environment's folder, where a README may be.
+
+    Returns:
+        The page; None for an application that has one already, or is no environment's.
+
     Raises:
-        ImportError: There is a builder, but no Gradio.
         TypeError: The builder returned no Gradio page.
     """
+    mount = None if wish.gradio_builder is None else _gradio_mount()
     custom = None
-    if gradio_builder is not None:
-        custom = CustomTab(custom_tab_name, is_primary=custom_tab_primary, is_alone=not show_default_tab)
-    page = attach_web(app, PageOptions(title=title_override, custom=custom))
-    if page is not None and gradio_builder is not None:
-        from .gradio_page import mount_gradio  # loads Gradio
-
-        mount_gradio(app, page, gradio_builder)
+    if mount is not None:
+        custom = CustomTab(wish.tab_name, is_primary=wish.tab_is_primary, is_alone=not wish.shows_default)
+    page = attach_web(app, PageOptions(title=wish.title, custom=custom, folder=folder))
+    if page is not None and mount is not None:
+        mount(app, page, wish.gradio_builder)
     return page
+
+
+def _gradio_mount() -> Callable[..., Any] | None:
+    try:
+        from .gradio_page import mount_gradio  # loads Gradio
+    except ImportError as exc:
+        logger.warning("the standard page is shown alone: %s", exc)
+        return None
+    return mount_gradio
 
 
 def create_web_interface_app(
@@ -195,14 +208,8 @@ def create_web_interface_app(
         mode=mode,
         reset_observation_cls=reset_observation_cls,
     )
-    add_page(
-        app,
-        gradio_builder=gradio_builder,
-        custom_tab_name=custom_tab_name,
-        custom_tab_primary=custom_tab_primary,
-        show_default_tab=show_default_tab,
-        title_override=title_override,
-    )
+    wish = PageWish(gradio_builder, custom_tab_name, custom_tab_primary, show_default_tab, title_override)
+    add_page(app, wish)
     return app
 
 
