@@ -32,6 +32,7 @@ from ..protocol.server import error_list
 from ..protocol.v2.server import NONCE_CHARS
 from ..sessions.endings import UNANSWERED
 from ..sessions.hints import hinted
+from ..sessions.ledger import Entry
 from ..sessions.operations import Operation, StepInput, build_operations
 from ..sessions.origin import Origin
 from ..sessions.session import Session, SessionKind
@@ -204,12 +205,16 @@ class GymRoutes:
         self, session: Session, key: RequestKey, operation: Operation, argument: Any, origin: Origin | None
     ) -> tuple[int, bytes]:
         """Run a request; one whose key was seen before is answered as it was then, and not run again."""
-        entry = session.ledger.find(key.name)
+        try:
+            entry = session.ledger.find(key.name)
+        except StaleRequest as exc:
+            self._manager.report_error(exc.code, session)
+            raise
         if entry is None:
             entry = session.ledger.begin(key.name, key.asked)
-            status, body = await self._outcome(session, operation, argument, origin)
-            session.ledger.finish(entry, (status, body), len(body))
-            return status, body
+            # Its own task: whoever has asked may be cancelled, and those who ask again wait for what it has begun.
+            work = asyncio.ensure_future(self._finish(entry, session, operation, argument, origin))
+            return await asyncio.shield(work)
         if entry.asked != key.asked:  # or it would get the reply to something else
             self._manager.report_error(KEY_REUSED, session)
             text = "The key is that of another request of this session: each request that differs needs its own."
@@ -217,6 +222,13 @@ class GymRoutes:
         reply: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
         entry.tell(lambda told: None if reply.done() else reply.set_result(told))
         return await reply
+
+    async def _finish(
+        self, entry: Entry, session: Session, operation: Operation, argument: Any, origin: Origin | None
+    ) -> tuple[int, bytes]:
+        status, body = await self._outcome(session, operation, argument, origin)
+        session.ledger.finish(entry, (status, body), len(body))
+        return status, body
 
     async def _outcome(
         self, session: Session, operation: Operation, argument: Any, origin: Origin | None

@@ -56,12 +56,10 @@ class Intake:
 
     def _take_turn(self) -> None:
         self._waits_its_turn = False
-        if self.is_paused:
-            self.go_on()
-            return
         self._take_held()
         if self._held:
             self.pause()
+        self.go_on()  # what was taken may have made us pause, and be done already
 
     def pause(self) -> None:
         """Read no more for now."""

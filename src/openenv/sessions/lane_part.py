@@ -48,7 +48,10 @@ class LanePart:
 
 
 def raisable(error: BaseException) -> BaseException:
-    """A coroutine may not raise StopIteration, and an exit asked for by an environment is not ours to carry out."""
-    if isinstance(error, (StopIteration, SystemExit, KeyboardInterrupt, GeneratorExit)):
+    """A coroutine may not raise StopIteration, and an exit asked for by an environment is not ours to carry out.
+
+    Nor is a cancellation that it raises one of whoever waits, who would leave without a word to those who ask again.
+    """
+    if isinstance(error, StopIteration) or not isinstance(error, Exception):
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error

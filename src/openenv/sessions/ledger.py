@@ -109,7 +109,7 @@ class Ledger:
 
     def begin_step(self, key: int, asked: Any) -> None:
         """Note a new step of a group."""
-        if self._step is not None:  # has run, but nobody has been told yet
+        if self._step is not None and self._step[0] not in self._under_way:  # has run, but nobody has been told yet
             self._stepping(self._step[0])
         self.last_id = key
         self._step = (key, asked)

@@ -108,7 +108,12 @@ def build_operations(encode_observation: Encoder, encode_state: Encoder) -> Oper
 
 def step_only_blocks(env: Any, action: Any) -> bool:
     """Whether a step that could run on the event loop would have to leave it again for all its work."""
-    return bind(type(env)).step_is_twofold and bool(env.only_blocks(action))
+    if not bind(type(env)).step_is_twofold:
+        return False
+    try:
+        return bool(env.only_blocks(action))
+    except Exception:  # its author's tools may be others; the step itself says what is wrong
+        return True
 
 
 def interrupt_tools(env: Any) -> None:

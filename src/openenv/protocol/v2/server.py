@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, TypeAdapter, Valid
 from pydantic_core import to_json
 from typing_extensions import NotRequired, TypedDict
 
-from ...errors import OpenEnvError, message_of
+from ...errors import ExecutionError, OpenEnvError, message_of
 from ...types import WSErrorCode
 from ..codec import encode_state, observation_json
 from ..schema import deserialize_action, has_plain_validation
@@ -107,7 +107,7 @@ class ServerProtocolV2:
                 return request_of(self._step(raw))
             if b'"batch"' in head:
                 return _batch(self._batch(raw))
-        except ValueError:  # the long way says what is wrong
+        except Exception:  # an action's own validators may raise anything; the long way says what is wrong
             pass
         return None
 
@@ -116,7 +116,7 @@ class ServerProtocolV2:
         if self._batch_map is not None and message.get("type") == "batch":
             try:
                 return _batch(self._batch_map(message))
-            except ValueError:  # the long way says what is wrong
+            except Exception:  # as above
                 pass
         return self.read(message)
 
@@ -250,10 +250,16 @@ class Writer(ABC):
 
     def reply(self, reply: Reply, request_id: int | None, session: str | None) -> bytes:
         """Write an answer, in this codec whichever it was encoded in."""
-        data = reply.data
         if reply.writer is not self:
-            data = self.data(reply.writer.codec.decode(data, binary=reply.writer.codec.is_binary))
-        return self.message(reply.kind, request_id, session, data)
+            reply = self._translated(reply)
+        return self.message(reply.kind, request_id, session, reply.data)
+
+    def _translated(self, reply: Reply) -> Reply:
+        codec = reply.writer.codec
+        try:
+            return Reply(reply.kind, self.data(codec.decode(reply.data, binary=codec.is_binary)), self)
+        except ValueError as exc:  # nested too deeply, or a number of thousands of digits
+            return self.error(ExecutionError(f"The reply is kept in another encoding, and cannot be read there: {exc}"))
 
 
 class _JsonWriter(Writer):

@@ -1,0 +1,82 @@
+"""The ledger against a model: in whatever order requests begin, end and are repeated, each is known until it is told,
+everybody who asks is told once and the same, the last reply is there, and what is kept stays within its bounds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from openenv.errors import StaleRequest
+from openenv.sessions.ledger import KEPT, KEPT_BYTES, Entry, Ledger
+
+
+class Book:
+    """A ledger, and what it must know."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.ledger = Ledger()
+        self.running: dict[int | str, Entry | None] = {}  # None for a step of a group
+        self.answered: list[int | str] = []
+        self.heard: list[tuple[int | str, list[Any]]] = []
+
+    def listener(self, key: int | str) -> Callable[[Any], None]:
+        self.heard.append((key, []))
+        return self.heard[-1][1].append
+
+    def begin(self) -> None:
+        if self.rng.random() < 0.2:
+            key: int | str = f"key {len(self.running) + len(self.answered)}"
+        else:
+            key = self.ledger.last_id + self.rng.choice([1, 1, 3])
+        assert self.ledger.find(key) is None
+        if isinstance(key, int) and self.rng.random() < 0.6:
+            self.ledger.begin_step(key, key)
+            self.running[key] = None
+        else:
+            entry = self.running[key] = self.ledger.begin(key, key)
+            entry.tell(self.listener(key))
+
+    def finish(self, key: int | str) -> None:
+        entry, size = self.running.pop(key), self.rng.choice([10, 10, 1000, 60_000, 300_000])
+        if entry is None:
+            assert isinstance(key, int)
+            self.ledger.finish_step(key, key, ("reply", key), size)
+        else:
+            self.ledger.finish(entry, ("reply", key), size)
+        self.answered.append(key)
+
+    def repeat(self, key: int | str) -> None:
+        try:
+            entry = self.ledger.find(key)
+        except StaleRequest:
+            assert key in self.answered, "a request that runs is known"
+            assert key != self.ledger.last_id, "the reply to the last one is kept"
+            return
+        assert entry is not None, "it would be run twice"
+        assert entry.asked == key
+        entry.tell(self.listener(key))
+
+    def move(self) -> None:
+        move, known = self.rng.random(), [*self.running, *self.answered]
+        if move < 0.4 or not known:
+            self.begin()
+        elif move < 0.7 and self.running:
+            self.finish(self.rng.choice(list(self.running)))
+        else:
+            self.repeat(self.rng.choice(known))
+        sizes = [kept[3] for kept in self.ledger._kept]
+        assert len(sizes) <= KEPT
+        assert sum(sizes) <= KEPT_BYTES or len(sizes) <= 2
+
+
+def test_everybody_is_told_once_and_nothing_is_run_twice() -> None:
+    for seed in range(500):
+        book = Book(random.Random(seed))
+        for _ in range(60):
+            book.move()
+        for key in list(book.running):
+            book.finish(key)
+        assert all(heard == [("reply", key)] for key, heard in book.heard), seed
+        assert not book.ledger._under_way, seed
