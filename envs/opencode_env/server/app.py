@@ -18,7 +18,6 @@ from opencode_env.server.opencode_environment import OpenCodeEnvironment
 from opencode_env.server.settings import ServerSettings
 from openenv.core.env_server.http_server import create_app
 from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
-from openenv.settings import web_interface_enabled
 
 
 def make_app(environ: Mapping[str, str] | None = None) -> FastAPI:
@@ -31,7 +30,7 @@ def make_app(environ: Mapping[str, str] | None = None) -> FastAPI:
         env_name="opencode_env",
         max_concurrent_envs=settings.max_concurrent_envs,
         state_cls=OpenCodeState,
-        gradio_builder=gradio_builder if web_interface_enabled(environ) else None,
+        gradio_builder=gradio_builder,
     )
 
 
