@@ -190,6 +190,8 @@ def test_visitors_who_have_left_are_forgotten(
         live.until("hello")
         for browser in browsers:
             browser.post("/web/reset")
+            if browser is not browsers[0]:
+                browser.post("/web/close")
         assert len(visitors.all()) <= 5
         assert browsers[0].step().status_code == 200  # whoever looks on is not forgotten
     server.wait_for(lambda: server.manager.active <= 4)

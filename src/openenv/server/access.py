@@ -97,6 +97,11 @@ def token_cookie(scope: Scope) -> str:
     return f"{_TOKEN_COOKIE}_{port}" if port.isdecimal() and port.isascii() else _TOKEN_COOKIE
 
 
+def page_key(token: str) -> str:
+    """Return what the page's cookie holds for a token: servers on other ports see it, and must not learn the token."""
+    return hmac.new(token.encode(), b"openenv web page", "sha256").hexdigest()
+
+
 def may(role: Role, request: str) -> bool:
     """Say whether a role may send a request of this type over `/ws`: `reset`, `step`, `mcp`, `open` and so on.
 
@@ -143,6 +148,7 @@ class AccessPolicy:
     ) -> None:
         given = {Role.ORCHESTRATOR: orchestrator, Role.AGENT: agent, Role.OBSERVER: observer}
         self._tokens: dict[bytes, Role] = {}
+        self._page_keys: dict[bytes, Role] = {}
         for role, tokens in given.items():
             for token in [tokens] if isinstance(tokens, str) else tokens:
                 self._add(token, role)
@@ -151,6 +157,7 @@ class AccessPolicy:
         if not _TOKEN.fullmatch(token):
             raise ValueError(f"the {role.value} token is empty, or has characters that a header cannot carry")
         known = self._tokens.setdefault(token.encode(), role)
+        self._page_keys[page_key(token).encode()] = known
         if known is not role:
             raise ValueError(f"one token cannot be both the {known.value}'s and the {role.value}'s")
 
@@ -178,11 +185,7 @@ class AccessPolicy:
 
     def role(self, token: str) -> Role | None:
         """Return what a token stands for, or None. Takes as long for one as for the other."""
-        given, found = token.encode("utf-8", "surrogatepass"), None
-        for known, role in self._tokens.items():
-            if hmac.compare_digest(known, given):
-                found = role
-        return found
+        return _match(self._tokens, token)
 
     def identify(self, scope: Scope, *, by_address: bool = False, by_cookie: bool = False) -> Role | None:
         """Return the role of the token that a request carries, or None where there is none, or an unknown one.
@@ -201,13 +204,22 @@ class AccessPolicy:
         if by_address:
             written = _take_from_address(scope)
             token = written if token is None else token
-        if by_cookie and token is None and (kept := cookie(scope, token_cookie(scope))) is not None:
-            token = unquote(kept)
+        kept = cookie(scope, token_cookie(scope)) if by_cookie and token is None else None
         role = None if token is None else self.role(token)
-        scope[_FOUND] = (self, role, token is not None)
+        if kept is not None:
+            role = _match(self._page_keys, kept)
+        scope[_FOUND] = (self, role, token is not None or kept is not None)
         if role is not None and by_address and written is not None:
             scope[ADDRESS_TOKEN] = written
         return role
+
+
+def _match(known: Mapping[bytes, Role], given: str) -> Role | None:
+    secret, found = given.encode("utf-8", "surrogatepass"), None
+    for one, role in known.items():
+        if hmac.compare_digest(one, secret):
+            found = role
+    return found
 
 
 def _bearer(scope: Scope) -> str | None:

@@ -144,14 +144,14 @@ def attach_web(app: FastAPI, options: PageOptions | None = None) -> WebPage | No
     return page
 
 
-def add_page(app: FastAPI, wish: PageWish, *, folder: Path | None = None) -> WebPage | None:
+def add_page(app: FastAPI, wish: PageWish | None = None, *, folder: Path | None = None) -> WebPage | None:
     """Put the page onto an application, with a Gradio page of the environment's own if there is a builder of one.
 
     Without Gradio the standard page is there alone, and the log says so: trainers are not concerned.
 
     Args:
         app: What `create_app` or `create_fastapi_app` has made.
-        wish: What the application asks for.
+        wish: What the application asks for; by default the standard page.
         folder: The environment's folder, where a README may be.
 
     Returns:
@@ -160,6 +160,8 @@ def add_page(app: FastAPI, wish: PageWish, *, folder: Path | None = None) -> Web
     Raises:
         TypeError: The builder returned no Gradio page.
     """
+    wish = wish or PageWish()
+    wish = wish or PageWish()
     mount = None if wish.gradio_builder is None else _gradio_mount()
     custom = None
     if mount is not None:

@@ -108,6 +108,11 @@ class Episode:
         while len(self.entries) > MAX_ENTRIES or (self._bytes > _MAX_BYTES and len(self.entries) > 1):
             self._bytes -= len(self.entries.popleft().text)
 
+    @property
+    def size(self) -> int:
+        """How much of it is kept, in bytes."""
+        return self._bytes + len(self.render) + (0 if self.last is None else len(self.last.observation))
+
     def json(self) -> bytes:
         """Return where it stands, for the page."""
         outcome = self.last or Outcome(b"null", b"null", None, False)

@@ -7,7 +7,7 @@ must not know what is in the files.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -51,12 +51,21 @@ class PageFiles:
     """The ASGI handlers of `/`, `/web`, `/web/` and `/web/static/{file}`.
 
     Args:
+        greet: Told the key of each browser that loads the page.
         framed_by: Origins whose pages may show this one in a frame, beside its own.
         is_embedded: Whether the page is usually shown in a frame of another site, so that its cookie has to say so.
         folder: Where the files are.
     """
 
-    def __init__(self, framed_by: Iterable[str] = (), *, is_embedded: bool = False, folder: Path = FOLDER) -> None:
+    def __init__(
+        self,
+        greet: Callable[[str], object],
+        framed_by: Iterable[str] = (),
+        *,
+        is_embedded: bool = False,
+        folder: Path = FOLDER,
+    ) -> None:
+        self._greet = greet
         self._is_embedded = is_embedded
         self._files = {path.name: _read(path) for path in folder.iterdir() if path.suffix in _TYPES}
         ancestors = " ".join(["'self'", *sorted(framed_by)])
@@ -78,7 +87,10 @@ class PageFiles:
         if file is None:
             await respond_json(send, 404, {"detail": "The page is not installed.", "code": "NOT_FOUND"})
             return
-        headers: HeaderList = [] if cookie(scope, COOKIE) else [self._visitor_cookie(scope)]
+        known = cookie(scope, COOKIE)
+        key = known or new_key()
+        self._greet(key)
+        headers: HeaderList = [] if known else [self._visitor_cookie(scope, key)]
         await self._send(scope, send, file, headers)
 
     async def static(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -99,8 +111,8 @@ class PageFiles:
         await send({"type": "http.response.start", "status": 200, "headers": [*described, *fixed]})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else file.body})
 
-    def _visitor_cookie(self, scope: Scope) -> tuple[bytes, bytes]:
+    def _visitor_cookie(self, scope: Scope, key: str) -> tuple[bytes, bytes]:
         secure = is_https(scope)
         place = "SameSite=None; Secure; Partitioned" if self._is_embedded and secure else "SameSite=Lax"
         mark = "; Secure" if secure and "Secure" not in place else ""
-        return b"set-cookie", f"{COOKIE}={new_key()}; Path=/; HttpOnly; {place}{mark}".encode()
+        return b"set-cookie", f"{COOKIE}={key}; Path=/; HttpOnly; {place}{mark}".encode()

@@ -6,10 +6,9 @@ The cookie counts for the page's own routes only. Knows tokens and cookies; who 
 from __future__ import annotations
 
 from collections.abc import Callable
-from urllib.parse import quote
 
 from ..protocol.codec import decode
-from ..server.access import AccessPolicy, Role, token_cookie
+from ..server.access import AccessPolicy, Role, page_key, token_cookie
 from ..server.asgi import BodyTooLarge, ClientGone, Receive, Scope, Send, header, read_body, respond_json
 
 _MAX_BODY = 16 * 1024
@@ -47,7 +46,7 @@ class Login:
             await self._refuse(send, 403, "FORBIDDEN", "The token is an agent's, who may call tools and nothing else.")
         else:
             assert isinstance(token, str)
-            kept = _set_cookie(scope, quote(token.strip(), safe=""))
+            kept = _set_cookie(scope, page_key(token.strip()))
             await respond_json(send, 200, {"role": role.value}, [kept])
 
     async def logout(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -27,7 +27,7 @@ class OperatorRoutes:
     async def list(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `GET /web/sessions`."""
         manager = self._manager
-        mine = self._visitors.of(cookie(scope, COOKIE) or None).session
+        mine = self._visitors.find(cookie(scope, COOKIE) or None).session
         capacity = {
             "max": manager.max_sessions,
             "active": manager.active,
@@ -48,6 +48,9 @@ class OperatorRoutes:
             await respond_json(send, 404, {"detail": str(missing), "code": missing.code})
             return
         found.close(ENDED_BY_OPERATOR)
+        player = self._visitors.player(session_id)
+        if player is not None:  # he need not wait until it has ended
+            player.lose(ENDED_BY_OPERATOR)
         await respond_json(send, 200, {"session_id": session_id, "closed": True})
 
     def _shown(self, session: Session, *, is_mine: bool) -> dict[str, Any] | None:

@@ -93,6 +93,7 @@ def render_of(env: Any, outcome: Outcome) -> Render:
         html = None if draw is None else draw(dict(observation))
         if html is not None and not isinstance(html, str):
             raise TypeError(f"render_web returned a {type(html).__name__}, not text")
+        encode(html)  # not all text can be sent
     except Exception:
         logger.exception("%s.render_web failed", type(env).__name__)
         html = None
@@ -100,8 +101,10 @@ def render_of(env: Any, outcome: Outcome) -> Render:
         offer = None if outcome.done else getattr(env, "web_actions", None)
         offered = [] if offer is None else offer(dict(observation))
         actions = [_button(label, action) for label, action in offered]
+        encode(actions)
     except Exception:
         logger.exception("%s.web_actions failed", type(env).__name__)
+        actions = []
     return Render(html, actions)
 
 

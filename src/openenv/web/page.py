@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from .readme import find_readme, load_environment_metadata, readme_html
 logger = logging.getLogger(__name__)
 
 CUSTOM_PATH = "gradio/"
+_PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ class PageDescription:
         self._tools: list[dict[str, Any]] | None = None
         self._knows_tools = False
         self._finding = asyncio.Lock()
+        self._asking: dict[str, asyncio.Task[Any]] = {}
         self._html: str | None = None
 
     async def metadata(self) -> EnvironmentMetadata:
@@ -89,7 +92,7 @@ class PageDescription:
             plain = found = plain.model_copy(update={"readme_content": readme})
             if getattr(service.manager.env_cls, "get_metadata", None) is not Environment.get_metadata:
                 try:
-                    found = await service.metadata()
+                    found = await self._ask("metadata", service.metadata)
                 except Exception:
                     logger.warning("the environment cannot describe itself", exc_info=True)
                     return plain
@@ -131,6 +134,21 @@ class PageDescription:
             "custom_tab": self._custom_tab() if role is Role.ORCHESTRATOR else None,
         }
 
+    async def _ask(self, what: str, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Ask an environment, once at a time; the page of one that hangs is shown without the answer.
+
+        Raises:
+            TimeoutError: It has not answered yet.
+        """
+        asking = self._asking.get(what)
+        if asking is None:
+            asking = self._asking[what] = asyncio.ensure_future(ask())
+        done, _ = await asyncio.wait({asking}, timeout=_PATIENCE_S)
+        if not done:
+            raise TimeoutError(f"the environment is asked for its {what}, and has not answered yet")
+        self._asking.pop(what, None)
+        return asking.result()
+
     def _custom_tab(self) -> dict[str, Any] | None:
         custom = self._options.custom
         if custom is None:
@@ -140,7 +158,7 @@ class PageDescription:
     async def _find_tools(self) -> list[dict[str, Any]] | None:
         if not self._knows_tools:
             try:
-                found = await self._play.tools()
+                found = await self._ask("tools", self._play.tools)
             except NoTools:
                 found = None
             except Exception:

@@ -74,9 +74,9 @@ class Play:
     async def reset(self, visitor: Visitor, kwargs: Mapping[str, Any]) -> Outcome:
         """Begin an episode, in a new session if the last one is gone."""
         async with self._turn(visitor, anew=True) as session:
-            outcome: Outcome = await session.run(RESET, dict(kwargs))
-            place = await self._place(session)
-            render = await self._render(session, outcome)
+            outcome: Outcome = await visitor.unless_gone(session.run(RESET, dict(kwargs)))
+            place = await self._place(visitor, session)
+            render = await self._render(visitor, session, outcome)
             _check(session, visitor)
             visitor.begin(outcome, render, place.episode_id)
             return outcome
@@ -97,18 +97,19 @@ class Play:
         async with self._turn(visitor) as session:
             action = None
             if hasattr(class_of(session.env), "message_to_action"):
-                action = await session.run(CALL, lambda env: env.message_to_action(message))
+                action = await visitor.unless_gone(session.run(CALL, lambda env: env.message_to_action(message)))
             return await self._step(visitor, session, self._action({"message": message}) if action is None else action)
 
     async def _step(self, visitor: Visitor, session: Session, action: Any) -> Outcome:
+        shown = _action_json(action)
         taken_at, began = self._now().isoformat(), time.perf_counter()
-        outcome: Outcome = await session.run(STEP, Move(action, self._events(visitor)))
+        outcome: Outcome = await visitor.unless_gone(session.run(STEP, Move(action, self._events(visitor))))
         duration_ms = (time.perf_counter() - began) * 1000
-        place = await self._place(session)
-        render = await self._render(session, outcome)
+        place = await self._place(visitor, session)
+        render = await self._render(visitor, session, outcome)
         _check(session, visitor)
         count = visitor.episode.step_count + 1 if place.step_count is None else place.step_count
-        entry = Entry.of_step(taken_at, _action_json(action), outcome, step_count=count, duration_ms=duration_ms)
+        entry = Entry.of_step(taken_at, shown, outcome, step_count=count, duration_ms=duration_ms)
         visitor.stepped(entry, outcome, render, episode_id=place.episode_id, step_count=count)
         return outcome
 
@@ -123,7 +124,7 @@ class Play:
             taken_at, began = self._now().isoformat(), time.perf_counter()
             call = ToolCall(name, arguments, events=self._events(visitor))
             try:
-                called = Called(_result(await session.run(self._tools.call, call)), None)
+                called = Called(_result(await visitor.unless_gone(session.run(self._tools.call, call))), None)
             except ToolCallError as exc:
                 called = Called(None, {"type": exc.error_type, "code": exc.code, "message": str(exc)})
             duration_ms = (time.perf_counter() - began) * 1000
@@ -143,7 +144,7 @@ class Play:
             raise SessionLost(visitor.lost)
         try:
             if session is not None:
-                return bytes(await session.run(STATE))
+                return bytes(await visitor.unless_gone(session.run(STATE)))
             async with self._service.manager.borrow() as borrowed:
                 return bytes(await borrowed.run(STATE))
         except Exception as exc:
@@ -206,21 +207,27 @@ class Play:
                 visitor.touch()
                 visitor.tell_activity()
 
-    async def _place(self, session: Session) -> _Place:
+    async def _place(self, visitor: Visitor, session: Session) -> _Place:
         try:
-            state = decode(await session.run(STATE))
+            state = decode(await visitor.unless_gone(session.run(STATE)))
             episode_id, count = state.get("episode_id"), state.get("step_count")
-        except OpenEnvError:
-            raise
-        except Exception:  # some environments have none, or not always
+        except Exception as exc:  # some environments have none, or not always
+            if _lost(session, exc) is not None:
+                raise
             logger.debug("session %s: the state cannot be read", session.id, exc_info=True)
             return _Place(None, None)
         return _Place(None if episode_id is None else str(episode_id), count if isinstance(count, int) else None)
 
-    async def _render(self, session: Session, outcome: Outcome) -> Render:
+    async def _render(self, visitor: Visitor, session: Session, outcome: Outcome) -> Render:
         if not _draws(class_of(session.env)):
             return Render()
-        render: Render = await session.run(RENDER, outcome)
+        try:
+            render: Render = await visitor.unless_gone(session.run(RENDER, outcome))
+        except Exception as exc:  # the step was taken all the same
+            if _lost(session, exc) is not None:
+                raise
+            logger.warning("session %s: the environment's own picture cannot be shown", session.id, exc_info=True)
+            return Render()
         return render
 
     def _events(self, visitor: Visitor) -> ToolEvents:

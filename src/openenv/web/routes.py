@@ -6,6 +6,7 @@ Knows HTTP; what is done is in `play`, for whom in `visitors`.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -50,6 +51,7 @@ NO_TOOLS = "NO_TOOLS"
 NO_STATE = "NO_STATE"
 _UNFIT = WSErrorCode.VALIDATION_ERROR.value
 _FAILED = WSErrorCode.EXECUTION_ERROR.value
+_HOST = re.compile(r"[\w.:\[\]-]+", re.ASCII)
 _NO_STORE: HeaderList = ((b"cache-control", b"no-store"),)
 
 
@@ -97,13 +99,20 @@ class PlayRoutes:
 
     async def page(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `GET /web/page`."""
-        is_open = self._access().is_open
-        described = await self._page.describe(role_of(scope), url=address_of(scope), asks_for_token=not is_open)
-        await respond_json(send, 200, described, _NO_STORE)
+
+        async def answer() -> Answer:
+            asks = not self._access().is_open
+            return Answer(encode(await self._page.describe(role_of(scope), url=address_of(scope), asks_for_token=asks)))
+
+        await self._answer(send, answer)
 
     async def metadata(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `GET /web/metadata`."""
-        await respond_json(send, 200, (await self._page.metadata()).model_dump(), _NO_STORE)
+
+        async def answer() -> Answer:
+            return Answer(encode((await self._page.metadata()).model_dump()))
+
+        await self._answer(send, answer)
 
     async def state(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `GET /web/state`."""
@@ -121,7 +130,7 @@ class PlayRoutes:
 
         async def answer() -> Answer:
             kwargs = await self._object(receive)
-            return Answer((await self._play.reset(self._visitor(scope), kwargs)).payload)
+            return Answer((await self._play.reset(self._visitors.of(cookie(scope, COOKIE) or None), kwargs)).payload)
 
         await self._answer(send, answer)
 
@@ -160,7 +169,7 @@ class PlayRoutes:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _visitor(self, scope: Scope) -> Visitor:
-        return self._visitors.of(cookie(scope, COOKIE) or None)
+        return self._visitors.find(cookie(scope, COOKIE) or None)
 
     async def _object(self, receive: Receive) -> dict[str, Any]:
         raw = await read_body(receive, self._service.options.max_message_bytes)
@@ -224,7 +233,7 @@ def address_of(scope: Scope) -> str:
     if space:
         return f"https://{space}"
     host = header(scope, b"host")
-    if not host:
+    if not host or not _HOST.fullmatch(host):  # the program that is shown has it in quotes
         return DEFAULT_URL
     root = str(scope.get("root_path", "")).rstrip("/")
     return f"{'https' if is_https(scope) else 'http'}://{host}{root}"

@@ -12,12 +12,12 @@ import hashlib
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Literal, Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal, Protocol, TypeVar
 
 from ..errors import SessionLost
 from ..protocol.codec import encode
-from ..sessions.endings import CLOSED_BY_CLIENT, SHUTTING_DOWN, ending
+from ..sessions.endings import CLOSED, CLOSED_BY_CLIENT, SHUTTING_DOWN, UNKNOWN, ending
 from ..sessions.events import SessionEvent
 from ..sessions.manager import SessionManager
 from ..sessions.session import Session, SessionKind, SessionState
@@ -29,6 +29,8 @@ _MOST = 1000
 _FORGOTTEN_AFTER_S = 3600.0
 _KEPT_S = 300.0
 _KEEP_PERIOD_S = 5.0
+_MOST_LEFT_BEHIND = 128 * 1024 * 1024
+_T = TypeVar("_T")
 
 Activity = Literal["none", "ready", "busy", "lost"]
 
@@ -70,6 +72,7 @@ class Visitor:
         self._clock = clock
         self.session: Session | None = None
         self.lost: str | None = None
+        self._gone = asyncio.Event()
         self.episode = Episode()
         self.watchers: set[Watcher] = set()
         self.turn = asyncio.Lock()
@@ -116,11 +119,43 @@ class Visitor:
             self.lose(ending(session.close_reason))
         if self.lost is not None and not anew:
             raise SessionLost(self.lost)
-        session = await self._manager.open(SessionKind.SOFT)
+        session = await self._open()
         self.session, self.lost = session, None
-        self._players[session.id] = self
         self.episode = Episode()
         return session
+
+    async def _open(self) -> Session:
+        reserved: list[Session] = []
+
+        def note(session: Session) -> None:  # its constructor may hang, and somebody end it
+            reserved.append(session)
+            self._players[session.id] = self
+
+        self._gone = asyncio.Event()
+        try:
+            session = await self.unless_gone(self._manager.open(SessionKind.SOFT, on_reserved=note))
+        except BaseException:
+            for session in reserved:
+                self._players.pop(session.id, None)
+            raise
+        self._gone = asyncio.Event()  # the first may belong to a loop that ends with the opening
+        return session
+
+    async def unless_gone(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Wait for something in the session, but not beyond the session's end: whatever hangs there may hang for ever.
+
+        Raises:
+            SessionLost: The session has ended first.
+        """
+        running, gone = asyncio.ensure_future(work), asyncio.ensure_future(self._gone.wait())
+        try:
+            await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                raise SessionLost(self.lost or CLOSED)
+            return running.result()
+        finally:
+            running.cancel()
+            gone.cancel()
 
     def end(self) -> bool:
         """End the session, as its visitor wishes; say whether there was one."""
@@ -140,6 +175,7 @@ class Visitor:
 
     def _let_go(self) -> Session | None:
         session, self.session = self.session, None
+        self._gone.set()
         if session is not None:
             self._players.pop(session.id, None)
         return session
@@ -227,13 +263,22 @@ class Visitors:
         self._wake()
         if key is None:
             return self.shared
-        digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+        digest = _digest(key)
         visitor = self._known.get(digest)
         if visitor is None:
             self._forget()
             visitor = self._known[digest] = self._new()
         self._known.move_to_end(digest)
         return visitor
+
+    def find(self, key: str | None) -> Visitor:
+        """Return the same, for somebody who goes on; whoever is not known has lost what there was, if anything."""
+        digest = None if key is None else _digest(key)
+        if digest is None or digest in self._known:
+            return self.of(key)
+        stranger = self._new()
+        stranger.lost = UNKNOWN
+        return stranger
 
     def _new(self) -> Visitor:
         return Visitor(self._manager, self._players, self._clock)
@@ -247,12 +292,12 @@ class Visitors:
         return [self.shared, *self._known.values()]
 
     def _forget(self) -> None:
-        """Make room: those who have left come first, then those who were not heard of for longest."""
+        """Make room: those who have left come first, then those who were not heard of for longest. Players stay."""
         for digest, visitor in list(self._known.items()):
             is_over = visitor.unused_s > _FORGOTTEN_AFTER_S
             if not (is_over or len(self._known) >= _MOST):
                 return
-            if not visitor.watchers and not visitor.busy:
+            if not visitor.watchers and not visitor.busy and (is_over or visitor.session is None):
                 del self._known[digest]
                 visitor.end()
 
@@ -270,9 +315,21 @@ class Visitors:
         assert self._loop is not None
         for visitor in self.all():
             session = visitor.session
-            if session is not None and visitor.watchers and session.is_idle and visitor.unused_s < _KEPT_S:
+            if session is not None and session.state in (SessionState.CLOSING, SessionState.CLOSED):
+                visitor.lose(ending(session.close_reason))
+            elif session is not None and visitor.watchers and session.is_idle and visitor.unused_s < _KEPT_S:
                 session.touch()
+        self._tidy()
         self._timer = self._loop.call_later(_KEEP_PERIOD_S, self._keep)
+
+    def _tidy(self) -> None:
+        """Throw away what visitors have left behind, but for the newest."""
+        left = 0
+        for visitor in reversed(self._known.values()):
+            if visitor.session is None and not visitor.watchers:
+                left += visitor.episode.size
+                if left > _MOST_LEFT_BEHIND:
+                    visitor.episode = Episode()
 
     def _heard(self, event: SessionEvent) -> None:
         """A session has ended; told from any thread."""
@@ -300,3 +357,7 @@ class Visitors:
                 watcher.leave(SHUTTING_DOWN)
         self._known.clear()
         self.shared = self._new()
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()

@@ -162,7 +162,6 @@ export class Header {
     const { isFree } = this.player;
     this.resetButton.setAttribute("aria-disabled", String(!isFree));
     this.endButton.hidden = session.state !== "ready" && session.state !== "busy";
-    this.endButton.setAttribute("aria-disabled", String(!isFree));
   }
 }
 

@@ -65,14 +65,15 @@ export class Player {
     );
   }
 
-  /** End the visitor's session. */
+  /** End the visitor's session, whatever hangs in it. */
   async end() {
-    const result = await this.#run(
-      () => api.close(),
-      () => {},
-    );
-    if (!result.error) this.episode.setSession("none", "ended");
-    return result;
+    if (!this.canAct) return;
+    try {
+      await api.close();
+      this.episode.setSession("none", "ended");
+    } catch (error) {
+      this.#failed(/** @type {any} */ (error), this.episode.session);
+    }
   }
 
   /**
@@ -108,7 +109,8 @@ export class Player {
     if (episode.isBusy) episode.setSession(before.state, before.reason);
     if (this.refused(error) || error.status === 422) return;
     if (error.code === "SESSION_LOST" || error.status === 410) {
-      episode.setSession("lost", error.reason || error.message);
+      const wasEnded = error.reason === "closed"; // by this visitor, while the request waited
+      episode.setSession(wasEnded ? "none" : "lost", wasEnded ? "ended" : error.reason || error.message);
       return;
     }
     const wait = error.retryAfter ? ` Try again in ${Math.ceil(error.retryAfter)} s.` : "";

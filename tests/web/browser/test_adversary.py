@@ -1,0 +1,57 @@
+"""The page of an environment that hangs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from openenv import Action, Environment, Observation, State
+
+expect = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright").expect
+
+
+class Push(Action):
+    force: int = 1
+
+
+class Door(Observation):
+    text: str = ""
+
+
+class Stuck(Environment[Push, Door, State]):
+    """Hangs in each step until the test ends."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    gate = threading.Event()
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Door:
+        return Door(text="closed")
+
+    def step(self, action: Push, timeout_s: float | None = None, **kwargs: Any) -> Door:
+        self.gate.wait(60)
+        return Door(text="open")
+
+    @property
+    def state(self) -> State:
+        return State()
+
+
+def test_a_session_that_hangs_is_ended_by_its_button(site: Callable[..., Any], visit: Callable[..., Any]) -> None:
+    server = site(Stuck, Push, Door)
+    page = visit(server.url).page()
+    chip, reset = page.locator(".chip"), page.get_by_role("banner").get_by_role("button", name="Reset", exact=True)
+    try:
+        reset.click()
+        expect(chip).to_have_text("session ready")
+        page.locator(".action").get_by_role("button", name="Step").click()
+        expect(chip).to_contain_text("working")
+        page.get_by_role("button", name="End session").click()
+        expect(chip).to_have_text("session ended")
+        expect(page.locator(".notice")).to_have_count(0)
+        reset.click()
+        expect(chip).to_have_text("session ready")
+    finally:
+        Stuck.gate.set()
