@@ -59,7 +59,10 @@ def outage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storm.runner.plan_of", lambda seed, **_: Plan(seed, {(fault.direction, fault.point): fault}))
 
 
-@pytest.mark.parametrize(("package", "episodes"), [("ours", 24), ("keys", 16), ("mcp", 16)])
+@pytest.mark.parametrize(
+    ("package", "episodes"),
+    [("ours", 24), pytest.param("keys", 16, marks=pytest.mark.slow), pytest.param("mcp", 16, marks=pytest.mark.slow)],
+)
 def test_a_server_that_forgets_its_ledger_is_found(
     package: str, episodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,7 +72,9 @@ def test_a_server_that_forgets_its_ledger_is_found(
     assert not result.is_clean
 
 
-@pytest.mark.parametrize(("package", "player"), [("keys", KeyedPlayer), ("mcp", McpPlayer)])
+@pytest.mark.parametrize(
+    ("package", "player"), [("keys", KeyedPlayer), pytest.param("mcp", McpPlayer, marks=pytest.mark.slow)]
+)
 def test_a_client_that_repeats_requests_without_their_keys_is_found(
     package: str, player: type[KeyedPlayer], players: Callable[..., None]
 ) -> None:
@@ -123,6 +128,7 @@ def test_a_client_that_begins_anew_as_if_it_said_so_is_found(
     assert storm("ours", 1, ONLY_STEPS).violations
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("outage")
 def test_a_vector_that_restarts_slots_without_a_word_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = storm("first-k", 1, RESTARTS)

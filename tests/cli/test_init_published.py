@@ -61,6 +61,7 @@ def served(interpreter: Any, folder: Path, port: int) -> Iterator[str]:
         process.wait(30)
 
 
+@pytest.mark.slow
 @pytest.mark.published
 def test_either_client_steps_either_server(
     folder: Path, ours: Any, published: Any, free_port: Callable[[], int]

@@ -215,6 +215,7 @@ def shape(value: Any) -> Any:
     return value
 
 
+@pytest.mark.slow
 @pytest.mark.published
 def test_both_judge_a_published_server_alike(tmp_path: Path, published: Any, free_port: Callable[[], int]) -> None:
     write_package(Names.of("maze_env"), tmp_path / "maze_env")
