@@ -11,6 +11,7 @@ from websockets.sync.client import connect
 
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
+from openenv.sessions.leases import life_s
 from openenv.tool_types import CallToolAction, CallToolObservation
 
 HELLO = {
@@ -68,4 +69,4 @@ def test_a_socket_that_goes_shortens_the_life_of_its_own_clients_session_only(
         server.wait_for(lambda: session.is_attached)
     server.wait_for(lambda: not session.is_attached)
     limits = server.manager.limits
-    assert server.manager._idle_limit(session) == (limits.soft_idle_s if is_shortened else limits.idle_s)
+    assert life_s(session, limits) == (limits.soft_idle_s if is_shortened else limits.idle_s)

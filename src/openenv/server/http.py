@@ -62,6 +62,7 @@ SESSION_COOKIE = "openenv_session"
 _HEADER = SESSION_HEADER.lower().encode()
 KEY_HEADER = b"idempotency-key"
 KEY_REUSED = "KEY_REUSED"
+KEY_REUSED_TEXT = "The key is that of another request of this session: each request that differs needs its own."
 BODY = "openenv.body"
 _NEW = "new"
 _HOW_TO_STAY = f"send the cookie of POST /reset along, or {SESSION_HEADER}, for a session"
@@ -217,11 +218,8 @@ class GymRoutes:
             return await asyncio.shield(work)
         if entry.asked != key.asked:  # or it would get the reply to something else
             self._manager.report_error(KEY_REUSED, session)
-            text = "The key is that of another request of this session: each request that differs needs its own."
-            return 422, encode({"detail": text, "code": KEY_REUSED})
-        reply: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
-        entry.tell(lambda told: None if reply.done() else reply.set_result(told))
-        return await reply
+            return 422, encode({"detail": KEY_REUSED_TEXT, "code": KEY_REUSED})
+        return await kept_reply(entry)
 
     async def _finish(
         self, entry: Entry, session: Session, operation: Operation, argument: Any, origin: Origin | None
@@ -332,6 +330,13 @@ class GymRoutes:
                 logger.warning("%s failed on an environment of its own, never reset: %s", operation.kind, _HOW_TO_STAY)
             raise
         await respond(send, 200, result, headers)
+
+
+async def kept_reply(entry: Entry) -> tuple[int, bytes]:
+    """Return status and body of the answer to a request with a key; wait for it where the request still runs."""
+    reply: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
+    entry.tell(lambda told: None if reply.done() else reply.set_result(told))
+    return await reply
 
 
 class GuessableKey(ValueError):

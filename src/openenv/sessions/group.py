@@ -73,7 +73,7 @@ class StepGroup:
         self._told = told
         self._observe = observe
         self._times = None if observe is None else [perf_counter()]  # of its making, then of all beginnings and ends
-        self._cancelled: set[Session] | None = None
+        self._cancelled: set[Session] = set()
         self.sessions: list[Session] = []
         self.actions: list[Any] = []
         self.ids: list[int] = []
@@ -87,21 +87,19 @@ class StepGroup:
 
     def cancel(self, session: Session) -> None:
         """Keep the step of a session from being run, or interrupt it."""
-        if self._cancelled is None:
-            self._cancelled = set()
         self._cancelled.add(session)
         interrupt(session, self, self.operation, self.hub)
 
     def run(self) -> None:
         """Do the steps, in the lane."""
         waiting: list[tuple[Session, Call]] = []
-        write, outcomes, times = self._write, self.outcomes, self._times
+        write, outcomes, times, cancelled = self._write, self.outcomes, self._times, self._cancelled
         if times is not None:
             times.append(perf_counter())
         for session, action, request_id in zip(self.sessions, self.actions, self.ids, strict=True):
             try:
-                if self._cancelled is not None:
-                    self._check(session)
+                if cancelled and session in cancelled:
+                    raise _reason(session)
                 outcomes.append(write(session.env.step(action), request_id, session.id))
             except BaseException as exc:
                 outcomes.append(exc)
@@ -123,12 +121,6 @@ class StepGroup:
         for session, following in waiting:
             session.start(following)
 
-    def _check(self, session: Session) -> None:
-        """Raise why a step must not be run, if so."""
-        if self._cancelled is not None and session in self._cancelled:
-            reason = session.close_reason
-            raise RequestCancelled() if reason is None else SessionClosedError(session.id, reason)
-
     def deliver(self) -> None:
         """Hand the outcomes over."""
         self._told(self)
@@ -137,3 +129,9 @@ class StepGroup:
             now = perf_counter()
             for start, end in pairwise(began):
                 self._observe(start - made, end - start, now - end)
+
+
+def _reason(session: Session) -> BaseException:
+    """Say why a step that was cancelled is not run."""
+    reason = session.close_reason
+    return RequestCancelled() if reason is None else SessionClosedError(session.id, reason)

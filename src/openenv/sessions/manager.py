@@ -29,8 +29,9 @@ from ..errors import (
 )
 from ..runners import Lane, PerishableLane, ProcessOptions, Runner, build_in, current_hub, make_runner
 from ..types import SessionInfo
+from . import leases
 from .attachment import Attachments
-from .endings import CANCELLED, EXPIRED, SHUTTING_DOWN, ending
+from .endings import CANCELLED, SHUTTING_DOWN, ending
 from .events import Listener, SessionEvent
 from .limits import Account, SessionLimits
 from .openings import Openings
@@ -42,7 +43,6 @@ from .waiting import Line, wait_until
 logger = logging.getLogger(__name__)
 
 Factory = Callable[[], Any]
-_EXPIRING = frozenset({SessionKind.HTTP, SessionKind.SOFT, SessionKind.RESUMABLE})
 
 
 class SessionManager:
@@ -91,7 +91,7 @@ class SessionManager:
         self.queue = self.slots.queue
         self.attachments = Attachments(self.slots.lookup, lambda: self.limits.grace_s)
         self.openings = Openings(self.slots.lookup, lambda: self.limits.grace_s)
-        self._reaper = Reaper(self._expired, period_s=self._reap_period())
+        self._reaper = Reaper(self._expired, period_s=leases.period_s(self.limits))
         self._check(limits)
         self._runner_spec = runner
         self._processes = processes
@@ -115,7 +115,7 @@ class SessionManager:
         self._check(limits)
         self.limits = limits
         self.slots.reconfigure(limits)
-        self._reaper = Reaper(self._expired, period_s=self._reap_period())
+        self._reaper = Reaper(self._expired, period_s=leases.period_s(self.limits))
         self._runner_spec = runner or self._runner_spec
         self._processes = processes or self._processes
         self._runner = self._make_runner()
@@ -451,26 +451,8 @@ class SessionManager:
 
     # -- ending -------------------------------------------------------------------------------------------------
 
-    def _reap_period(self) -> float:
-        lives = [self.limits.idle_s, self.limits.soft_idle_s]
-        return max(0.05, min([*lives, self.limits.grace_s] if self.limits.grace_s > 0 else lives) / 4)
-
     def _expired(self) -> bool:
-        """Close sessions that nobody uses; say whether any are left to watch. Attached and running ones are spared."""
-        now = self._clock()
-        watched = [session for session in self.sessions() if session.kind in _EXPIRING]
-        for session in watched:
-            unused_s = now - session.last_activity_at
-            if session.is_idle and not session.is_attached and unused_s > self._idle_limit(session):
-                session.close(EXPIRED)
-        return bool(watched)
-
-    def _idle_limit(self, session: Session) -> float:
-        """How long a session may be unused; one whose socket went has most likely lost its client."""
-        if session.kind is SessionKind.RESUMABLE:
-            return self.limits.grace_s
-        is_soft = session.kind is SessionKind.SOFT or session.was_attached
-        return self.limits.soft_idle_s if is_soft else self.limits.idle_s
+        return leases.close_expired(self.sessions(), self.limits, self._clock())
 
     def stop_admitting(self) -> None:
         """Open no more sessions, and refuse those who wait for one; what runs goes on."""

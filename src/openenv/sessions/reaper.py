@@ -1,7 +1,7 @@
 """The reaper: looks at unused sessions now and then, as long as there are any.
 
 It starts with the first session it has to watch, on whatever loop that session was opened, and needs no start-up hook.
-Knows when to look; what counts as unused is the manager's business.
+Knows when to look; what counts as unused is in `leases`.
 """
 
 from __future__ import annotations

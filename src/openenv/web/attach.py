@@ -5,21 +5,22 @@ Knows which parts there are and how they are put together.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 from fastapi import Body, FastAPI
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from .. import settings
-from ..server.app import PageWish, create_fastapi_app
+from ..server.app import PageWish, create_app
 from ..server.asgi import Handler
 from ..server.compat import HTTPEnvServer
 from ..server.routes import DocumentedRoute
-from ..types import ConcurrencyConfig, EnvironmentMetadata, ServerMode, State
+from ..types import EnvironmentMetadata, ServerMode
 from .files import PageFiles
 from .login import Login
 from .operators import OperatorRoutes
@@ -30,6 +31,7 @@ from .updates import UiEndpoint
 from .visitors import Visitors
 
 logger = logging.getLogger(__name__)
+_P = ParamSpec("_P")
 
 _GYM = frozenset({"/web/reset", "/web/step", "/web/state"})
 
@@ -181,38 +183,19 @@ def _gradio_mount() -> Callable[..., Any] | None:
     return mount_gradio
 
 
-def create_web_interface_app(
-    env: Callable[[], Any],
-    action_cls: type[Any],
-    observation_cls: type[Any],
-    env_name: str | None = None,
-    max_concurrent_envs: int | None = None,
-    concurrency_config: ConcurrencyConfig | None = None,
-    gradio_builder: Callable[..., Any] | None = None,
-    custom_tab_name: str = "Custom",
-    custom_tab_primary: bool = False,
-    show_default_tab: bool = True,
-    title_override: str | None = None,
-    state_cls: type[Any] = State,
-    *,
-    mode: ServerMode | str | None = None,
-    reset_observation_cls: type[Any] | None = None,
-) -> FastAPI:
-    """Build the application of an environment with its web page; arguments as for `create_app`."""
-    app = create_fastapi_app(
-        env,
-        action_cls,
-        observation_cls,
-        max_concurrent_envs,
-        concurrency_config,
-        env_name,
-        state_cls,
-        mode=mode,
-        reset_observation_cls=reset_observation_cls,
-    )
-    wish = PageWish(gradio_builder, custom_tab_name, custom_tab_primary, show_default_tab, title_override)
-    add_page(app, wish)
-    return app
+def _with_page(make: Callable[_P, FastAPI]) -> Callable[_P, FastAPI]:
+    @functools.wraps(make, assigned=())  # for its signature
+    def create_web_interface_app(*args: _P.args, **kwargs: _P.kwargs) -> FastAPI:
+        """Build the application of an environment with its web page; arguments as for `create_app`."""
+        app = make(*args, **kwargs)
+        if not hasattr(app.state, "openenv_web"):
+            add_page(app, app.state.openenv_page_wish)
+        return app
+
+    return create_web_interface_app
+
+
+create_web_interface_app = _with_page(create_app)
 
 
 def _leave_with(app: FastAPI, leave: Callable[[], None]) -> None:
@@ -250,7 +233,7 @@ async def _web_metadata_signature() -> None:
     """Documents `GET /web/metadata`."""
 
 
-async def _web_reset_signature(request: dict[str, Any] | None = Body(default=None)) -> dict[str, Any]:  # noqa: B008
+async def _web_reset_signature(request: dict[str, Any] | None = Body(default=None)) -> dict[str, Any]:  # noqa: B008  # FastAPI reads it
     """Documents `POST /web/reset`."""
     return request or {}
 

@@ -5,7 +5,6 @@ Knows a session's ledger and how answers are worded; must not know what tools do
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,9 +16,7 @@ from ...sessions.ledger import Entry
 from ...sessions.manager import SessionManager
 from ...sessions.session import Session
 from ..asgi import HeaderList, Scope, Send, respond
-from ..http import KEY_REUSED, RequestKey, request_key
-
-_REUSED = "The key is that of another request of this session: each request that differs needs its own."
+from ..http import KEY_REUSED, KEY_REUSED_TEXT, RequestKey, kept_reply, request_key
 
 
 class Once:
@@ -33,7 +30,7 @@ class Once:
             self._entry = session.ledger.find(key.name)
             self.is_repeated = self._entry is not None
             if self._entry is not None and self._entry.asked != key.asked:  # or it would get another's reply
-                self._refuse(manager, message, 422, KEY_REUSED, _REUSED)
+                self._refuse(manager, message, 422, KEY_REUSED, KEY_REUSED_TEXT)
         except StaleRequest as exc:
             self.is_repeated = True
             self._refuse(manager, message, 409, exc.code, str(exc))
@@ -61,11 +58,9 @@ class Once:
 
     async def answer_again(self, send: Send, headers: HeaderList) -> None:
         """Answer a repetition; waits where the call still runs."""
-        status, body = self._refusal or await self._reply()
+        if self._refusal is None:
+            assert self._entry is not None
+            status, body = await kept_reply(self._entry)
+        else:
+            status, body = self._refusal
         await respond(send, status, body, headers)
-
-    async def _reply(self) -> tuple[int, bytes]:
-        assert self._entry is not None
-        reply: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
-        self._entry.tell(lambda told: None if reply.done() else reply.set_result(told))
-        return await reply
