@@ -10,11 +10,15 @@ import asyncio
 import contextlib
 import dataclasses
 import fcntl
+import importlib.util
+import io
 import os
 import random
+import shutil
 import socket
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -249,3 +253,44 @@ def greeter() -> type:
             return State()
 
     return Greeter
+
+
+@pytest.fixture(scope="session")
+def docker_engines() -> Any:
+    """The module that starts Docker engines which tests own."""
+    path = Path(__file__).resolve().parents[1] / "benchmarks" / "docker_engine.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def busybox_archive(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Write the files of an image with nothing but busybox, and the folders and programs that are named."""
+    program = shutil.which("busybox")
+    if program is None or b"/ld-linux" in Path(program).read_bytes():
+        pytest.skip("there is no static busybox: apt-get install -y busybox-static")
+    applets = subprocess.run([program, "--list"], capture_output=True, text=True, check=True).stdout.split()
+
+    def write(*folders: str, **programs: str) -> Path:
+        archive = tmp_path_factory.mktemp("image") / "root.tar"
+        with tarfile.open(archive, "w") as tar:
+            tar.add(program, "bin/busybox")
+            for applet in set(applets) - {"busybox"}:
+                link = tarfile.TarInfo(f"bin/{applet}")
+                link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+                tar.addfile(link)
+            for folder in folders:
+                entry = tarfile.TarInfo(folder)
+                entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+                tar.addfile(entry)
+            for name, text in programs.items():
+                entry = tarfile.TarInfo(f"bin/{name}")
+                entry.size, entry.mode = len(text), 0o755
+                tar.addfile(entry, io.BytesIO(text.encode()))
+        return archive
+
+    return write

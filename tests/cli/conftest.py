@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 import openenv
@@ -33,7 +35,8 @@ def _hear_ctrl_c() -> None:
 class Command:
     """A running command of ours."""
 
-    def __init__(self, folder: Path, *arguments: str, **variables: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, patience_s: float, **variables: str) -> None:
+        self._patience_s = patience_s
         self.process = subprocess.Popen(
             [sys.executable, "-m", "openenv", *arguments],
             cwd=folder,
@@ -53,13 +56,24 @@ class Command:
         for line in self.process.stdout:
             self.output += line
 
-    def wait_for(self, condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
+    def wait_for(self, condition: Callable[[], Any]) -> Any:
         """Wait until a condition holds, or fail with what the command has printed."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + self._patience_s
         while not (found := condition()):
             assert time.monotonic() < deadline, self.output
             time.sleep(0.02)
         return found
+
+    def finds(self, pattern: str) -> str:
+        """Wait until something was printed that a pattern matches; return its first group."""
+        found: str = self.wait_for(lambda: re.search(pattern, self.output))[1]
+        return found
+
+    @property
+    def url(self) -> str:
+        """Where it serves, once it has said so."""
+        port = self.finds(r"http://127\.[0.]*1:(\d+)")
+        return f"http://127.0.0.1:{port}"
 
     def says(self, text: str, times: int = 1) -> None:
         """Wait until something was printed, so many times."""
@@ -68,13 +82,13 @@ class Command:
     def stop(self, sign: signal.Signals) -> int:
         """Send a signal to all its processes, as a terminal does; return the exit code."""
         os.killpg(self.process.pid, sign)
-        return self.process.wait(60)
+        return self.process.wait(self._patience_s)
 
     def end(self) -> None:
         """Leave nothing behind."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(30)
+        self.process.wait(20)
 
 
 @pytest.fixture
@@ -82,8 +96,8 @@ def command(tmp_path: Path) -> Iterator[Callable[..., Command]]:
     """Start commands in the test's folder; all are ended with the test."""
     running: list[Command] = []
 
-    def start(*arguments: str, folder: Path = tmp_path, **variables: str) -> Command:
-        running.append(Command(folder, *arguments, **variables))
+    def start(*arguments: str, folder: Path = tmp_path, patience_s: float = 60.0, **variables: str) -> Command:
+        running.append(Command(folder, *arguments, patience_s=patience_s, **variables))
         return running[-1]
 
     yield start
@@ -92,10 +106,16 @@ def command(tmp_path: Path) -> Iterator[Callable[..., Command]]:
 
 
 @pytest.fixture
+def variables() -> Callable[..., dict[str, str]]:
+    """The variables that commands are started with, and those that are named."""
+    return environ
+
+
+@pytest.fixture
 def openenv_command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run a command to its end, in the test's folder."""
 
-    def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str, timeout_s: float = 120.0, **variables: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "openenv", *arguments],
             cwd=tmp_path,
@@ -103,8 +123,40 @@ def openenv_command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess
             capture_output=True,
             text=True,
             encoding="utf-8",
-            timeout=120,
+            timeout=timeout_s,
             check=False,
         )
 
     return run
+
+
+@pytest.fixture
+def serve_package() -> Callable[..., contextlib.AbstractContextManager[str]]:
+    """Run the `main` of a package `maze_env` in a folder under an interpreter; gives its address."""
+
+    @contextlib.contextmanager
+    def served(interpreter: Any, folder: Path, port: int) -> Iterator[str]:
+        url, printed = f"http://127.0.0.1:{port}", folder / f"{interpreter.name}.log"
+        with printed.open("wb") as log:
+            process = subprocess.Popen(
+                [interpreter.python, "-m", "maze_env.server.app", "--port", str(port)],
+                env=interpreter.environment(folder),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        try:
+            deadline = time.monotonic() + 240
+            while True:
+                with contextlib.suppress(httpx2.TransportError):
+                    if httpx2.get(f"{url}/health", timeout=5, trust_env=False).status_code == 200:
+                        break
+                assert process.poll() is None, printed.read_text()
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            yield url
+        finally:
+            process.terminate()
+            process.wait(30)
+
+    return served

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import io
 import json
 import os
 import shutil
 import signal
 import subprocess
-import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,38 +33,16 @@ echo "$@" >> /pip.log
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[str]:
-    """The address of a Docker engine that these tests own, with an image `tiny` that has a shell."""
-    shell = shutil.which("busybox")
-    if shell is None:
-        pytest.skip("busybox is not installed: apt-get install -y busybox-static")
-    spec = importlib.util.spec_from_file_location("docker_engine", ROOT / "benchmarks" / "docker_engine.py")
-    assert spec is not None
-    assert spec.loader is not None
-    engines = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(engines)
+def engine(docker_engines: Any, busybox_archive: Callable[..., Path]) -> Iterator[str]:
+    """The address of a Docker engine of these tests, with an image `tiny` of busybox and a pip that notes calls."""
+    archive = busybox_archive("tmp", pip=PIP)
     with contextlib.ExitStack() as stack:
         try:
-            host = stack.enter_context(engines.docker_engine())
-        except engines.EngineUnavailable as error:
+            host = stack.enter_context(docker_engines.docker_engine())
+        except docker_engines.EngineUnavailable as error:
             pytest.skip(str(error))
-        subprocess.run(["docker", "--host", host, "import", "-", "tiny"], input=root(shell), check=True)
+        subprocess.run(["docker", "--host", host, "import", str(archive), "tiny"], check=True, capture_output=True)
         yield host
-
-
-def root(shell: str) -> bytes:
-    """A file system with busybox and something that is called pip."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", dereference=True) as archive:
-        archive.add(shell, "bin/busybox")
-        for name in ("sh", "ls", "cat", "echo", "sed", "find"):
-            link = tarfile.TarInfo(f"bin/{name}")
-            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
-            archive.addfile(link)
-        pip = tarfile.TarInfo("bin/pip")
-        pip.size, pip.mode = len(PIP), 0o755
-        archive.addfile(pip, io.BytesIO(PIP.encode()))
-    return buffer.getvalue()
 
 
 @pytest.fixture

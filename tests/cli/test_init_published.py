@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
 from openenv.cli.scaffold import Names, write_package
@@ -34,40 +31,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@contextlib.contextmanager
-def served(interpreter: Any, folder: Path, port: int) -> Iterator[str]:
-    """Run the package's own `main` under an interpreter."""
-    url = f"http://127.0.0.1:{port}"
-    with (folder / f"{interpreter.name}.log").open("wb") as log:
-        process = subprocess.Popen(
-            [interpreter.python, "-m", "maze_env.server.app", "--port", str(port)],
-            env=interpreter.environment(folder),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        deadline = time.monotonic() + 240
-        while True:
-            with contextlib.suppress(httpx2.TransportError):
-                if httpx2.get(f"{url}/health", timeout=5, trust_env=False).status_code == 200:
-                    break
-            assert process.poll() is None, (folder / f"{interpreter.name}.log").read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        yield url
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
 @pytest.mark.slow
 @pytest.mark.published
 def test_either_client_steps_either_server(
-    folder: Path, ours: Any, published: Any, free_port: Callable[[], int]
+    folder: Path, ours: Any, published: Any, free_port: Callable[[], int], serve_package: Callable[..., Any]
 ) -> None:
     for server in (ours, published):
-        with served(server, folder, free_port()) as url:
+        with serve_package(server, folder, free_port()) as url:
             for client in (ours, published):
                 done = subprocess.run(
                     [client.python, "-c", PLAY, url],

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import json
-import os
 import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,8 @@ import openenv
 from openenv import GenericEnvClient
 from openenv.cli.serve import _show_banner
 
+Start = Callable[..., Any]
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 ENV = """
 import pathlib, time
 from openenv import Action, Environment, Observation, State
@@ -51,73 +51,6 @@ class Walk(Environment[Go, Seen, State]):
 """
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "openenv", *arguments]
-
-
-def environ() -> dict[str, str]:
-    source = str(Path(openenv.__file__).parents[1])
-    path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("OPENENV_")}
-    return {**kept, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "COLUMNS": "200", "NO_COLOR": "1"}
-
-
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments), cwd=folder, env=environ(), capture_output=True, text=True, timeout=60, check=False
-    )
-
-
-def _hear_ctrl_c() -> None:
-    """Do not inherit that a test run in the background ignores it."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-class Served:
-    """A running `openenv serve` and what it has printed."""
-
-    def __init__(self, folder: Path, *arguments: str, columns: int) -> None:
-        self.process = subprocess.Popen(
-            command("serve", *arguments),
-            cwd=folder,
-            env={**environ(), "COLUMNS": str(columns)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-            preexec_fn=_hear_ctrl_c,
-        )
-        self.output = ""
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.output += line
-
-    def wait_for(self, condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
-        deadline = time.monotonic() + timeout_s
-        while not (found := condition()):
-            assert time.monotonic() < deadline, self.output
-            time.sleep(0.02)
-        return found
-
-    @property
-    def url(self) -> str:
-        found = self.wait_for(lambda: re.search(r"http://127\.0\.0\.1:(\d+)", self.output))
-        return f"http://127.0.0.1:{found[1]}"
-
-    def stop(self, sign: signal.Signals) -> int:
-        self.process.send_signal(sign)
-        return self.process.wait(30)
-
-    def end(self) -> None:
-        if self.process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait(10)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "walk.py").write_text(ENV)
@@ -125,19 +58,22 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def started(folder: Path) -> Iterator[Callable[..., Served]]:
-    running: list[Served] = []
+def started(folder: Path, command: Start) -> Start:
+    """Start `openenv serve`."""
 
-    def start(*arguments: str, columns: int = 200) -> Served:
-        running.append(Served(folder, *arguments, columns=columns))
-        return running[-1]
+    def start(*arguments: str, columns: int = 200) -> Any:
+        return command("serve", *arguments, patience_s=30.0, COLUMNS=str(columns))
 
-    yield start
-    for served in running:
-        served.end()
+    return start
 
 
-def test_a_class_in_a_file_is_served_on_any_free_port_and_introduced(started: Callable[..., Served]) -> None:
+@pytest.fixture
+def run(folder: Path, openenv_command: Run) -> Run:
+    """Run a command to its end."""
+    return functools.partial(openenv_command, timeout_s=60.0, COLUMNS="200")
+
+
+def test_a_class_in_a_file_is_served_on_any_free_port_and_introduced(started: Start) -> None:
     served = started("walk.py", "--port", "0")
     with GenericEnvClient(served.url).sync() as client:
         assert client.reset().observation["place"] == "GREETING"
@@ -148,7 +84,7 @@ def test_a_class_in_a_file_is_served_on_any_free_port_and_introduced(started: Ca
 
 
 def test_options_are_applied_and_a_quiet_server_prints_no_banner(
-    started: Callable[..., Served], folder: Path, free_port: Callable[[], int]
+    started: Start, folder: Path, free_port: Callable[[], int]
 ) -> None:
     port = free_port()
     arguments = ("walk.py:Walk", "-p", str(port), "--max-sessions", "1", "--runner", "inline", "--log-level", "warning")
@@ -163,7 +99,7 @@ def test_options_are_applied_and_a_quiet_server_prints_no_banner(
     assert "is served" not in served.output
 
 
-def test_the_grace_period_has_an_option_of_its_own(started: Callable[..., Served], folder: Path) -> None:
+def test_the_grace_period_has_an_option_of_its_own(started: Start, folder: Path) -> None:
     served = started("walk.py", "--port", "0", "--session-timeout", "2", "--grace", "7.5")
     served.wait_for(lambda: "ws://" in served.output)
     found = re.search(r"ws://\S+", served.output)
@@ -173,18 +109,25 @@ def test_the_grace_period_has_an_option_of_its_own(started: Callable[..., Served
         assert json.loads(peer.recv(timeout=20))["grace_s"] == 7.5
 
 
-def test_the_banner_has_lines_that_can_be_copied_and_run(started: Callable[..., Served], folder: Path) -> None:
+def test_the_banner_has_lines_that_can_be_copied_and_run(
+    variables: Callable[..., dict[str, str]], started: Start, folder: Path
+) -> None:
     served = started("walk.py", "--port", "0", columns=60)
     served.wait_for(lambda: "env.reset())" in served.output)
     lines = served.output.partition("Try it:\n")[2].splitlines()[:2]
     done = subprocess.run(
-        [sys.executable, "-c", "\n".join(lines)], env=environ(), capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", "\n".join(lines)],
+        env=variables(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert "GREETING" in done.stdout, done.stderr
     assert "authentication" not in served.output
 
 
-def test_a_quiet_server_on_any_port_says_which(started: Callable[..., Served]) -> None:
+def test_a_quiet_server_on_any_port_says_which(started: Start) -> None:
     served = started("walk.py", "--port", "0", "--log-level", "warning")
     served.wait_for(lambda: _answers(served.url))
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+\n", served.output)
@@ -218,7 +161,7 @@ def _answers(url: str) -> bool:
 
 
 def test_sigterm_lets_a_running_step_finish_closes_the_environment_and_exits_with_0(
-    started: Callable[..., Served], folder: Path
+    started: Start, folder: Path
 ) -> None:
     served = started("walk.py", "--port", "0")
     client = GenericEnvClient(served.url).sync()
@@ -235,9 +178,7 @@ def test_sigterm_lets_a_running_step_finish_closes_the_environment_and_exits_wit
 
 
 @pytest.mark.parametrize("client_stays", [True, False])
-def test_a_second_ctrl_c_ends_it_at_once_and_without_a_word(
-    started: Callable[..., Served], folder: Path, client_stays: bool
-) -> None:
+def test_a_second_ctrl_c_ends_it_at_once_and_without_a_word(started: Start, folder: Path, client_stays: bool) -> None:
     served = started("walk.py", "--port", "0")
     with connect(f"ws{served.url.removeprefix('http')}/ws", proxy=None) as client:
         client.send('{"type": "step", "data": {"where": "for ever"}}')
@@ -262,17 +203,17 @@ def test_a_second_ctrl_c_ends_it_at_once_and_without_a_word(
         ("[/nonsense]", "no folder, file or module '[/nonsense]'"),
     ],
 )
-def test_a_wrong_target_is_one_line_on_stderr_and_exit_code_1(folder: Path, target: str, said: str) -> None:
-    done = run(folder, "serve", target, "--port", "0")
+def test_a_wrong_target_is_one_line_on_stderr_and_exit_code_1(run: Run, folder: Path, target: str, said: str) -> None:
+    done = run("serve", target, "--port", "0")
     assert done.returncode == 1
     assert said in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
 
 
-def test_a_target_that_fails_to_import_says_why(folder: Path) -> None:
+def test_a_target_that_fails_to_import_says_why(run: Run, folder: Path) -> None:
     (folder / "broken.py").write_text("import a_package_nobody_has\n")
-    done = run(folder, "serve", "broken.py", "--port", "0")
+    done = run("serve", "broken.py", "--port", "0")
     assert done.returncode == 1
     lines = done.stderr.splitlines()
     assert 'broken.py", line 1, in <module>' in lines[1]
@@ -281,9 +222,9 @@ def test_a_target_that_fails_to_import_says_why(folder: Path) -> None:
     )
 
 
-def test_a_busy_port_is_told_with_a_way_out(folder: Path) -> None:
+def test_a_busy_port_is_told_with_a_way_out(run: Run, folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        done = run(folder, "serve", "walk.py", "--port", str(taken.getsockname()[1]))
+        done = run("serve", "walk.py", "--port", str(taken.getsockname()[1]))
     assert done.returncode == 1
     assert "cannot listen on" in done.stderr
     assert "--port" in done.stderr
@@ -292,15 +233,15 @@ def test_a_busy_port_is_told_with_a_way_out(folder: Path) -> None:
 @pytest.mark.parametrize(
     "arguments", [("--runner", "warp"), ("--log-level", "loud"), ("--port", "70000"), ("--max-sessions", "0")]
 )
-def test_a_wrong_option_is_a_usage_error(folder: Path, arguments: tuple[str, str]) -> None:
-    done = run(folder, "serve", "walk.py", *arguments)
+def test_a_wrong_option_is_a_usage_error(run: Run, folder: Path, arguments: tuple[str, str]) -> None:
+    done = run("serve", "walk.py", *arguments)
     assert done.returncode == 2
     assert arguments[0] in done.stderr
 
 
-def test_too_many_sessions_for_the_class_is_one_line(folder: Path) -> None:
+def test_too_many_sessions_for_the_class_is_one_line(run: Run, folder: Path) -> None:
     (folder / "single.py").write_text(ENV.replace("SUPPORTS_CONCURRENT_SESSIONS = True", "pass"))
-    done = run(folder, "serve", "single.py", "--port", "0", "--max-sessions", "4")
+    done = run("serve", "single.py", "--port", "0", "--max-sessions", "4")
     assert done.returncode == 1
     assert done.stderr.startswith("Error: --max-sessions 4 is too many for Walk")
     assert "SUPPORTS_CONCURRENT_SESSIONS" in done.stderr
@@ -308,17 +249,17 @@ def test_too_many_sessions_for_the_class_is_one_line(folder: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_help_and_version(folder: Path) -> None:
-    shown = run(folder, "serve", "--help")
+def test_help_and_version(run: Run, folder: Path) -> None:
+    shown = run("serve", "--help")
     assert shown.returncode == 0
     assert "openenv.yaml" in shown.stdout
     assert "--max-sessions" in shown.stdout
-    version = run(folder, "--version")
+    version = run("--version")
     assert (version.returncode, version.stdout.strip()) == (0, f"openenv {openenv.__version__}")
-    assert "serve" in run(folder, "--help").stdout
+    assert "serve" in run("--help").stdout
 
 
-def test_the_banner_notes_what_a_newcomer_has_left_out(started: Callable[..., Served], folder: Path) -> None:
+def test_the_banner_notes_what_a_newcomer_has_left_out(started: Start, folder: Path) -> None:
     (folder / "bare.py").write_text(
         "from openenv import Environment, Observation, State\n"
         "class Bare(Environment):\n"
@@ -335,8 +276,8 @@ def test_the_banner_notes_what_a_newcomer_has_left_out(started: Callable[..., Se
     assert "Note:" not in other.output
 
 
-def test_an_environment_that_a_file_only_names_is_suggested(folder: Path) -> None:
+def test_an_environment_that_a_file_only_names_is_suggested(run: Run, folder: Path) -> None:
     (folder / "names.py").write_text("from walk import Walk as Stroll\n")
-    done = run(folder, "serve", "names.py", "--port", "0")
+    done = run("serve", "names.py", "--port", "0")
     assert done.returncode == 1
     assert "is it names.py:Stroll that you mean?" in done.stderr

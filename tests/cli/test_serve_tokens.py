@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
-import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,49 +41,10 @@ app = create_app(Walk, Action, Observation, access=AccessPolicy(orchestrator="bu
 BEYOND = "127.1"  # taken for an address that others reach, since it is not written as one of loopback, which it is
 
 
-class Served:
-    """A running `openenv serve` and what it has printed."""
-
-    def __init__(self, folder: Path, *arguments: str, **variables: str) -> None:
-        source = str(Path(openenv.__file__).parents[1])
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("OPENENV_")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "openenv", "serve", *arguments, "--port", "0"],
-            cwd=folder,
-            env={**kept, "PYTHONPATH": source, "PYTHONUNBUFFERED": "1", "COLUMNS": "160", "NO_COLOR": "1", **variables},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        self.output = ""
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.output += line
-
-    def end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(20)
-
-    def wait_for(self, pattern: str) -> str:
-        deadline = time.monotonic() + 30
-        while (found := re.search(pattern, self.output)) is None:
-            assert time.monotonic() < deadline, self.output
-            time.sleep(0.02)
-        return found[1]
-
-    @property
-    def url(self) -> str:
-        port = self.wait_for(r"http://127\.[0.]*1:(\d+)")
-        return f"http://127.0.0.1:{port}"
-
-    def status(self, token: str | None = None, path: str = "/schema") -> int:
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        return httpx2.get(f"{self.url}{path}", headers=headers, trust_env=False).status_code
+def status(served: Any, token: str | None = None, path: str = "/schema") -> int:
+    """What a server answers to a request with that token."""
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    return httpx2.get(f"{served.url}{path}", headers=headers, trust_env=False).status_code
 
 
 @pytest.fixture
@@ -99,25 +55,24 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def started(folder: Path) -> Iterator[Callable[..., Served]]:
-    with contextlib.ExitStack() as stack:
+def started(folder: Path, command: Callable[..., Any]) -> Callable[..., Any]:
+    """Start `openenv serve` on a free port."""
 
-        def start(*arguments: str, **variables: str) -> Served:
-            served = Served(folder, *arguments, **variables)
-            stack.callback(served.end)
-            return served
+    def start(*arguments: str, **variables: str) -> Any:
+        given = {"COLUMNS": "160", **variables}
+        return command("serve", *arguments, "--port", "0", patience_s=30.0, **given)
 
-        yield start
+    return start
 
 
-def test_beyond_loopback_a_token_is_made_and_shown_once_with_a_line_that_works(started: Callable[..., Served]) -> None:
+def test_beyond_loopback_a_token_is_made_and_shown_once_with_a_line_that_works(started: Callable[..., Any]) -> None:
     served = started("walk.py", "--host", BEYOND)
-    line = served.wait_for(r"(with GenericEnvClient\(.*)")
-    token = served.wait_for(r'token="([\w-]+)"')
+    line = served.finds(r"(with GenericEnvClient\(.*)")
+    token = served.finds(r'token="([\w-]+)"')
     assert len(token) == 32
     assert served.output.count(token) == 3  # in the frame, in the address of the page and in the line
     assert "without authentication" not in served.output
-    assert (served.status(), served.status(token), served.status(path="/health")) == (401, 200, 200)
+    assert (status(served), status(served, token), status(served, path="/health")) == (401, 200, 200)
     run = [sys.executable, "-c", f"from openenv import GenericEnvClient\n{line}"]
     kept = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
     environment = {**kept, "PYTHONPATH": str(Path(openenv.__file__).parents[1])}
@@ -126,49 +81,49 @@ def test_beyond_loopback_a_token_is_made_and_shown_once_with_a_line_that_works(s
         GenericEnvClient(served.url).sync().connect()
 
 
-def test_a_quiet_server_beyond_loopback_says_its_token(started: Callable[..., Served]) -> None:
+def test_a_quiet_server_beyond_loopback_says_its_token(started: Callable[..., Any]) -> None:
     served = started("walk.py", "--host", BEYOND, "--log-level", "warning")
-    token = served.wait_for(r"token: ([\w-]+)\n")
-    assert (served.status(), served.status(token)) == (401, 200)
+    token = served.finds(r"token: ([\w-]+)\n")
+    assert (status(served), status(served, token)) == (401, 200)
     assert len(served.output.splitlines()) == 2
 
 
-def test_a_token_of_the_settings_is_used_and_not_shown(started: Callable[..., Served]) -> None:
+def test_a_token_of_the_settings_is_used_and_not_shown(started: Callable[..., Any]) -> None:
     served = started("walk.py", "--host", BEYOND, OPENENV_TOKEN="from-outside")
-    served.wait_for(r"(Try it)")
-    assert (served.status(), served.status("from-outside")) == (401, 200)
-    served.wait_for(r'(token="\.\.\.")')
+    served.finds(r"(Try it)")
+    assert (status(served), status(served, "from-outside")) == (401, 200)
+    served.finds(r'(token="\.\.\.")')
     assert "from-outside" not in served.output
     assert "as configured" in served.output
 
 
-def test_no_token_serves_openly_with_a_warning(started: Callable[..., Served]) -> None:
+def test_no_token_serves_openly_with_a_warning(started: Callable[..., Any]) -> None:
     served = started("walk.py", "--host", BEYOND, "--no-token")
-    served.wait_for(r"(open to others, without authentication)")
-    assert served.status() == 200
+    served.finds(r"(open to others, without authentication)")
+    assert status(served) == 200
 
 
-def test_no_token_makes_none_but_keeps_what_is_configured(started: Callable[..., Served]) -> None:
+def test_no_token_makes_none_but_keeps_what_is_configured(started: Callable[..., Any]) -> None:
     served = started("walk.py", "--host", BEYOND, "--no-token", OPENENV_TOKEN="kept")
-    assert (served.status(), served.status("kept")) == (401, 200)
+    assert (status(served), status(served, "kept")) == (401, 200)
 
 
-def test_options_give_tokens_to_roles(started: Callable[..., Served]) -> None:
+def test_options_give_tokens_to_roles(started: Callable[..., Any]) -> None:
     served = started("walk.py", "--token", "boss,deputy", "--agent-token", "robot", "--observer-token", "eyes")
-    assert [served.status(token) for token in (None, "boss", "deputy", "eyes", "robot")] == [401, 200, 200, 200, 403]
+    assert [status(served, token) for token in (None, "boss", "deputy", "eyes", "robot")] == [401, 200, 200, 200, 403]
     assert "boss" not in served.output
 
 
-def test_on_reload_the_token_is_told_and_counts(started: Callable[..., Served]) -> None:
+def test_on_reload_the_token_is_told_and_counts(started: Callable[..., Any]) -> None:
     served = started("walk.py", "--host", BEYOND, "--reload")
-    token = served.wait_for(r"Token +([\w-]{20,})")
-    assert (served.status(), served.status(token)) == (401, 200)
+    token = served.finds(r"Token +([\w-]{20,})")
+    assert (status(served), status(served, token)) == (401, 200)
 
 
-def test_no_token_and_a_token_do_not_go_together(started: Callable[..., Served]) -> None:
+def test_no_token_and_a_token_do_not_go_together(started: Callable[..., Any]) -> None:
     served = started("walk.py", "--no-token", "--token", "x")
     assert served.process.wait(30) == 2
-    served.wait_for(r"(there are tokens to ask for)")
+    served.finds(r"(there are tokens to ask for)")
 
 
 # -- which tokens count ---------------------------------------------------------------------------------------------
@@ -210,7 +165,7 @@ def test_a_spare_token_is_for_a_server_without_an_orchestrator() -> None:
         policy_of("walk.py", token="x", agent_token="x")
 
 
-def test_the_largest_message_is_an_option(started: Callable[..., Served]) -> None:
+def test_the_largest_message_is_an_option(started: Callable[..., Any]) -> None:
     served = started("walk.py", "--max-message-mb", "0.001")
     for size, status in [(500, 200), (2000, 413)]:
         answer = httpx2.post(f"{served.url}/reset", json={"text": "x" * size}, trust_env=False)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 from typer.testing import CliRunner
 
@@ -180,32 +177,6 @@ def test_a_server_of_something_else_fails_with_its_answers() -> None:
 # -- beside the published package -----------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def served(interpreter: Any, folder: Path, port: int) -> Iterator[str]:
-    url = f"http://127.0.0.1:{port}"
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [interpreter.python, "-m", "maze_env.server.app", "--port", str(port)],
-            env=interpreter.environment(folder),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        deadline = time.monotonic() + 240
-        while True:
-            with contextlib.suppress(httpx2.TransportError):
-                if httpx2.get(f"{url}/health", timeout=5, trust_env=False).status_code == 200:
-                    break
-            assert process.poll() is None, (folder / "log").read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        yield url
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
 def shape(value: Any) -> Any:
     """What a program that reads a report relies on: keys, ids, statuses; not the words."""
     if isinstance(value, dict):
@@ -217,10 +188,12 @@ def shape(value: Any) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.published
-def test_both_judge_a_published_server_alike(tmp_path: Path, published: Any, free_port: Callable[[], int]) -> None:
+def test_both_judge_a_published_server_alike(
+    tmp_path: Path, published: Any, free_port: Callable[[], int], serve_package: Callable[..., Any]
+) -> None:
     write_package(Names.of("maze_env"), tmp_path / "maze_env")
     theirs = [str(Path(published.python).with_name("openenv")), "validate"]
-    with served(published, tmp_path, free_port()) as url:
+    with serve_package(published, tmp_path, free_port()) as url:
         mine = validate(url, "--json", "--timeout", "60")
         told = subprocess.run(
             [*theirs, url, "--json", "--timeout", "60"],

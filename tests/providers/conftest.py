@@ -6,7 +6,6 @@ No image can be pulled, so they are made of a static busybox, or of folders of t
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import random
@@ -16,6 +15,7 @@ import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,18 +33,12 @@ while :; do sleep 1 & wait; done
 
 
 @pytest.fixture(scope="session")
-def docker_host() -> Iterator[str]:
+def docker_host(docker_engines: Any) -> Iterator[str]:
     """The address of a Docker engine that these tests own, whose default network publishes ports."""
-    path = ROOT / "benchmarks" / "docker_engine.py"
-    spec = importlib.util.spec_from_file_location("docker_engine_for_providers", path)
-    assert spec is not None
-    assert spec.loader is not None
-    engines = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(engines)
     with contextlib.ExitStack() as stack:
         try:
-            host = stack.enter_context(engines.docker_engine(bridge=stack.enter_context(bridge())))
-        except engines.EngineUnavailable as error:
+            host = stack.enter_context(docker_engines.docker_engine(bridge=stack.enter_context(bridge())))
+        except docker_engines.EngineUnavailable as error:
             pytest.skip(str(error))
         yield host
 
@@ -86,24 +80,9 @@ def engine(docker_host: str) -> Engine:
 
 
 @pytest.fixture(scope="session")
-def tiny_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_archive(busybox_archive: Callable[..., Path]) -> Path:
     """The files of an image with nothing but busybox."""
-    program = shutil.which("busybox")
-    if program is None or b"/ld-linux" in Path(program).read_bytes():
-        pytest.skip("there is no static busybox: apt-get install -y busybox-static")
-    archive = tmp_path_factory.mktemp("image") / "root.tar"
-    with tarfile.open(archive, "w") as tar:
-        tar.add(program, "bin/busybox")
-        applets = subprocess.run([program, "--list"], capture_output=True, text=True, check=True).stdout.split()
-        for applet in set(applets) - {"busybox"}:
-            link = tarfile.TarInfo(f"bin/{applet}")
-            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
-            tar.addfile(link)
-        for folder in ("tmp", "proc", "sys", "dev", "etc", "www"):
-            entry = tarfile.TarInfo(folder)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
-            tar.addfile(entry)
-    return archive
+    return busybox_archive("tmp", "proc", "sys", "dev", "etc", "www")
 
 
 @pytest.fixture(scope="session")

@@ -62,13 +62,12 @@ def box(open_local: Callable[..., Sandbox]) -> Sandbox:
 
 
 @pytest.fixture(scope="session")
-def docker_host() -> Iterator[str]:
+def docker_host(docker_engines: Any) -> Iterator[str]:
     """The address of a Docker engine that these tests own; `make test` installs it where it can."""
-    engines = load(Path(__file__).resolve().parents[2] / "benchmarks" / "docker_engine.py")
     with contextlib.ExitStack() as stack:
         try:
-            host = stack.enter_context(engines.docker_engine())
-        except engines.EngineUnavailable as error:
+            host = stack.enter_context(docker_engines.docker_engine())
+        except docker_engines.EngineUnavailable as error:
             pytest.skip(str(error))
         yield host
 

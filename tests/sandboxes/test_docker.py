@@ -8,10 +8,9 @@ import shutil
 import socket
 import subprocess
 import sys
-import tarfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -185,23 +184,9 @@ def test_without_rights_trees_are_killed_and_ports_opened_from_inside(docker_hos
 
 
 @pytest.fixture(scope="module")
-def bare(docker_host: str, tmp_path_factory: pytest.TempPathFactory) -> DockerSandboxes:
+def bare(docker_host: str, busybox_archive: Callable[..., Path]) -> DockerSandboxes:
     """A backend with an image in which there is nothing but busybox."""
-    program = shutil.which("busybox")
-    if program is None or b"/ld-linux" in Path(program).read_bytes():
-        pytest.skip("there is no static busybox: apt-get install -y busybox-static")
-    archive = tmp_path_factory.mktemp("image") / "root.tar"
-    with tarfile.open(archive, "w") as tar:
-        tar.add(program, "bin/busybox")
-        applets = subprocess.run([program, "--list"], capture_output=True, text=True, check=True).stdout.split()
-        for applet in set(applets) - {"busybox"}:
-            link = tarfile.TarInfo(f"bin/{applet}")
-            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
-            tar.addfile(link)
-        for folder in ("home/user", "tmp", "proc", "sys", "dev", "etc"):
-            entry = tarfile.TarInfo(folder)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
-            tar.addfile(entry)
+    archive = busybox_archive("home/user", "tmp", "proc", "sys", "dev", "etc")
     subprocess.run(["docker", "--host", docker_host, "import", str(archive), "bare:1"], check=True, capture_output=True)
     return DockerSandboxes("bare:1", engine="docker", host=docker_host)
 
