@@ -144,7 +144,7 @@ class LocalEnv(Generic[ActT, ObsT, StateT]):
     # -- inside ---------------------------------------------------------------------------------------------------
 
     async def _connect(self) -> Self:
-        if self._session is None or self._session.state in (SessionState.CLOSING, SessionState.CLOSED):
+        if self._session is None or self._session.is_ending:
             if self._closed:
                 raise SessionLost("closed by the client")
             self._manager = SessionManager(self._factory, SessionLimits(sessions=1), runner=InlineRunner())

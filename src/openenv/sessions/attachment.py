@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ..errors import SessionLost
 from .endings import DISCONNECTED, TAKEN_OVER, UNKNOWN, ending
-from .session import Holder, Session, SessionState
+from .session import Holder, Session
 from .tokens import Tokens
 
 Lookup = Callable[[str], tuple[Session | None, str | None]]
@@ -46,7 +46,7 @@ class Attachments:
         session, ended = self._lookup(claim.session_id)
         if session is None or not claim.is_proved_by(session.secret):
             raise SessionLost(ending(ended) if ended is not None else UNKNOWN)
-        if session.state in (SessionState.CLOSING, SessionState.CLOSED):
+        if session.is_ending:
             raise SessionLost(ending(session.close_reason))
         return session
 

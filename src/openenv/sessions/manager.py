@@ -184,7 +184,7 @@ class SessionManager:
         session, ended = self.slots.lookup(session_id)
         if session is not None and session.kind in (SessionKind.SOCKET, SessionKind.RESUMABLE):
             raise SessionNotFoundError(session_id)
-        if session is not None and session.state not in (SessionState.CLOSING, SessionState.CLOSED):
+        if session is not None and not session.is_ending:
             return session
         if session is not None:
             raise SessionLost(ending(session.close_reason))
@@ -385,7 +385,7 @@ class SessionManager:
             self.report_error(problem.code, session)
             problem.__cause__ = error
             return problem
-        if session.state in (SessionState.CLOSING, SessionState.CLOSED):
+        if session.is_ending:
             return SessionClosedError(session.id, session.close_reason or "closed")
         return None
 

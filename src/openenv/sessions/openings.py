@@ -16,7 +16,7 @@ from typing import Any
 from ..errors import SessionLost
 from .attachment import Lookup
 from .endings import EXPIRED, ending
-from .session import Session, SessionState
+from .session import Session
 
 _REMEMBERED = 10_000
 
@@ -108,7 +108,7 @@ class Openings:
         session, ended = self._lookup(session_id)
         if session is None:
             raise SessionLost(ending(ended or EXPIRED))
-        if session.state in (SessionState.CLOSING, SessionState.CLOSED):
+        if session.is_ending:
             raise SessionLost(ending(session.close_reason))
         return session
 

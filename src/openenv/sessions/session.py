@@ -357,7 +357,7 @@ class Session:
     def close(self, reason: str = "closed") -> None:
         """End the session: refuse what waits, interrupt what can be, then close the environment in its lane."""
         with self._lock:
-            if self.state in (SessionState.CLOSING, SessionState.CLOSED):
+            if self.is_ending:
                 return
             self.state = SessionState.CLOSING
             self.close_reason = reason
@@ -377,6 +377,11 @@ class Session:
             running.cancel(self)
         if closing is not None:
             self.start(closing)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it is being closed, or is closed."""
+        return self.state in (SessionState.CLOSING, SessionState.CLOSED)
 
     @property
     def is_idle(self) -> bool:

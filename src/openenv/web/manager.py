@@ -226,7 +226,7 @@ class WebInterfaceManager:
         """
         visitor = self.visitor
         session = visitor.session
-        if session is not None and session.state not in (SessionState.CLOSING, SessionState.CLOSED):
+        if session is not None and not session.is_ending:
             visitor.touch()
             return session
         if self._loop is not None and asyncio._get_running_loop() is self._loop:

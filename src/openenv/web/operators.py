@@ -42,7 +42,7 @@ class OperatorRoutes:
         """Handle `DELETE /web/sessions/{session_id}`."""
         session_id = scope["path_params"]["session_id"]
         found = next((session for session in self._manager.sessions() if session.id == session_id), None)
-        if found is None or found.state in (SessionState.CLOSING, SessionState.CLOSED):
+        if found is None or found.is_ending:
             missing = SessionNotFoundError(session_id)
             self._manager.report_error(missing.code)
             await respond_json(send, 404, {"detail": str(missing), "code": missing.code})

@@ -26,7 +26,7 @@ from ..server.mcp.tools import NoTools
 from ..server.service import EnvService
 from ..sessions.endings import ending
 from ..sessions.operations import CALL
-from ..sessions.session import Session, SessionState
+from ..sessions.session import Session
 from .episode import Entry
 from .outcome import RENDER, RESET, STATE, STEP, Move, Outcome, Render
 from .visitors import Visitor
@@ -252,7 +252,7 @@ def _draws(env_cls: type[Any]) -> bool:
 
 def _check(session: Session, visitor: Visitor) -> None:
     """See that the session is still the visitor's, now that a call has returned."""
-    if visitor.session is not session or session.state in (SessionState.CLOSING, SessionState.CLOSED):
+    if visitor.session is not session or session.is_ending:
         raise SessionLost(ending(session.close_reason))
 
 
@@ -260,8 +260,7 @@ def _lost(session: Session | None, exc: Exception) -> SessionLost | None:
     """Tell the end of the session from what an environment raises that is a client itself."""
     if isinstance(exc, SessionLost) and session is None:
         return exc
-    is_over = session is not None and session.state in (SessionState.CLOSING, SessionState.CLOSED)
-    if session is not None and is_over and isinstance(exc, (SessionClosedError, SessionLost)):
+    if session is not None and session.is_ending and isinstance(exc, (SessionClosedError, SessionLost)):
         return SessionLost(ending(session.close_reason))
     return None
 

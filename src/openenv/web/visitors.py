@@ -20,7 +20,7 @@ from ..protocol.codec import encode
 from ..sessions.endings import CLOSED, CLOSED_BY_CLIENT, SHUTTING_DOWN, UNKNOWN, ending
 from ..sessions.events import SessionEvent
 from ..sessions.manager import SessionManager
-from ..sessions.session import Session, SessionKind, SessionState
+from ..sessions.session import Session, SessionKind
 from .episode import Entry, Episode
 from .outcome import Outcome, Render
 
@@ -113,7 +113,7 @@ class Visitor:
         """
         self.touch()
         session = self.session
-        if session is not None and session.state not in (SessionState.CLOSING, SessionState.CLOSED):
+        if session is not None and not session.is_ending:
             return session
         if session is not None:
             self.lose(ending(session.close_reason))
@@ -315,7 +315,7 @@ class Visitors:
         assert self._loop is not None
         for visitor in self.all():
             session = visitor.session
-            if session is not None and session.state in (SessionState.CLOSING, SessionState.CLOSED):
+            if session is not None and session.is_ending:
                 visitor.lose(ending(session.close_reason))
             elif session is not None and visitor.watchers and session.is_idle and visitor.unused_s < _KEPT_S:
                 session.touch()

@@ -20,7 +20,7 @@ from openenv.server.compat import HTTPEnvServer as _HTTPEnvServer
 from openenv.server.http import GymRoutes
 from openenv.server.service import EnvService
 from openenv.sessions.operations import Operation
-from openenv.sessions.session import Session, SessionKind, SessionState
+from openenv.sessions.session import Session, SessionKind
 from openenv.types import Action, ServerMode
 
 from .types import Action as LegacyAction
@@ -52,7 +52,7 @@ class SharedGymRoutes(GymRoutes):
     ) -> None:
         async with self._opening:
             session = self._shared
-            if session is None or session.state in (SessionState.CLOSING, SessionState.CLOSED):
+            if session is None or session.is_ending:
                 session = self._shared = await self._manager.open(SessionKind.SOCKET)
         await respond(send, 200, await session.run(operation, argument))
 

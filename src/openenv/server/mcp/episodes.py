@@ -107,7 +107,7 @@ class Episodes:
         if known is None:
             self._manager.find(mcp_session_id)  # says how it ended, if there was one
             raise SessionNotFoundError(mcp_session_id)
-        if known.session.state in (SessionState.CLOSING, SessionState.CLOSED):
+        if known.session.is_ending:
             self._drop(known)
             self._manager.find(known.session.id)
         return known
