@@ -11,8 +11,8 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from openenv.env.environment import Environment
+from openenv.server.access import OriginPolicy
 from openenv.server.app import create_app
-from openenv.server.origin import OriginPolicy
 from openenv.settings import allowed_origins
 from openenv.types import Action, Observation, State
 

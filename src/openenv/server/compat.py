@@ -39,15 +39,13 @@ from ..types import (
     StepRequest,
     StepResponse,
 )
-from .access import AccessPolicy
+from .access import AccessPolicy, Gate, OriginPolicy
 from .documents import Documents
-from .gate import Gate
 from .http import GymRoutes
 from .lifespan import add_to_lifespan
 from .mcp.endpoint import McpEndpoint
 from .mcp.socket import RpcEndpoint
 from .metrics import MetricsRoutes
-from .origin import OriginPolicy
 from .routes import DocumentedRoute, ErrorBody, GetEndpointConfig, SessionClosed, SessionView, register_get_endpoints
 from .service import DEFAULT_MAX_MESSAGE_BYTES, EnvService, ServiceOptions
 from .session_routes import OpenRequest, SessionOpened, SessionRoutes

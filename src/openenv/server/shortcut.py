@@ -20,8 +20,8 @@ from starlette.routing import Match, WebSocketRoute
 from uvicorn.config import Config
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
+from .access import Guard
 from .asgi import Handler, Receive, Scope, Send
-from .gate import Guard
 from .http import GymRoutes, names_session
 from .mcp.endpoint import McpEndpoint
 from .routes import DocumentedRoute
