@@ -14,7 +14,7 @@ from openenv.errors import CaptureError, RolloutError, StoreError
 from openenv.rollout.store import Record, RolloutStore
 
 if TYPE_CHECKING:
-    from openenv.rollout.capture.recording import Recording
+    from openenv.rollout.capture.records import Recording
 
 Format = Literal["jsonl", "parquet"]
 
@@ -60,7 +60,7 @@ def export_rollouts(
 
 def recording(store: RolloutStore, record: Record) -> Recording | None:
     """Return the captured model calls of a rollout, or None when it made none."""
-    from openenv.rollout.capture.recording import read
+    from openenv.rollout.capture.records import read
 
     folder = store.captures / record.rollout_id
     if not folder.is_dir():

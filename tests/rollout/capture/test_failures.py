@@ -211,7 +211,7 @@ def test_a_full_disk_fails_the_call_and_marks_the_rollout(
         return real(fd, data)
 
     engine.respond = fake.vllm(list(range(1, 100)), delay_s=0.001)
-    monkeypatch.setattr("openenv.rollout.capture.journal.os.write", write)
+    monkeypatch.setattr("openenv.rollout.capture.records.os.write", write)
     with pytest.raises(httpx2.RemoteProtocolError):
         agent.chat(stream=True)
     response = agent.chat()

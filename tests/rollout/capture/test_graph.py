@@ -12,7 +12,7 @@ import pytest
 
 from openenv.errors import CaptureError
 from openenv.rollout.capture import export, graph, read
-from openenv.rollout.capture.recording import Call
+from openenv.rollout.capture.records import Call
 
 TOOLS = [{"type": "function", "function": {"name": "write"}}]
 

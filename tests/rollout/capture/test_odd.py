@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from openenv.rollout.capture import export, read
 from openenv.rollout.capture.dialects import BRIDGES, DIALECTS
 from openenv.rollout.capture.dialects.base import Odd
-from openenv.rollout.capture.journal import Journal
-from openenv.rollout.capture.recorder import Recorder
+from openenv.rollout.capture.records import Journal, Recorder
 from openenv.rollout.capture.tap import Tap
 
 KEYS = [

@@ -5,15 +5,15 @@ from __future__ import annotations
 from openenv._lazy import lazy_exports
 
 _EXPORTS = {
-    "Call": "openenv.rollout.capture.recording",
+    "Call": "openenv.rollout.capture.records",
     "Capture": "openenv.rollout.capture.server",
     "CaptureServer": "openenv.rollout.capture.server",
     "Finding": "openenv.rollout.capture.export",
-    "JournalFull": "openenv.rollout.capture.journal",
-    "Recording": "openenv.rollout.capture.recording",
+    "JournalFull": "openenv.rollout.capture.records",
+    "Recording": "openenv.rollout.capture.records",
     "Sequence": "openenv.rollout.capture.export",
     "Stats": "openenv.rollout.capture.rollout",
-    "read": "openenv.rollout.capture.recording",
+    "read": "openenv.rollout.capture.records",
 }
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)

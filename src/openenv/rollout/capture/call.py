@@ -18,9 +18,8 @@ from openenv.rollout.capture import prompts
 from openenv.rollout.capture.dialects.base import STREAM, TOKEN_IDS, Bridge, DialectModule, Rewritten, Wishes
 from openenv.rollout.capture.encoding import Json, dumps, load_object
 from openenv.rollout.capture.inbound import Reply
-from openenv.rollout.capture.journal import JournalFull
 from openenv.rollout.capture.outbound import EndpointError, Endpoints, Exchange, Head
-from openenv.rollout.capture.recorder import CallRecorder
+from openenv.rollout.capture.records import CallRecorder, JournalFull
 from openenv.rollout.capture.rollout import Rollout
 from openenv.rollout.capture.tap import REFUSALS, Tap, stream_error
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from openenv.rollout.capture.encoding import Json, dumps
 from openenv.rollout.capture.graph import Graph, Node, build, setting_of
-from openenv.rollout.capture.recording import Call, Recording
+from openenv.rollout.capture.records import Call, Recording
 from openenv.rollout.outcome import RolloutTurn
 
 Role = Literal["agent", "auxiliary", "discarded"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from openenv.rollout.capture.dialects.base import Odd
 from openenv.rollout.capture.encoding import dumps
-from openenv.rollout.capture.recording import Call
+from openenv.rollout.capture.records import Call
 
 
 @dataclass(slots=True, eq=False)

@@ -15,7 +15,7 @@ from openenv.rollout.capture.dialects import DIALECTS, Route, bridge, openai_cha
 from openenv.rollout.capture.dialects.base import DialectModule
 from openenv.rollout.capture.encoding import Json, dumps, load_object
 from openenv.rollout.capture.inbound import Reply, Request
-from openenv.rollout.capture.journal import JournalFull
+from openenv.rollout.capture.records import JournalFull
 from openenv.rollout.capture.rollout import Rollout, digest
 
 MAX_ACTIVE_CALLS = 64

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from openenv.rollout.capture.budget import Spending
 from openenv.rollout.capture.dialects.base import Wishes
 from openenv.rollout.capture.encoding import Json
-from openenv.rollout.capture.recorder import Recorder
+from openenv.rollout.capture.records import Recorder
 from openenv.rollout.task import Model
 
 

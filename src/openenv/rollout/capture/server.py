@@ -29,11 +29,9 @@ from openenv.rollout.capture.budget import Spending
 from openenv.rollout.capture.call import Services
 from openenv.rollout.capture.export import Sequence
 from openenv.rollout.capture.inbound import Connection, Limits, Reply, Request
-from openenv.rollout.capture.journal import Journal, JournalFull
 from openenv.rollout.capture.outbound import Endpoints
 from openenv.rollout.capture.proxy import Proxy, Registry
-from openenv.rollout.capture.recorder import Recorder
-from openenv.rollout.capture.recording import FILE, Call, Recording, read
+from openenv.rollout.capture.records import FILE, Call, Journal, JournalFull, Recorder, Recording, read
 from openenv.rollout.capture.rollout import Rollout, Stats, digest
 from openenv.rollout.outcome import RolloutTurn
 from openenv.rollout.task import Budget, Model

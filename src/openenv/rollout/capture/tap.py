@@ -8,7 +8,7 @@ from __future__ import annotations
 from openenv.rollout.capture import prompts, sse
 from openenv.rollout.capture.dialects.base import TOKEN_IDS, DialectModule, Odd, StreamTranslator
 from openenv.rollout.capture.encoding import Json, dumps, load_object
-from openenv.rollout.capture.recorder import CallRecorder
+from openenv.rollout.capture.records import CallRecorder
 
 EVENT_LIMIT = 64 * 1024 * 1024
 REFUSALS = frozenset({400, 413, 422})
