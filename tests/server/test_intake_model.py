@@ -7,8 +7,7 @@ import asyncio
 import random
 from typing import Any
 
-from openenv.server.intake import Intake
-from openenv.server.turns import Turns
+from openenv.server.backpressure import Intake, Turns
 
 MOST = 8
 

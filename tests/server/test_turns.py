@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from openenv.server.intake import Intake
-from openenv.server.turns import Turns
+from openenv.server.backpressure import Intake, Turns
 
 LARGE = 100
 

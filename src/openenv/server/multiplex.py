@@ -42,13 +42,12 @@ from ..sessions.session import Call, Running, Session
 from ..types import ServerMode, WSErrorCode
 from .access import Role, may
 from .answers import Collected, Each, Outcome, Place, Single, Target, answer_again
+from .backpressure import Intake, Turns
 from .entrance import Entrance
-from .intake import Intake
 from .mcp.own import OwnMethods
 from .repeats import Asked, Message, Recent
 from .service import EnvService
 from .sockets import Socket
-from .turns import Turns
 
 logger = logging.getLogger(__name__)
 
