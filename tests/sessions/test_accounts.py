@@ -8,7 +8,8 @@ from typing import Any
 
 from openenv.env.environment import Environment
 from openenv.errors import SessionCapacityError
-from openenv.sessions.limits import Account, SessionLimits
+from openenv.sessions.account import Account
+from openenv.sessions.limits import SessionLimits
 from openenv.sessions.manager import SessionManager
 from openenv.sessions.session import SessionKind
 from openenv.types import Action, Observation, State

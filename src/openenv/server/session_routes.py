@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import OpenEnvError
+from ..sessions.account import Account
 from ..sessions.endings import CLOSED_BY_CLIENT
-from ..sessions.limits import Account
 from ..sessions.session import SessionKind
 from ..types import WSErrorCode
 from .asgi import BODY_TOO_LARGE, BodyTooLarge, ClientGone, Receive, Scope, Send, header, read_body, while_connected

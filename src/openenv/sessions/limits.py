@@ -32,16 +32,3 @@ class SessionLimits:
     agents: int | None = None
     closing_wait_s: float = 5.0
     drain_s: float = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """Whom a session counts for.
-
-    Args:
-        key: A name of the client's choosing.
-        is_agent: Whether an agent has opened it.
-    """
-
-    key: str | None = None
-    is_agent: bool = False

@@ -22,10 +22,10 @@ from ..env.binding import bind
 from ..env.offload import OFFLOAD
 from ..errors import RequestCancelled, SessionClosedError
 from ..runners import Hub, Lane, PerishableLane, current_hub
+from .account import Account
 from .episode import Episode
 from .lane_part import LanePart, raisable
 from .ledger import Ledger
-from .limits import Account
 from .operations import CLOSE, CONSTRUCT, Operation
 from .origin import Origin
 

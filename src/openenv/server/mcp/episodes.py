@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import SessionNotFoundError
+from ...sessions.account import Account
 from ...sessions.endings import CLOSED_BY_CLIENT, NOT_BEGUN
-from ...sessions.limits import Account
 from ...sessions.operations import build_operations
 from ...sessions.session import Session, SessionKind, SessionState
 from ...sessions.slots import NOBODY
