@@ -26,9 +26,9 @@ from openenv.errors import CaptureError
 from openenv.rollout.capture import export, socket_folder
 from openenv.rollout.capture.admin import Admin
 from openenv.rollout.capture.budget import Spending
-from openenv.rollout.capture.call import Services
 from openenv.rollout.capture.export import Sequence
 from openenv.rollout.capture.inbound import Connection, Limits, Reply, Request
+from openenv.rollout.capture.model_call import Services
 from openenv.rollout.capture.outbound import Endpoints
 from openenv.rollout.capture.proxy import Proxy, Registry
 from openenv.rollout.capture.records import FILE, Call, Journal, JournalFull, Recorder, Recording, read
