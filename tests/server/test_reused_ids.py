@@ -12,7 +12,7 @@ from openenv.env.environment import Environment
 from openenv.protocol.v2.codec import JSON, MSGPACK, Codec
 from openenv.protocol.v2.server import writer_of
 from openenv.server.app import create_fastapi_app
-from openenv.server.repeats import KEPT, KEPT_BYTES, Recent
+from openenv.server.replies import KEPT, KEPT_BYTES, Recent
 from openenv.types import Action, Observation, State
 
 RUNNERS = ["thread", "inline"]

@@ -41,11 +41,10 @@ from ..sessions.origin import Origin
 from ..sessions.session import Call, Running, Session
 from ..types import ServerMode, WSErrorCode
 from .access import Role, may
-from .answers import Collected, Each, Outcome, Place, Single, Target, answer_again
 from .backpressure import Intake, Turns
 from .entrance import Entrance
 from .mcp.own import OwnMethods
-from .repeats import Asked, Message, Recent
+from .replies import Asked, Collected, Each, Message, Outcome, Place, Recent, Single, Target, answer_again
 from .service import EnvService
 from .sockets import Socket
 
