@@ -12,7 +12,7 @@ _EXPORTS = {
     "JournalFull": "openenv.rollout.capture.records",
     "Recording": "openenv.rollout.capture.records",
     "Sequence": "openenv.rollout.capture.export",
-    "Stats": "openenv.rollout.capture.rollout",
+    "Stats": "openenv.rollout.capture.captured_rollout",
     "read": "openenv.rollout.capture.records",
 }
 

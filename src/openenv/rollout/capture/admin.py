@@ -15,10 +15,10 @@ from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
 from openenv.errors import CaptureError
 from openenv.rollout.capture import export
+from openenv.rollout.capture.captured_rollout import Rollout
 from openenv.rollout.capture.encoding import Json, dumps, load_object
 from openenv.rollout.capture.inbound import Reply, Request
 from openenv.rollout.capture.records import read
-from openenv.rollout.capture.rollout import Rollout
 from openenv.rollout.task import Budget, Dialect, Model
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openenv.rollout.capture import sse
+from openenv.rollout.capture.captured_rollout import Rollout
 from openenv.rollout.capture.dialects.base import (
     STREAM,
     TOKEN_IDS,
@@ -30,7 +31,6 @@ from openenv.rollout.capture.encoding import Json, dumps, load_object
 from openenv.rollout.capture.inbound import Reply
 from openenv.rollout.capture.outbound import EndpointError, Endpoints, Exchange, Head
 from openenv.rollout.capture.records import CallRecorder, JournalFull
-from openenv.rollout.capture.rollout import Rollout
 
 # tap: What happens to the bytes of a stream on their way from the endpoint to the agent: written down, stripped, counted.
 #

@@ -9,14 +9,13 @@ import hmac
 import time
 
 from openenv.errors import CaptureError
-from openenv.rollout.capture.budget import EXHAUSTED
+from openenv.rollout.capture.captured_rollout import EXHAUSTED, Rollout, digest
 from openenv.rollout.capture.dialects import DIALECTS, Route, bridge, openai_chat, route
 from openenv.rollout.capture.dialects.base import DialectModule
 from openenv.rollout.capture.encoding import Json, dumps, load_object
 from openenv.rollout.capture.inbound import Reply, Request
 from openenv.rollout.capture.model_call import EVENTS, JSON, ActiveCall, Ask, Services
 from openenv.rollout.capture.records import JournalFull
-from openenv.rollout.capture.rollout import Rollout, digest
 
 MAX_ACTIVE_CALLS = 64
 """How many calls of one rollout may be under way."""
