@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from openenv.env.environment import Environment, TaskProvider, Transform
-from openenv.env.transforms import CompositeTransform, NullTransform
+from openenv.env.environment import CompositeTransform, Environment, NullTransform, TaskProvider, Transform
 from openenv.rubrics.base import Rubric
 from openenv.types import Action, Observation, State
 

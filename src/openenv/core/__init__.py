@@ -34,14 +34,14 @@ if TYPE_CHECKING:  # the tables, for type checkers; tests/test_typing.py holds t
     from openenv.client.mcp_client import MCPClientBase as MCPClientBase
     from openenv.client.mcp_client import MCPToolClient as MCPToolClient
     from openenv.client.sync_client import SyncEnvClient as SyncEnvClient
+    from openenv.env.environment import CompositeTransform as CompositeTransform
     from openenv.env.environment import Environment as Environment
     from openenv.env.environment import Message as Message
     from openenv.env.environment import ModelTokenizer as ModelTokenizer
+    from openenv.env.environment import NullTransform as NullTransform
     from openenv.env.environment import TaskProvider as TaskProvider
     from openenv.env.environment import Transform as Transform
     from openenv.env.mcp import MCPEnvironment as MCPEnvironment
-    from openenv.env.transforms import CompositeTransform as CompositeTransform
-    from openenv.env.transforms import NullTransform as NullTransform
     from openenv.errors import ConcurrencyConfigurationError as ConcurrencyConfigurationError
     from openenv.errors import EnvironmentFactoryError as EnvironmentFactoryError
     from openenv.errors import OpenEnvError as OpenEnvError

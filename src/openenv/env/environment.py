@@ -7,29 +7,15 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, runtime_checkable
 
 from typing_extensions import TypedDict
 
-from ..types import Action, ActT, EnvironmentMetadata, Observation, ObsT, State, StateT
+from ..types import ActT, EnvironmentMetadata, ObsT, StateT
 
 if TYPE_CHECKING:
-    from ..rubrics.base import Rubric  # an environment without a rubric loads none
-
-__all__ = [
-    "ActT",
-    "Action",
-    "Environment",
-    "EnvironmentMetadata",
-    "Message",
-    "ModelTokenizer",
-    "ObsT",
-    "Observation",
-    "State",
-    "StateT",
-    "TaskProvider",
-    "Transform",
-]
+    from ..rubrics.base import Rubric
 
 
 class Message(TypedDict):
@@ -174,3 +160,27 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
             done: Any = self.rubric.reset()  # type: ignore[func-returns-value]
             if inspect.isawaitable(done):
                 await done
+
+
+# transforms: Transforms that every environment may need. Know observations only.
+
+
+class CompositeTransform(Transform[ObsT]):
+    """Applies several transforms, first to last."""
+
+    def __init__(self, transforms: Iterable[Transform[ObsT]]) -> None:
+        self.transforms = list(transforms)
+
+    def __call__(self, observation: ObsT) -> ObsT:
+        """Return the observation after all transforms."""
+        for transform in self.transforms:
+            observation = transform(observation)
+        return observation
+
+
+class NullTransform(Transform[ObsT]):
+    """Changes nothing."""
+
+    def __call__(self, observation: ObsT) -> ObsT:
+        """Return the observation itself."""
+        return observation

@@ -43,8 +43,8 @@ _EXPORTS = {
     "SessionCreationError": "openenv.errors",
     "EnvironmentFactoryError": "openenv.errors",
     "MCPEnvironment": "openenv.env.mcp",
-    "CompositeTransform": "openenv.env.transforms",
-    "NullTransform": "openenv.env.transforms",
+    "CompositeTransform": "openenv.env.environment",
+    "NullTransform": "openenv.env.environment",
     "HTTPEnvServer": "openenv.server.compat",
     "create_app": "openenv.server.app",
     "create_fastapi_app": "openenv.server.app",
@@ -87,14 +87,14 @@ _SUBMODULES = {
 }
 
 if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py holds the two together
+    from openenv.env.environment import CompositeTransform as CompositeTransform
     from openenv.env.environment import Environment as Environment
     from openenv.env.environment import Message as Message
     from openenv.env.environment import ModelTokenizer as ModelTokenizer
+    from openenv.env.environment import NullTransform as NullTransform
     from openenv.env.environment import TaskProvider as TaskProvider
     from openenv.env.environment import Transform as Transform
     from openenv.env.mcp import MCPEnvironment as MCPEnvironment
-    from openenv.env.transforms import CompositeTransform as CompositeTransform
-    from openenv.env.transforms import NullTransform as NullTransform
     from openenv.errors import ConcurrencyConfigurationError as ConcurrencyConfigurationError
     from openenv.errors import EnvironmentFactoryError as EnvironmentFactoryError
     from openenv.errors import OpenEnvError as OpenEnvError

@@ -1,14 +1,8 @@
-"""Facade: transforms. Re-exports only; the code lives in `openenv.env.transforms`."""
+"""Facade: transforms. Re-exports only; the code lives in `openenv.env.environment`."""
 
 from __future__ import annotations
 
-from openenv.env.environment import (
-    Transform,
-)
-from openenv.env.transforms import (
-    CompositeTransform,
-    NullTransform,
-)
+from openenv.env.environment import CompositeTransform, NullTransform, Transform
 from openenv.types import (
     Observation,
 )

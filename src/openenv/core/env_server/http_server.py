@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from openenv.env.environment import (
-    Environment,
-)
+from openenv.env.environment import Environment
 from openenv.errors import (
     ConcurrencyConfigurationError,
     EnvironmentFactoryError,
