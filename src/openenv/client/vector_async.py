@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from typing_extensions import Self
 
 from ..errors import ClientModeError
-from .vector import VectorEnv
+from .vector_env import VectorEnv
 from .vector_result import VectorResult
 
 ActT = TypeVar("ActT")

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from openenv.client.env_client import EnvClient
 from openenv.client.placement import placements
-from openenv.client.vector import VectorEnv
+from openenv.client.vector_env import VectorEnv
 from openenv.client.vector_result import ended
 from openenv.errors import AccessDenied, ClientModeError, ConnectFailed, RequestTimeout, SessionCapacityError
 from openenv.server.app import create_app

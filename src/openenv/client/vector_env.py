@@ -1,8 +1,4 @@
-"""`VectorEnv`: many sessions as one, stepped in batches over few connections.
-
-Blocking, and for one thread at a time; `AsyncVectorEnv` is for coroutines. Knows episodes and their
-policies; how requests reach sessions is the fleet's business.
-"""
+"""tmp"""
 
 from __future__ import annotations
 
@@ -448,6 +444,3 @@ def _seeds(seed: int | Sequence[int | None] | None, slots: Sequence[int]) -> lis
 def _check(name: str, holds: bool, wanted: str) -> None:
     if not holds:
         raise ValueError(f"{name}: {wanted}")
-
-
-__all__ = ["SlotsFailed", "VectorEnv", "VectorResult"]
