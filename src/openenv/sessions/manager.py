@@ -38,7 +38,7 @@ from .limits import SessionLimits
 from .openings import Openings
 from .reaper import Reaper
 from .session import Call, CallFactory, ObserveStep, Session, SessionKind, SessionState
-from .slots import NOBODY, Slots
+from .slots import NO_ACCOUNT, Slots
 from .waiting import Line, wait_until
 
 logger = logging.getLogger(__name__)
@@ -213,7 +213,7 @@ class SessionManager:
         self,
         kind: SessionKind,
         *,
-        account: Account = NOBODY,
+        account: Account = NO_ACCOUNT,
         on_reserved: Callable[[Session], None] | None = None,
     ) -> Session:
         """Reserve a slot, build the environment, return the session. A cancelled caller leaves nothing behind.
@@ -237,7 +237,7 @@ class SessionManager:
         await self._construct(session)
         return session
 
-    def reserve_at_once(self, kind: SessionKind, *, account: Account = NOBODY) -> Session | None:
+    def reserve_at_once(self, kind: SessionKind, *, account: Account = NO_ACCOUNT) -> Session | None:
         """Reserve a slot for `build` to fill; None where `open` would have to wait for one, or to refuse."""
         session = self.slots.reserve_at_once(kind, account)
         return None if session is None else self._admitted(session)
@@ -268,7 +268,7 @@ class SessionManager:
         kind: SessionKind,
         *,
         wait_s: float = 0.0,
-        account: Account = NOBODY,
+        account: Account = NO_ACCOUNT,
         on_position: Callable[[int], None] | None = None,
         on_reserved: Callable[[Session], None] | None = None,
     ) -> Session:
@@ -296,7 +296,7 @@ class SessionManager:
         return session
 
     async def open_once(
-        self, kind: SessionKind, nonce: str | None, *, wait_s: float = 0.0, account: Account = NOBODY
+        self, kind: SessionKind, nonce: str | None, *, wait_s: float = 0.0, account: Account = NO_ACCOUNT
     ) -> Session:
         """Open a session as `open_in_turn` does; one that the nonce has opened before is returned again.
 

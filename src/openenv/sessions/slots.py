@@ -21,7 +21,7 @@ from .limits import SessionLimits
 from .session import Session, SessionKind, SessionState
 from .waiting import Line, wait_until
 
-NOBODY = Account()
+NO_ACCOUNT = Account()
 _REMEMBERED = 10_000
 _LEFT_AFTER_S = 10.0
 _NAMED = frozenset({SessionKind.HTTP, SessionKind.SOFT, SessionKind.RESUMABLE})
@@ -101,11 +101,11 @@ class Slots:
 
     # -- taking one -----------------------------------------------------------------------------------------------
 
-    def reserve_at_once(self, kind: SessionKind, account: Account = NOBODY) -> Session | None:
+    def reserve_at_once(self, kind: SessionKind, account: Account = NO_ACCOUNT) -> Session | None:
         """Take a slot; None where one has to wait for one, or is refused."""
         return self._try(kind, account).session
 
-    async def reserve(self, kind: SessionKind, account: Account = NOBODY) -> Session:
+    async def reserve(self, kind: SessionKind, account: Account = NO_ACCOUNT) -> Session:
         """Take a slot, waiting while one is about to come free; single requests wait their turn, sessions not for long.
 
         Raises:

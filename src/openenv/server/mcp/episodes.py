@@ -18,7 +18,7 @@ from ...sessions.account import Account
 from ...sessions.endings import CLOSED_BY_CLIENT, NOT_BEGUN
 from ...sessions.operations import build_operations
 from ...sessions.session import Session, SessionKind, SessionState
-from ...sessions.slots import NOBODY
+from ...sessions.slots import NO_ACCOUNT
 from ...types import ServerMode
 from ..service import EnvService
 from .tools import tools_of
@@ -58,7 +58,7 @@ class Episodes:
         self._known: dict[str, McpSession] = {}
         self._plain = build_operations(_same, _same)
 
-    async def open(self, kind: SessionKind, account: Account = NOBODY) -> Session:
+    async def open(self, kind: SessionKind, account: Account = NO_ACCOUNT) -> Session:
         """Open a session that counts for somebody, and begin its episode.
 
         Raises:
@@ -81,7 +81,7 @@ class Episodes:
         handle: str | None,
         *,
         kind: SessionKind = SessionKind.HTTP,
-        account: Account = NOBODY,
+        account: Account = NO_ACCOUNT,
     ) -> McpSession:
         """Answer a handshake with a session; `handle` names one that exists already. Raises as `open` and `find` do."""
         self._forget_ended()
