@@ -7,27 +7,192 @@ is an `exec` into it. Knows how such a container is started and ended; what is d
 from __future__ import annotations
 
 import errno
+import hashlib
+import io
 import math
 import os
 import secrets
+import signal
+import sys
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from openenv import settings
 from openenv.errors import SandboxError, SandboxUnavailable
 from openenv.sandboxes.base import Mount, Sandboxes, SandboxSpec
 from openenv.sandboxes.docker_engine import Engine, EngineName, find_engine
-from openenv.sandboxes.docker_image import HOST_IMAGE, ensure_host_image, host_environment, host_mounts
-from openenv.sandboxes.marked_processes import kill_marked_outside, pid_namespace
 from openenv.sandboxes.netns import listen_in
 from openenv.sandboxes.owners import Owner
 from openenv.sandboxes.relay import Exposure, Relay
 from openenv.sandboxes.shell import ShellSandbox
 from openenv.sandboxes.shell_run import Channel, ShellRun
 from openenv.sandboxes.shell_script import READ_SCRIPT, framed, mark_kb
+
+# docker_image: An image without a registry: the host's own system, read-only, in a container.
+#
+# The image holds only empty folders, a user and links, and is made in a moment; what is to be seen of the host is bound
+# into each container. For machines that cannot pull images. Knows the engine's command line and the host's folders.
+
+
+HOST_IMAGE = "host"
+"""The name that asks for this image."""
+
+_FOLDERS = ("dev", "etc", "home", "mnt", "opt", "proc", "root", "run", "srv", "sys", "tmp", "usr", "var", "var/tmp")
+_SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_FROM_ETC = (
+    *("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types", "ca-certificates"),
+    *("ssl/certs", "ssl/openssl.cnf", "pki/tls/certs", "pki/ca-trust/extracted"),
+)
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_FILES = {
+    "etc/passwd": "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/home/user:/bin/sh\n",
+    "etc/group": "root:x:0:\nuser:x:1000:\n",
+    "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+}
+
+
+def ensure_host_image(engine: Engine) -> str:
+    """Return the name of the image, which is made first where the engine does not have it."""
+    content = _rootfs()
+    name = f"openenv-host:{hashlib.sha256(content).hexdigest()[:12]}"
+    if engine.ask("image", "inspect", name).returncode != 0:
+        engine.tell("import", "-", name, data=content)
+    return name
+
+
+def host_mounts() -> tuple[Mount, ...]:
+    """Return what containers of the image see of the host: its programs and libraries, and the running Python."""
+    wanted = [Path("/usr"), *(Path("/", name) for name in _SYSTEM), *(Path("/etc", name) for name in _FROM_ETC)]
+    found = [path for path in wanted if path.exists() and not (path.is_symlink() and path.parent == Path("/"))]
+    for place in dict.fromkeys([sys.base_prefix, sys.base_exec_prefix]):
+        python = Path(place).resolve()
+        if not any(python == seen or seen in python.parents for seen in found):
+            found.append(python)
+    return tuple(Mount(path.resolve(), str(path)) for path in found)
+
+
+def host_environment() -> dict[str, str]:
+    """Return the variables of containers of the image: the running Python is found first where it is not in `/usr`."""
+    python = Path(sys.base_prefix).resolve()
+    elsewhere = Path("/usr") not in [python, *python.parents]
+    return {"PATH": f"{python}/bin:{_PATH}" if elsewhere else _PATH, "LANG": "C.UTF-8"}
+
+
+def _rootfs() -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for name in _FOLDERS:
+            folder = tarfile.TarInfo(name)
+            folder.type, folder.mode = tarfile.DIRTYPE, 0o1777 if name in ("tmp", "var/tmp") else 0o755
+            tar.addfile(folder)
+        for name in _SYSTEM:
+            here = Path("/", name)
+            if here.is_symlink():
+                link = tarfile.TarInfo(name)
+                link.type, link.linkname = tarfile.SYMTYPE, os.readlink(here)
+                tar.addfile(link)
+        for name, text in _FILES.items():
+            file = tarfile.TarInfo(name)
+            file.size, file.mode = len(text), 0o644
+            tar.addfile(file, io.BytesIO(text.encode()))
+    return out.getvalue()
+
+
+# marked_processes: Kills the processes of a command by their mark, from outside of the box, where its processes are of this machine.
+#
+# Does what `shell_script.kill_marked` does inside, but is not slowed by a box full of busy processes. Knows /proc.
+
+
+_PATIENCE_S = 20.0
+
+
+def pid_namespace(pid: int) -> int:
+    """Return the number of the pid namespace of a process.
+
+    Raises:
+        OSError: there is no such process, or this one may not look.
+    """
+    return os.stat(f"/proc/{pid}/ns/pid").st_ino
+
+
+def kill_marked_outside(namespace: int, *, mark: int, lowest: int, spare: int) -> None:
+    """Kill every process of a pid namespace with a mark (in KB) or one below all given ones, except its first process.
+
+    They are stopped first, all of them, and killed when none can fork any more.
+
+    Raises:
+        OSError: this process may not do that, or not look at every process of the machine.
+    """
+    stopped: set[int] = set()
+    killed: set[int] = set()
+    deadline = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < deadline:
+        look = _look(namespace, mark * 1024, lowest * 1024, spare)
+        new = look.marked.keys() - stopped
+        waiting = look.marked.keys() - killed
+        if not look.marked and not look.some_vanished:
+            return
+        if new:
+            stopped |= {pid for pid in new if _signal(pid, signal.SIGSTOP)}
+        elif all(look.marked[pid] in "Tt" for pid in waiting) and not look.some_vanished:
+            killed |= {pid for pid in waiting if _signal(pid, signal.SIGKILL)}
+        else:
+            time.sleep(0.001)
+    for pid in stopped:
+        _signal(pid, signal.SIGKILL)
+
+
+@dataclass(slots=True)
+class _Look:
+    """What was seen in one look at all processes: the marked ones that live, with their state."""
+
+    marked: dict[int, str] = field(default_factory=dict)
+    some_vanished: bool = False
+    """Before they were looked at; they may have left children."""
+
+
+def _look(namespace: int, mark: int, lowest: int, spare: int) -> _Look:
+    look = _Look()
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == spare:
+            continue
+        try:
+            if pid_namespace(int(name)) != namespace:
+                continue
+            limit, state = _hard_limit(name), _state(name)
+        except (FileNotFoundError, ProcessLookupError):
+            look.some_vanished = True
+            continue
+        if state not in "ZX" and limit is not None and (limit == mark or limit < lowest):
+            look.marked[int(name)] = state
+    return look
+
+
+def _hard_limit(pid: str) -> int | None:
+    with open(f"/proc/{pid}/limits", "rb") as file:
+        for line in file:
+            if line.startswith(b"Max resident set"):
+                hard = line.split()[4]
+                return int(hard) if hard.isdigit() else None
+    raise ProcessLookupError(pid)
+
+
+def _state(pid: str) -> str:
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b") ")[2][:1].decode()
+
+
+def _signal(pid: int, number: signal.Signals) -> bool:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
 
 DEFAULT_IMAGE = "python:3.12-slim"
 OWNER_LABEL = "openenv.owner"
