@@ -38,9 +38,9 @@ from ..types import ServerMode, WSErrorCode
 from .access import Role, account_of, may, role_of
 from .asgi import Receive, Scope, Send, header, origin_of
 from .mcp.own import OwnMethods
-from .multiplex import MultiplexConnection, MultiplexService
 from .service import EnvService
 from .sockets import AsgiSocket, FrameSocket, Socket, open_socket
+from .ws_v2 import MultiplexConnection, MultiplexService
 
 logger = logging.getLogger(__name__)
 
