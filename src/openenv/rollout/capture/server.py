@@ -25,12 +25,12 @@ from typing import Any, TypeVar
 from openenv.errors import CaptureError
 from openenv.rollout.capture import export, socket_folder
 from openenv.rollout.capture.admin import Admin
+from openenv.rollout.capture.agent_routes import Proxy, Registry
 from openenv.rollout.capture.captured_rollout import Rollout, Spending, Stats, digest
 from openenv.rollout.capture.export import Sequence
 from openenv.rollout.capture.inbound import Connection, Limits, Reply, Request
 from openenv.rollout.capture.model_call import Services
 from openenv.rollout.capture.outbound import Endpoints
-from openenv.rollout.capture.proxy import Proxy, Registry
 from openenv.rollout.capture.records import FILE, Call, Journal, JournalFull, Recorder, Recording, read
 from openenv.rollout.outcome import RolloutTurn
 from openenv.rollout.task import Budget, Model
