@@ -21,9 +21,9 @@ from ..tool_types import (
     ToolErrorType,
 )
 from ..types import Action, Observation, State
+from .binding import run_blocking
 from .code_mode import execute
 from .environment import Environment, Transform
-from .offload import run_blocking
 from .tools.connection import new_client
 from .tools.outcome import ToolOutcome
 from .tools.registry import ToolRegistry, check_names

@@ -16,8 +16,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from ..env.binding import factory_class, factory_name
-from ..env.remote import class_of
+from ..env.binding import class_of, factory_class, factory_name
 from ..errors import (
     ConcurrencyConfigurationError,
     EnvironmentFactoryError,

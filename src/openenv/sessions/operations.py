@@ -11,8 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..env.binding import bind
-from ..env.remote import RemoteEnvironment, step_argument
+from ..env.binding import RemoteEnvironment, bind, step_argument
 from ..env.tools.source import ToolSource
 
 Kind = Literal["construct", "reset", "step", "state", "tool", "call", "close"]

@@ -18,8 +18,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, Protocol
 
-from ..env.binding import bind
-from ..env.offload import OFFLOAD
+from ..env.binding import OFFLOAD, bind
 from ..errors import RequestCancelled, SessionClosedError
 from ..runners import Hub, Lane, PerishableLane, current_hub
 from .account import Account

@@ -16,8 +16,8 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
+from ..env.binding import RemoteEnvironment
 from ..env.environment import Environment
-from ..env.remote import RemoteEnvironment
 from ..errors import SessionLost
 from ..protocol.codec import decode
 from ..server.service import EnvService, ServiceOptions

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from ..env.binding import class_of
 from ..env.environment import Environment
-from ..env.remote import class_of
 from ..env.tools.events import ToolEvents
 from ..env.tools.outcome import ToolOutcome
 from ..errors import ExecutionError, OpenEnvError, SessionClosedError, SessionLost, ToolCallError, message_of

@@ -20,7 +20,7 @@ from fastmcp.tools.function_tool import FunctionTool
 
 from ...errors import ToolCallError, ToolNotFoundError, ToolTimeout, ToolTransportError, message_of
 from ...tool_types import RESERVED_TOOL_NAMES, Tool
-from ..offload import run_blocking
+from ..binding import run_blocking
 from .cancellable import blocking
 from .connection import ServerConnection
 from .context import EnvContext

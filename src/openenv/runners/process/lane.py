@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from ...env.remote import Encoder
+from ...env.binding import Encoder
 from ...env.tools.events import ToolEvents
 from ...errors import SessionLost, message_of
 from ..base import WORKER_CRASHED, LaneCall, NotSendable, PerishableLane

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ...env.remote import Encoder
+from ...env.binding import Encoder
 from ...errors import SessionLost, message_of
 from ..base import WORKER_CRASHED, Lane, ProcessOptions
 from .crew import Crew

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
-from ...env.remote import Encoder, RemoteEnvironment, RemoteOperation, step_argument
+from ...env.binding import Encoder, RemoteEnvironment, RemoteOperation, step_argument
 from ...env.tools.events import EVENTS, ToolEvents
 from ...env.tools.source import ToolSource
 from .description import Description

@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ...env.binding import bind
-from ...env.offload import run_blocking
+from ...env.binding import bind, run_blocking
 from ...env.tools.events import ToolEvents
 from ...env.tools.outcome import ToolOutcome
 from ...env.tools.source import ToolSource
