@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from openenv import Action, Environment, Observation, State
+from openenv.sessions.events import RequestOrigin
 from openenv.sessions.manager import SessionLimits, SessionManager
 from openenv.sessions.operations import CALL, build_operations
-from openenv.sessions.origin import Origin
 from openenv.sessions.session import Session, SessionKind
 from openenv.telemetry.calls import CURRENT, CallWatch
 from openenv.telemetry.logs import JsonFormatter
@@ -81,7 +81,7 @@ async def test_what_an_environment_logs_names_its_session_and_request(
     sessions = [await manager.open(SessionKind.HTTP) for _ in range(20)]
 
     async def reset(session: Session, number: int) -> None:
-        await session.run(OPERATIONS.reset, {}, origin=Origin(f"request {number}", PARENT))
+        await session.run(OPERATIONS.reset, {}, origin=RequestOrigin(f"request {number}", PARENT))
 
     for _ in range(5):
         await asyncio.gather(*(reset(session, number) for number, session in enumerate(sessions)))

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapp
 from typing import Any, Final, TypeVar
 
 from ..protocol.codec import encode
-from ..sessions.origin import Origin
+from ..sessions.events import RequestOrigin
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -46,9 +46,9 @@ def header(scope: Scope, name: bytes) -> str | None:
     return None
 
 
-def origin_of(scope: Scope, request_id: str | int | None = None) -> Origin:
+def origin_of(scope: Scope, request_id: str | int | None = None) -> RequestOrigin:
     """Return where a request comes from, for logs and traces."""
-    return Origin(request_id, header(scope, b"traceparent"))
+    return RequestOrigin(request_id, header(scope, b"traceparent"))
 
 
 def cookie(scope: Scope, name: str) -> str | None:

@@ -31,10 +31,10 @@ from ..protocol.codec import encode, encode_state, split_observation
 from ..protocol.server import error_list
 from ..protocol.v2.server import NONCE_CHARS
 from ..sessions.endings import UNANSWERED
+from ..sessions.events import RequestOrigin
 from ..sessions.hints import hinted
 from ..sessions.ledger import Entry
 from ..sessions.operations import Operation, StepInput, build_operations
-from ..sessions.origin import Origin
 from ..sessions.session import Session, SessionKind
 from ..types import ResetRequest, StepRequest, WSErrorCode
 from .asgi import (
@@ -190,7 +190,7 @@ class GymRoutes:
             return
         await self._run_plain(scope, send, operation, argument, begins=begins)
 
-    def _origin(self, scope: Scope, argument: Any) -> Origin | None:
+    def _origin(self, scope: Scope, argument: Any) -> RequestOrigin | None:
         return origin_of(scope, _key_name(scope, argument)) if self._manager.wants_origins else None
 
     async def _run_named(self, session: Session, scope: Scope, send: Send, operation: Operation, argument: Any) -> None:
@@ -203,7 +203,7 @@ class GymRoutes:
         await respond(send, status, body, _name(session))
 
     async def _run_once(
-        self, session: Session, key: RequestKey, operation: Operation, argument: Any, origin: Origin | None
+        self, session: Session, key: RequestKey, operation: Operation, argument: Any, origin: RequestOrigin | None
     ) -> tuple[int, bytes]:
         """Run a request; one whose key was seen before is answered as it was then, and not run again."""
         try:
@@ -222,14 +222,14 @@ class GymRoutes:
         return await kept_reply(entry)
 
     async def _finish(
-        self, entry: Entry, session: Session, operation: Operation, argument: Any, origin: Origin | None
+        self, entry: Entry, session: Session, operation: Operation, argument: Any, origin: RequestOrigin | None
     ) -> tuple[int, bytes]:
         status, body = await self._outcome(session, operation, argument, origin)
         session.ledger.finish(entry, (status, body), len(body))
         return status, body
 
     async def _outcome(
-        self, session: Session, operation: Operation, argument: Any, origin: Origin | None
+        self, session: Session, operation: Operation, argument: Any, origin: RequestOrigin | None
     ) -> tuple[int, bytes]:
         try:
             return 200, await session.run(operation, argument, origin=origin)
@@ -275,7 +275,13 @@ class GymRoutes:
                 raise
 
     async def _run_new_once(
-        self, key: RequestKey, receive: Receive, send: Send, operation: Operation, argument: Any, origin: Origin | None
+        self,
+        key: RequestKey,
+        receive: Receive,
+        send: Send,
+        operation: Operation,
+        argument: Any,
+        origin: RequestOrigin | None,
     ) -> None:
         """The same under a key: a client that has not got the answer may ask again, and gets the same session."""
         try:
@@ -291,7 +297,7 @@ class GymRoutes:
             session.close(UNANSWERED)
         await respond(send, status, body, _name(session) if status == 200 else ())
 
-    async def _begin(self, operation: Operation, argument: Any, origin: Origin | None) -> tuple[Session, Any]:
+    async def _begin(self, operation: Operation, argument: Any, origin: RequestOrigin | None) -> tuple[Session, Any]:
         session = await self._manager.open(SessionKind.HTTP)
         try:
             return session, await session.run(operation, argument, origin=origin)

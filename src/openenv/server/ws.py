@@ -30,9 +30,9 @@ from ..protocol.server import (
 from ..protocol.v2.codec import BY_NAME, choose
 from ..runners import Hub, current_hub
 from ..sessions.endings import CLOSED_BY_CLIENT, DISCONNECTED, WORKER_CRASHED
+from ..sessions.events import RequestOrigin
 from ..sessions.hints import hinted
 from ..sessions.operations import Operation
-from ..sessions.origin import Origin
 from ..sessions.session import Session, SessionKind, SessionState
 from ..types import ServerMode, WSErrorCode
 from .access import Role, account_of, may, role_of
@@ -80,7 +80,7 @@ class GymConnection:
         self._catching_up = False
         self._leaving = False
         self._lost = False
-        self.origin: Origin | None = None
+        self.origin: RequestOrigin | None = None
 
     def begin(self, session_id: str | None) -> None:
         """Open a session, or attach to the named one; a failure is reported and ends the connection."""

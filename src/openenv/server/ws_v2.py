@@ -25,11 +25,11 @@ from ..protocol.v2.codec import Codec
 from ..protocol.v2.server import Batch, Parsed, Refused, Reply, Request, ServerProtocolV2, Writer, request_of, writer_of
 from ..runners import Host, Hub
 from ..sessions.endings import CLOSED_BY_CLIENT, DISCONNECTED, SHUTTING_DOWN, ending
+from ..sessions.events import RequestOrigin
 from ..sessions.group import StepGroup
 from ..sessions.hints import hinted
 from ..sessions.ledger import Entry
 from ..sessions.operations import Operation, Operations, StepInput, build_operations
-from ..sessions.origin import Origin
 from ..sessions.session import Call, Holder, Running, Session, SessionKind
 from ..types import ServerMode, WSErrorCode
 from .access import Role, account_of, may
@@ -469,9 +469,9 @@ class MultiplexConnection:
         self._manager.report_error(code.value, session)
         target.answer(Reply("error", self.writer.data({"message": text, "code": code.value}), self.writer))
 
-    def _origin(self, request: Request) -> Origin:
+    def _origin(self, request: Request) -> RequestOrigin:
         given = (request.extra or {}).get("traceparent")
-        return Origin(request.id, given if isinstance(given, str) else self.traceparent)
+        return RequestOrigin(request.id, given if isinstance(given, str) else self.traceparent)
 
     def _operation(self, request: Request) -> tuple[Operation, Any]:
         if request.type == "step":

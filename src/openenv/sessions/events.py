@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 EventName = Literal["opened", "ready", "failed", "closed", "error"]
 
@@ -32,3 +32,38 @@ class SessionEvent:
 
 
 Listener = Callable[[SessionEvent], None]
+
+
+# episode: What an orchestrator may know of an episode that somebody else plays. Knows numbers only.
+
+
+@dataclass(slots=True)
+class EpisodeStats:
+    """Reward and end of a session's running episode, as its steps have told."""
+
+    steps: int = 0
+    reward: float | None = None
+    total_reward: float = 0.0
+    done: bool = False
+
+    def record(self, reward: float | None, *, done: bool) -> None:
+        """Take in one step."""
+        self.steps += 1
+        self.reward = reward
+        self.total_reward += reward or 0.0
+        self.done = done
+
+
+# origin: `Origin`: what a requester calls its request, and the trace that it belongs to. For logs and traces only.
+
+
+class RequestOrigin(NamedTuple):
+    """Where a call comes from.
+
+    Args:
+        request_id: The id that the requester gave it.
+        traceparent: The trace that it is part of, as in W3C Trace Context.
+    """
+
+    request_id: str | int | None = None
+    traceparent: str | None = None

@@ -22,11 +22,10 @@ from ..env.binding import OFFLOAD, bind
 from ..errors import RequestCancelled, SessionClosedError
 from ..runners import Hub, Lane, PerishableLane, current_hub
 from .account import Account
-from .episode import Episode
+from .events import EpisodeStats, RequestOrigin
 from .lane_part import LanePart, raisable
 from .ledger import Ledger
 from .operations import CLOSE, CONSTRUCT, Operation
-from .origin import Origin
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +78,7 @@ class Call:
         argument: Any,
         done: Done,
         hub: Hub,
-        origin: Origin | None = None,
+        origin: RequestOrigin | None = None,
     ) -> None:
         self._session = session
         self.operation = operation
@@ -157,7 +156,7 @@ class Call:
         self._done(self.result, self.error)
 
 
-CallFactory = Callable[["Session", Operation, Any, Done, Hub, "Origin | None"], Call]
+CallFactory = Callable[["Session", Operation, Any, Done, Hub, "RequestOrigin | None"], Call]
 ObserveStep = Callable[[float, float, float], None]
 """Takes the seconds that a step has waited, run, and been on its way back."""
 
@@ -217,7 +216,7 @@ class Session:
         self.ledger = Ledger()
         self.account = Account()
         self.close_when_detached = False
-        self.episode = Episode()
+        self.episode = EpisodeStats()
         self.was_reset = False
         self._clock = clock
         self._on_ready = on_ready
@@ -254,7 +253,9 @@ class Session:
         """Seconds since somebody has used the session."""
         return self._clock() - self.last_activity_at
 
-    def submit(self, operation: Operation, argument: Any, done: Done, hub: Hub, origin: Origin | None = None) -> Call:
+    def submit(
+        self, operation: Operation, argument: Any, done: Done, hub: Hub, origin: RequestOrigin | None = None
+    ) -> Call:
         """Run an operation after those before it; `done(result, error)` is called once, on the hub's loop."""
         call = self.make_call(self, operation, argument, done, hub, origin)
         with self._lock:
@@ -306,7 +307,7 @@ class Session:
         argument: Any = None,
         *,
         cancellable: bool = False,
-        origin: Origin | None = None,
+        origin: RequestOrigin | None = None,
     ) -> Any:
         """Run an operation and wait for its result.
 
@@ -417,7 +418,7 @@ class Session:
             if kind == "step" and call.error is None:
                 self.step_count += 1
             elif kind == "reset":
-                self.episode = Episode()
+                self.episode = EpisodeStats()
                 self.was_reset = True
             following = self._following()
         call.settle()

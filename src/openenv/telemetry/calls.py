@@ -14,9 +14,9 @@ from time import perf_counter
 from typing import Any
 
 from ..runners import Hub
+from ..sessions.events import RequestOrigin
 from ..sessions.manager import SessionManager
 from ..sessions.operations import Operation
-from ..sessions.origin import Origin
 from ..sessions.session import Call, Done, Session
 from .histogram import Histograms
 
@@ -75,7 +75,7 @@ class WatchedCall(Call):
         argument: Any,
         done: Done,
         hub: Hub,
-        origin: Origin | None = None,
+        origin: RequestOrigin | None = None,
     ) -> None:
         Call.__init__(self, session, operation, argument, done, hub, origin)
         self._watch = watch
