@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from openenv.sandboxes.docker_engine import Engine
+from openenv.sandboxes.container_cli import Engine
 
 ROOT = Path(__file__).resolve().parents[2]
 # As process 1 it has no default for SIGTERM, so it says what it does.

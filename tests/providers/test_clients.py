@@ -16,8 +16,8 @@ from openenv import GenericEnvClient
 from openenv.errors import ConnectFailed
 from openenv.providers import LocalDockerProvider, ProcessProvider
 from openenv.sandboxes import Mount
+from openenv.sandboxes.container_cli import Engine
 from openenv.sandboxes.docker import ensure_host_image, host_mounts
-from openenv.sandboxes.docker_engine import Engine
 
 ROOT = Path(__file__).resolve().parents[2]
 LeftBehind = Callable[[], list[str]]

@@ -20,7 +20,7 @@ from openenv.errors import ProviderError, ProviderUnavailable, ServerDied, Serve
 from openenv.providers import LocalDockerProvider
 from openenv.providers.readiness import ask_health
 from openenv.sandboxes import Mount
-from openenv.sandboxes.docker_engine import Engine
+from openenv.sandboxes.container_cli import Engine
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 LeftBehind = Callable[[], list[str]]

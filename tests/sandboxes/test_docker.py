@@ -18,7 +18,7 @@ import pytest
 from openenv.errors import SandboxError, SandboxGone, SandboxUnavailable, SandboxUnsupported
 from openenv.sandboxes import DockerSandboxes, Limits, Mount, Sandbox, SandboxSpec
 from openenv.sandboxes.checks import CHECKS, Bench, Check, NotOffered
-from openenv.sandboxes.docker_engine import Engine
+from openenv.sandboxes.container_cli import Engine
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 

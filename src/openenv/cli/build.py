@@ -15,7 +15,7 @@ import typer
 from .signals import tidy_on_sigterm
 
 if TYPE_CHECKING:
-    from ..sandboxes.docker_engine import Engine
+    from ..sandboxes.container_cli import Engine
 
 _EXAMPLES = """
 Build an image of an environment package, with Docker or Podman.
@@ -100,7 +100,7 @@ def _name(folder: Path) -> str:
 def _engine() -> Engine:
     """Return the first engine that is installed and answers."""
     from ..errors import SandboxError
-    from ..sandboxes.docker_engine import find_engine
+    from ..sandboxes.container_cli import find_engine
 
     reasons = []
     for kind in ("docker", "podman"):

@@ -188,7 +188,7 @@ def _control_groups() -> str:
 
 
 def _containers() -> str:
-    from ..sandboxes.docker_engine import find_engine
+    from ..sandboxes.container_cli import find_engine
 
     engine = find_engine("auto", None)
     engine.check()

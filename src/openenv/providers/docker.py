@@ -29,8 +29,8 @@ from openenv.providers.engine import (
 )
 from openenv.providers.readiness import quoted, wait_for_ready
 from openenv.sandboxes.base import Mount
+from openenv.sandboxes.container_cli import EngineName
 from openenv.sandboxes.docker import DockerSandboxes, bind_option
-from openenv.sandboxes.docker_engine import EngineName
 
 logger = logging.getLogger(__name__)
 

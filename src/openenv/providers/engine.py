@@ -17,8 +17,8 @@ from typing import Literal
 from openenv import settings
 from openenv.errors import ProviderError, ProviderUnavailable, SandboxError, SandboxUnavailable
 from openenv.providers.progress import told_when_slow
+from openenv.sandboxes.container_cli import Engine, EngineName, find_engine
 from openenv.sandboxes.docker import OWNER_LABEL
-from openenv.sandboxes.docker_engine import Engine, EngineName, find_engine
 from openenv.sandboxes.owners import Owner
 
 PROVIDER_LABEL = "openenv.provider"

@@ -24,7 +24,7 @@ from pathlib import Path
 from openenv import settings
 from openenv.errors import SandboxError, SandboxUnavailable
 from openenv.sandboxes.base import Mount, Sandboxes, SandboxSpec
-from openenv.sandboxes.docker_engine import Engine, EngineName, find_engine
+from openenv.sandboxes.container_cli import Engine, EngineName, find_engine
 from openenv.sandboxes.netns import listen_in
 from openenv.sandboxes.owners import Owner
 from openenv.sandboxes.relay import Exposure, Relay
