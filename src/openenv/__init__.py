@@ -27,8 +27,8 @@ _EXPORTS = {
     "GenericAction": "openenv.client.generic",
     "HTTPEnvClient": "openenv.client.http_client",
     "MCPToolClient": "openenv.client.mcp_client",
-    "VectorEnv": "openenv.client.vector_env",
-    "AsyncVectorEnv": "openenv.client.vector_async",
+    "VectorEnv": "openenv.client.vector.vector_env",
+    "AsyncVectorEnv": "openenv.client.vector.vector_env",
     "LocalEnv": "openenv.local",
     "AutoEnv": "openenv.auto",
     "AutoAction": "openenv.auto",
@@ -44,8 +44,8 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.client.http_client import HTTPEnvClient as HTTPEnvClient
     from openenv.client.mcp_client import MCPToolClient as MCPToolClient
     from openenv.client.sync_client import SyncEnvClient as SyncEnvClient
-    from openenv.client.vector_async import AsyncVectorEnv as AsyncVectorEnv
-    from openenv.client.vector_env import VectorEnv as VectorEnv
+    from openenv.client.vector.vector_env import AsyncVectorEnv as AsyncVectorEnv
+    from openenv.client.vector.vector_env import VectorEnv as VectorEnv
     from openenv.env.environment import Environment as Environment
     from openenv.env.environment import Transform as Transform
     from openenv.env.mcp import MCPEnvironment as MCPEnvironment

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from openenv import Environment, GenericEnvClient, Observation, create_app
-from openenv.client.vector_env import VectorEnv
+from openenv.client.vector.vector_env import VectorEnv
 from openenv.env.binding import infer_models
 from openenv.errors import ClientModeError, RequestValidationError
 from openenv.gym import GymnasiumEnv, GymnasiumVectorEnv, gymnasium_environment

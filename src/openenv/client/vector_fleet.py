@@ -15,8 +15,8 @@ from typing import Any, Final
 from ..errors import AccessDenied, ConnectFailed, OpenEnvError, ProtocolError, RequestTimeout, SessionLost
 from ..protocol.client import error_from_frame
 from ..protocol.v2.client import new_nonce
-from .placement import Place
 from .url import Address, parse_ws_url, socket_url
+from .vector.vector_env import Place
 from .vector_connection import ConnectionBroken
 from .vector_line import Line, Slot, Unreachable, reach_all
 from .wire import ConnectionOptions

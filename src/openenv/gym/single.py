@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium
 
 from ..client.env_client import EnvClient
-from ..client.vector_env import VectorEnv
+from ..client.vector.vector_env import VectorEnv
 from ..client.vector_result import SlotResult, SlotsFailed
 from .advertised import FromObservation, ToAction, interface_of
 from .environment import RENDER_KEY

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from openenv.client.vector_env import SlotsFailed, VectorEnv, VectorResult
+from openenv.client.vector.vector_env import SlotsFailed, VectorEnv, VectorResult
 from openenv.errors import OpenEnvError
 
 from .environment import Deed, Seen, hashed

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from openenv.client.vector_env import VectorEnv
+from openenv.client.vector.vector_env import VectorEnv
 from openenv.client.vector_result import SlotsFailed
 from openenv.errors import ExecutionError, RequestValidationError, SessionLost
 

@@ -13,8 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from openenv.client.env_client import EnvClient
-from openenv.client.placement import placements
-from openenv.client.vector_env import VectorEnv
+from openenv.client.vector.vector_env import VectorEnv, placements
 from openenv.client.vector_result import ended
 from openenv.errors import AccessDenied, ClientModeError, ConnectFailed, RequestTimeout, SessionCapacityError
 from openenv.server.app import create_app
