@@ -29,7 +29,7 @@ from openenv.protocol.frames import (
     text_head,
 )
 from openenv.protocol.server import Malformed, ServerProtocol, Step
-from openenv.server.http import observation_body
+from openenv.server.http_routes import observation_body
 from openenv.types import Action, Observation, WSErrorCode
 
 # -- requests -----------------------------------------------------------------------------------------------------

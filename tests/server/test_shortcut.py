@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-import openenv.server.http as http_module
+import openenv.server.http_routes as http_module
 from openenv.env.environment import Environment
 from openenv.server.app import create_app
 from openenv.server.door import is_plain_upgrade

@@ -41,14 +41,13 @@ from ..types import (
 )
 from .access import AccessPolicy, Gate, OriginPolicy
 from .documents import Documents
-from .http import GymRoutes
+from .http_routes import GymRoutes, OpenRequest, SessionOpened, SessionRoutes
 from .lifespan import add_to_lifespan
 from .mcp.endpoint import McpEndpoint
 from .mcp.socket import RpcEndpoint
 from .metrics import MetricsRoutes
 from .routes import DocumentedRoute, ErrorBody, GetEndpointConfig, SessionClosed, SessionView, register_get_endpoints
 from .service import DEFAULT_MAX_MESSAGE_BYTES, EnvService, ServiceOptions
-from .session_routes import OpenRequest, SessionOpened, SessionRoutes
 from .tasks import TaskRoutes
 from .ws import GymEndpoint
 

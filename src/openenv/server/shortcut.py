@@ -22,7 +22,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from .access import Guard
 from .asgi import Handler, Receive, Scope, Send
-from .http import GymRoutes, names_session
+from .http_routes import GymRoutes, names_session
 from .mcp.endpoint import McpEndpoint
 from .routes import DocumentedRoute
 from .ws import GymEndpoint

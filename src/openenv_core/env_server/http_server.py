@@ -17,7 +17,7 @@ from openenv.server.app import create_fastapi_app as _create_fastapi_app
 from openenv.server.app import new_application
 from openenv.server.asgi import Receive, Scope, Send, respond
 from openenv.server.compat import HTTPEnvServer as _HTTPEnvServer
-from openenv.server.http import GymRoutes
+from openenv.server.http_routes import GymRoutes
 from openenv.server.service import EnvService
 from openenv.sessions.operations import Operation
 from openenv.sessions.session import Session, SessionKind

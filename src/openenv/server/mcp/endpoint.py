@@ -46,7 +46,7 @@ from ..asgi import (
     respond_json,
     while_connected,
 )
-from ..http import BODY, KEY_HEADER, SESSION_HEADER, echoing
+from ..http_routes import BODY, KEY_HEADER, SESSION_HEADER, echoing
 from ..service import EnvService
 from .episodes import Episodes, McpSession
 from .methods import Exchange, McpMethods, failure, negotiated, session_error

@@ -16,7 +16,7 @@ from ...sessions.ledger import Entry
 from ...sessions.manager import SessionManager
 from ...sessions.session import Session
 from ..asgi import HeaderList, Scope, Send, respond
-from ..http import KEY_REUSED, KEY_REUSED_TEXT, RequestKey, kept_reply, request_key
+from ..http_routes import KEY_REUSED, KEY_REUSED_TEXT, RequestKey, kept_reply, request_key
 
 
 class Once:
