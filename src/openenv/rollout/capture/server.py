@@ -24,9 +24,9 @@ from typing import Any, TypeVar
 
 from openenv.errors import CaptureError
 from openenv.rollout.capture import export, socket_folder
-from openenv.rollout.capture.admin import Admin
 from openenv.rollout.capture.agent_routes import Proxy, Registry
 from openenv.rollout.capture.captured_rollout import Rollout, Spending, Stats, digest
+from openenv.rollout.capture.control_routes import Admin
 from openenv.rollout.capture.export import Sequence
 from openenv.rollout.capture.inbound import Connection, Limits, Reply, Request
 from openenv.rollout.capture.model_call import Services

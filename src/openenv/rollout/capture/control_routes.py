@@ -24,6 +24,7 @@ from openenv.rollout.task import Budget, Dialect, Model
 if TYPE_CHECKING:
     from openenv.rollout.capture.server import CaptureServer
 
+
 _JSON = [("content-type", "application/json")]
 
 
