@@ -21,9 +21,6 @@ ALONE = {
     ),
     "use_capture.py": "Two. False\ncomplete 10 5\nTrue 5\n",
     "async_env.py": "{'answer': 'WHY?'}\n",
-    "cassette.py": (
-        'A model.\nA model.\nbody.messages[0].content: recorded "Who are you?", asked "Who am I?"\nFalse\n'
-    ),
     "guess.py": "",
     "limits.py": "",
     "observation_encodings.py": (

@@ -1,4 +1,4 @@
-"""Language models: scripted ones, cassettes of real ones, and clients.
+"""Language models: clients of model endpoints, and scripted models.
 
 Knows HTTP and the dialects of model endpoints. Must not know rollouts, sandboxes or environments.
 """
