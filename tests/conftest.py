@@ -226,7 +226,7 @@ def greeter() -> type:
     """An environment that has one tool, and nothing else to do."""
     from fastmcp import FastMCP
 
-    from openenv.env.mcp import MCPEnvironment
+    from openenv.env.mcp_environment import MCPEnvironment
     from openenv.types import Observation, State
 
     class Greeter(MCPEnvironment):

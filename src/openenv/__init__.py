@@ -16,7 +16,7 @@ _EXPORTS = {
     "State": "openenv.types",
     "StepResult": "openenv.types",
     "Environment": "openenv.env.environment",
-    "MCPEnvironment": "openenv.env.mcp",
+    "MCPEnvironment": "openenv.env.mcp_environment",
     "Transform": "openenv.env.environment",
     "Rubric": "openenv.rubrics",
     "create_app": "openenv.server.app",
@@ -48,7 +48,7 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.client.vector.vector_env import VectorEnv as VectorEnv
     from openenv.env.environment import Environment as Environment
     from openenv.env.environment import Transform as Transform
-    from openenv.env.mcp import MCPEnvironment as MCPEnvironment
+    from openenv.env.mcp_environment import MCPEnvironment as MCPEnvironment
     from openenv.local import LocalEnv as LocalEnv
     from openenv.rubrics import Rubric as Rubric
     from openenv.server.app import create_app as create_app

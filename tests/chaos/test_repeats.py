@@ -14,7 +14,7 @@ import httpx2
 import pytest
 from fastmcp import FastMCP
 
-from openenv.env.mcp import MCPEnvironment
+from openenv.env.mcp_environment import MCPEnvironment
 from openenv.errors import StaleRequest
 from openenv.server.app import create_fastapi_app
 from openenv.sessions.ledger import KEPT, KEPT_BYTES, REMEMBERED, Ledger

@@ -11,7 +11,7 @@ from fastmcp import FastMCP
 from openenv import GenericEnvClient, HTTPEnvClient, MCPToolClient
 from openenv.client.wire import with_token
 from openenv.env.environment import Environment
-from openenv.env.mcp import MCPEnvironment
+from openenv.env.mcp_environment import MCPEnvironment
 from openenv.errors import AccessDenied, ConnectFailed, Forbidden
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app

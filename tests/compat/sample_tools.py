@@ -13,7 +13,7 @@ from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservatio
 from openenv.core.env_server.types import Action, Observation, State
 
 try:
-    from openenv.env.mcp import MCPEnvironment
+    from openenv.env.mcp_environment import MCPEnvironment
 except ImportError:  # the published package
     from openenv.core.env_server.mcp_environment import MCPEnvironment
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from fastmcp import FastMCP
 
-from openenv.env.mcp import MCPEnvironment
+from openenv.env.mcp_environment import MCPEnvironment
 from openenv.tool_types import CallToolAction, CallToolObservation, ListToolsAction, ListToolsObservation
 from openenv.types import Action, Observation, State
 

@@ -180,7 +180,7 @@ def test_a_function_that_never_returns_from_c_keeps_neither_close_nor_exit() -> 
 import time
 from fastmcp import FastMCP
 from fastmcp.server.middleware import Middleware
-from openenv.env.mcp import MCPEnvironment
+from openenv.env.mcp_environment import MCPEnvironment
 from openenv.tool_types import CallToolAction
 from openenv.types import Observation, State
 

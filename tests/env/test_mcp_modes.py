@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fastmcp import Context
 
-from openenv.env.mcp import get_server_tools
+from openenv.env.mcp_environment import get_server_tools
 from openenv.tool_types import ListToolsAction
 
 

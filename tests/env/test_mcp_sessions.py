@@ -14,7 +14,7 @@ from fastmcp import Context, FastMCP
 
 from openenv import LocalEnv
 from openenv.client.generic import GenericEnvClient
-from openenv.env.mcp import MCPEnvironment
+from openenv.env.mcp_environment import MCPEnvironment
 from openenv.server.app import create_app
 from openenv.tool_types import CallToolAction, CallToolObservation, ListToolsAction
 from openenv.types import Action, Observation, State

@@ -23,7 +23,7 @@ from pydantic import Field
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from openenv.env.mcp import MCPEnvironment
+from openenv.env.mcp_environment import MCPEnvironment
 from openenv.server.app import create_app
 from openenv.tool_types import CallToolAction, CallToolObservation
 from openenv.types import Action, Observation, State

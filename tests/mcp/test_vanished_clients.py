@@ -12,7 +12,7 @@ import pytest
 from fastmcp import FastMCP
 
 from openenv.core.env_server.http_server import create_app
-from openenv.env.mcp import MCPEnvironment
+from openenv.env.mcp_environment import MCPEnvironment
 from openenv.tool_types import CallToolAction, CallToolObservation
 from openenv.types import Action, ConcurrencyConfig, Observation, State
 

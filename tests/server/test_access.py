@@ -16,7 +16,7 @@ from starlette.routing import Route, WebSocketRoute
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from openenv.env.mcp import MCPEnvironment
+from openenv.env.mcp_environment import MCPEnvironment
 from openenv.server.access import AccessPolicy, Role, may
 from openenv.server.app import create_app
 from openenv.server.compat import HTTPEnvServer

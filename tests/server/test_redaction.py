@@ -15,7 +15,7 @@ from fastmcp import FastMCP
 from websockets.sync.client import connect
 
 from openenv.env.environment import Environment
-from openenv.env.mcp import MCPEnvironment
+from openenv.env.mcp_environment import MCPEnvironment
 from openenv.errors import ServerError
 from openenv.server.app import create_app
 from openenv.tool_types import CallToolAction, CallToolObservation

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fastmcp import Context, FastMCP
 
-from openenv.env.mcp import MCPEnvironment
+from openenv.env.mcp_environment import MCPEnvironment
 from openenv.server.app import create_app
 from openenv.tool_types import CallToolAction, CallToolObservation
 from openenv.types import Action, Observation, State

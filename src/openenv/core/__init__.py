@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # the tables, for type checkers; tests/test_typing.py holds t
     from openenv.env.environment import NullTransform as NullTransform
     from openenv.env.environment import TaskProvider as TaskProvider
     from openenv.env.environment import Transform as Transform
-    from openenv.env.mcp import MCPEnvironment as MCPEnvironment
+    from openenv.env.mcp_environment import MCPEnvironment as MCPEnvironment
     from openenv.errors import ConcurrencyConfigurationError as ConcurrencyConfigurationError
     from openenv.errors import EnvironmentFactoryError as EnvironmentFactoryError
     from openenv.errors import OpenEnvError as OpenEnvError

@@ -8,7 +8,7 @@ from fastmcp import FastMCP
 
 from openenv import MCPToolClient
 from openenv.core.client_types import StepResult
-from openenv.env.mcp import MCPEnvironment
+from openenv.env.mcp_environment import MCPEnvironment
 
 from .environment import Book, Counting, Move, Seen, counting
 from .episode import PING_S

@@ -11,7 +11,7 @@ from typing import Any
 from fastmcp import Context, FastMCP
 
 from openenv.env.environment import Environment
-from openenv.env.mcp import MCPEnvironment
+from openenv.env.mcp_environment import MCPEnvironment
 from openenv.types import Action, Observation, State
 
 

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from openenv import Action, Environment, Observation, State
 from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
-from openenv.env.mcp import MCPEnvironment
+from openenv.env.mcp_environment import MCPEnvironment
 from openenv.types import EnvironmentMetadata
 
 expect = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright").expect

@@ -12,7 +12,7 @@ import pytest
 from fastmcp import Context, FastMCP
 
 from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
-from openenv.env.mcp import MCPEnvironment
+from openenv.env.mcp_environment import MCPEnvironment
 from openenv.types import Observation, State
 
 expect = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright").expect

@@ -42,7 +42,7 @@ _EXPORTS = {
     "SessionNotFoundError": "openenv.errors",
     "SessionCreationError": "openenv.errors",
     "EnvironmentFactoryError": "openenv.errors",
-    "MCPEnvironment": "openenv.env.mcp",
+    "MCPEnvironment": "openenv.env.mcp_environment",
     "CompositeTransform": "openenv.env.environment",
     "NullTransform": "openenv.env.environment",
     "HTTPEnvServer": "openenv.server.compat",
@@ -94,7 +94,7 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.env.environment import NullTransform as NullTransform
     from openenv.env.environment import TaskProvider as TaskProvider
     from openenv.env.environment import Transform as Transform
-    from openenv.env.mcp import MCPEnvironment as MCPEnvironment
+    from openenv.env.mcp_environment import MCPEnvironment as MCPEnvironment
     from openenv.errors import ConcurrencyConfigurationError as ConcurrencyConfigurationError
     from openenv.errors import EnvironmentFactoryError as EnvironmentFactoryError
     from openenv.errors import OpenEnvError as OpenEnvError

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from openenv._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from openenv.env.mcp import MCP_TOOL_CALL_TIMEOUT as MCP_TOOL_CALL_TIMEOUT
-    from openenv.env.mcp import MCPEnvironment as MCPEnvironment
-    from openenv.env.mcp import get_server_tools as get_server_tools
+    from openenv.env.mcp_environment import MCP_TOOL_CALL_TIMEOUT as MCP_TOOL_CALL_TIMEOUT
+    from openenv.env.mcp_environment import MCPEnvironment as MCPEnvironment
+    from openenv.env.mcp_environment import get_server_tools as get_server_tools
 
     from .interfaces import Environment as Environment
     from .mcp_types import RESERVED_TOOL_NAMES as RESERVED_TOOL_NAMES
@@ -44,7 +44,7 @@ else:
     __getattr__, __dir__, _names = lazy_exports(
         __name__,
         {
-            **dict.fromkeys(_OWN, "openenv.env.mcp"),
+            **dict.fromkeys(_OWN, "openenv.env.mcp_environment"),
             **dict.fromkeys(_MODELS, "openenv.core.env_server.mcp_types"),
             "Environment": "openenv.core.env_server.interfaces",
         },

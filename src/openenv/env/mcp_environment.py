@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Literal, TypeVar
 
@@ -22,12 +22,31 @@ from ..tool_types import (
 )
 from ..types import Action, Observation, State
 from .binding import run_blocking
-from .code_mode import execute
 from .environment import Environment, Transform
 from .tools.connection import new_client
 from .tools.outcome import ToolOutcome
 from .tools.registry import ToolRegistry, check_names
 from .tools.server import ServerTools
+
+# code_mode: Code mode: a program that calls an environment's tools as functions.
+#
+# Knows how to run a program; must not know where the functions come from.
+
+
+def execute(code: str, functions: Mapping[str, Callable[..., Any]]) -> Observation:
+    """Run a program; the observation's metadata has its variable `result`, or what went wrong as `error`.
+
+    A program earns nothing by itself: the reward is 0.
+    """
+    names: dict[str, Any] = {**functions, "__name__": "__openenv_code__"}
+    try:
+        exec(compile(code, "<code>", "exec"), names)
+    except SyntaxError as exc:
+        return Observation(reward=0.0, metadata={"error": f"Syntax error: {exc}"})
+    except Exception as exc:
+        return Observation(reward=0.0, metadata={"error": f"{type(exc).__name__}: {message_of(exc)}"})
+    return Observation(reward=0.0, metadata={"result": names.get("result")})
+
 
 MCP_TOOL_CALL_TIMEOUT = 30.0
 """Seconds that a tool may take when the step names no limit."""
