@@ -20,11 +20,10 @@ from .protocol.codec import check_observation
 from .protocol.schema import deserialize_action
 from .protocol.server import error_list
 from .runners import InlineRunner
-from .sessions.hints import hint
 from .sessions.limits import SessionLimits
 from .sessions.manager import SessionManager
 from .sessions.operations import Operation, Operations, build_operations
-from .sessions.session import Session, SessionKind, SessionState
+from .sessions.session import Session, SessionKind, SessionState, hint
 from .types import ActT, ObsT, StateT, StepResult
 
 T = TypeVar("T")

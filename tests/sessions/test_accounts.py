@@ -8,10 +8,9 @@ from typing import Any
 
 from openenv.env.environment import Environment
 from openenv.errors import SessionCapacityError
-from openenv.sessions.account import Account
 from openenv.sessions.limits import SessionLimits
 from openenv.sessions.manager import SessionManager
-from openenv.sessions.session import SessionKind
+from openenv.sessions.session import Account, SessionKind
 from openenv.types import Action, Observation, State
 
 

@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from .. import settings
 from ..protocol.codec import encode
 from ..protocol.jsonrpc import JsonRpcErrorCode, JsonRpcResponse
-from ..sessions.account import Account
+from ..sessions.session import Account
 from .asgi import Handler, HeaderList, Receive, Scope, Send, cookie, header, respond_json
 
 ROLE: Final = "openenv.role"

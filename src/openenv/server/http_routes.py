@@ -31,13 +31,11 @@ from ..errors import (
 from ..protocol.codec import encode, encode_state, split_observation
 from ..protocol.server import error_list
 from ..protocol.v2.server import NONCE_CHARS
-from ..sessions.account import Account
 from ..sessions.endings import CLOSED_BY_CLIENT, UNANSWERED
 from ..sessions.events import RequestOrigin
-from ..sessions.hints import hinted
 from ..sessions.ledger import Entry
 from ..sessions.operations import Operation, StepInput, build_operations
-from ..sessions.session import Session, SessionKind
+from ..sessions.session import Account, Session, SessionKind, hinted
 from ..types import ResetRequest, StepRequest, WSErrorCode
 from .asgi import (
     BODY_TOO_LARGE,

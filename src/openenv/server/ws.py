@@ -31,9 +31,8 @@ from ..protocol.v2.codec import BY_NAME, choose
 from ..runners import Hub, current_hub
 from ..sessions.endings import CLOSED_BY_CLIENT, DISCONNECTED, WORKER_CRASHED
 from ..sessions.events import RequestOrigin
-from ..sessions.hints import hinted
 from ..sessions.operations import Operation
-from ..sessions.session import Session, SessionKind, SessionState
+from ..sessions.session import Session, SessionKind, SessionState, hinted
 from ..types import ServerMode, WSErrorCode
 from .access import Role, account_of, may, role_of
 from .asgi import Receive, Scope, Send, header, origin_of

@@ -27,10 +27,9 @@ from ..runners import Host, Hub
 from ..sessions.endings import CLOSED_BY_CLIENT, DISCONNECTED, SHUTTING_DOWN, ending
 from ..sessions.events import RequestOrigin
 from ..sessions.group import StepGroup
-from ..sessions.hints import hinted
 from ..sessions.ledger import Entry
 from ..sessions.operations import Operation, Operations, StepInput, build_operations
-from ..sessions.session import Call, Holder, Running, Session, SessionKind
+from ..sessions.session import Call, Holder, Running, Session, SessionKind, hinted
 from ..types import ServerMode, WSErrorCode
 from .access import Role, account_of, may
 from .backpressure import Intake, Turns

@@ -15,17 +15,83 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from ..env.binding import OFFLOAD, bind
-from ..errors import RequestCancelled, SessionClosedError
+from ..errors import ExecutionError, OpenEnvError, RequestCancelled, SessionClosedError, message_of
 from ..runners import Hub, Lane, PerishableLane, current_hub
-from .account import Account
 from .events import EpisodeStats, RequestOrigin
-from .lane_part import LanePart, raisable
 from .ledger import Ledger
 from .operations import CLOSE, CONSTRUCT, Operation
+
+# lane_part: A piece of a coroutine's work that runs in its session's lane. Knows hubs and futures; must not know sessions.
+
+
+class LanePart:
+    """A piece of a coroutine's work that runs in the lane. If nobody waits any more, it is not begun."""
+
+    __slots__ = ("_error", "_function", "_future", "_hub", "_result", "kind")
+
+    count = 1
+
+    def __init__(self, function: Callable[[], Any], future: asyncio.Future[Any], hub: Hub) -> None:
+        self.kind = "step"
+        self._function = function
+        self._future = future
+        self._hub = hub
+        self._result: Any = None
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Do the work, in the lane."""
+        if self._future.cancelled():
+            return
+        try:
+            self._result = self._function()
+        except BaseException as exc:
+            self._error = exc
+        if self._hub.is_at_hand:
+            self.deliver()
+        else:
+            self._hub.post(self)
+
+    def deliver(self) -> None:
+        """Hand the outcome over."""
+        if self._future.done():
+            return
+        if self._error is None:
+            self._future.set_result(self._result)
+        else:
+            self._future.set_exception(raisable(self._error))
+
+
+def raisable(error: BaseException) -> BaseException:
+    """A coroutine may not raise StopIteration, and an exit asked for by an environment is not ours to carry out.
+
+    Nor is a cancellation that it raises one of whoever waits, who would leave without a word to those who ask again.
+    """
+    if isinstance(error, StopIteration) or not isinstance(error, Exception):
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+# account: Whom a session counts for.
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Whom a session counts for.
+
+    Args:
+        key: A name of the client's choosing.
+        is_agent: Whether an agent has opened it.
+    """
+
+    key: str | None = None
+    is_agent: bool = False
+
 
 logger = logging.getLogger(__name__)
 
@@ -478,3 +544,25 @@ class Session:
 
 def _nobody_waits(_: Any, error: BaseException | None) -> None:
     """The outcome of `close` is logged where it happens."""
+
+
+# hints: What is added to an environment's own exception where its session tells more about the cause.
+#
+# Knows sessions and exceptions; must not know how a failure is sent.
+
+
+_NEVER_RESET: Final = " (reset() has not been called in this session yet)"
+
+
+def hint(session: Session, kind: str) -> str:
+    """Return what to append to the text of an exception that an operation of that kind has raised."""
+    return _NEVER_RESET if kind == "step" and not session.was_reset else ""
+
+
+def hinted(shown: BaseException, session: Session, kind: str) -> BaseException:
+    """Return a failure as clients may see it, with a hint; what the framework itself raises stays as it is."""
+    text = hint(session, kind)
+    if not text or (isinstance(shown, OpenEnvError) and not isinstance(shown, ExecutionError)):
+        return shown
+    details = shown.details if isinstance(shown, OpenEnvError) else None
+    return ExecutionError(f"{message_of(shown)}{text}", details=details)

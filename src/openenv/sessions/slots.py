@@ -14,11 +14,10 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from ..errors import SessionCapacityError
-from .account import Account
 from .admission import AdmissionQueue
 from .endings import CLOSED, EVICTED
 from .limits import SessionLimits
-from .session import Session, SessionKind, SessionState
+from .session import Account, Session, SessionKind, SessionState
 from .waiting import Line, wait_until
 
 NO_ACCOUNT = Account()

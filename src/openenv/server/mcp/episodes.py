@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import SessionNotFoundError
-from ...sessions.account import Account
 from ...sessions.endings import CLOSED_BY_CLIENT, NOT_BEGUN
 from ...sessions.operations import build_operations
-from ...sessions.session import Session, SessionKind, SessionState
+from ...sessions.session import Account, Session, SessionKind, SessionState
 from ...sessions.slots import NO_ACCOUNT
 from ...types import ServerMode
 from ..service import EnvService
