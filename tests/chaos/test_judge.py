@@ -20,7 +20,7 @@ from storm.proxy import Route, bound
 from storm.runner import Result, Run, Storm
 from storm.verdict import Outcome
 
-from openenv.client.vector_episode import Episode
+from openenv.client.vector.results import SlotEpisode
 from openenv.errors import SessionLost
 from openenv.sessions.admission import AdmissionQueue
 from openenv.sessions.ledger import Ledger
@@ -134,7 +134,7 @@ def test_a_vector_that_restarts_slots_without_a_word_is_found(monkeypatch: pytes
     honest = storm("first-k", 1, RESTARTS)
     assert not honest.violations
     assert dict(honest.errors) == {"SessionLost: expired": 4}
-    take = Episode.take
+    take = SlotEpisode.take
 
     def take_quietly(self: Any, parse: Any) -> Any:
         told = take(self, parse)
@@ -142,7 +142,7 @@ def test_a_vector_that_restarts_slots_without_a_word_is_found(monkeypatch: pytes
             told.error, told.restarted, told.started = None, False, False
         return told
 
-    monkeypatch.setattr(Episode, "take", take_quietly)
+    monkeypatch.setattr(SlotEpisode, "take", take_quietly)
     assert storm("first-k", 1, RESTARTS).violations
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import gymnasium
 
 from ..client.env_client import EnvClient
+from ..client.vector.results import SlotResult, SlotsFailed
 from ..client.vector.vector_env import VectorEnv
-from ..client.vector_result import SlotResult, SlotsFailed
 from .advertised import FromObservation, ToAction, interface_of
 from .environment import RENDER_KEY
 from .spaces import SomeSpace

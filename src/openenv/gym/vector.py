@@ -12,9 +12,8 @@ import gymnasium
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
+from ..client.vector.results import Autoreset, VectorResult
 from ..client.vector.vector_env import VectorEnv
-from ..client.vector_episode import Autoreset
-from ..client.vector_result import VectorResult
 from .advertised import FromObservation, ToAction, interface_of
 from .spaces import SomeSpace
 

@@ -13,8 +13,8 @@ import pytest
 from pydantic import BaseModel
 
 from openenv.client.env_client import EnvClient
+from openenv.client.vector.results import ended
 from openenv.client.vector.vector_env import VectorEnv, placements
-from openenv.client.vector_result import ended
 from openenv.errors import AccessDenied, ClientModeError, ConnectFailed, RequestTimeout, SessionCapacityError
 from openenv.server.app import create_app
 from openenv.types import Action, Observation, State, StepResult

@@ -21,11 +21,10 @@ from ..env_client import EnvClient
 from ..generic import GenericEnvClient
 from ..keepalive import TENDER
 from ..process import ProcessLock
-from ..vector_episode import AUTORESETS, POLICIES, Autoreset, Episode, OnFailure
 from ..vector_fleet import Fleet
 from ..vector_line import Line, Slot
-from ..vector_result import SlotsFailed, VectorResult
 from ..wire import PROTOCOLS, ConnectionOptions, ProtocolChoice, with_token
+from .results import AUTORESETS, POLICIES, Autoreset, OnFailure, SlotEpisode, SlotsFailed, VectorResult
 
 # placement: Which session of a `VectorEnv` lives where: even shares for servers, and for the connections to each of them.
 #
@@ -158,7 +157,7 @@ class VectorEnv(Generic[ActT, ObsT]):
         self._urls = urls
         self._hooks: Any = _hooks(client, urls[0])
         self._parse = self._hooks._parse_result
-        self._episodes = [Episode(index, autoreset, on_failure) for index in range(n)]
+        self._episodes = [SlotEpisode(index, autoreset, on_failure) for index in range(n)]
         self._on_failure = on_failure
         self._timeout_s = message_timeout_s
         self._wait_s = wait_s
