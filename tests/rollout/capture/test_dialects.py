@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from openenv.rollout.capture import sse
+from openenv.rollout.capture import encoding as sse
 from openenv.rollout.capture.dialects import (
     DIALECTS,
     anthropic,

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openenv.rollout.capture import sse
+from openenv.rollout.capture import encoding as sse
 from openenv.rollout.capture.dialects import openai_chat
 from openenv.rollout.capture.tokens import TokenLog
 

@@ -6,6 +6,7 @@ Knows JSON only.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from pydantic_core import from_json, to_json
@@ -41,3 +42,64 @@ def load_object(data: bytes | str) -> Json | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+# sse: Server-sent events: cut a stream of bytes into events, read an event, write one.
+#
+# Knows bytes only: no sockets, no JSON.
+
+
+_END = re.compile(rb"\r\n\r\n|\n\n|\r\r|\n\r\n")
+_LONGEST_END = 4
+
+
+class Splitter:
+    """Cuts a stream into whole events; what is not yet whole waits."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._searched = 0
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take bytes, and return the events that are whole now, each with the blank line that ends it."""
+        self._buffer += data
+        events: list[bytes] = []
+        start = 0
+        position = self._searched
+        while found := _END.search(self._buffer, position):
+            events.append(bytes(self._buffer[start : found.end()]))
+            start = position = found.end()
+        if start:
+            del self._buffer[:start]
+        self._searched = max(0, len(self._buffer) - _LONGEST_END)
+        return events
+
+    def rest(self) -> bytes:
+        """Return what is left of an event that never ended."""
+        return bytes(self._buffer)
+
+    def __len__(self) -> int:
+        """Return how many bytes wait for the end of their event."""
+        return len(self._buffer)
+
+
+def data_of(event: bytes) -> bytes | None:
+    """Return the data of an event, its lines joined; None where it has none (a comment, a keep-alive)."""
+    if event.startswith(b"data: ") and event.count(b"\n") <= 2 and b"\r" not in event:
+        return event[6:].rstrip(b"\n")
+    lines = []
+    for line in event.splitlines():
+        if line.startswith(b"data:"):
+            value = line[5:]
+            lines.append(value[1:] if value.startswith(b" ") else value)
+    return b"\n".join(lines) if lines else None
+
+
+def event_bytes(data: bytes, *, name: str | None = None) -> bytes:
+    """Write an event whose data is one line."""
+    head = f"event: {name}\n".encode() if name else b""
+    return head + b"data: " + data + b"\n\n"
+
+
+DONE = b"[DONE]"
+"""The data of the event that ends a chat completion stream."""

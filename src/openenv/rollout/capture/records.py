@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from openenv.errors import CaptureError
-from openenv.rollout.capture import sse
+from openenv.rollout.capture import encoding as sse
 from openenv.rollout.capture.dialects import DIALECTS
 from openenv.rollout.capture.dialects.base import Completion, DialectModule, Odd
 from openenv.rollout.capture.encoding import Json, dumps, load_object, loads

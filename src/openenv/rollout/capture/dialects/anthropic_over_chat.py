@@ -9,7 +9,7 @@ import json
 import uuid
 from typing import Any
 
-from openenv.rollout.capture import sse
+from openenv.rollout.capture import encoding as sse
 from openenv.rollout.capture.dialects import anthropic
 from openenv.rollout.capture.encoding import Json, dumps
 

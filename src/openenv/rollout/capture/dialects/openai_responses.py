@@ -9,7 +9,7 @@ import time
 import uuid
 from typing import Any
 
-from openenv.rollout.capture import sse
+from openenv.rollout.capture import encoding as sse
 from openenv.rollout.capture.dialects.base import (
     LOGPROBS,
     Completion,

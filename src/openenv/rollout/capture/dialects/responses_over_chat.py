@@ -10,7 +10,7 @@ import json
 import uuid
 from typing import Any
 
-from openenv.rollout.capture import sse
+from openenv.rollout.capture import encoding as sse
 from openenv.rollout.capture.dialects import openai_responses
 from openenv.rollout.capture.encoding import Json, dumps, load_object
 
