@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from mcp.types import TextContent
 
-from openenv.env.tools.outcome import Block
+from openenv.env.tools.source import Block
 
 SAMPLE = Path(__file__).parent / "conformance_env.py"
 

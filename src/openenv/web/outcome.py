@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..env.binding import RemoteEnvironment
-from ..env.tools.events import EVENTS, ToolEvents
+from ..env.tools.source import EVENTS, ToolEvents
 from ..protocol.codec import decode, encode, encode_state, split_observation
 from ..sessions.operations import Operation, build_operations, interrupt_tools, step_only_blocks
 

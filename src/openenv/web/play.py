@@ -16,8 +16,7 @@ from typing import Any
 
 from ..env.binding import class_of
 from ..env.environment import Environment
-from ..env.tools.events import ToolEvents
-from ..env.tools.outcome import ToolOutcome
+from ..env.tools.source import ToolEvents, ToolOutcome
 from ..errors import ExecutionError, OpenEnvError, SessionClosedError, SessionLost, ToolCallError, message_of
 from ..protocol.codec import decode, encode
 from ..protocol.schema import deserialize_action_with_preprocessing

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..env.tools.events import ToolEvents
+from ..env.tools.source import ToolEvents
 from ..runners.base import NotSendable
 from ..runners.hub import Delivery, Hub
 from ..runners.process.description import describe

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ..env.tools.events import EVENTS, ToolEvents
-from ..env.tools.source import ToolSource
+from ..env.tools.source import EVENTS, ToolEvents, ToolSource
 from ..sessions.operations import Encoder, Operation, StepInput, build_operations, interrupt_tools
 
 

@@ -12,9 +12,9 @@ from fastmcp.tools.function_tool import FunctionTool
 from pydantic import BaseModel, Field
 
 from openenv.env.tools import prepared as module
-from openenv.env.tools.outcome import ToolOutcome
 from openenv.env.tools.prepared import PreparedTool
 from openenv.env.tools.server import ServerTools
+from openenv.env.tools.source import ToolOutcome
 from openenv.errors import ToolArgumentsError
 
 

@@ -18,9 +18,8 @@ from fastmcp.exceptions import ToolError as FastMcpToolError
 
 from ...errors import ToolCallError, ToolTimeout, ToolTransportError, message_of
 from .cancellable import make_cancellable
-from .events import ToolEvents
 from .loop import TOOL_LOOP
-from .outcome import ToolOutcome
+from .source import ToolEvents, ToolOutcome
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

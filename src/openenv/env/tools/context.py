@@ -14,7 +14,7 @@ from fastmcp import Context
 from fastmcp.server.context import _current_context
 from typing_extensions import Self
 
-from .events import ToolEvents
+from .source import ToolEvents
 
 
 class EnvContext(Context):

@@ -22,7 +22,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from ...errors import ToolArgumentsError
 from .cancellable import blocking, cancellable
 from .loop import TOOL_LOOP
-from .outcome import ToolOutcome
+from .source import ToolOutcome
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Validator = Callable[[Any], Arguments]

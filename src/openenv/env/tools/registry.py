@@ -24,13 +24,11 @@ from ..binding import run_blocking
 from .cancellable import blocking
 from .connection import ServerConnection
 from .context import EnvContext
-from .events import EVENTS, ToolEvents
 from .interrupt import Interrupted, Interruptible
 from .loop import TOOL_LOOP
-from .outcome import ToolOutcome
 from .prepared import Arguments, PreparedTool, wraps_result
 from .server import ServerTools, is_unguarded
-from .source import ToolSource
+from .source import EVENTS, ToolEvents, ToolOutcome, ToolSource
 from .watchdog import WATCHDOG
 
 logger = logging.getLogger(__name__)

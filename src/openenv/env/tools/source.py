@@ -2,11 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
-from .events import ToolEvents
+# events: What a running tool tells before it is done: progress and log messages.
+#
+# Knows who wants to hear them and on which loop; must not know how they travel.
+
+
+@dataclass(slots=True)
+class ToolEvents:
+    """Listeners to one call; both are called on the loop where this was made, wherever the tool runs.
+
+    Args:
+        on_progress: Called with progress, total and message.
+        on_log: Called with level, logger and data.
+    """
+
+    on_progress: Callable[[float, float | None, str | None], None]
+    on_log: Callable[[str, str | None, Any], None] | None = None
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+
+    def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+        """Tell progress, from any thread."""
+        self.loop.call_soon_threadsafe(self.on_progress, progress, total, message)
+
+    def log(self, level: str, logger: str | None, data: Any) -> None:
+        """Tell a log message, from any thread."""
+        if self.on_log is not None:
+            self.loop.call_soon_threadsafe(self.on_log, level, logger, data)
+
+
+EVENTS: ContextVar[ToolEvents | None] = ContextVar("openenv_tool_events", default=None)
+"""The listeners of the call that is under way, where it goes through an environment's own `step`."""
 
 
 class ToolSource(ABC):
@@ -49,3 +81,84 @@ class ToolSource(ABC):
     @abstractmethod
     async def ask_server(self, work: Callable[[Any], Awaitable[Any]]) -> Any:
         """Do something with FastMCP's client of the server behind the tools."""
+
+
+# outcome: What a tool call led to, in the shapes of the two protocols that carry it.
+#
+# Knows FastMCP's results by their attributes; must not know how tools are called, nor which FastMCP it is.
+
+
+class Block(dict[str, Any]):
+    """One block of content, `type` and what belongs to it; its keys are readable as attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    @classmethod
+    def read(cls, block: Any) -> Block:
+        """Take over a block of FastMCP's; every release of it writes the same keys here."""
+        if type(block).__name__ == "TextContent" and block.annotations is None and block.meta is None:
+            return cls(type="text", text=block.text, annotations=None, meta=None)
+        fields = block.model_dump(mode="json", by_alias=True, exclude_none=True)
+        meta = fields.pop("_meta", None)
+        return cls({**fields, "annotations": fields.get("annotations"), "meta": meta})
+
+    def as_mcp(self) -> dict[str, Any]:
+        """Return the block as MCP writes it."""
+        shown = {key: value for key, value in self.items() if value is not None and key != "meta"}
+        return {**shown, "_meta": self["meta"]} if self.get("meta") else shown
+
+
+@dataclass(slots=True)
+class ToolOutcome:
+    """A tool's result. Its fields are the OpenEnv wire shape.
+
+    Args:
+        content: Text, images and other blocks.
+        structured_content: The result as an object, where it is one or is wrapped as one.
+        meta: What the tool says about the call.
+        data: The plain value: what the tool returned, as JSON.
+        is_error: Whether the tool itself reports a failure.
+    """
+
+    content: list[Block]
+    structured_content: dict[str, Any] | None = None
+    meta: dict[str, Any] | None = None
+    data: Any = None
+    is_error: bool = False
+
+    @classmethod
+    def from_result(cls, result: Any, *, wraps_result: bool) -> ToolOutcome:
+        """Read a FastMCP `ToolResult`, or what its client returns.
+
+        Args:
+            wraps_result: Whether the tool's schema wraps plain values as `{"result": value}`.
+        """
+        structured = result.structured_content
+        data = structured
+        if structured is not None and wraps_result:
+            data = structured.get("result")
+        content = [Block.read(block) for block in result.content]
+        return cls(content, structured, result.meta, data, bool(getattr(result, "is_error", False)))
+
+    @classmethod
+    def of_text(cls, text: str) -> ToolOutcome:
+        """Build what FastMCP makes of plain text that a tool is declared to return."""
+        block = Block(type="text", text=text, annotations=None, meta=None)
+        return cls([block], {"result": text}, {"fastmcp": {"wrap_result": True}}, text)
+
+    def text(self) -> str:
+        """Join the text blocks."""
+        return "\n".join(block["text"] for block in self.content if block.get("type") == "text")
+
+    def as_mcp(self) -> dict[str, Any]:
+        """Return the result of MCP's `tools/call`."""
+        result: dict[str, Any] = {"content": [block.as_mcp() for block in self.content], "isError": self.is_error}
+        if self.structured_content is not None:
+            result["structuredContent"] = self.structured_content
+        if self.meta:
+            result["_meta"] = self.meta
+        return result

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from ...env.binding import Encoder
-from ...env.tools.events import ToolEvents
+from ...env.tools.source import ToolEvents
 from ...errors import SessionLost, message_of
 from ..base import WORKER_CRASHED, LaneCall, NotSendable, PerishableLane
 from ..hub import current_hub

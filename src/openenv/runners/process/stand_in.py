@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from ...env.binding import Encoder, RemoteEnvironment, RemoteOperation, step_argument
-from ...env.tools.events import EVENTS, ToolEvents
-from ...env.tools.source import ToolSource
+from ...env.tools.source import EVENTS, ToolEvents, ToolSource
 from .description import Description
 
 

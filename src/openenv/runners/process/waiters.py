@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ...env.tools.events import ToolEvents
+from ...env.tools.source import ToolEvents
 from ...errors import RequestCancelled
 from ..hub import Hub
 

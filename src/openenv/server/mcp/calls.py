@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...env.binding import bind
-from ...env.tools.events import EVENTS, ToolEvents
-from ...env.tools.source import ToolSource
+from ...env.tools.source import EVENTS, ToolEvents, ToolSource
 from ...sessions.operations import Operation, interrupt_tools
 from ...tool_types import CallToolAction
 from .tools import NoTools, tools_of

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..._version import load_package_version
-from ...env.tools.events import ToolEvents
-from ...env.tools.outcome import ToolOutcome
-from ...env.tools.source import ToolSource
+from ...env.tools.source import ToolEvents, ToolOutcome, ToolSource
 from ...errors import OpenEnvError, SessionCapacityError, ToolCallError, ToolNotFoundError, message_of
 from ...protocol.codec import decode, encode, split_observation
 from ...protocol.jsonrpc import JsonRpcErrorCode

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ...env.tools.events import ToolEvents
+from ...env.tools.source import ToolEvents
 from ...errors import (
     EnvironmentFactoryError,
     OpenEnvError,

@@ -10,9 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ...env.binding import bind, run_blocking
-from ...env.tools.events import ToolEvents
-from ...env.tools.outcome import ToolOutcome
-from ...env.tools.source import ToolSource
+from ...env.tools.source import ToolEvents, ToolOutcome, ToolSource
 from ...errors import ToolArgumentsError, ToolCallError, ToolNotFoundError, ToolTimeout, ToolTransportError
 from ...tool_types import CallToolAction, CallToolObservation, ListToolsAction, ToolErrorType
 
