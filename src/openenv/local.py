@@ -20,7 +20,7 @@ from .protocol.codec import check_observation
 from .protocol.schema import deserialize_action
 from .protocol.server import error_list
 from .runners import InlineRunner
-from .sessions.limits import SessionLimits
+from .sessions.lifetime import SessionLimits
 from .sessions.manager import SessionManager
 from .sessions.operations import Operation, Operations, build_operations
 from .sessions.session import Session, SessionKind, SessionState, hint

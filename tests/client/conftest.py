@@ -18,7 +18,7 @@ from openenv.env.environment import Environment
 from openenv.protocol.frames import FrameReader, text_head
 from openenv.server.app import create_app, new_application
 from openenv.server.compat import HTTPEnvServer
-from openenv.sessions.limits import SessionLimits
+from openenv.sessions.lifetime import SessionLimits
 from openenv.types import Action, Observation, State
 
 

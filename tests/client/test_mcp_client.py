@@ -33,7 +33,7 @@ from openenv.errors import (
 )
 from openenv.server.app import create_app
 from openenv.server.compat import HTTPEnvServer
-from openenv.sessions.limits import SessionLimits
+from openenv.sessions.lifetime import SessionLimits
 from openenv.tool_types import CallToolAction, CallToolObservation, ListToolsAction, ListToolsObservation, Tool
 
 SAMPLES = Path(__file__).parents[1] / "compat"

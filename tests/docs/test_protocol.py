@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from openenv.protocol.v2.server import _KEYS, NONCE_CHARS
-from openenv.sessions.endings import CANCELLED, CLOSED_BY_CLIENT, DISCONNECTED, TAKEN_OVER, TOLD, ending
+from openenv.sessions.lifetime import CANCELLED, CLOSED_BY_CLIENT, DISCONNECTED, TAKEN_OVER, TOLD, ending
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text()
 ROWS = {match.group(1): match.group(0) for match in re.finditer(r"^\| `([^`]+)` \|.*$", PAGE, re.MULTILINE)}

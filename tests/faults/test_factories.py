@@ -14,7 +14,7 @@ from openenv.core.env_server.exceptions import ConcurrencyConfigurationError
 from openenv.core.env_server.http_server import create_app
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
-from openenv.sessions.limits import SessionLimits
+from openenv.sessions.lifetime import SessionLimits
 from openenv.sessions.manager import SessionManager
 from openenv.sessions.session import SessionKind, SessionState
 

@@ -20,7 +20,7 @@ from openenv.env.environment import Environment
 from openenv.protocol.frames import masked_text_frame
 from openenv.server.compat import HTTPEnvServer
 from openenv.server.keepalive import KeepAlive
-from openenv.sessions.limits import SessionLimits
+from openenv.sessions.lifetime import SessionLimits
 from openenv.types import Action, Observation, State
 
 

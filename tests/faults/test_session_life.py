@@ -18,7 +18,7 @@ from openenv.core.env_server.http_server import HTTPEnvServer
 from openenv.core.env_server.types import Action, Observation
 from openenv.errors import SessionClosedError
 from openenv.runners import current_hub
-from openenv.sessions.limits import SessionLimits
+from openenv.sessions.lifetime import SessionLimits
 from openenv.sessions.manager import SessionManager
 from openenv.sessions.operations import CALL, Operation
 from openenv.sessions.session import SessionKind, SessionState

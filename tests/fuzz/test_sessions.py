@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from openenv.env.environment import Environment
 from openenv.errors import OpenEnvError
 from openenv.runners import current_hub
-from openenv.sessions.limits import SessionLimits
+from openenv.sessions.lifetime import SessionLimits
 from openenv.sessions.manager import SessionManager
 from openenv.sessions.operations import CALL, Operation
 from openenv.sessions.session import Session, SessionKind

@@ -11,7 +11,7 @@ from websockets.sync.client import connect
 
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
-from openenv.sessions.leases import life_s
+from openenv.sessions.lifetime import life_s
 from openenv.tool_types import CallToolAction, CallToolObservation
 
 HELLO = {

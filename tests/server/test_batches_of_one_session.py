@@ -14,7 +14,7 @@ from websockets.sync.client import ClientConnection, connect
 from openenv.env.environment import Environment
 from openenv.server.app import new_application
 from openenv.server.compat import HTTPEnvServer
-from openenv.sessions.limits import SessionLimits
+from openenv.sessions.lifetime import SessionLimits
 from openenv.types import Action, Observation, State
 
 

@@ -17,7 +17,7 @@ from openenv.env.environment import Environment
 from openenv.protocol.v2.codec import MSGPACK
 from openenv.server.app import create_fastapi_app, new_application
 from openenv.server.compat import HTTPEnvServer
-from openenv.sessions.limits import SessionLimits
+from openenv.sessions.lifetime import SessionLimits
 from openenv.types import Action, Observation, State
 
 JSON = "openenv.v2.json"

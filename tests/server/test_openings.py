@@ -16,7 +16,7 @@ from openenv.env.environment import Environment
 from openenv.server.access import AccessPolicy
 from openenv.server.app import new_application
 from openenv.server.compat import HTTPEnvServer
-from openenv.sessions.limits import SessionLimits
+from openenv.sessions.lifetime import SessionLimits
 from openenv.types import Action, Observation, State
 
 NONCE = "a-nonce-that-nobody-guesses"

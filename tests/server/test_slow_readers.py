@@ -15,7 +15,7 @@ from openenv.env.environment import Environment
 from openenv.protocol.frames import FrameReader, Opcode, masked_text_frame
 from openenv.server.app import new_application
 from openenv.server.compat import HTTPEnvServer
-from openenv.sessions.limits import SessionLimits
+from openenv.sessions.lifetime import SessionLimits
 from openenv.types import Action, Observation, State
 
 KEY = bytes(4)

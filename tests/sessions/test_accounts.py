@@ -8,7 +8,7 @@ from typing import Any
 
 from openenv.env.environment import Environment
 from openenv.errors import SessionCapacityError
-from openenv.sessions.limits import SessionLimits
+from openenv.sessions.lifetime import SessionLimits
 from openenv.sessions.manager import SessionManager
 from openenv.sessions.session import Account, SessionKind
 from openenv.types import Action, Observation, State

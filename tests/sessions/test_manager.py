@@ -21,7 +21,7 @@ from openenv.errors import (
 )
 from openenv.runners import InlineRunner
 from openenv.sessions.events import SessionEvent
-from openenv.sessions.limits import SessionLimits
+from openenv.sessions.lifetime import SessionLimits
 from openenv.sessions.manager import SessionManager
 from openenv.sessions.operations import CALL
 from openenv.sessions.session import Session, SessionKind, SessionState

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from openenv.sessions.reaper import Reaper
+from openenv.sessions.lifetime import Reaper
 from openenv.sessions.waiting import Line, wait_until
 
 pytestmark = pytest.mark.anyio

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from openenv.env.environment import Environment
-from openenv.sessions.limits import SessionLimits
+from openenv.sessions.lifetime import SessionLimits
 from openenv.sessions.manager import SessionManager
 from openenv.sessions.session import SessionKind
 from openenv.types import Action, Observation, State
@@ -21,7 +21,7 @@ import asyncio, sys, time
 real, shift = time.time, [0.0]
 time.time = lambda: real() + shift[0]
 from openenv.env.environment import Environment
-from openenv.sessions.limits import SessionLimits
+from openenv.sessions.lifetime import SessionLimits
 from openenv.sessions.manager import SessionManager
 from openenv.sessions.session import SessionKind
 

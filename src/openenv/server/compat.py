@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from ..env.environment import Environment
 from ..runners import ProcessOptions
-from ..sessions.limits import SessionLimits
+from ..sessions.lifetime import SessionLimits
 from ..sessions.manager import SessionManager
 from ..settings import allowed_origins, max_message_mb, runner_name, session_timeout
 from ..settings import env_processes as configured_processes

@@ -31,9 +31,9 @@ from ..errors import (
 from ..protocol.codec import encode, encode_state, split_observation
 from ..protocol.server import error_list
 from ..protocol.v2.server import NONCE_CHARS
-from ..sessions.endings import CLOSED_BY_CLIENT, UNANSWERED
 from ..sessions.events import RequestOrigin
 from ..sessions.ledger import Entry
+from ..sessions.lifetime import CLOSED_BY_CLIENT, UNANSWERED
 from ..sessions.operations import Operation, StepInput, build_operations
 from ..sessions.session import Account, Session, SessionKind, hinted
 from ..types import ResetRequest, StepRequest, WSErrorCode

@@ -31,7 +31,7 @@ from ..errors import (
 from ..protocol.schema import json_schema
 from ..protocol.server import ServerProtocol, observation_frame, state_frame
 from ..runners import ProcessOptions, Runner
-from ..sessions.limits import SessionLimits
+from ..sessions.lifetime import SessionLimits
 from ..sessions.manager import SessionManager
 from ..sessions.operations import CALL, build_operations
 from ..types import EnvironmentMetadata, SchemaResponse, ServerMode, State

@@ -29,8 +29,8 @@ from ..protocol.server import (
 )
 from ..protocol.v2.codec import BY_NAME, choose
 from ..runners import Hub, current_hub
-from ..sessions.endings import CLOSED_BY_CLIENT, DISCONNECTED, WORKER_CRASHED
 from ..sessions.events import RequestOrigin
+from ..sessions.lifetime import CLOSED_BY_CLIENT, DISCONNECTED, WORKER_CRASHED
 from ..sessions.operations import Operation
 from ..sessions.session import Session, SessionKind, SessionState, hinted
 from ..types import ServerMode, WSErrorCode

@@ -24,10 +24,10 @@ from ..errors import (
 from ..protocol.v2.codec import Codec
 from ..protocol.v2.server import Batch, Parsed, Refused, Reply, Request, ServerProtocolV2, Writer, request_of, writer_of
 from ..runners import Host, Hub
-from ..sessions.endings import CLOSED_BY_CLIENT, DISCONNECTED, SHUTTING_DOWN, ending
 from ..sessions.events import RequestOrigin
 from ..sessions.group import StepGroup
 from ..sessions.ledger import Entry
+from ..sessions.lifetime import CLOSED_BY_CLIENT, DISCONNECTED, SHUTTING_DOWN, ending
 from ..sessions.operations import Operation, Operations, StepInput, build_operations
 from ..sessions.session import Call, Holder, Running, Session, SessionKind, hinted
 from ..types import ServerMode, WSErrorCode

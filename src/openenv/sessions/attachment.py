@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..errors import SessionLost
-from .endings import DISCONNECTED, TAKEN_OVER, UNKNOWN, ending
+from .lifetime import DISCONNECTED, TAKEN_OVER, UNKNOWN, ending
 from .session import Holder, Session
 from .tokens import Tokens
 

@@ -28,13 +28,11 @@ from ..errors import (
 )
 from ..runners import Lane, PerishableLane, ProcessOptions, Runner, build_in, current_hub, make_runner
 from ..types import SessionInfo
-from . import leases
+from . import lifetime as leases
 from .attachment import Attachments
-from .endings import CANCELLED, SHUTTING_DOWN, ending
 from .events import Listener, SessionEvent
-from .limits import SessionLimits
+from .lifetime import CANCELLED, SHUTTING_DOWN, Reaper, SessionLimits, ending
 from .openings import Openings
-from .reaper import Reaper
 from .session import Account, Call, CallFactory, ObserveStep, Session, SessionKind, SessionState
 from .slots import NO_ACCOUNT, Slots
 from .waiting import Line, wait_until

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import SessionLost
 from .attachment import Lookup
-from .endings import EXPIRED, ending
+from .lifetime import EXPIRED, ending
 from .session import Session
 
 _REMEMBERED = 10_000

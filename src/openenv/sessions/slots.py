@@ -15,8 +15,7 @@ from typing import Literal, NamedTuple
 
 from ..errors import SessionCapacityError
 from .admission import AdmissionQueue
-from .endings import CLOSED, EVICTED
-from .limits import SessionLimits
+from .lifetime import CLOSED, EVICTED, SessionLimits
 from .session import Account, Session, SessionKind, SessionState
 from .waiting import Line, wait_until
 

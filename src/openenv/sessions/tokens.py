@@ -11,7 +11,7 @@ import secrets
 from typing import NamedTuple
 
 from ..errors import SessionLost
-from .endings import RESTARTED, UNKNOWN
+from .lifetime import RESTARTED, UNKNOWN
 
 
 class Claim(NamedTuple):

@@ -21,8 +21,7 @@ from ..env.environment import Environment
 from ..errors import SessionLost
 from ..protocol.codec import decode
 from ..server.service import EnvService, ServiceOptions
-from ..sessions.endings import ending
-from ..sessions.limits import SessionLimits
+from ..sessions.lifetime import SessionLimits, ending
 from ..sessions.operations import read_state
 from ..sessions.session import Session, SessionState
 from ..types import EnvironmentMetadata

@@ -23,7 +23,7 @@ from ..protocol.schema import deserialize_action_with_preprocessing
 from ..server.mcp.calls import ToolCall, ToolOperations
 from ..server.mcp.tools import NoTools
 from ..server.service import EnvService
-from ..sessions.endings import ending
+from ..sessions.lifetime import ending
 from ..sessions.operations import CALL
 from ..sessions.session import Session
 from .episode import Entry

@@ -17,8 +17,8 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from ..errors import SessionLost
 from ..protocol.codec import encode
-from ..sessions.endings import CLOSED, CLOSED_BY_CLIENT, SHUTTING_DOWN, UNKNOWN, ending
 from ..sessions.events import SessionEvent
+from ..sessions.lifetime import CLOSED, CLOSED_BY_CLIENT, SHUTTING_DOWN, UNKNOWN, ending
 from ..sessions.manager import SessionManager
 from ..sessions.session import Session, SessionKind
 from .episode import Entry, Episode

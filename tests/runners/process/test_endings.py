@@ -17,7 +17,7 @@ import pytest
 import openenv
 from openenv.runners import ProcessOptions
 from openenv.server.compat import HTTPEnvServer
-from openenv.sessions.limits import SessionLimits
+from openenv.sessions.lifetime import SessionLimits
 
 SOURCE = str(Path(openenv.__file__).resolve().parents[1])
 ENVIRONMENTS = Path(__file__).with_name("environments.py")

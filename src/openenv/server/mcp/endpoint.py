@@ -28,7 +28,7 @@ from ...protocol.mcp import (
     result_message,
     status_of,
 )
-from ...sessions.endings import EXPIRED
+from ...sessions.lifetime import EXPIRED
 from ...sessions.session import Session, SessionKind
 from ..access import Role, account_of, role_of
 from ..asgi import (

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import SessionNotFoundError
-from ...sessions.endings import CLOSED_BY_CLIENT, NOT_BEGUN
+from ...sessions.lifetime import CLOSED_BY_CLIENT, NOT_BEGUN
 from ...sessions.operations import build_operations
 from ...sessions.session import Account, Session, SessionKind, SessionState
 from ...sessions.slots import NO_ACCOUNT

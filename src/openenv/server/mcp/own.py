@@ -24,7 +24,7 @@ from ...errors import (
 )
 from ...protocol.jsonrpc import JsonRpcErrorCode, JsonRpcRequest, JsonRpcResponse, McpMethod
 from ...protocol.mcp import notification
-from ...sessions.endings import CLOSED_BY_CLIENT
+from ...sessions.lifetime import CLOSED_BY_CLIENT
 from ...sessions.operations import Operation
 from ...sessions.session import Session, SessionKind, SessionState
 from ..access import Role, account_of
