@@ -9,7 +9,7 @@ import pytest
 
 from openenv.errors import RolloutError
 from openenv.rollout import Check, Task, load_task
-from openenv.rollout.loading import parse_check
+from openenv.rollout.task import parse_check
 
 
 def test_a_task_is_read_from_yaml(tmp_path: Path) -> None:

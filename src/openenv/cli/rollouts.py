@@ -112,8 +112,8 @@ def run(
           --model scripted/binary_search
     """
     from ..rollout.agents.registry import agent as driver
-    from ..rollout.loading import load_task
     from ..rollout.many import run_many
+    from ..rollout.task import load_task
 
     with _failures():
         loaded = [load_task(path) for path in tasks for _ in range(repeat)]
@@ -243,8 +243,8 @@ def verify_again(
       openenv rollouts reverify 3f2a 77b0
       openenv rollouts reverify 3f2a --verify 'python3 -m pytest -q'
     """
-    from ..rollout.loading import load_task, parse_check
     from ..rollout.reverify import reverify
+    from ..rollout.task import load_task, parse_check
 
     with _opened(store) as opened:
         given = None if task is None else load_task(task)

@@ -25,7 +25,7 @@ _EXPORTS = {
     "RolloutTurn": "openenv.rollout.outcome",
     "Task": "openenv.rollout.task",
     "agent": "openenv.rollout.agents.registry",
-    "load_task": "openenv.rollout.loading",
+    "load_task": "openenv.rollout.task",
     "reverify": "openenv.rollout.reverify",
     "run_cheats": "openenv.rollout.cheats.run",
     "run_many": "openenv.rollout.many",
@@ -47,7 +47,6 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.rollout.engine import Engine as Engine
     from openenv.rollout.engine import run_rollout as run_rollout
     from openenv.rollout.engine import run_rollout_async as run_rollout_async
-    from openenv.rollout.loading import load_task as load_task
     from openenv.rollout.many import run_many as run_many
     from openenv.rollout.many import run_many_async as run_many_async
     from openenv.rollout.outcome import CommandResult as CommandResult
@@ -60,6 +59,7 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.rollout.task import Check as Check
     from openenv.rollout.task import Model as Model
     from openenv.rollout.task import Task as Task
+    from openenv.rollout.task import load_task as load_task
 
     __all__: list[str]
 else:
