@@ -21,9 +21,8 @@ from ..env_client import EnvClient
 from ..generic import GenericEnvClient
 from ..keepalive import TENDER
 from ..process import ProcessLock
-from ..vector_fleet import Fleet
-from ..vector_line import Line, Slot
 from ..wire import PROTOCOLS, ConnectionOptions, ProtocolChoice, with_token
+from .pool import PoolConnection, SessionPool, Slot
 from .results import AUTORESETS, POLICIES, Autoreset, OnFailure, SlotEpisode, SlotsFailed, VectorResult
 
 # placement: Which session of a `VectorEnv` lives where: even shares for servers, and for the connections to each of them.
@@ -146,7 +145,7 @@ class VectorEnv(Generic[ActT, ObsT]):
             protocol=protocol,
         )
         opening = {"wait_s": wait_s, "compress": compress}
-        self._fleet = Fleet(
+        self._fleet = SessionPool(
             placements(urls, n, connections),
             options=options,
             subprotocols=_offers(codec, protocol, has_hooks=client is not None),
@@ -278,7 +277,7 @@ class VectorEnv(Generic[ActT, ObsT]):
             self._check_idle(payloads)
             self._connect()
 
-            def ask(line: Line) -> None:
+            def ask(line: PoolConnection) -> None:
                 for slot in line.slots:
                     if slot.index in payloads:
                         self._ask(slot, payloads[slot.index])

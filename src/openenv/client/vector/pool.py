@@ -7,19 +7,250 @@ or to nobody. Knows protocol v2, and that sessions of a line may end with it; mu
 from __future__ import annotations
 
 import contextlib
+import random
 import selectors
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ..errors import AccessDenied, ConnectFailed, OpenEnvError, ProtocolError, RequestTimeout, SessionLost
-from ..protocol.client import error_from_frame
-from ..protocol.v2.client import new_nonce
-from .url import Address, parse_ws_url, socket_url
-from .vector.vector_env import Place
-from .vector_connection import ConnectionBroken
-from .vector_line import Line, Slot, Unreachable, reach_all
-from .wire import ConnectionOptions
+from ...errors import AccessDenied, ConnectFailed, OpenEnvError, ProtocolError, RequestTimeout, SessionLost
+from ...protocol.client import error_from_frame
+from ...protocol.v2.client import new_nonce
+from ..connecting import Attempts
+from ..link import Reconnecting
+from ..url import Address, parse_ws_url, socket_url
+from ..vector_connection import ConnectionBroken, VectorConnection
+from ..wire import ConnectionOptions
+from .vector_env import Place
+
+# vector_line: Slots and lines of a `VectorEnv`: a slot is a session that is wanted, a line is the way to some of them.
+#
+# A line is one connection at a time; when it breaks another one takes its place, and the sessions are resumed on it
+# where the server can do that. Knows requests of protocol v2 and their ids; must not know episodes.
+
+
+_FIRST_PAUSE_S: Final = 0.05
+_LONGEST_PAUSE_S: Final = 2.0
+_BATCHES_KEPT: Final = 64
+_DIALLED_AT_ONCE: Final = 16
+
+Unreachable = ConnectFailed | AccessDenied
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A session that is wanted, and the request that it has not answered yet."""
+
+    index: int
+    line: PoolConnection
+    session: str | None = None
+    token: str | None = None
+    last_id: int = 0
+    pending: dict[str, Any] | None = None
+    opening: bool = False
+    lost: OpenEnvError | None = None
+    nonce: str | None = None
+    """Names the session that is to be opened, until its token is known: to ask twice opens one."""
+    stranded: str | None = None
+    """The token of a session that was given up but may be there all the same: the next one begins in it."""
+    begun_anew: int = 0
+    """The id of the reset that was asked once more, in another session."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is still to come."""
+        return self.pending is not None or self.opening
+
+    def request(self, kind: str, data: Any) -> dict[str, Any]:
+        """Make the next request of this slot; the session's name is added when it is sent."""
+        self.last_id += 1
+        request = {"type": kind, "id": self.last_id, "session": self.session}
+        if data is not None:
+            request["data"] = data
+        self.pending = request
+        return request
+
+    def may_begin_anew(self) -> bool:
+        """Whether a session that has ended may be replaced unnoticed: for a reset, which begins anew anyway, once."""
+        request = self.pending
+        if request is None or request["type"] != "reset" or request["id"] == self.begun_anew:
+            return False
+        self.begun_anew = request["id"]
+        return True
+
+    def lose(self, error: OpenEnvError | None) -> None:
+        """Record that the session is gone."""
+        self.lost, self.session, self.token, self.nonce = error, None, None, None
+        self.opening = False
+
+
+@dataclass(slots=True, eq=False)
+class PoolConnection:
+    """A connection, what is to be sent on it, and whom its answers are for."""
+
+    address: Address
+    options: ConnectionOptions
+    subprotocols: Sequence[str]
+    slots: list[Slot] = field(default_factory=list)
+    connection: VectorConnection | None = None
+    opens: dict[int, Slot] = field(default_factory=dict)
+    batches: dict[int, list[Slot]] = field(default_factory=dict)
+    outbox: list[Slot] = field(default_factory=list)
+    """Slots whose pending requests are sent with the next write."""
+    doorway: list[tuple[Slot, dict[str, Any]]] = field(default_factory=list)
+    broken: str | None = None
+    """Why the connection is gone, until it is seen to."""
+    _pause_s: float = _FIRST_PAUSE_S
+    _give_up_at: float | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection, as far as is known."""
+        return self.connection is not None and self.connection.is_open
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a connection is to be made: sessions are to be opened, and there is none to open them on."""
+        connection = self.connection
+        return bool(self.doorway) and (connection is None or not (connection.is_open or connection.has_messages))
+
+    @property
+    def is_session(self) -> bool:
+        """Whether the connection is itself the session of the line's only slot, and ends with it: protocol v1."""
+        dialect = None if self.connection is None else self.connection.dialect
+        return dialect is not None and dialect.is_session
+
+    def split(self) -> list[PoolConnection]:
+        """Keep one slot, one that waits for a session if there is such; return lines for the others."""
+        self.slots.sort(key=lambda slot: not slot.opening)
+        kept, *others = self.slots
+        self.slots = [kept]
+        lines = []
+        for slot in others:
+            slot.line = PoolConnection(self.address, self.options, self.subprotocols, slots=[slot])
+            lines.append(slot.line)
+        return lines
+
+    def connect(self, limit_s: float | None = None) -> VectorConnection:
+        """Make a connection, with one try.
+
+        Raises:
+            ConnectFailed: There is none to be had.
+            AccessDenied: The server asks for another token.
+        """
+        connection = VectorConnection(self.address, self.options, self.subprotocols)
+        connection.open(limit_s)
+        self.connection, self.broken = connection, None
+        self.opens.clear()
+        self.batches.clear()
+        self.outbox.clear()
+        self.doorway.clear()
+        return connection
+
+    def reach(self) -> VectorConnection:
+        """Make a connection, trying again within the limit for it where that may help.
+
+        Raises:
+            ConnectFailed: There is none to be had.
+            AccessDenied: The server asks for another token.
+        """
+        attempts = Attempts(Reconnecting(), self.options)
+        while True:
+            try:
+                return self.connect(attempts.left_s)
+            except ConnectFailed as exc:
+                pause_s = attempts.pause_after(exc)
+            time.sleep(pause_s)
+
+    def reconnect(self, within_s: float) -> VectorConnection:
+        """Make a connection, trying again for a while with pauses that grow and differ from client to client.
+
+        The while begins with the first failure and ends with `recovered`: a server that takes connections only to drop
+        them is not tried forever.
+
+        Raises:
+            ConnectFailed: There was none to be had all that time.
+            AccessDenied: The server asks for another token now.
+        """
+        if self._give_up_at is None:
+            self._give_up_at = time.monotonic() + within_s
+        while True:
+            left = self._give_up_at - time.monotonic()
+            if left <= 0:
+                raise ConnectFailed(f"no lasting connection to {self.address.url} within {within_s:g} s")
+            time.sleep(random.uniform(0.2, 1.0) * min(self._pause_s, left))
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            try:
+                return self.connect()
+            except ConnectFailed:
+                if time.monotonic() + self._pause_s > self._give_up_at:
+                    raise
+
+    def recovered(self) -> None:
+        """Record that the server answers."""
+        self._give_up_at, self._pause_s = None, _FIRST_PAUSE_S
+
+    def open_session(self, slot: Slot, extra: dict[str, Any]) -> None:
+        """Have a session opened with the next write."""
+        slot.opening = True
+        self.doorway.append((slot, extra))
+
+    def flush(self, *, each: bool) -> None:
+        """Send everything that waits, in one write.
+
+        Raises:
+            ConnectionBroken: It may or may not have arrived.
+        """
+        if not self.outbox and not self.doorway:
+            return
+        connection = self.connection
+        if connection is None:
+            raise ConnectionBroken("connection closed")
+        messages: list[dict[str, Any]] = []
+        for slot, extra in self.doorway:
+            open_id = connection.next_id()
+            self.opens[open_id] = slot
+            messages.append({"type": "open", "id": open_id, **extra})
+        asked = [slot for slot in self.outbox if slot.pending is not None]
+        if asked:
+            batch_id = connection.next_id()
+            self.batches[batch_id] = asked
+            while len(self.batches) > _BATCHES_KEPT:  # with `each` there is no answer that would take them out
+                del self.batches[next(iter(self.batches))]
+            batch: dict[str, Any] = {"type": "batch", "id": batch_id, "requests": [slot.pending for slot in asked]}
+            if each:
+                batch["each"] = True
+            messages.append(batch)
+        self.outbox.clear()
+        self.doorway.clear()
+        connection.send(messages)
+
+
+def reach_all(lines: Sequence[PoolConnection]) -> list[Unreachable | None]:
+    """Connect lines side by side, a few at a time; return for each what came in the way.
+
+    A server that one of them cannot reach is not tried by those that come after it.
+    """
+    failures: dict[Address, Unreachable] = {}
+
+    def reach(line: PoolConnection) -> Unreachable | None:
+        known = failures.get(line.address)
+        if known is not None:
+            return known
+        try:
+            line.reach()
+        except (ConnectFailed, AccessDenied) as exc:
+            failures[line.address] = exc
+            return exc
+        return None
+
+    if len(lines) < 2:
+        return [reach(line) for line in lines]
+    with ThreadPoolExecutor(min(len(lines), _DIALLED_AT_ONCE), thread_name_prefix="openenv-dial") as pool:
+        return list(pool.map(reach, lines))
+
 
 _TICK_S: Final = 1.0
 _CLOSE_S: Final = 5.0
@@ -28,7 +259,7 @@ _REPLY_TYPES: Final = {"reset": "observation", "step": "observation", "state": "
 OnAnswer = Callable[[Slot, str, Any, "OpenEnvError | None"], None]
 
 
-class Fleet:
+class SessionPool:
     """Many sessions over few connections.
 
     Args:
@@ -54,16 +285,16 @@ class Fleet:
         self._reconnect_s = reconnect_s
         self._on_answer = on_answer
         self._selector = selectors.DefaultSelector()
-        self._registered: dict[Line, int] = {}
+        self._registered: dict[PoolConnection, int] = {}
         self._by_session: dict[str, Slot] = {}
         self._each = False
         self._is_interrupted = False
         # Servers that were given up since the last write began: they are not waited for again and again.
         self._unreachable: dict[Address, Unreachable] = {}
-        self.lines: list[Line] = []
+        self.lines: list[PoolConnection] = []
         self.slots: list[Slot] = []
         for place in places:
-            line = Line(parse_ws_url(socket_url(place.url)), options, subprotocols)
+            line = PoolConnection(parse_ws_url(socket_url(place.url)), options, subprotocols)
             line.slots = [Slot(index, line) for index in place.slots]
             self.lines.append(line)
             self.slots.extend(line.slots)
@@ -84,7 +315,7 @@ class Fleet:
         else:
             slot.line.outbox.append(slot)
 
-    def flush(self, *, each: bool = False, prepare: Callable[[Line], None] | None = None) -> None:
+    def flush(self, *, each: bool = False, prepare: Callable[[PoolConnection], None] | None = None) -> None:
         """Send what waits: one write per connection.
 
         Args:
@@ -101,7 +332,7 @@ class Fleet:
             self._flush(line)
             self._mend(line)
 
-    def _flush(self, line: Line) -> None:
+    def _flush(self, line: PoolConnection) -> None:
         if line.broken is not None or not (line.outbox or line.doorway):
             return
         try:
@@ -118,13 +349,13 @@ class Fleet:
     def _reach(self) -> None:
         """Make the connections that are to be made: one to each server, and where that is let in the others."""
         wanted = [line for line in self.lines if line.is_wanted and line.broken is None]
-        first: dict[Address, Line] = {}
+        first: dict[Address, PoolConnection] = {}
         for line in wanted:
             first.setdefault(line.address, line)
         self._connect(list(first.values()))
         self._connect([line for line in wanted if line is not first[line.address]])
 
-    def _connect(self, lines: Sequence[Line]) -> None:
+    def _connect(self, lines: Sequence[PoolConnection]) -> None:
         """Make the first connections of lines, or those for sessions that begin anew."""
         reachable = []
         for line in lines:
@@ -138,7 +369,7 @@ class Fleet:
             else:
                 self._not_connected(line, failure)
 
-    def _not_connected(self, line: Line, failure: Unreachable) -> None:
+    def _not_connected(self, line: PoolConnection, failure: Unreachable) -> None:
         """Tell those who wait for sessions that there are none to be had."""
         self._unreachable[line.address] = failure
         line.outbox.clear()
@@ -146,7 +377,7 @@ class Fleet:
         for slot in [slot for slot in line.slots if slot.opening]:
             self._give_up(slot, failure)
 
-    def _settle(self, line: Line) -> None:
+    def _settle(self, line: PoolConnection) -> None:
         """Take up a new connection: open, or resume, the sessions that are wanted on it."""
         parts = self._narrow(line) if line.is_session else []
         self._register(line)
@@ -158,7 +389,7 @@ class Fleet:
             self._flush(part)
             self._mend(part)
 
-    def _narrow(self, line: Line) -> list[Line]:
+    def _narrow(self, line: PoolConnection) -> list[PoolConnection]:
         """Leave a connection that is a session to one slot; return lines for the others."""
         for slot in line.slots:
             slot.nonce = slot.stranded = None
@@ -209,7 +440,7 @@ class Fleet:
         """End a wait in another thread, soon and for good."""
         self._is_interrupted = True
 
-    def _receive(self, line: Line) -> None:
+    def _receive(self, line: PoolConnection) -> None:
         if line.connection is None:
             return
         try:
@@ -219,7 +450,7 @@ class Fleet:
         self._take(line)
         self._mend(line)
 
-    def _take(self, line: Line) -> None:
+    def _take(self, line: PoolConnection) -> None:
         if line.connection is not None and line.connection.has_messages:
             for message in line.connection.take():
                 self._handle(line, message)
@@ -245,7 +476,7 @@ class Fleet:
 
     # -- messages -------------------------------------------------------------------------------------------------
 
-    def _handle(self, line: Line, message: dict[str, Any]) -> None:
+    def _handle(self, line: PoolConnection, message: dict[str, Any]) -> None:
         kind, request_id = message.get("type"), message.get("id")
         if kind == "batch":
             replies = message.get("replies", ())
@@ -298,7 +529,7 @@ class Fleet:
             slot.pending["session"] = slot.session
             slot.line.outbox.append(slot)
 
-    def _refused(self, line: Line, request_id: Any, error: OpenEnvError) -> None:
+    def _refused(self, line: PoolConnection, request_id: Any, error: OpenEnvError) -> None:
         """Tell those who wait for a message that was refused as a whole."""
         if request_id in line.opens:
             slot = line.opens.pop(request_id)
@@ -329,7 +560,7 @@ class Fleet:
         if request is not None:
             self._on_answer(slot, request["type"], None, error)
 
-    def _mend(self, line: Line) -> None:
+    def _mend(self, line: PoolConnection) -> None:
         """See to a connection that broke, and to the one in its place if that breaks too."""
         if line.broken is None and line.connection is not None and not line.connection.is_open:
             line.broken = "connection closed"
@@ -342,7 +573,7 @@ class Fleet:
             self._revive(line, reason)
             self._flush(line)
 
-    def _revive(self, line: Line, reason: str) -> None:
+    def _revive(self, line: PoolConnection, reason: str) -> None:
         """Connect again and resume every session of the line; what was not answered is asked once more."""
         if line.is_session and not self._is_to_be_replaced(line, reason):
             return
@@ -367,7 +598,7 @@ class Fleet:
             return
         self._settle(line)
 
-    def _is_to_be_replaced(self, line: Line, reason: str) -> bool:
+    def _is_to_be_replaced(self, line: PoolConnection, reason: str) -> bool:
         """Give up a session that has ended with its connection; say whether there was none yet, only the wish for it.
 
         What its end leads to, the reset that was asked for or one that the policy asks for now, goes the way of any
@@ -388,7 +619,7 @@ class Fleet:
                 self._give_up(slot, SessionLost(reason))
         return False
 
-    def _register(self, line: Line) -> None:
+    def _register(self, line: PoolConnection) -> None:
         assert line.connection is not None
         if line.connection.is_open:
             descriptor = line.connection.fileno()
@@ -397,7 +628,7 @@ class Fleet:
             self._registered[line] = descriptor
             self._selector.register(descriptor, selectors.EVENT_READ, line)
 
-    def _unregister(self, line: Line) -> None:
+    def _unregister(self, line: PoolConnection) -> None:
         descriptor = self._registered.pop(line, None)
         if descriptor is not None:
             with contextlib.suppress(KeyError, ValueError, OSError):
@@ -426,7 +657,7 @@ class Fleet:
                 line.connection.close()
         self.forget()
 
-    def _drain(self, line: Line) -> None:
+    def _drain(self, line: PoolConnection) -> None:
         assert line.connection is not None
         try:
             line.connection.receive()
