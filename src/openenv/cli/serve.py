@@ -173,7 +173,7 @@ def serve(
     introduction = Introduction(target, host, port, spare, log_level, log_format, watches=reload)
     try:
         if reload:
-            from ..server.reloading import serve_reloading
+            from ..server.run import serve_reloading
 
             serve_reloading(target, options, introduction)
         else:
