@@ -171,7 +171,7 @@ def test_errors_have_the_dialects_shape(name: Any) -> None:
 
 
 def _wishes() -> Any:
-    from openenv.rollout.capture.dialects.base import Wishes
+    from openenv.rollout.capture.dialects.dialect import Wishes
 
     return Wishes(model="m")
 

@@ -137,8 +137,7 @@ def test_calls_without_ids_are_linked_by_their_messages(agent: Any, engine: Any,
 
 
 def test_linking_many_turns_takes_no_longer_than_reading_them(talk: Conversation) -> None:
-    from openenv.rollout.capture.dialects.base import Completion
-    from openenv.rollout.capture.tokens import Sampled
+    from openenv.rollout.capture.dialects.dialect import Completion, Sampled
 
     calls, prompt = [], list(range(1000))
     for number in range(1, 401):

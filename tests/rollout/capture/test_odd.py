@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from openenv.rollout.capture import export, read
 from openenv.rollout.capture.dialects import BRIDGES, DIALECTS
-from openenv.rollout.capture.dialects.base import Odd
+from openenv.rollout.capture.dialects.dialect import Odd
 from openenv.rollout.capture.model_call import Tap
 from openenv.rollout.capture.records import Journal, Recorder
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from openenv.rollout.capture.dialects import DIALECTS, openai_chat, route
-from openenv.rollout.capture.dialects.base import Wishes
+from openenv.rollout.capture.dialects.dialect import Wishes
 
 
 def rewritten(body: dict[str, Any], **wishes: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from openenv.rollout.capture import encoding as sse
 from openenv.rollout.capture.dialects import openai_chat
-from openenv.rollout.capture.tokens import TokenLog
+from openenv.rollout.capture.dialects.dialect import TokenLog
 
 
 def entry(token: str, logprob: float | None, **more: Any) -> dict[str, Any]:

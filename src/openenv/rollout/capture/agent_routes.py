@@ -11,7 +11,7 @@ import time
 from openenv.errors import CaptureError
 from openenv.rollout.capture.captured_rollout import EXHAUSTED, Rollout, digest
 from openenv.rollout.capture.dialects import DIALECTS, Route, bridge, openai_chat, route
-from openenv.rollout.capture.dialects.base import DialectModule
+from openenv.rollout.capture.dialects.dialect import DialectModule
 from openenv.rollout.capture.encoding import Json, dumps, load_object
 from openenv.rollout.capture.inbound import Reply, Request
 from openenv.rollout.capture.model_call import EVENTS, JSON, ActiveCall, Ask, Services

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from openenv.rollout.capture.dialects.base import Wishes
+from openenv.rollout.capture.dialects.dialect import Wishes
 from openenv.rollout.capture.encoding import Json
 from openenv.rollout.capture.records import Recorder
 from openenv.rollout.task import Budget, Model

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from openenv.rollout.capture.dialects.base import Odd
+from openenv.rollout.capture.dialects.dialect import Odd
 from openenv.rollout.capture.encoding import dumps
 from openenv.rollout.capture.records import Call
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from openenv.rollout.capture import encoding as sse
 from openenv.rollout.capture.captured_rollout import Rollout
-from openenv.rollout.capture.dialects.base import (
+from openenv.rollout.capture.dialects.dialect import (
     STREAM,
     TOKEN_IDS,
     Bridge,

@@ -16,7 +16,7 @@ from typing import Any, cast
 from openenv.errors import CaptureError
 from openenv.rollout.capture import encoding as sse
 from openenv.rollout.capture.dialects import DIALECTS
-from openenv.rollout.capture.dialects.base import Completion, DialectModule, Odd
+from openenv.rollout.capture.dialects.dialect import Completion, DialectModule, Odd
 from openenv.rollout.capture.encoding import Json, dumps, load_object, loads
 from openenv.rollout.task import Dialect
 

@@ -12,7 +12,7 @@ from openenv.rollout.capture.dialects import (
     openai_responses,
     responses_over_chat,
 )
-from openenv.rollout.capture.dialects.base import Bridge, DialectModule
+from openenv.rollout.capture.dialects.dialect import Bridge, DialectModule
 from openenv.rollout.task import Dialect
 
 DIALECTS: dict[Dialect, DialectModule] = {

@@ -10,7 +10,7 @@ import uuid
 from typing import Any
 
 from openenv.rollout.capture import encoding as sse
-from openenv.rollout.capture.dialects.base import Completion, Rewritten, Wishes, capped, error_kind, text_length
+from openenv.rollout.capture.dialects.dialect import Completion, Rewritten, Wishes, capped, error_kind, text_length
 from openenv.rollout.capture.encoding import Json, dumps
 from openenv.rollout.task import Dialect
 

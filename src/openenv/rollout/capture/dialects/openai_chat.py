@@ -12,20 +12,20 @@ import uuid
 from typing import Any
 
 from openenv.rollout.capture import encoding as sse
-from openenv.rollout.capture.dialects.base import (
+from openenv.rollout.capture.dialects.dialect import (
     LOGPROBS,
     STREAM,
     TOKEN_IDS,
     USAGE,
     Completion,
     Rewritten,
+    TokenLog,
     Wishes,
     capped,
     error_kind,
     text_length,
 )
 from openenv.rollout.capture.encoding import Json, dumps
-from openenv.rollout.capture.tokens import TokenLog
 from openenv.rollout.task import Dialect
 
 NAME: Dialect = "openai_chat"
