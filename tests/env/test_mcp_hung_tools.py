@@ -19,7 +19,7 @@ from fastmcp.dependencies import Depends
 from fastmcp.server.middleware import Middleware
 from fastmcp.tools import Tool as FastMcpTool
 
-from openenv.env.tools.threads import TOOL_THREADS
+from openenv.env.tools.execution import TOOL_THREADS
 
 BRIEF = 0.3
 SOON = 30.0

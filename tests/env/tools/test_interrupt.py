@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from openenv.env.tools.interrupt import Interrupted, Interruptible
+from openenv.env.tools.execution import Interrupted, Interruptible
 
 SOON = 30.0
 

@@ -10,9 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from openenv.env.tools import watchdog as module
-from openenv.env.tools.loop import BackgroundLoop
-from openenv.env.tools.watchdog import PERIOD_S, Watchdog
+from openenv.env.tools import execution as module
+from openenv.env.tools.execution import PERIOD_S, BackgroundLoop, Watchdog
 
 SOON = 30.0
 

@@ -17,8 +17,7 @@ from fastmcp import Client
 from fastmcp.exceptions import ToolError as FastMcpToolError
 
 from ...errors import ToolCallError, ToolTimeout, ToolTransportError, message_of
-from .cancellable import make_cancellable
-from .loop import TOOL_LOOP
+from .execution import TOOL_LOOP, make_cancellable
 from .source import ToolEvents, ToolOutcome
 
 logger = logging.getLogger(__name__)

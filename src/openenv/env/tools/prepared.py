@@ -20,8 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
 from ...errors import ToolArgumentsError
-from .cancellable import blocking, cancellable
-from .loop import TOOL_LOOP
+from .execution import TOOL_LOOP, blocking, cancellable
 from .source import ToolOutcome
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]

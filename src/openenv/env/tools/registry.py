@@ -21,15 +21,12 @@ from fastmcp.tools.function_tool import FunctionTool
 from ...errors import ToolCallError, ToolNotFoundError, ToolTimeout, ToolTransportError, message_of
 from ...tool_types import RESERVED_TOOL_NAMES, Tool
 from ..binding import run_blocking
-from .cancellable import blocking
 from .connection import ServerConnection
 from .context import EnvContext
-from .interrupt import Interrupted, Interruptible
-from .loop import TOOL_LOOP
+from .execution import TOOL_LOOP, WATCHDOG, Interrupted, Interruptible, blocking
 from .prepared import Arguments, PreparedTool, wraps_result
 from .server import ServerTools, is_unguarded
 from .source import EVENTS, ToolEvents, ToolOutcome, ToolSource
-from .watchdog import WATCHDOG
 
 logger = logging.getLogger(__name__)
 
