@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from openenv.rollout.labels import AgentFacts, ModelUse, is_hopeless, judge
+from openenv.rollout.outcome import AgentFacts, ModelUse, is_hopeless, label_of
 
 FINE = AgentFacts(0, False, 60, None)
 CRASHED = AgentFacts(1, False, 60, "the agent exited with code 1")
@@ -34,7 +34,7 @@ DEAD = ModelUse(needed=True, calls=2, answered=0, failures=1, last_error="connec
     ],
 )
 def test_failures_are_called_what_they_are(agent: AgentFacts, model: ModelUse, status: str | None, reason: str) -> None:
-    label = judge(agent, model)
+    label = label_of(agent, model)
     assert (label.status if label else None) == status
     assert label is None or reason in label.reason
 

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from openenv.rollout.labels import ModelUse, is_hopeless
-from openenv.rollout.outcome import RolloutTurn
+from openenv.rollout.outcome import ModelUse, RolloutTurn, is_hopeless
 from openenv.rollout.progress import Reporter
 
 if TYPE_CHECKING:

@@ -18,9 +18,8 @@ from openenv.rollout.agent_log import AgentLog
 from openenv.rollout.agents.base import Agent, AgentRun, Installation
 from openenv.rollout.cancel import Cancellation
 from openenv.rollout.commands import lay_files, run_line
-from openenv.rollout.labels import AgentFacts, Label, judge
 from openenv.rollout.model_access import NO_MODEL, ModelAccess, watch_turns
-from openenv.rollout.outcome import CommandResult, Outcome, Phase, RolloutTurn, Status
+from openenv.rollout.outcome import AgentFacts, CommandResult, Label, Outcome, Phase, RolloutTurn, Status, label_of
 from openenv.rollout.progress import Reporter
 from openenv.rollout.task import Task
 from openenv.rollout.verifier import Verdict, verify
@@ -132,7 +131,7 @@ class Rollout:
             with self._reporter.during("collect", "taking the work tree"):
                 sandbox.stop_processes()
                 problem = self._take_worktree(sandbox)
-        label = judge(facts, self._model.use())
+        label = label_of(facts, self._model.use())
         if label is not None:
             self._label, self._label_phase = label, "agent"
         elif problem is not None:
