@@ -9,9 +9,8 @@ import time
 from openenv.errors import SandboxUnavailable, SandboxUnsupported
 from openenv.sandboxes import Sandboxes, SandboxSpec
 from openenv.sandboxes.base import HOME, Limits
-from openenv.sandboxes.process_channel import ProcessChannel
 from openenv.sandboxes.shell import ShellSandbox
-from openenv.sandboxes.shell_script import READ_SCRIPT, framed
+from openenv.sandboxes.shell_command import READ_SCRIPT, ProcessChannel, framed
 
 START = ("unshare", "--fork", "--kill-child", "--pid", "--mount-proc", "--net", "--ipc", "--uts")
 FIRST = """mount -t tmpfs tmpfs /home && mkdir -p /home/user/workdir && chown -R 1000:1000 /home/user || exit 1

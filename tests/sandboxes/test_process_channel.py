@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from openenv.sandboxes.process_channel import ProcessChannel
+from openenv.sandboxes.shell_command import ProcessChannel
 
 LIMIT_S = 30.0
 HOLDER = "setsid sleep 60 & echo $!; cat >/dev/null"

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openenv.sandboxes import shell_script
+from openenv.sandboxes import shell_command as shell_script
 from openenv.sandboxes.base import Stream
-from openenv.sandboxes.shell_script import Invocation, OutputReader, framed
+from openenv.sandboxes.shell_command import Invocation, OutputReader, framed
 
 EDGE = b"\x1e"
 

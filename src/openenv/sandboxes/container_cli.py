@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from openenv.errors import SandboxError, SandboxUnavailable
-from openenv.sandboxes.process_channel import ProcessChannel
+from openenv.sandboxes.shell_command import ProcessChannel
 
 EngineName = Literal["auto", "docker", "podman"]
 _ORDINARY_S = 120.0

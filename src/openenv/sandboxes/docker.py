@@ -29,8 +29,7 @@ from openenv.sandboxes.netns import listen_in
 from openenv.sandboxes.owners import Owner
 from openenv.sandboxes.relay import Exposure, Relay
 from openenv.sandboxes.shell import ShellSandbox
-from openenv.sandboxes.shell_run import Channel, ShellRun
-from openenv.sandboxes.shell_script import READ_SCRIPT, framed, mark_kb
+from openenv.sandboxes.shell_command import READ_SCRIPT, Channel, ShellRun, framed, mark_kb
 
 # docker_image: An image without a registry: the host's own system, read-only, in a container.
 #

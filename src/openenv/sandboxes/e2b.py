@@ -24,9 +24,8 @@ from openenv import settings
 from openenv.errors import SandboxError, SandboxTreeError, SandboxUnavailable, SandboxUnsupported, message_of
 from openenv.sandboxes.base import Limits, OnOutput, Sandboxes, SandboxSpec, Stream
 from openenv.sandboxes.shell import ShellSandbox
+from openenv.sandboxes.shell_command import READ_SCRIPT, Channel, ShellRun, framed
 from openenv.sandboxes.shell_commands import Input
-from openenv.sandboxes.shell_run import Channel, ShellRun
-from openenv.sandboxes.shell_script import READ_SCRIPT, framed
 
 if TYPE_CHECKING:
     from e2b import Sandbox as RemoteSandbox

@@ -14,11 +14,12 @@ from functools import partial
 from pathlib import Path
 
 from openenv.errors import SandboxError, SandboxTreeError, SandboxUnsupported
-from openenv.sandboxes import shell_script, trees
+from openenv.sandboxes import shell_command as shell_script
+from openenv.sandboxes import trees
 from openenv.sandboxes.archives import clean_archive
 from openenv.sandboxes.base import OnOutput, SandboxSpec, Stream
+from openenv.sandboxes.shell_command import ShellRun
 from openenv.sandboxes.shell_commands import START_S, Input, ShellCommands, ShellJob, slices
-from openenv.sandboxes.shell_run import ShellRun
 from openenv.sandboxes.stdio_tunnel import StdioTunnel, relay_source
 
 _FILE_S = 600.0

@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from openenv.errors import SandboxError, SandboxGone
-from openenv.sandboxes import shell_script
+from openenv.sandboxes import shell_command as shell_script
 from openenv.sandboxes.base import TIMED_OUT, Command, ExecResult, OnOutput, Sandbox, SandboxSpec
-from openenv.sandboxes.shell_run import Channel, ShellRun
-from openenv.sandboxes.shell_script import Invocation
+from openenv.sandboxes.shell_command import Channel, Invocation, ShellRun
 
 START_S = 120.0
 _KILLED = 137

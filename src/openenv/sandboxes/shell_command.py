@@ -8,13 +8,22 @@ sessions, an empty environment), and without privileges nobody can raise it agai
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
+import select
+import selectors
 import shlex
+import signal
+import subprocess
+import threading
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import IO
 
-from openenv.sandboxes.base import Command, Stream
+from openenv.sandboxes.base import Command, ExecResult, OnOutput, Stream
 
 _EDGE = b"\x1e"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -219,3 +228,216 @@ class OutputReader:
 def absolute(path: str, workdir: str) -> str:
     """Return a path as the box's own tools take it: never one that begins with a dash."""
     return path if path.startswith("/") else f"{workdir}/{path}"
+
+
+# shell_run: One command in a shell-driven box: the channel that it talks through, and what it has put out so far.
+#
+# Knows bytes and time. Backends implement `Channel`; which engine is behind it is not known here.
+
+
+class Channel(ABC):
+    """A shell inside a box: bytes go in, the bytes of two streams come out. `close` may be called from any thread."""
+
+    @abstractmethod
+    def send(self, data: bytes) -> None:
+        """Write to its standard input; what a shell that is over no longer reads is dropped."""
+
+    @abstractmethod
+    def end_input(self) -> None:
+        """Close its standard input."""
+
+    @abstractmethod
+    def receive(self, timeout: float | None) -> tuple[Stream, bytes] | None:
+        """Return the next bytes of a stream, or None when none came in time; raise EOFError when both are over."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of it; what runs inside is not killed by this."""
+
+    @property
+    @abstractmethod
+    def exit_code(self) -> int | None:
+        """How the shell itself ended, as far as the engine says."""
+
+
+class ShellRun:
+    """One command under way: its channel, what it has put out so far, and its mark."""
+
+    def __init__(
+        self, channel: Channel, call: Invocation, *, on_output: OnOutput | None, max_output: int | None
+    ) -> None:
+        self.channel = channel
+        self.mark = call.mark
+        self.reader = OutputReader(call.nonce)
+        self.truncated = False
+        self.began = time.monotonic()
+        self._on_output = on_output
+        self._max_output = max_output
+        self._kept: dict[Stream, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
+
+    def wait_started(self, deadline: float) -> bool:
+        """Read until the command has begun; False when its shell ended before."""
+        while self.reader.pid is None:
+            if not self._step(deadline):
+                return False
+        return True
+
+    def pump(self, deadline: float | None) -> bool:
+        """Read until the command is over (True) or the time is (False)."""
+        while not self.reader.finished:
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+            if not self._step(deadline):
+                return True
+        return True
+
+    def _step(self, deadline: float | None) -> bool:
+        """Take what comes next; False when nothing comes any more."""
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            got = self.channel.receive(left)
+        except EOFError:
+            self._take("stdout", self.reader.flush("stdout"))
+            self._take("stderr", self.reader.flush("stderr"))
+            return False
+        if got is None:
+            return deadline is None or time.monotonic() < deadline or self.reader.pid is not None
+        self._take(got[0], self.reader.feed(*got))
+        return True
+
+    def _take(self, stream: Stream, data: bytes) -> None:
+        if not data:
+            return
+        kept = self._kept[stream]
+        room = len(data) if self._max_output is None else max(0, self._max_output - len(kept))
+        kept += data[:room]
+        self.truncated = self.truncated or room < len(data)
+        if self._on_output is not None:
+            self._on_output(stream, data)
+
+    def output(self, stream: Stream) -> bytes:
+        """Return what was kept of a stream."""
+        return bytes(self._kept[stream])
+
+    def result(self, exit_code: int, *, timed_out: bool = False) -> ExecResult:
+        """Return what the command did."""
+        return ExecResult(
+            exit_code,
+            self.output("stdout").decode("utf-8", "replace"),
+            self.output("stderr").decode("utf-8", "replace"),
+            timed_out=timed_out,
+            truncated=self.truncated,
+            duration_s=time.monotonic() - self.began,
+            oom=self.reader.oom_kills > 0,
+        )
+
+
+# process_channel: A command of this machine as a channel: its standard streams are those of a shell inside a box.
+#
+# Knows processes and pipes. Which engine the command belongs to it must not know.
+
+
+_CHUNK = 1 << 16
+_LOOK_S = 0.25
+
+
+class ProcessChannel(Channel):
+    """A command of this machine, such as `docker exec -i NAME /bin/sh`, with a shell of a box at its other end.
+
+    Args:
+        argv: What to run. Its streams are the shell's; its end need not be that of what it started.
+    """
+
+    def __init__(self, argv: list[str]) -> None:
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True)
+        self._selector = selectors.DefaultSelector()
+        self._streams: list[IO[bytes]] = []
+        self._input_lock = threading.Lock()
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
+        names: tuple[tuple[Stream, IO[bytes] | None], ...] = (
+            ("stdout", self._process.stdout),
+            ("stderr", self._process.stderr),
+        )
+        for name, stream in names:
+            assert stream is not None
+            self._streams.append(stream)
+            self._selector.register(stream, selectors.EVENT_READ, name)
+        self._open = 2
+        self._closed = False
+        self._reading = threading.Lock()
+
+    @property
+    def exit_code(self) -> int | None:
+        """How the command line ended; it repeats the exit code of what it ran."""
+        try:
+            code = self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            return None
+        return 128 - code if code < 0 else code
+
+    def send(self, data: bytes) -> None:
+        """Write to the standard input."""
+        stream = self._process.stdin
+        view = memoryview(data)
+        while view:
+            with self._input_lock:  # nobody closes it under our feet, and nobody waits long for us
+                if self._closed or stream is None or stream.closed:
+                    return
+                room = select.poll()
+                room.register(stream, select.POLLOUT)
+                if not room.poll(_LOOK_S * 1000):
+                    continue
+                try:
+                    view = view[os.write(stream.fileno(), view[:_CHUNK]) :]
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    return
+
+    def end_input(self) -> None:
+        """Close the standard input."""
+        with self._input_lock:
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+
+    def receive(self, timeout: float | None) -> tuple[Stream, bytes] | None:
+        """Return the next bytes of a stream."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._reading:
+            while self._open and not self._closed:
+                left = _LOOK_S if deadline is None else max(0.0, deadline - time.monotonic())
+                ready = self._selector.select(min(left, _LOOK_S))
+                if not ready:
+                    if left <= _LOOK_S and deadline is not None:
+                        return None
+                    continue  # what it has started may hold the streams open for ever: look whether we are closed
+                key = ready[0][0]
+                data = os.read(key.fd, _CHUNK)
+                if data:
+                    return key.data, data
+                self._selector.unregister(key.fileobj)
+                self._open -= 1
+            raise EOFError
+
+    def close(self) -> None:
+        """End the command line; a reader in another thread sees the end of the streams, or soon that it is closed."""
+        self._closed = True
+        if self._process.poll() is None:
+            _kill_group(self._process.pid)
+        self._process.wait()
+        with self._reading:
+            if self._streams:
+                self._selector.close()
+                for stream in self._streams:
+                    stream.close()
+                self._streams.clear()
+        self.end_input()
+
+
+def _kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
