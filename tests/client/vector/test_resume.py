@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from openenv.client.url import parse_ws_url, socket_url
+from openenv.client.vector.connection import VectorConnection
 from openenv.client.vector.results import SlotsFailed
 from openenv.client.vector.vector_env import VectorEnv
-from openenv.client.vector_connection import VectorConnection
 from openenv.client.wire import ConnectionOptions
 from openenv.errors import SessionLost
 from openenv.protocol.v2.codec import SUBPROTOCOLS

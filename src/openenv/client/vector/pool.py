@@ -21,8 +21,8 @@ from ...protocol.v2.client import new_nonce
 from ..connecting import Attempts
 from ..link import Reconnecting
 from ..url import Address, parse_ws_url, socket_url
-from ..vector_connection import ConnectionBroken, VectorConnection
 from ..wire import ConnectionOptions
+from .connection import ConnectionBroken, VectorConnection
 from .vector_env import Place
 
 # vector_line: Slots and lines of a `VectorEnv`: a slot is a session that is wanted, a line is the way to some of them.
