@@ -40,15 +40,22 @@ from ..types import (
     StepResponse,
 )
 from .access import AccessPolicy, Gate, OriginPolicy
-from .documents import Documents
 from .http_routes import GymRoutes, OpenRequest, SessionOpened, SessionRoutes
 from .lifespan import add_to_lifespan
 from .mcp.endpoint import McpEndpoint
 from .mcp.socket import RpcEndpoint
-from .metrics import MetricsRoutes
-from .routes import DocumentedRoute, ErrorBody, GetEndpointConfig, SessionClosed, SessionView, register_get_endpoints
+from .routes import (
+    DocumentedRoute,
+    Documents,
+    ErrorBody,
+    GetEndpointConfig,
+    MetricsRoutes,
+    SessionClosed,
+    SessionView,
+    TaskRoutes,
+    register_get_endpoints,
+)
 from .service import DEFAULT_MAX_MESSAGE_BYTES, EnvService, ServiceOptions
-from .tasks import TaskRoutes
 from .ws import GymEndpoint
 
 _REFUSED: dict[int | str, dict[str, Any]] = {

@@ -5,20 +5,32 @@ The document comes from a signature, the hot path pays for none of it. Knows Fas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+import inspect
+import sys
+from collections.abc import Callable, Collection, Container, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+from urllib.parse import quote
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI, HTTPException
+from fastapi.encoders import jsonable_encoder
+from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Match
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute, Match, Route
 
+from .._version import load_package_version
 from ..errors import SessionCapacityError
-from ..types import SessionInfo
-from .asgi import Handler, Receive, Scope, Send
+from ..sessions.operations import CALL
+from ..telemetry.calls import CallWatch
+from ..telemetry.exposition import CONTENT_TYPE
+from ..telemetry.metrics import ServerMetrics
+from ..types import GetTaskRangeRequest, GetTaskRequest, ListTasksRequest, NumTasksRequest, SessionInfo
+from .access import ADDRESS_TOKEN, AccessPolicy
+from .asgi import BodyLimit, Handler, Receive, Scope, Send, respond_json
+from .service import EnvService
 
 
 class ErrorBody(BaseModel):
@@ -120,3 +132,290 @@ class DocumentedRoute(APIRoute):
             await self.app(scope, receive, send)
         else:
             await super().handle(scope, receive, send)
+
+
+# documents: `/docs`, `/redoc` and `/openapi.json` on a server that asks for tokens.
+#
+# A browser cannot send a header with an address, so these take `?token=TOKEN` as well: the page then loads the document
+# with it, and the document says that the routes ask for a bearer token, which gives the page its Authorize button. Knows
+# FastAPI's pages; who may see them is the gate's business.
+
+
+SCHEME = "bearer"
+_PAGE = [(b"content-type", b"text/html; charset=utf-8"), (b"referrer-policy", b"no-referrer")]
+
+
+class Documents:
+    """The pages about an application's routes.
+
+    Args:
+        app: The application.
+        access: Tells which tokens are asked for.
+        guarded: The routes that ask for them, as pairs of a path and a method in lower case.
+    """
+
+    def __init__(self, app: FastAPI, access: Callable[[], AccessPolicy], guarded: Container[tuple[str, str]]) -> None:
+        self._app = app
+        self._access = access
+        self._guarded = guarded
+        self._plain = app.openapi
+
+    @staticmethod
+    def paths(app: FastAPI) -> set[str | None]:
+        """Where the pages are."""
+        return {app.openapi_url, app.docs_url, app.redoc_url, app.swagger_ui_oauth2_redirect_url}
+
+    def install(self, routes: Collection[BaseRoute]) -> None:
+        """Take over the pages among routes that have no guard yet, and the document."""
+        self._app.openapi = self.openapi  # type: ignore[method-assign]
+        for route in routes:
+            if isinstance(route, Route) and route.path in (self._app.docs_url, self._app.redoc_url):
+                route.app = _Page(self, route.path, route.app)
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI document; where tokens are asked for, it says so."""
+        document = self._plain()
+        if self._access().is_open:
+            return document
+        paths = {
+            path: {
+                method: {**operation, "security": [{SCHEME: []}]} if (path, method) in self._guarded else operation
+                for method, operation in operations.items()
+            }
+            for path, operations in document.get("paths", {}).items()
+        }
+        components = document.get("components", {})
+        schemes = {**components.get("securitySchemes", {}), SCHEME: {"type": "http", "scheme": "bearer"}}
+        return {**document, "paths": paths, "components": {**components, "securitySchemes": schemes}}
+
+    def page(self, path: str, token: str, root: str) -> bytes:
+        """Return a page that loads the document with a token."""
+        app = self._app
+        address = f"{root}{app.openapi_url}?token={quote(token, safe='')}"
+        if path == app.redoc_url:
+            return bytes(get_redoc_html(openapi_url=address, title=f"{app.title} - ReDoc").body)
+        page = get_swagger_ui_html(
+            openapi_url=address,
+            title=f"{app.title} - Swagger UI",
+            init_oauth=app.swagger_ui_init_oauth,
+            swagger_ui_parameters=app.swagger_ui_parameters,
+        )
+        return bytes(page.body)
+
+
+class _Page:
+    """A page's handler: FastAPI's own, unless the token came in the address."""
+
+    def __init__(self, documents: Documents, path: str, handler: Handler) -> None:
+        self._documents = documents
+        self._path = path
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        token = scope.get(ADDRESS_TOKEN)
+        if token is None:
+            await self._handler(scope, receive, send)
+            return
+        page = self._documents.page(self._path, token, str(scope.get("root_path", "")).rstrip("/"))
+        await send({"type": "http.response.start", "status": 200, "headers": _PAGE})
+        await send({"type": "http.response.body", "body": page})
+
+
+# metrics: `GET /metrics` and `GET /ready`: how a server does, for Prometheus, `openenv top` and load balancers.
+#
+# Knows ASGI and how the two are documented; what is counted is in `telemetry`.
+
+
+OPENTELEMETRY = "opentelemetry.trace"
+_SAMPLE = 'openenv_sessions{state="ready"} 3\nopenenv_steps_total 1200\n'
+
+
+class Readiness(BaseModel):
+    """Whether new sessions are opened here."""
+
+    status: Literal["ready", "draining"]
+    active_sessions: int
+    max_sessions: int
+
+
+class MetricsRoutes:
+    """The two handlers of one server."""
+
+    def __init__(self, service: EnvService) -> None:
+        self._manager = service.manager
+        self._service = service
+        self._is_tracing = False
+        self.watch = CallWatch(service.manager)
+        self.metrics = ServerMetrics(service.manager, self.watch, info=self._info)
+
+    def begin(self) -> None:
+        """Trace calls from the start of the server on, if the application has set up OpenTelemetry."""
+        if not self._is_tracing and OPENTELEMETRY in sys.modules:
+            from ..telemetry.tracing import trace_if_set_up  # not needed otherwise
+
+            self._is_tracing = trace_if_set_up(self.watch)
+
+    def _info(self) -> dict[str, str]:
+        return {
+            "environment": self._service.env_name,
+            "version": load_package_version(),
+            "runner": self._manager.runner.name,
+            "mode": self._service.mode.value,
+        }
+
+    def routes(self) -> list[DocumentedRoute]:
+        """Return the routes; they are the same in every mode."""
+        return [
+            DocumentedRoute(
+                "/metrics",
+                _metrics_signature,
+                self.show,
+                methods=["GET"],
+                response_class=PlainTextResponse,
+                tags=["Health"],
+                summary="Show metrics",
+                description="Sessions, queue, steps, times by phase, errors by code and memory, in Prometheus' text "
+                "format. Calls are timed from the first reading on.",
+                responses={200: {"content": {"text/plain": {"example": _SAMPLE}}}},
+            ),
+            DocumentedRoute(
+                "/ready",
+                _ready_signature,
+                self.ready,
+                methods=["GET"],
+                response_model=Readiness,
+                tags=["Health"],
+                summary="Say whether new sessions are opened",
+                description="Readiness check: unlike `/health`, it fails while the server shuts down.",
+                responses={503: {"model": Readiness, "description": "The server is shutting down"}},
+            ),
+        ]
+
+    async def show(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle `GET /metrics`."""
+        body = self.metrics.text()
+        headers = [(b"content-type", CONTENT_TYPE.encode()), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def ready(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle `GET /ready`."""
+        manager = self._manager
+        is_ready = not manager.is_draining
+        shown: dict[str, Any] = {
+            "status": "ready" if is_ready else "draining",
+            "active_sessions": manager.active,
+            "max_sessions": manager.max_sessions,
+        }
+        await respond_json(send, 200 if is_ready else 503, shown, [(b"cache-control", b"no-store")])
+
+
+async def _metrics_signature() -> str:
+    """Documents `GET /metrics`."""
+    return _SAMPLE
+
+
+async def _ready_signature() -> None:
+    """Documents `GET /ready`."""
+
+
+# tasks: The Task API: an environment's catalogue of tasks over HTTP.
+#
+# Knows the routes and their shapes; the catalogue itself is the environment's.
+
+
+_SPLIT_TYPES = frozenset({"train", "validation", "test"})
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"description": "There is no such task"},
+    404: {"description": "No environment of that name is served here"},
+    413: {"model": ErrorBody, "description": "The body is too large"},
+    500: {"description": "The environment failed"},
+    501: {"description": "The environment has no such catalogue"},
+    503: {"model": ErrorBody, "description": "The server is shutting down"},
+}
+
+
+class TaskRoutes:
+    """The handlers of the Task API; each call runs on an environment of its own."""
+
+    def __init__(self, service: EnvService) -> None:
+        self._service = service
+
+    def register(self, app: FastAPI) -> None:
+        """Add the routes to an application."""
+        router = APIRouter(tags=["Task API"], route_class=AdmittingRoute)
+        router.add_api_route("/list_environments", self.list_environments, methods=["GET"])
+        router.add_api_route("/{env_name}/splits", self.splits, methods=["GET"], responses=_ERRORS)
+        router.add_api_route("/{env_name}/tasks", self.tasks, methods=["POST"], responses=_ERRORS)
+        router.add_api_route("/{env_name}/num_tasks", self.num_tasks, methods=["POST"], responses=_ERRORS)
+        router.add_api_route("/{env_name}/task", self.task, methods=["POST"], responses=_ERRORS)
+        router.add_api_route("/{env_name}/task_range", self.task_range, methods=["POST"], responses=_ERRORS)
+        for route in router.routes:
+            assert isinstance(route, AdmittingRoute)
+            route.app = BodyLimit(route.app, lambda: self._service.options.max_message_bytes)
+        app.router.routes.extend(router.routes)
+
+    async def list_environments(self) -> list[str]:
+        """Name the environments served here."""
+        return [self._service.env_name]
+
+    async def splits(self, env_name: str) -> list[Any]:
+        """List the splits of an environment's tasks."""
+        found = await self._ask(env_name, "list_splits", shape=list)
+        return [_split(item) for item in found]
+
+    async def tasks(self, env_name: str, request: ListTasksRequest) -> dict[str, Any]:
+        """List the tasks of a split."""
+        found = await self._ask(env_name, "list_tasks", request.split, shape=list)
+        return {"tasks": jsonable_encoder(found), "env_name": self._service.env_name}
+
+    async def num_tasks(self, env_name: str, request: NumTasksRequest) -> dict[str, int]:
+        """Count the tasks of a split."""
+        return {"num_tasks": int(await self._ask(env_name, "num_tasks", request.split))}
+
+    async def task(self, env_name: str, request: GetTaskRequest) -> dict[str, Any]:
+        """Return one task."""
+        return {"task": jsonable_encoder(await self._ask(env_name, "get_task", request.split, request.index))}
+
+    async def task_range(self, env_name: str, request: GetTaskRangeRequest) -> dict[str, Any]:
+        """Return some tasks of a split."""
+        arguments = (request.split, request.start, request.stop)
+        return {"tasks": jsonable_encoder(await self._ask(env_name, "get_task_range", *arguments, shape=list))}
+
+    async def _ask(
+        self, env_name: str, method: str, *arguments: Any, shape: Callable[[Any], Any] = lambda found: found
+    ) -> Any:
+        """Call a method of the catalogue. A result that is made while it is read is read while the environment lives.
+
+        Args:
+            shape: Applied to the result, in the environment's thread.
+        """
+        if env_name.lower() != self._service.env_name.lower():
+            raise HTTPException(404, f"unknown environment '{env_name}'")
+        unsupported = HTTPException(501, f"{method} is not supported for this environment")
+
+        def call(env: Any) -> Any:
+            function = getattr(env, method, None)
+            if not callable(function):
+                raise NotImplementedError(method)
+            found = function(*arguments)
+            return found if inspect.isawaitable(found) or inspect.isasyncgen(found) else shape(found)
+
+        try:
+            async with self._service.manager.borrow() as session:
+                found = await session.run(CALL, call)
+                if inspect.isasyncgen(found):
+                    return [item async for item in found]
+                return shape(await found) if inspect.isawaitable(found) else found
+        except NotImplementedError:
+            raise unsupported from None
+        except IndexError:
+            raise HTTPException(400, "Invalid task index") from None
+        except (KeyError, ValueError) as exc:  # how environments say that there is no such split
+            raise HTTPException(400, f"{method}: {self._service.errors.text(exc)}") from exc
+
+
+def _split(item: Any) -> Any:
+    if isinstance(item, str):
+        return {"name": item, "type": item if item in _SPLIT_TYPES else "validation"}
+    return item.model_dump() if isinstance(item, BaseModel) else item

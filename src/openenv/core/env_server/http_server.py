@@ -29,10 +29,7 @@ from openenv.server.app import (
 from openenv.server.compat import (
     HTTPEnvServer,
 )
-from openenv.server.routes import (
-    GetEndpointConfig,
-    register_get_endpoints,
-)
+from openenv.server.routes import GetEndpointConfig, register_get_endpoints
 from openenv.tool_types import (
     CallToolAction,
     CallToolObservation,

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from openenv.server.routes import (
-    GetEndpointConfig,
-    register_get_endpoints,
-)
+from openenv.server.routes import GetEndpointConfig, register_get_endpoints
 
 __all__ = [
     "GetEndpointConfig",
