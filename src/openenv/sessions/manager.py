@@ -29,10 +29,9 @@ from ..errors import (
 from ..runners import Lane, PerishableLane, ProcessOptions, Runner, build_in, current_hub, make_runner
 from ..types import SessionInfo
 from . import lifetime as leases
-from .attachment import Attachments
 from .events import Listener, SessionEvent
 from .lifetime import CANCELLED, SHUTTING_DOWN, Reaper, SessionLimits, ending
-from .openings import Openings
+from .resume import Attachments, Openings
 from .session import Account, Call, CallFactory, ObserveStep, Session, SessionKind, SessionState
 from .slots import NO_ACCOUNT, Slots
 from .waiting import Line, wait_until

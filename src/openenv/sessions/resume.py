@@ -1,22 +1,134 @@
-"""Sessions by the nonce that they were opened with: an `open` that is repeated gets the first one's session, no second.
+"""Who holds a resumable session, and how somebody else comes to hold it.
 
-A client whose answer was lost repeats its `open`, on any connection; a nonce is a secret of its choosing. Knows nonces
-and sessions; must not know connections. Sessions are opened on the loop of whoever asks first.
+A session is attached to one holder at a time. When that one is gone, whoever has its token may attach to it for the
+grace period. Knows sessions and tokens; must not know connections.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import hmac
+import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import SessionLost
-from .attachment import Lookup
-from .lifetime import EXPIRED, ending
-from .session import Session
+from .lifetime import DISCONNECTED, EXPIRED, RESTARTED, TAKEN_OVER, UNKNOWN, ending
+from .session import Holder, Session
+
+# tokens: Secrets that let their holder attach to a session from anywhere.
+#
+# A token names the server process, the session, and a secret; so a token of an earlier process is told from a wrong one.
+# Knows text only.
+
+
+class Claim(NamedTuple):
+    """What a token claims."""
+
+    session_id: str
+    secret: str
+
+    def is_proved_by(self, secret: str) -> bool:
+        """Compare with a session's own secret, in constant time; a session without one belongs to nobody."""
+        return bool(secret) and hmac.compare_digest(secret.encode(), self.secret.encode())
+
+
+class Tokens:
+    """The tokens of one server process."""
+
+    def __init__(self) -> None:
+        self._boot = secrets.token_urlsafe(6).replace(".", "-")
+
+    @staticmethod
+    def new_secret() -> str:
+        """Make a secret that nobody can guess."""
+        return secrets.token_urlsafe(24)
+
+    def write(self, session_id: str, secret: str) -> str:
+        """Return the token of a session."""
+        return f"{self._boot}.{session_id}.{secret}"
+
+    def read(self, token: str) -> Claim:
+        """Read a token.
+
+        Raises:
+            SessionLost: It is of another process, or none at all.
+        """
+        boot, _, rest = token.partition(".")
+        session_id, _, secret = rest.partition(".")
+        if boot != self._boot:
+            raise SessionLost(RESTARTED if secret else UNKNOWN)
+        return Claim(session_id, secret)
+
+
+Lookup = Callable[[str], tuple[Session | None, str | None]]
+
+
+class Attachments:
+    """The attachments of one server's sessions.
+
+    Args:
+        lookup: Returns a live session by its id, and how one that is gone has ended.
+        grace_s: Tells how long a session is kept without a holder.
+    """
+
+    def __init__(self, lookup: Lookup, grace_s: Callable[[], float]) -> None:
+        self._lookup = lookup
+        self._grace_s = grace_s
+        self._tokens = Tokens()
+        self.resumes = 0
+
+    def token(self, session: Session) -> str:
+        """Return the secret that lets its holder attach to a session from anywhere."""
+        if not session.secret:
+            session.secret = self._tokens.new_secret()
+        return self._tokens.write(session.id, session.secret)
+
+    def claimed(self, token: str) -> Session:
+        """Return the session of a token.
+
+        Raises:
+            SessionLost: There is none; the reason says why.
+        """
+        claim = self._tokens.read(token)
+        session, ended = self._lookup(claim.session_id)
+        if session is None or not claim.is_proved_by(session.secret):
+            raise SessionLost(ending(ended) if ended is not None else UNKNOWN)
+        if session.is_ending:
+            raise SessionLost(ending(session.close_reason))
+        return session
+
+    def reattach(self, session: Session, holder: Holder) -> None:
+        """Attach to a session that goes on; whoever held it before is told."""
+        former, session.holder = session.holder, holder
+        session.is_attached = True
+        session.touch()
+        self.resumes += 1
+        if former is not None and former is not holder:
+            former.let_go(session, TAKEN_OVER)
+
+    def hold(self, session: Session, holder: Holder) -> None:
+        """Attach to a session that was just opened."""
+        session.holder, session.is_attached = holder, True
+
+    def release(self, session: Session, holder: Holder) -> None:
+        """Leave a session to whoever has its token, for the grace period."""
+        if session.holder is not holder:
+            return
+        session.holder, session.is_attached = None, False
+        session.touch()
+        if self._grace_s() <= 0:
+            session.close(DISCONNECTED)
+
+
+# openings: Sessions by the nonce that they were opened with: an `open` that is repeated gets the first one's session, no second.
+#
+# A client whose answer was lost repeats its `open`, on any connection; a nonce is a secret of its choosing. Knows nonces
+# and sessions; must not know connections. Sessions are opened on the loop of whoever asks first.
+
 
 _REMEMBERED = 10_000
 
