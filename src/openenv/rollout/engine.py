@@ -31,7 +31,7 @@ from openenv.rollout.task import Budget, Model, Task
 from openenv.sandboxes.base import HOME, Sandboxes
 
 if TYPE_CHECKING:
-    from openenv.rollout.capture.server import CaptureServer
+    from openenv.rollout.capture.capture_server import CaptureServer
     from openenv.rollout.store import RolloutStore
 
 logger = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class Engine:
             self._installation = self.agent.install(self._cache, self._on_install)
             self._folder = stack.enter_context(scratch())
             if self.agent.dialect is not None and self._capture is None:
-                from openenv.rollout.capture.server import CaptureServer  # agents without a model need no proxy
+                from openenv.rollout.capture.capture_server import CaptureServer  # agents without a model need no proxy
 
                 root = self._folder / "captures" if self.store is None else self.store.captures
                 self._capture = stack.enter_context(CaptureServer(root, sockets=self._folder))

@@ -15,7 +15,7 @@ from openenv.rollout.outcome import ModelUse, RolloutTurn, is_hopeless
 from openenv.rollout.progress import Reporter
 
 if TYPE_CHECKING:
-    from openenv.rollout.capture.server import Capture, CaptureServer
+    from openenv.rollout.capture.capture_server import Capture, CaptureServer
 
 _POLL_S = 0.25
 

@@ -288,7 +288,7 @@ def test_an_agent_cannot_talk_the_proxy_out_of_capturing(
 
 
 def test_connections_that_only_wait_give_way_to_new_ones(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openenv.rollout.capture.server._connections", lambda: 16)
+    monkeypatch.setattr("openenv.rollout.capture.capture_server._connections", lambda: 16)
     with CaptureServer(tmp_path) as server:
         idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(40)]
         for _ in range(3):

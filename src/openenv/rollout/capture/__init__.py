@@ -6,8 +6,8 @@ from openenv._lazy import lazy_exports
 
 _EXPORTS = {
     "Call": "openenv.rollout.capture.records",
-    "Capture": "openenv.rollout.capture.server",
-    "CaptureServer": "openenv.rollout.capture.server",
+    "Capture": "openenv.rollout.capture.capture_server",
+    "CaptureServer": "openenv.rollout.capture.capture_server",
     "Finding": "openenv.rollout.capture.export",
     "JournalFull": "openenv.rollout.capture.records",
     "Recording": "openenv.rollout.capture.records",

@@ -22,7 +22,7 @@ from openenv.rollout.capture.records import read
 from openenv.rollout.task import Budget, Dialect, Model
 
 if TYPE_CHECKING:
-    from openenv.rollout.capture.server import CaptureServer
+    from openenv.rollout.capture.capture_server import CaptureServer
 
 
 _JSON = [("content-type", "application/json")]

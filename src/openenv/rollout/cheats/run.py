@@ -19,7 +19,7 @@ from openenv.rollout.agents.base import Agent
 from openenv.rollout.agents.noop import Noop
 from openenv.rollout.agents.oracle import Oracle
 from openenv.rollout.agents.shell import Shell
-from openenv.rollout.capture.server import CaptureServer
+from openenv.rollout.capture.capture_server import CaptureServer
 from openenv.rollout.cheats.bait import Bait, lay_out
 from openenv.rollout.cheats.catalogue import all_cheats
 from openenv.rollout.cheats.cheat import Cheat

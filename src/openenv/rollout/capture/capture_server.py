@@ -16,6 +16,7 @@ import secrets
 import shutil
 import socket
 import ssl
+import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
@@ -23,7 +24,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from openenv.errors import CaptureError
-from openenv.rollout.capture import export, socket_folder
+from openenv.rollout.capture import export
 from openenv.rollout.capture.agent_routes import Proxy, Registry
 from openenv.rollout.capture.captured_rollout import Rollout, Spending, Stats, digest
 from openenv.rollout.capture.control_routes import Admin
@@ -195,7 +196,7 @@ class CaptureServer:
         """Return the unix socket on which agents are answered, and nobody else."""
         if self._folder is None:
             raise CaptureError("The capture server does not run.")
-        return self._folder / socket_folder.NAME
+        return self._folder / NAME
 
     # rollouts
 
@@ -317,8 +318,8 @@ class CaptureServer:
         self._servers.append(tcp)
         self._port = tcp.sockets[0].getsockname()[1]
         if hasattr(socket, "AF_UNIX"):
-            self._folder = socket_folder.make(self._sockets)
-            path = self._folder / socket_folder.NAME
+            self._folder = make(self._sockets)
+            path = self._folder / NAME
             unix = await loop.create_unix_server(lambda: self._connection(self._proxy.handle), str(path), backlog=1024)
             self._servers.append(unix)
             os.chmod(path, 0o666)  # agents run as other users; the folder and the key decide who gets through
@@ -388,3 +389,42 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+# socket_folder: Where the agents' unix socket lies: a folder of its own in the system's place for such, short enough for a socket.
+#
+# Knows paths. A folder whose proxy was killed is removed by the next one that starts.
+
+
+PREFIX = "openenv-capture-"
+SOCKET_NAME = "agents.sock"
+_PATH_LIMIT = 100
+
+
+def make_socket_folder(wanted: Path | None = None) -> Path:
+    """Make a folder for a socket, where it is wanted if its path is short enough; remove those that were left there."""
+    place = _place(wanted)
+    for folder in place.glob(f"{PREFIX}*"):
+        if _is_left(folder / SOCKET_NAME):
+            shutil.rmtree(folder, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+
+
+def _place(wanted: Path | None) -> Path:
+    """Return a folder whose path leaves room for a socket's: the kernel takes little more than a hundred bytes."""
+    places = [place for place in (wanted, Path(tempfile.gettempdir())) if place is not None]
+    room = _PATH_LIMIT - len(f"/{PREFIX}12345678/{SOCKET_NAME}")
+    return next((place for place in places if len(str(place)) <= room), Path("/tmp"))
+
+
+def _is_left(path: Path) -> bool:
+    """Say whether nobody listens on a socket any more."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+        if not path.is_socket():
+            return False
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+    return False
