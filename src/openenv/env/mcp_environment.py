@@ -24,8 +24,8 @@ from ..types import Action, Observation, State
 from .binding import run_blocking
 from .environment import Environment, Transform
 from .tools.connection import new_client
+from .tools.function_tools import ServerTools
 from .tools.registry import ToolRegistry, check_names
-from .tools.server import ServerTools
 from .tools.source import ToolOutcome
 
 # code_mode: Code mode: a program that calls an environment's tools as functions.

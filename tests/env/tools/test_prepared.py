@@ -11,9 +11,8 @@ from fastmcp.server.middleware import Middleware
 from fastmcp.tools.function_tool import FunctionTool
 from pydantic import BaseModel, Field
 
-from openenv.env.tools import prepared as module
-from openenv.env.tools.prepared import PreparedTool
-from openenv.env.tools.server import ServerTools
+from openenv.env.tools import function_tools as module
+from openenv.env.tools.function_tools import PreparedTool, ServerTools
 from openenv.env.tools.source import ToolOutcome
 from openenv.errors import ToolArgumentsError
 

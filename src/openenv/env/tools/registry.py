@@ -22,10 +22,8 @@ from ...errors import ToolCallError, ToolNotFoundError, ToolTimeout, ToolTranspo
 from ...tool_types import RESERVED_TOOL_NAMES, Tool
 from ..binding import run_blocking
 from .connection import ServerConnection
-from .context import EnvContext
 from .execution import TOOL_LOOP, WATCHDOG, Interrupted, Interruptible, blocking
-from .prepared import Arguments, PreparedTool, wraps_result
-from .server import ServerTools, is_unguarded
+from .function_tools import Arguments, EnvContext, PreparedTool, ServerTools, is_unguarded, wraps_result
 from .source import EVENTS, ToolEvents, ToolOutcome, ToolSource
 
 logger = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
-"""A tool that is a plain function, ready to be called: arguments checked by a validator that is built once.
+"""FastMCP's `Context` for tools that are called without FastMCP's transports.
 
-Environments make their tools anew in every constructor; the validator belongs to the function's code and is shared by
-all of them. Knows FastMCP's `FunctionTool`; must not know where the call runs.
+What a tool asks of it goes to the environment's own session: its id, its state, listeners to the running call. Knows
+FastMCP's context; must not know how events travel.
 """
 
 from __future__ import annotations
@@ -9,19 +9,78 @@ from __future__ import annotations
 import concurrent.futures
 import inspect
 import typing
-from collections.abc import Awaitable, Callable, Mapping
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextvars import Token
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from fastmcp import Context
+from fastmcp.server.context import _current_context
+from fastmcp.server.middleware.dereference import DereferenceRefsMiddleware
+from fastmcp.server.server import default_lifespan
+from fastmcp.tools.function_tool import FunctionTool
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
+from typing_extensions import Self
 
 from ...errors import ToolArgumentsError
 from .execution import TOOL_LOOP, blocking, cancellable
-from .source import ToolOutcome
+from .source import ToolEvents, ToolOutcome
+
+
+class EnvContext(Context):
+    """The context of one call."""
+
+    def __init__(self, server: Any, session_id: str, events: ToolEvents | None) -> None:
+        super().__init__(server)
+        self._env_session_id = session_id
+        self._env_events = events
+        self._env_token: Token[Any] | None = None
+        self._env_request_id: str | None = None
+
+    def __enter__(self) -> Self:
+        """Be the current context. `async with` does more, and costs more: it is for what FastMCP injects."""
+        self._env_token = _current_context.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._env_token is not None:
+            _current_context.reset(self._env_token)
+            self._env_token = None
+
+    @property
+    def session_id(self) -> str:
+        """The same for every call of one environment."""
+        return self._env_session_id
+
+    @property
+    def request_id(self) -> str:
+        """One for each call."""
+        if self._env_request_id is None:
+            self._env_request_id = uuid.uuid4().hex
+        return self._env_request_id
+
+    async def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+        """Tell whoever waits for the call."""
+        if self._env_events is not None:
+            self._env_events.progress(progress, total, message)
+
+    async def log(
+        self, message: str, level: Any = None, logger_name: str | None = None, extra: Any = None, **_: Any
+    ) -> None:
+        """Send a log message to whoever waits for the call."""
+        if self._env_events is not None:
+            self._env_events.log(level or "info", logger_name, {"msg": message, "extra": extra})
+
+
+# prepared: A tool that is a plain function, ready to be called: arguments checked by a validator that is built once.
+#
+# Environments make their tools anew in every constructor; the validator belongs to the function's code and is shared by
+# all of them. Knows FastMCP's `FunctionTool`; must not know where the call runs.
+
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Validator = Callable[[Any], Arguments]
@@ -221,3 +280,75 @@ def _problems(exc: ValidationError) -> str:
         where = ".".join(str(part) for part in error["loc"])
         lines.append(f"{where}: {error['msg']}" if where else error["msg"])
     return "Invalid arguments: " + "; ".join(lines)
+
+
+# server: The tools of one FastMCP server: found without an event loop where possible, listed as MCP describes them.
+#
+# A server is plain when its tools are its own functions and nothing stands between caller and function; only then may a
+# tool be called directly. Knows FastMCP; must not know modes or environments.
+
+
+T = TypeVar("T")
+
+
+class ServerTools:
+    """Looks tools up in a FastMCP server, which may change while it is served."""
+
+    def __init__(self, server: Any) -> None:
+        self.server = server
+        self._prepared: dict[str, PreparedTool] = {}
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing but a function stands behind each tool."""
+        server = self.server
+        local = server.local_provider
+        return (
+            list(server.providers) == [local]
+            and not server.transforms
+            and not local.transforms
+            and getattr(server, "_lifespan", None) is default_lifespan
+            and not server.strict_input_validation
+            and all(type(middleware) is DereferenceRefsMiddleware for middleware in server.middleware)
+        )
+
+    def find(self, name: str) -> PreparedTool | None:
+        """Return a function tool of the server's own, whether or not it may be called directly."""
+        tool = _finish(self.server.local_provider.get_tool(name))
+        if not isinstance(tool, FunctionTool):
+            return None
+        prepared = self._prepared.get(name)
+        if prepared is None or prepared.tool is not tool:
+            prepared = self._prepared[name] = PreparedTool(tool)
+        return prepared
+
+    def has(self, name: str) -> bool:
+        """Whether the server has a tool of its own by this name, of any kind."""
+        return _finish(self.server.local_provider.get_tool(name)) is not None
+
+    def local_tools(self) -> Sequence[Any]:
+        """List the tools that the server was given directly, without an event loop."""
+        tools: Sequence[Any] = _finish(self.server.local_provider.list_tools())
+        return tools
+
+    async def all_tools(self) -> Sequence[Any]:
+        """List every tool, as FastMCP would, middleware and mounted servers included."""
+        tools: Sequence[Any] = await self.server.list_tools()
+        return tools
+
+
+def is_unguarded(tool: PreparedTool) -> bool:
+    """Whether a plain server's tool may be run by anybody and at once: no access check, no background task."""
+    background = getattr(getattr(tool.tool, "task_config", None), "mode", "forbidden")
+    return getattr(tool.tool, "auth", None) is None and background == "forbidden"
+
+
+def _finish(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that has nothing to wait for."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    work.close()
+    raise RuntimeError("FastMCP's local provider waits for something; it cannot be asked without an event loop")
