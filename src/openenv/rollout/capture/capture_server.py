@@ -196,7 +196,7 @@ class CaptureServer:
         """Return the unix socket on which agents are answered, and nobody else."""
         if self._folder is None:
             raise CaptureError("The capture server does not run.")
-        return self._folder / NAME
+        return self._folder / SOCKET_NAME
 
     # rollouts
 
@@ -318,8 +318,8 @@ class CaptureServer:
         self._servers.append(tcp)
         self._port = tcp.sockets[0].getsockname()[1]
         if hasattr(socket, "AF_UNIX"):
-            self._folder = make(self._sockets)
-            path = self._folder / NAME
+            self._folder = make_socket_folder(self._sockets)
+            path = self._folder / SOCKET_NAME
             unix = await loop.create_unix_server(lambda: self._connection(self._proxy.handle), str(path), backlog=1024)
             self._servers.append(unix)
             os.chmod(path, 0o666)  # agents run as other users; the folder and the key decide who gets through
@@ -391,7 +391,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-# socket_folder: Where the agents' unix socket lies: a folder of its own in the system's place for such, short enough for a socket.
+# Where the agents' unix socket lies: a folder of its own, short enough for a socket.
 #
 # Knows paths. A folder whose proxy was killed is removed by the next one that starts.
 

@@ -32,7 +32,7 @@ from openenv.rollout.capture.inbound import Reply
 from openenv.rollout.capture.outbound import EndpointError, Endpoints, Exchange, Head
 from openenv.rollout.capture.records import CallRecorder, JournalFull
 
-# tap: What happens to the bytes of a stream on their way from the endpoint to the agent: written down, stripped, counted.
+# tap: what happens to the bytes of a stream on their way from the endpoint to the agent.
 #
 # Knows events and dialects. Must not know sockets: it takes bytes, and returns those that the agent is to see.
 
@@ -625,9 +625,9 @@ def error_message(parsed: Json | None) -> str | None:
     return str(error) if error else None
 
 
-# prompts: Prompt ids of llama.cpp, which names them only when asked apart: by its own template and its own tokeniser.
+# Prompt ids of llama.cpp, by its own template and its own tokeniser.
 #
-# Knows two routes of that engine. Nothing is tokenised here, and ids count only where they are as many as the engine says
+# Nothing is tokenised here, and ids count only where they are as many as the engine says
 # that it read.
 
 

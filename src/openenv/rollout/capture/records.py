@@ -1,4 +1,4 @@
-"""A rollout's records on disk: the journal file, the recorder that writes calls into it, and the reader of recordings."""
+"""A rollout's records on disk: the journal file, the recorder that writes calls, the reader of recordings."""
 
 from __future__ import annotations
 
