@@ -10,7 +10,7 @@ _EXPORTS = {
     "Agent": "openenv.rollout.agents.base",
     "AgentRun": "openenv.rollout.agents.base",
     "Budget": "openenv.rollout.task",
-    "Cancellation": "openenv.rollout.cancel",
+    "Cancellation": "openenv.rollout.control",
     "Capture": "openenv.rollout.capture",
     "CaptureServer": "openenv.rollout.capture",
     "Check": "openenv.rollout.task",
@@ -40,10 +40,10 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.rollout.agents.base import Installation as Installation
     from openenv.rollout.agents.base import Launch as Launch
     from openenv.rollout.agents.registry import agent as agent
-    from openenv.rollout.cancel import Cancellation as Cancellation
     from openenv.rollout.capture import Capture as Capture
     from openenv.rollout.capture import CaptureServer as CaptureServer
     from openenv.rollout.cheats.run import run_cheats as run_cheats
+    from openenv.rollout.control import Cancellation as Cancellation
     from openenv.rollout.engine import Engine as Engine
     from openenv.rollout.engine import run_rollout as run_rollout
     from openenv.rollout.engine import run_rollout_async as run_rollout_async
