@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from openenv.errors import SandboxError
-from openenv.sandboxes.archives import clean_archive
+from openenv.sandboxes.shell import clean_archive
 
 
 def write(path: Path, *entries: tuple[str, bytes, str, bytes]) -> Path:

@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any
 from openenv import settings
 from openenv.errors import SandboxError, SandboxTreeError, SandboxUnavailable, SandboxUnsupported, message_of
 from openenv.sandboxes.base import Limits, OnOutput, Sandboxes, SandboxSpec, Stream
-from openenv.sandboxes.shell import ShellSandbox
+from openenv.sandboxes.shell import Input, ShellSandbox
 from openenv.sandboxes.shell_command import READ_SCRIPT, Channel, ShellRun, framed
-from openenv.sandboxes.shell_commands import Input
 
 if TYPE_CHECKING:
     from e2b import Sandbox as RemoteSandbox
