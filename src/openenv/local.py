@@ -16,7 +16,7 @@ from typing_extensions import Self
 from .env.binding import factory_class, factory_name, infer_models
 from .env.environment import Environment
 from .errors import ExecutionError, OpenEnvError, RequestValidationError, SessionLost
-from .protocol.codec import check_observation
+from .protocol.json_values import check_observation
 from .protocol.schema import deserialize_action
 from .protocol.server import error_list
 from .runners import InlineRunner

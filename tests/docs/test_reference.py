@@ -14,7 +14,7 @@ from openenv import errors, settings
 from openenv.cli.__main__ import build
 from openenv.client.env_client import EnvClient
 from openenv.errors import OpenEnvError
-from openenv.protocol import codec
+from openenv.protocol import json_values as codec
 from openenv.types import Action, Observation, WSErrorCode
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from fastmcp import Context, FastMCP
 from fastmcp.server.middleware import Middleware
 from fastmcp.tools import Tool as FastMcpTool
 
-from openenv.protocol.codec import serialize_observation
+from openenv.protocol.json_values import serialize_observation
 
 BRIEF = 0.3
 """A limit for tools that never end."""

@@ -17,7 +17,6 @@ from openenv.client.handshake import Handshake
 from openenv.client.url import parse_ws_url
 from openenv.errors import ConnectFailed, ProtocolError, ServerError, SessionLost
 from openenv.protocol.client import ClientSession
-from openenv.protocol.codec import decode, encode, observation_json
 from openenv.protocol.frames import (
     FrameError,
     FrameReader,
@@ -28,6 +27,7 @@ from openenv.protocol.frames import (
     masked_text_frame,
     text_head,
 )
+from openenv.protocol.json_values import decode, encode, observation_json
 from openenv.protocol.server import Malformed, ServerProtocol, Step
 from openenv.server.http_routes import observation_body
 from openenv.types import Action, Observation, WSErrorCode

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 from pydantic import BaseModel, ConfigDict
 
-from openenv.protocol.codec import (
+from openenv.protocol.json_values import (
     NONFINITE_REWARD_KEY,
     decode,
     encode,

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import AccessDenied, ConnectFailed, Forbidden
-from ..protocol.codec import decode
+from ..protocol.json_values import decode
 from .url import Address
 
 _GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"

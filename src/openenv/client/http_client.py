@@ -28,7 +28,7 @@ from ..errors import (
     SessionLost,
 )
 from ..protocol.client import error_from_frame, field_errors
-from ..protocol.codec import decode, encode
+from ..protocol.json_values import decode, encode
 from ..types import StepResult
 from .link import Reconnecting
 from .provision import provide_container, stop_provider, stop_quietly

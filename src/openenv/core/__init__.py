@@ -54,7 +54,7 @@ if TYPE_CHECKING:  # the tables, for type checkers; tests/test_typing.py holds t
     from openenv.llm.client import create_llm_client as create_llm_client
     from openenv.llm.messages import LLMResponse as LLMResponse
     from openenv.llm.messages import ToolCall as ToolCall
-    from openenv.protocol.codec import serialize_observation as serialize_observation
+    from openenv.protocol.json_values import serialize_observation as serialize_observation
     from openenv.protocol.jsonrpc import JsonRpcError as JsonRpcError
     from openenv.protocol.jsonrpc import JsonRpcErrorCode as JsonRpcErrorCode
     from openenv.protocol.jsonrpc import JsonRpcRequest as JsonRpcRequest

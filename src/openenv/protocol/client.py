@@ -30,7 +30,7 @@ from ..errors import (
     StaleRequest,
     UnknownTypeError,
 )
-from .codec import decode, jsonable
+from .json_values import decode, jsonable
 
 _SIMPLE_ERRORS: Mapping[str, type[ServerError]] = {
     cls.code: cls

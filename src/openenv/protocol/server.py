@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from ..errors import OpenEnvError, message_of
 from ..types import WSCloseMessage, WSErrorCode, WSResetMessage, WSStateMessage, WSStepMessage
-from .codec import decode, encode, encode_state, observation_json
+from .json_values import decode, encode, encode_state, observation_json
 from .jsonrpc import WSMCPMessage
 from .schema import deserialize_action, step_frame_parser
 

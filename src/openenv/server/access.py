@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 
 from .. import settings
-from ..protocol.codec import encode
+from ..protocol.json_values import encode
 from ..protocol.jsonrpc import JsonRpcErrorCode, JsonRpcResponse
 from ..sessions.session import Account
 from .asgi import Handler, HeaderList, Receive, Scope, Send, cookie, header, respond_json

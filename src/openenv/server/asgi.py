@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
 from typing import Any, Final, TypeVar
 
-from ..protocol.codec import encode
+from ..protocol.json_values import encode
 from ..sessions.events import RequestOrigin
 
 Scope = MutableMapping[str, Any]

@@ -28,7 +28,7 @@ from ..errors import (
     StaleRequest,
     message_of,
 )
-from ..protocol.codec import encode, encode_state, split_observation
+from ..protocol.json_values import encode, encode_state, split_observation
 from ..protocol.server import error_list
 from ..protocol.v2.server import NONCE_CHARS
 from ..sessions.events import RequestOrigin

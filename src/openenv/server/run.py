@@ -30,7 +30,7 @@ from uvicorn.supervisors import ChangeReload
 
 from .. import settings
 from ..errors import ConcurrencyConfigurationError, message_of
-from ..protocol.codec import encode
+from ..protocol.json_values import encode
 from ..runners import NotSendable
 from ..sessions.manager import SessionManager
 from .access import AccessPolicy

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict
 
-from ..protocol.codec import encode
+from ..protocol.json_values import encode
 from .outcome import Outcome, Render
 
 MAX_ENTRIES: Final = 1000

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..protocol.codec import decode
+from ..protocol.json_values import decode
 from ..server.access import AccessPolicy, Role, page_key, token_cookie
 from ..server.asgi import BodyTooLarge, ClientGone, Receive, Scope, Send, header, read_body, respond_json
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar
 from ..env.binding import RemoteEnvironment
 from ..env.environment import Environment
 from ..errors import SessionLost
-from ..protocol.codec import decode
+from ..protocol.json_values import decode
 from ..server.service import EnvService, ServiceOptions
 from ..sessions.lifetime import SessionLimits, ending
 from ..sessions.operations import read_state

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ..env.binding import RemoteEnvironment
 from ..env.tools.source import EVENTS, ToolEvents
-from ..protocol.codec import decode, encode, encode_state, split_observation
+from ..protocol.json_values import decode, encode, encode_state, split_observation
 from ..sessions.operations import Operation, build_operations, interrupt_tools, step_only_blocks
 
 logger = logging.getLogger(__name__)

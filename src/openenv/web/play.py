@@ -18,7 +18,7 @@ from ..env.binding import class_of
 from ..env.environment import Environment
 from ..env.tools.source import ToolEvents, ToolOutcome
 from ..errors import ExecutionError, OpenEnvError, SessionClosedError, SessionLost, ToolCallError, message_of
-from ..protocol.codec import decode, encode
+from ..protocol.json_values import decode, encode
 from ..protocol.schema import deserialize_action_with_preprocessing
 from ..server.mcp.calls import ToolCall, ToolOperations
 from ..server.mcp.tools import NoTools

@@ -19,7 +19,7 @@ from ..errors import (
     SessionLost,
     message_of,
 )
-from ..protocol.codec import decode, encode
+from ..protocol.json_values import decode, encode
 from ..protocol.server import error_list
 from ..server.access import AccessPolicy, role_of
 from ..server.asgi import (

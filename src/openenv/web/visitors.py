@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Literal, Protocol, TypeVar
 
 from ..errors import SessionLost
-from ..protocol.codec import encode
+from ..protocol.json_values import encode
 from ..sessions.events import SessionEvent
 from ..sessions.lifetime import CLOSED, CLOSED_BY_CLIENT, SHUTTING_DOWN, UNKNOWN, ending
 from ..sessions.manager import SessionManager

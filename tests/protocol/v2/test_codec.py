@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from openenv.protocol.codec import serialize_observation
+from openenv.protocol.json_values import serialize_observation
 from openenv.protocol.v2.codec import (
     JSON,
     MSGPACK,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import OpenEnvError, ServerError, SessionCapacityError, message_of
-from ...protocol.codec import NONFINITE_REWARD_KEY
+from ...protocol.json_values import NONFINITE_REWARD_KEY
 from .bench import Bench, Fault, Skip
 from .episodes import LIST_TOOLS, PLAN, Client, Episode, has_tool_actions, is_tool_call, play, reset, step
 from .json_schema import misfits

@@ -25,7 +25,6 @@ from ...errors import (
     SessionLost,
 )
 from ...protocol.client import ClientSession, error_from_frame
-from ...protocol.codec import decode
 from ...protocol.frames import (
     FrameError,
     FrameReader,
@@ -36,6 +35,7 @@ from ...protocol.frames import (
     masked_control_frame,
     masked_text_frame,
 )
+from ...protocol.json_values import decode
 from ...protocol.v2.codec import BY_NAME, JSON, Codec
 from ..dial import dial, failure, read_before
 from ..handshake import Handshake

@@ -50,7 +50,7 @@ _EXPORTS = {
     "create_fastapi_app": "openenv.server.app",
     "deserialize_action": "openenv.protocol.schema",
     "deserialize_action_with_preprocessing": "openenv.protocol.schema",
-    "serialize_observation": "openenv.protocol.codec",
+    "serialize_observation": "openenv.protocol.json_values",
     "GetEndpointConfig": "openenv.server.routes",
     "Tool": "openenv.tool_types",
     "ToolError": "openenv.tool_types",
@@ -101,7 +101,7 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.errors import SessionCapacityError as SessionCapacityError
     from openenv.errors import SessionCreationError as SessionCreationError
     from openenv.errors import SessionNotFoundError as SessionNotFoundError
-    from openenv.protocol.codec import serialize_observation as serialize_observation
+    from openenv.protocol.json_values import serialize_observation as serialize_observation
     from openenv.protocol.jsonrpc import JsonRpcError as JsonRpcError
     from openenv.protocol.jsonrpc import JsonRpcErrorCode as JsonRpcErrorCode
     from openenv.protocol.jsonrpc import JsonRpcRequest as JsonRpcRequest

@@ -8,9 +8,7 @@ from openenv.errors import (
     EnvironmentFactoryError,
     SessionCapacityError,
 )
-from openenv.protocol.codec import (
-    serialize_observation,
-)
+from openenv.protocol.json_values import serialize_observation
 from openenv.protocol.jsonrpc import (
     JsonRpcErrorCode,
     JsonRpcRequest,

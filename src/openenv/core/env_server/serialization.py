@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from openenv.protocol.codec import (
-    serialize_observation,
-)
+from openenv.protocol.json_values import serialize_observation
 from openenv.protocol.schema import (
     deserialize_action,
     deserialize_action_with_preprocessing,

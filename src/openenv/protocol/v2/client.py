@@ -15,7 +15,7 @@ from pydantic_core import to_json
 
 from ...errors import ProtocolError, SessionLost
 from ..client import error_from_frame
-from ..codec import decode, jsonable
+from ..json_values import decode, jsonable
 
 SUBPROTOCOL_JSON: Final = "openenv.v2.json"
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from pydantic_core import from_json, to_json
 
-from ..codec import jsonable
+from ..json_values import jsonable
 from .arrays import ARRAY_TYPE, ArrayParts, array_of
 from .values import cleaned, has_arrays, is_plain, observation_message, packable, state_message, without_arrays
 

@@ -23,15 +23,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-from ..codec import (
-    BESIDE,
-    checked_reward,
-    dumps_itself,
-    envelope_values,
-    jsonable,
-    own_dump,
-    plain_fields,
-)
+from ..json_values import BESIDE, checked_reward, dumps_itself, envelope_values, jsonable, own_dump, plain_fields
 from .arrays import ArrayParts, array_parts, is_array
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from ...errors import OpenEnvError, SessionLost, SessionNotFoundError
-from ...protocol.codec import decode
+from ...protocol.json_values import decode
 from ...protocol.jsonrpc import JsonRpcErrorCode, JsonRpcResponse, code_name
 from ...protocol.mcp import (
     META_SESSION,

@@ -15,7 +15,7 @@ from typing import Any
 from ..._version import load_package_version
 from ...env.tools.source import ToolEvents, ToolOutcome, ToolSource
 from ...errors import OpenEnvError, SessionCapacityError, ToolCallError, ToolNotFoundError, message_of
-from ...protocol.codec import decode, encode, split_observation
+from ...protocol.json_values import decode, encode, split_observation
 from ...protocol.jsonrpc import JsonRpcErrorCode
 from ...protocol.mcp import (
     LOG_LEVELS,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import StaleRequest
-from ...protocol.codec import encode
+from ...protocol.json_values import encode
 from ...protocol.jsonrpc import JsonRpcErrorCode
 from ...protocol.mcp import McpError, Message, error_message
 from ...sessions.ledger import Entry

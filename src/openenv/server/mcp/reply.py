@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from ...protocol.codec import encode
+from ...protocol.json_values import encode
 from ..asgi import HeaderList, Receive, Send, respond
 
 PING_S = 15.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...protocol.codec import decode, encode
+from ...protocol.json_values import decode, encode
 from ...protocol.jsonrpc import JsonRpcErrorCode, JsonRpcResponse
 from ...types import WSErrorCode
 from ..ws import GymConnection, GymEndpoint

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
 from ...errors import OpenEnvError, message_of
-from ...protocol.codec import decode, encode
+from ...protocol.json_values import decode, encode
 from ...protocol.jsonrpc import JsonRpcErrorCode
 from ...protocol.mcp import (
     META_VERSION,

@@ -30,17 +30,6 @@ from pydantic_core import from_json, to_json, to_jsonable_python
 
 logger = logging.getLogger(__name__)
 
-__all__ = [
-    "ObservationParts",
-    "check_observation",
-    "decode",
-    "encode",
-    "encode_state",
-    "jsonable",
-    "observation_json",
-    "serialize_observation",
-    "split_observation",
-]
 
 BESIDE = {"reward", "done"}
 _DUMP = BaseModel.model_dump
