@@ -16,8 +16,7 @@ import pytest
 from openenv import GenericEnvClient
 from openenv.env.environment import Environment
 from openenv.protocol.frames import FrameReader, text_head
-from openenv.server.app import create_app, new_application
-from openenv.server.compat import HTTPEnvServer
+from openenv.server.app import HTTPEnvServer, create_app, new_application
 from openenv.sessions.lifetime import SessionLimits
 from openenv.types import Action, Observation, State
 

@@ -31,8 +31,7 @@ from openenv.errors import (
     ToolTimeout,
     UnknownTypeError,
 )
-from openenv.server.app import create_app
-from openenv.server.compat import HTTPEnvServer
+from openenv.server.app import HTTPEnvServer, create_app
 from openenv.sessions.lifetime import SessionLimits
 from openenv.tool_types import CallToolAction, CallToolObservation, ListToolsAction, ListToolsObservation, Tool
 

@@ -31,8 +31,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from openenv.env.environment import Environment
-from openenv.server.app import new_application
-from openenv.server.compat import HTTPEnvServer
+from openenv.server.app import HTTPEnvServer, new_application
 from openenv.sessions.manager import SessionLimits
 from openenv.types import Action, Observation, State
 

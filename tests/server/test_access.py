@@ -18,8 +18,7 @@ from websockets.sync.client import connect
 
 from openenv.env.mcp_environment import MCPEnvironment
 from openenv.server.access import AccessPolicy, Role, may
-from openenv.server.app import create_app
-from openenv.server.compat import HTTPEnvServer
+from openenv.server.app import HTTPEnvServer, create_app
 from openenv.tool_types import CallToolAction, CallToolObservation
 from openenv.types import Action, Observation, State
 from openenv.web.attach import add_page

@@ -13,8 +13,7 @@ import pytest
 from pydantic import Field, field_validator
 
 from openenv.env.environment import Environment
-from openenv.server.app import create_app
-from openenv.server.compat import HTTPEnvServer, parse_mode
+from openenv.server.app import HTTPEnvServer, create_app, parse_mode
 from openenv.sessions.lifetime import SessionLimits
 from openenv.sessions.session import SessionState
 from openenv.types import Action, ConcurrencyConfig, EnvironmentMetadata, Observation, ServerMode, State

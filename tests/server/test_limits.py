@@ -15,8 +15,7 @@ from websockets.sync.client import ClientConnection, connect
 from openenv import GenericEnvClient
 from openenv.errors import SessionCapacityError
 from openenv.server.access import AccessPolicy
-from openenv.server.app import create_app
-from openenv.server.compat import HTTPEnvServer
+from openenv.server.app import HTTPEnvServer, create_app
 from openenv.types import Action, ConcurrencyConfig, Observation
 
 POLICY = AccessPolicy(orchestrator="trainer-token", agent="agent-token")

@@ -15,8 +15,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from openenv.env.environment import Environment
 from openenv.protocol.v2.codec import MSGPACK
-from openenv.server.app import create_fastapi_app, new_application
-from openenv.server.compat import HTTPEnvServer
+from openenv.server.app import HTTPEnvServer, create_fastapi_app, new_application
 from openenv.sessions.lifetime import SessionLimits
 from openenv.types import Action, Observation, State
 

@@ -14,8 +14,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from openenv.env.environment import Environment
 from openenv.server.access import AccessPolicy
-from openenv.server.app import new_application
-from openenv.server.compat import HTTPEnvServer
+from openenv.server.app import HTTPEnvServer, new_application
 from openenv.sessions.lifetime import SessionLimits
 from openenv.types import Action, Observation, State
 

@@ -13,8 +13,7 @@ import pytest
 
 from openenv.env.environment import Environment
 from openenv.protocol.frames import FrameReader, Opcode, masked_text_frame
-from openenv.server.app import new_application
-from openenv.server.compat import HTTPEnvServer
+from openenv.server.app import HTTPEnvServer, new_application
 from openenv.sessions.lifetime import SessionLimits
 from openenv.types import Action, Observation, State
 

@@ -34,7 +34,7 @@ def mcp(
         "warning", metavar="LEVEL", help="critical, error, warning, info or debug; logs go to standard error."
     ),
 ) -> None:
-    from ..server.compat import parse_mode  # servers load only for this command
+    from ..server.app import parse_mode  # servers load only for this command
     from ..server.loading import TargetError, TargetFailed, load_app
     from ..server.mcp.stdio import serve_stdio
     from ..server.run import environment_server

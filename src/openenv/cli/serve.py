@@ -23,7 +23,7 @@ from .. import settings
 from .quick_imports import import_fastapi
 
 if TYPE_CHECKING:
-    from ..server.compat import HTTPEnvServer
+    from ..server.app import HTTPEnvServer
 
 _EXAMPLES = """
 Serve an environment over WebSocket, HTTP and MCP, on one port. A web page to play it by hand is at /web.

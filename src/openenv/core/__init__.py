@@ -64,9 +64,9 @@ if TYPE_CHECKING:  # the tables, for type checkers; tests/test_typing.py holds t
     from openenv.protocol.jsonrpc import WSMCPResponse as WSMCPResponse
     from openenv.protocol.schema import deserialize_action as deserialize_action
     from openenv.protocol.schema import deserialize_action_with_preprocessing as deserialize_action_with_preprocessing
+    from openenv.server.app import HTTPEnvServer as HTTPEnvServer
     from openenv.server.app import create_app as create_app
     from openenv.server.app import create_fastapi_app as create_fastapi_app
-    from openenv.server.compat import HTTPEnvServer as HTTPEnvServer
     from openenv.server.routes import GetEndpointConfig as GetEndpointConfig
     from openenv.tool_types import RESERVED_TOOL_NAMES as RESERVED_TOOL_NAMES
     from openenv.tool_types import CallToolAction as CallToolAction

@@ -34,9 +34,8 @@ from ..protocol.json_values import encode
 from ..runners import NotSendable
 from ..sessions.manager import SessionManager
 from .access import AccessPolicy
-from .app import PageWish
+from .app import HTTPEnvServer, PageWish
 from .asgi import Receive, Scope, Send, respond
-from .compat import HTTPEnvServer
 from .door import Door
 from .loading import MANIFEST, TargetError, TargetFailed, load_app, split_target
 from .upgrade import UpgradeProtocol

@@ -16,9 +16,8 @@ from fastapi import Body, FastAPI
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from .. import settings
-from ..server.app import PageWish, create_app
+from ..server.app import HTTPEnvServer, PageWish, create_app
 from ..server.asgi import Handler
-from ..server.compat import HTTPEnvServer
 from ..server.routes import DocumentedRoute
 from ..types import EnvironmentMetadata, ServerMode
 from .files import PageFiles

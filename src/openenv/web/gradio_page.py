@@ -16,8 +16,8 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.routing import Mount
 
+from ..server.app import HTTPEnvServer
 from ..server.asgi import Handler, Message, Receive, Scope, Send
-from ..server.compat import HTTPEnvServer
 from .attach import WebPage
 from .fields import action_fields, is_chat
 from .manager import WebInterfaceManager

@@ -12,11 +12,11 @@ from typing import Any
 from fastapi import FastAPI
 
 from openenv.env.environment import Environment
+from openenv.server.app import HTTPEnvServer as _HTTPEnvServer
 from openenv.server.app import create_app as _create_app
 from openenv.server.app import create_fastapi_app as _create_fastapi_app
 from openenv.server.app import new_application
 from openenv.server.asgi import Receive, Scope, Send, respond
-from openenv.server.compat import HTTPEnvServer as _HTTPEnvServer
 from openenv.server.http_routes import GymRoutes
 from openenv.server.service import EnvService
 from openenv.sessions.operations import Operation

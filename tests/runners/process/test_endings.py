@@ -16,7 +16,7 @@ import pytest
 
 import openenv
 from openenv.runners import ProcessOptions
-from openenv.server.compat import HTTPEnvServer
+from openenv.server.app import HTTPEnvServer
 from openenv.sessions.lifetime import SessionLimits
 
 SOURCE = str(Path(openenv.__file__).resolve().parents[1])

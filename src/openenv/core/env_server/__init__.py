@@ -45,7 +45,7 @@ _EXPORTS = {
     "MCPEnvironment": "openenv.env.mcp_environment",
     "CompositeTransform": "openenv.env.environment",
     "NullTransform": "openenv.env.environment",
-    "HTTPEnvServer": "openenv.server.compat",
+    "HTTPEnvServer": "openenv.server.app",
     "create_app": "openenv.server.app",
     "create_fastapi_app": "openenv.server.app",
     "deserialize_action": "openenv.protocol.schema",
@@ -111,9 +111,9 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.protocol.jsonrpc import WSMCPResponse as WSMCPResponse
     from openenv.protocol.schema import deserialize_action as deserialize_action
     from openenv.protocol.schema import deserialize_action_with_preprocessing as deserialize_action_with_preprocessing
+    from openenv.server.app import HTTPEnvServer as HTTPEnvServer
     from openenv.server.app import create_app as create_app
     from openenv.server.app import create_fastapi_app as create_fastapi_app
-    from openenv.server.compat import HTTPEnvServer as HTTPEnvServer
     from openenv.server.routes import GetEndpointConfig as GetEndpointConfig
     from openenv.tool_types import RESERVED_TOOL_NAMES as RESERVED_TOOL_NAMES
     from openenv.tool_types import CallToolAction as CallToolAction

@@ -20,13 +20,7 @@ from openenv.protocol.jsonrpc import (
 from openenv.protocol.schema import (
     deserialize_action,
 )
-from openenv.server.app import (
-    create_app,
-    create_fastapi_app,
-)
-from openenv.server.compat import (
-    HTTPEnvServer,
-)
+from openenv.server.app import HTTPEnvServer, create_app, create_fastapi_app
 from openenv.server.routes import GetEndpointConfig, register_get_endpoints
 from openenv.tool_types import (
     CallToolAction,
