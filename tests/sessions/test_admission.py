@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from openenv.sessions.admission import AdmissionQueue, Ticket
+from openenv.sessions.slots import AdmissionQueue, Ticket
 
 pytestmark = pytest.mark.anyio
 

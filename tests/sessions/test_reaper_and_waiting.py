@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from openenv.sessions.lifetime import Reaper
-from openenv.sessions.waiting import Line, wait_until
+from openenv.sessions.slots import WaitQueue, wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -65,14 +65,14 @@ def test_the_reaper_moves_to_another_loop_when_its_own_is_closed() -> None:
 
 
 async def test_a_change_from_any_thread_wakes_everybody() -> None:
-    signal = Line()
+    signal = WaitQueue()
     waiting = [signal.subscribe() for _ in range(3)]
     threading.Thread(target=signal.notify_all).start()
     assert all(await asyncio.gather(*(wait_until(future, None) for future in waiting)))
 
 
 async def test_waiting_ends_at_its_deadline() -> None:
-    signal, loop = Line(), asyncio.get_running_loop()
+    signal, loop = WaitQueue(), asyncio.get_running_loop()
     change = signal.subscribe()
     assert not await wait_until(change, loop.time() - 1)
     assert not await wait_until(change, loop.time() + 0.01)
@@ -83,7 +83,7 @@ async def test_waiting_ends_at_its_deadline() -> None:
 
 
 def test_a_waiter_of_a_closed_loop_is_forgotten() -> None:
-    signal = Line()
+    signal = WaitQueue()
 
     async def subscribe() -> None:
         signal.subscribe()

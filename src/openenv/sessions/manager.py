@@ -33,8 +33,7 @@ from .events import Listener, SessionEvent
 from .lifetime import CANCELLED, SHUTTING_DOWN, Reaper, SessionLimits, ending
 from .resume import Attachments, Openings
 from .session import Account, Call, CallFactory, ObserveStep, Session, SessionKind, SessionState
-from .slots import NO_ACCOUNT, Slots
-from .waiting import Line, wait_until
+from .slots import NO_ACCOUNT, Slots, WaitQueue, wait_until
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +81,7 @@ class SessionManager:
         self._clock = clock or time.monotonic
         self._wall_clock = wall_clock or clock or time.time
         self._lock = threading.Lock()
-        self._endings = Line()
+        self._endings = WaitQueue()
         self.slots = Slots(limits, self._new_session, is_unsure=lambda: self.env_cls is None, report=self.report_error)
         self.queue = self.slots.queue
         self.attachments = Attachments(self.slots.lookup, lambda: self.limits.grace_s)

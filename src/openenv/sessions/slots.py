@@ -9,15 +9,197 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from ..errors import SessionCapacityError
-from .admission import AdmissionQueue
 from .lifetime import CLOSED, EVICTED, SessionLimits
 from .session import Account, Session, SessionKind, SessionState
-from .waiting import Line, wait_until
+
+# admission: Waiting for a slot: a bounded line, first come, first served, in which everybody can learn his place.
+#
+# Knows tickets and who is next; must not know sessions. May be used from several threads.
+
+
+_LOOK_S = 0.5
+
+
+class Ticket:
+    """A place in the line; `called` is done when the holder should try."""
+
+    __slots__ = ("called", "loop")
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.called: asyncio.Future[None] = self.loop.create_future()
+
+
+class AdmissionQueue:
+    """Those who wait for a slot.
+
+    Args:
+        limit: How many may wait.
+        clock: Tells how old the known places are.
+    """
+
+    def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limit = limit
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._tickets: OrderedDict[Ticket, bool] = OrderedDict()  # whether it was called
+        self._aside: set[Ticket] = set()
+        self._places: dict[Ticket, int] = {}
+        self._placed_at = -_LOOK_S
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def join(self) -> Ticket | None:
+        """Take the last place; None if the line is full."""
+        ticket = Ticket()
+        with self._lock:
+            if len(self._tickets) >= self.limit:
+                return None
+            self._tickets[ticket] = False
+            self._places[ticket] = len(self._tickets)
+        return ticket
+
+    def leave(self, ticket: Ticket) -> None:
+        """Leave the line, with a slot or without; whoever is next now may try."""
+        with self._lock:
+            self._tickets.pop(ticket, None)
+            self._places.pop(ticket, None)
+            self._aside.discard(ticket)
+        self.call_next()
+
+    def slot_freed(self) -> None:
+        """Say that a slot may be free, and that those who stood aside may try again."""
+        with self._lock:
+            self._aside.clear()
+        self.call_next()
+
+    def call_next(self) -> None:
+        """Call whoever is next, unless that has been done. Each who gets a slot calls the next one by leaving."""
+        with self._lock:
+            ticket = self._first()
+            if ticket is None or self._tickets[ticket]:
+                return
+            self._tickets[ticket] = True
+        try:
+            ticket.loop.call_soon_threadsafe(_wake, ticket.called)
+        except RuntimeError:  # its loop has ended
+            self.leave(ticket)
+
+    def _first(self) -> Ticket | None:
+        """The ticket that a free slot is for; the caller holds the lock."""
+        if not self._aside:
+            return next(iter(self._tickets), None)
+        return next((ticket for ticket in self._tickets if ticket not in self._aside), None)
+
+    def stand_aside(self, ticket: Ticket) -> None:
+        """Keep the place, but let others pass until a slot is freed: a limit of its own holds this one back."""
+        with self._lock:
+            if ticket in self._tickets:
+                self._aside.add(ticket)
+        self.call_next()
+
+    def wait_again(self, ticket: Ticket) -> None:
+        """Be ready to be called once more; to be said before trying, or a call in between would be lost."""
+        with self._lock:
+            if ticket in self._tickets:
+                self._tickets[ticket] = False
+                ticket.called = ticket.loop.create_future()
+
+    def is_next(self, ticket: Ticket) -> bool:
+        """Whether a slot that is free now is for this ticket."""
+        with self._lock:
+            return self._first() is ticket
+
+    def position(self, ticket: Ticket) -> int:
+        """Return a place in the line, 1 for the next; as it was a moment ago, since counting is not free."""
+        with self._lock:
+            now = self._clock()
+            if ticket not in self._places or now - self._placed_at > _LOOK_S:
+                self._placed_at = now
+                self._places = {waiting: place for place, waiting in enumerate(self._tickets, 1)}
+            return self._places.get(ticket, 1)
+
+
+def _wake(called: asyncio.Future[None]) -> None:
+    if not called.done():
+        called.set_result(None)
+
+
+# waiting: Waiting for a change that may come from any thread: a line of futures, first come, first served.
+#
+# Knows asyncio futures; must not know what is waited for.
+
+
+class WaitQueue:
+    """Those who wait, in the order they came."""
+
+    def __init__(self) -> None:
+        self._waiters: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
+        self._lock = threading.Lock()
+
+    def notify_one(self) -> None:
+        """Wake whoever has waited longest; may be called from any thread."""
+        while True:
+            with self._lock:
+                if not self._waiters:
+                    return
+                future = next(iter(self._waiters))
+                loop = self._waiters.pop(future)
+            if _wake_soon(loop, future):
+                return
+
+    def notify_all(self) -> None:
+        """Wake everybody; may be called from any thread."""
+        with self._lock:
+            waiters, self._waiters = self._waiters, {}
+        for future, loop in waiters.items():
+            _wake_soon(loop, future)
+
+    def subscribe(self) -> asyncio.Future[None]:
+        """Take a place in line *before* looking at the state, so that no change is missed."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        with self._lock:
+            self._waiters[future] = loop
+        return future
+
+    def unsubscribe(self, future: asyncio.Future[None]) -> bool:
+        """Leave the line; say whether one was still in it, and not already called."""
+        with self._lock:
+            return self._waiters.pop(future, None) is not None
+
+
+def _wake_soon(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> bool:
+    try:
+        loop.call_soon_threadsafe(_set, future)
+    except RuntimeError:  # a closed loop has nobody left to wake
+        return False
+    return True
+
+
+async def wait_until(future: asyncio.Future[None], deadline: float | None) -> bool:
+    """Wait for a subscription until a time of the loop's clock; say whether the change came."""
+    if deadline is None:
+        await future
+        return True
+    remaining = deadline - asyncio.get_running_loop().time()
+    if remaining <= 0:
+        return False
+    done, _ = await asyncio.wait([future], timeout=remaining)
+    return bool(done)
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
 
 NO_ACCOUNT = Account()
 _REMEMBERED = 10_000
@@ -61,8 +243,8 @@ class Slots:
         self.queue = AdmissionQueue(limits.queue)
         self.is_closed = False
         self._lock = threading.Lock()
-        self._line = Line()
-        self._line_once = Line()  # for single requests, which are counted apart
+        self._line = WaitQueue()
+        self._line_once = WaitQueue()  # for single requests, which are counted apart
         self._live: dict[str, Session] = {}
         self._of_key: Counter[str] = Counter()  # how many of them, by the key they count for
         self._of_agents = 0
