@@ -106,7 +106,7 @@ CASES = [
 def test_a_call_that_hangs_is_ended_and_leaves_nothing(
     make_env: Any, call: Any, build: Any, tool: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("openenv.env.tools.connection._CLOSE_S", 3 * SOON)
+    monkeypatch.setattr("openenv.env.tools.fastmcp_client._CLOSE_S", 3 * SOON)
     env = make_env(add, server=build(tool))
     for _ in range(3):
         ended.clear()

@@ -23,7 +23,7 @@ from ..tool_types import (
 from ..types import Action, Observation, State
 from .binding import run_blocking
 from .environment import Environment, Transform
-from .tools.connection import new_client
+from .tools.fastmcp_client import new_client
 from .tools.function_tools import ServerTools
 from .tools.registry import ToolRegistry, check_names
 from .tools.source import ToolOutcome

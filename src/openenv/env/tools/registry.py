@@ -21,8 +21,8 @@ from fastmcp.tools.function_tool import FunctionTool
 from ...errors import ToolCallError, ToolNotFoundError, ToolTimeout, ToolTransportError, message_of
 from ...tool_types import RESERVED_TOOL_NAMES, Tool
 from ..binding import run_blocking
-from .connection import ServerConnection
 from .execution import TOOL_LOOP, WATCHDOG, Interrupted, Interruptible, blocking
+from .fastmcp_client import ServerConnection
 from .function_tools import Arguments, EnvContext, PreparedTool, ServerTools, is_unguarded, wraps_result
 from .source import EVENTS, ToolEvents, ToolOutcome, ToolSource
 
