@@ -102,7 +102,7 @@ class Journal:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     """One entry: its line, and its bytes."""
 
     head: Json
@@ -113,7 +113,7 @@ class Entry:
 class Entries:
     """All entries of a file; `torn` is how many bytes at its end are no whole entry."""
 
-    entries: list[Entry]
+    entries: list[JournalEntry]
     torn: int
 
 
@@ -127,7 +127,7 @@ def read_entries(path: Path) -> Entries:
         data = path.read_bytes()
     except OSError as exc:
         raise CaptureError(f"Cannot read {path}: {exc}") from exc
-    entries: list[Entry] = []
+    entries: list[JournalEntry] = []
     position = 0
     while position < len(data):
         end = data.find(b"\n", position)
@@ -139,10 +139,10 @@ def read_entries(path: Path) -> Entries:
         if isinstance(length, int):
             if start + length >= len(data) or data[start + length : start + length + 1] != b"\n":
                 break
-            entries.append(Entry(head, data[start : start + length]))
+            entries.append(JournalEntry(head, data[start : start + length]))
             position = start + length + 1
         else:
-            entries.append(Entry(head, b""))
+            entries.append(JournalEntry(head, b""))
             position = start
     return Entries(entries, len(data) - position)
 
@@ -469,7 +469,7 @@ def read(path: Path | str) -> Recording:
     return recording
 
 
-def _call(entry: Entry, items: list[Any]) -> Call:
+def _call(entry: JournalEntry, items: list[Any]) -> Call:
     head, body = entry.head, loads(entry.payload)
     items.extend(body["new"])
     asked = _unpack(body["asked"], items)
@@ -524,7 +524,7 @@ class _Draft:
         """Return the call as it began."""
         return self._call
 
-    def feed(self, entry: Entry) -> None:
+    def feed(self, entry: JournalEntry) -> None:
         head, call = entry.head, self._call
         kind = head["k"]
         self._last_at = head.get("at", self._last_at)
