@@ -18,10 +18,9 @@ from openenv.errors import SandboxError
 from openenv.rollout import CaptureServer, Model, Outcome, Progress, Task, run_rollout
 from openenv.rollout.agents.shell import Shell
 from openenv.rollout.capture.inbound import Limits as InboundLimits
-from openenv.rollout.guards import Guard, UnusableWorktree
 from openenv.rollout.scratch import scratch_root
 from openenv.rollout.task import PROTECTED
-from openenv.rollout.worktree import merge
+from openenv.rollout.worktree import UnusableWorktree, WorktreeGuard, merge
 from openenv.sandboxes.base import Sandboxes
 from openenv.sandboxes.local import LocalSandbox
 
@@ -101,7 +100,7 @@ def test_a_link_that_the_setup_made_stays(tmp_path: Path) -> None:
 
 def test_links_that_take_for_ever_to_follow_make_the_tree_unusable() -> None:
     links = {str(n): "a/../" * 800 + str(n + 1) for n in range(100)}
-    guard = Guard(EXPECTED)
+    guard = WorktreeGuard(EXPECTED)
     with pytest.raises(UnusableWorktree, match="too many links"):
         for name in links:
             guard.reveals(name, links)
