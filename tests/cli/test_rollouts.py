@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from openenv.cli.rollouts import rollouts
 from openenv.errors import SandboxUnavailable
 from openenv.rollout import Outcome, RolloutStore, Task
-from openenv.sandboxes.registry import backend
+from openenv.sandboxes.base import backend
 
 Call = Callable[..., Any]
 

@@ -14,7 +14,7 @@ from openenv.errors import SandboxUnavailable
 from openenv.rollout import load_task, run_rollout
 from openenv.rollout.agents import Shell
 from openenv.rollout.cheats import all_cheats
-from openenv.sandboxes.registry import backend
+from openenv.sandboxes.base import backend
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "rollouts.md"
 PRINTED = {

@@ -43,7 +43,7 @@ def ls() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ..sandboxes.registry import BACKENDS
+    from ..sandboxes.base import BACKENDS
 
     console = Console()
     table = Table("backend", "runs here", "start", "offers, or what is missing", box=None, pad_edge=False)
@@ -134,6 +134,6 @@ def look_here(name: str) -> str:
 
 
 def _backend(name: str) -> Sandboxes:
-    from ..sandboxes.registry import backend
+    from ..sandboxes.base import backend
 
     return backend(look_here(name), **({_UNSAFE: True} if name == "process" else {}))

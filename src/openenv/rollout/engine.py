@@ -280,6 +280,6 @@ def named_backend(sandbox: str | Sandboxes) -> Sandboxes:
     """Return a backend, which may be given by its name."""
     if isinstance(sandbox, Sandboxes):
         return sandbox
-    from openenv.sandboxes.registry import backend  # loads no backend before it is asked for
+    from openenv.sandboxes.base import backend  # loads no backend before it is asked for
 
     return backend(sandbox)

@@ -22,7 +22,7 @@ _EXPORTS = {
     "DockerSandboxes": "openenv.sandboxes.docker",
     "E2BSandboxBackend": "openenv.sandboxes.e2b",
     "SandboxPool": "openenv.sandboxes.pool",
-    "backend": "openenv.sandboxes.registry",
+    "backend": "openenv.sandboxes.base",
     "self_check": "openenv.sandboxes.self_check",
 }
 
@@ -36,12 +36,12 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.sandboxes.base import Sandboxes as Sandboxes
     from openenv.sandboxes.base import SandboxHandle as SandboxHandle
     from openenv.sandboxes.base import SandboxSpec as SandboxSpec
+    from openenv.sandboxes.base import backend as backend
     from openenv.sandboxes.docker import DockerSandboxes as DockerSandboxes
     from openenv.sandboxes.e2b import E2BSandboxBackend as E2BSandboxBackend
     from openenv.sandboxes.local import LocalSandboxes as LocalSandboxes
     from openenv.sandboxes.pool import SandboxPool as SandboxPool
     from openenv.sandboxes.process import ProcessSandboxes as ProcessSandboxes
-    from openenv.sandboxes.registry import backend as backend
     from openenv.sandboxes.self_check import CheckResult as CheckResult
     from openenv.sandboxes.self_check import self_check as self_check
 

@@ -23,16 +23,7 @@ from pathlib import Path
 
 from openenv.errors import SandboxError, SandboxGone, SandboxTreeError, SandboxUnavailable, SandboxUnsupported
 from openenv.sandboxes import trees
-from openenv.sandboxes.base import (
-    HOME,
-    TIMED_OUT,
-    Command,
-    ExecResult,
-    OnOutput,
-    Sandbox,
-    Sandboxes,
-    SandboxSpec,
-)
+from openenv.sandboxes.base import HOME, TIMED_OUT, Command, ExecResult, OnOutput, Sandbox, Sandboxes, SandboxSpec
 from openenv.sandboxes.relay import Exposure, Relay
 from openenv.sandboxes.streams import Exchange, Gathering, Pipes
 
