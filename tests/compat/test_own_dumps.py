@@ -12,7 +12,7 @@ from openenv.core.env_server import Environment, create_app
 from openenv.core.env_server.serialization import serialize_observation
 from openenv.core.env_server.types import Action, Observation, State
 from openenv.core.generic_client import GenericEnvClient
-from openenv.protocol.v2.values import observation_message, state_message
+from openenv.protocol.binary_values import observation_message, state_message
 
 
 class Riddle(Observation):

@@ -13,9 +13,19 @@ from typing import Any, Final, NamedTuple
 
 from pydantic_core import from_json, to_json
 
+from ..binary_values import (
+    ARRAY_TYPE,
+    ArrayParts,
+    array_of,
+    cleaned,
+    has_arrays,
+    is_plain,
+    observation_message,
+    packable,
+    state_message,
+    without_arrays,
+)
 from ..json_values import jsonable
-from .arrays import ARRAY_TYPE, ArrayParts, array_of
-from .values import cleaned, has_arrays, is_plain, observation_message, packable, state_message, without_arrays
 
 try:
     import msgpack
