@@ -20,7 +20,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
-from .shortcut import Shortcut
+from .fast.http import Shortcut
 from .sockets import FrameSocket
 from .ws import GymEndpoint
 

@@ -20,12 +20,12 @@ from starlette.routing import Match, WebSocketRoute
 from uvicorn.config import Config
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from .access import Guard
-from .asgi import Handler, Receive, Scope, Send
-from .http_routes import GymRoutes, names_session
-from .mcp.endpoint import McpEndpoint
-from .routes import DocumentedRoute
-from .ws import GymEndpoint
+from ..access import Guard
+from ..asgi import Handler, Receive, Scope, Send
+from ..http_routes import GymRoutes, names_session
+from ..mcp.endpoint import McpEndpoint
+from ..routes import DocumentedRoute
+from ..ws import GymEndpoint
 
 # They handle errors, which the endpoints answer themselves, and rewrite addresses, at which those do not look.
 _STOCK = (ServerErrorMiddleware, ExceptionMiddleware, AsyncExitStackMiddleware)
