@@ -13,14 +13,13 @@ from .base import (
     build_in,
     make_runner,
 )
-from .hub import Hub, current_hub
+from .dispatch import Dispatcher, current_dispatcher, loop_local
 from .inline import InlineRunner
-from .loop_local import loop_local
 from .thread import ThreadRunner
 
 __all__ = [
     "Host",
-    "Hub",
+    "Dispatcher",
     "InlineRunner",
     "Lane",
     "LaneCall",
@@ -30,7 +29,7 @@ __all__ = [
     "Runner",
     "ThreadRunner",
     "build_in",
-    "current_hub",
+    "current_dispatcher",
     "loop_local",
     "make_runner",
 ]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from ..runners import current_hub, loop_local
+from ..runners import current_hub
+from ..runners import dispatch as loop_local
 
 logger = logging.getLogger(__name__)
 

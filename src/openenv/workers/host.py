@@ -19,7 +19,7 @@ from typing import Any
 
 from ..env.tools.source import ToolEvents
 from ..runners.base import NotSendable
-from ..runners.hub import Delivery, Hub
+from ..runners.dispatch import Delivery, Dispatcher
 from ..runners.process.description import describe
 from ..runners.process.frames import READ_BYTES, FrameReader, Kind, frame
 from ..runners.process.parcels import pack, pack_error, unpack
@@ -87,7 +87,7 @@ class SentEvents(ToolEvents):
         self._line.send(Kind.EVENT, self._number, payload)
 
 
-class _AtOnce(Hub):
+class _AtOnce(Dispatcher):
     """Delivers wherever the result is: answers need no loop."""
 
     __slots__ = ()

@@ -15,7 +15,7 @@ from ...env.binding import Encoder
 from ...env.tools.source import ToolEvents
 from ...errors import SessionLost, message_of
 from ..base import WORKER_CRASHED, LaneCall, NotSendable, PerishableLane
-from ..hub import current_hub
+from ..dispatch import current_dispatcher
 from .crew import Crew
 from .frames import Kind
 from .parcels import pack
@@ -123,7 +123,7 @@ class ProcessLane(PerishableLane):
         Raises:
             SessionLost: The process is gone.
         """
-        waiter = LoopWaiter(current_hub(), events)
+        waiter = LoopWaiter(current_dispatcher(), events)
         sent = None if encode is None else self._placer.encoder(encode)
         number = self._request(name, argument, waiter, sent)
         result = await waiter.wait(partial(self.worker.cancel, number, self.number))
@@ -150,7 +150,7 @@ class ProcessLane(PerishableLane):
 
     async def close(self) -> None:
         """Have the environment closed; one that is lost is closed."""
-        waiter = LoopWaiter(current_hub())
+        waiter = LoopWaiter(current_dispatcher())
         try:
             number = self.worker.request(Kind.CLOSE, pack(self.number), waiter)
             await waiter.wait(partial(self.worker.cancel, number, self.number))

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...env.tools.source import ToolEvents
 from ...errors import RequestCancelled
-from ..hub import Hub
+from ..dispatch import Dispatcher
 
 
 class Waiter:
@@ -62,7 +62,7 @@ class LoopWaiter(Waiter):
 
     __slots__ = ("_future", "_hub", "_is_resolved")
 
-    def __init__(self, hub: Hub, events: ToolEvents | None = None) -> None:
+    def __init__(self, hub: Dispatcher, events: ToolEvents | None = None) -> None:
         super().__init__(events)
         self._hub = hub
         self._is_resolved = False

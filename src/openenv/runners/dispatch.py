@@ -10,9 +10,30 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from .loop_local import loop_local
+# loop_local: Objects that belong to an event loop and go with it.
+#
+# They are kept on the loop itself: a table beside it would keep every loop alive that ever was.
+
+
+T = TypeVar("T")
+
+_ATTRIBUTE = "_openenv_belongings"
+
+
+def loop_local(loop: asyncio.AbstractEventLoop, kind: type[T], make: Callable[[], T]) -> T:
+    """Return the loop's own object of a kind, made at the first call."""
+    belongings: dict[type[Any], Any] | None = getattr(loop, _ATTRIBUTE, None)
+    if belongings is None:
+        belongings = {}
+        setattr(loop, _ATTRIBUTE, belongings)
+    found = belongings.get(kind)
+    if found is None:
+        found = belongings[kind] = make()
+    result: T = found
+    return result
+
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +46,7 @@ class Delivery(Protocol):
         ...
 
 
-class Hub:
+class Dispatcher:
     """Delivers results on one loop; a burst of them costs one wake-up."""
 
     __slots__ = ("__weakref__", "_due", "_ready", "_scheduled", "_thread", "after_delivery", "is_delivering", "loop")
@@ -100,9 +121,9 @@ class Hub:
             self.loop.call_soon(self._drain)
 
 
-def current_hub() -> Hub:
+def current_dispatcher() -> Dispatcher:
     """Return the hub of the running loop."""
     loop = asyncio.get_running_loop()
-    hub = loop_local(loop, Hub, lambda: Hub(loop))
+    hub = loop_local(loop, Dispatcher, lambda: Dispatcher(loop))
     hub._thread = threading.get_ident()  # a loop may be run again, by another thread
     return hub
