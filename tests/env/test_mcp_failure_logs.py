@@ -9,7 +9,7 @@ import pytest
 from fastmcp import Context
 from fastmcp.exceptions import ToolError
 
-LOGGER = "openenv.env.tools.registry"
+LOGGER = "openenv.env.tools.tool_registry"
 
 
 def breaks(key: str) -> int:

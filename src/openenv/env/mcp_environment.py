@@ -25,8 +25,8 @@ from .binding import run_blocking
 from .environment import Environment, Transform
 from .tools.fastmcp_client import new_client
 from .tools.function_tools import ServerTools
-from .tools.registry import ToolRegistry, check_names
 from .tools.source import ToolOutcome
+from .tools.tool_registry import ToolRegistry, check_names
 
 # code_mode: Code mode: a program that calls an environment's tools as functions.
 #

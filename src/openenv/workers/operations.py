@@ -98,7 +98,7 @@ def tools_of(env: Any) -> ToolSource | None:
         return None
     registry = _OF_SERVERS.get(server)
     if registry is None:
-        from ..env.tools.registry import ToolRegistry  # loads FastMCP, which this environment has loaded already
+        from ..env.tools.tool_registry import ToolRegistry  # loads FastMCP, which this environment has loaded already
 
         registry = _OF_SERVERS[server] = ToolRegistry(server)
     return registry

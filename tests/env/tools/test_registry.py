@@ -15,8 +15,8 @@ from fastmcp import Context, FastMCP
 from fastmcp.dependencies import Depends
 from fastmcp.server.middleware import Middleware
 
-from openenv.env.tools.registry import ToolRegistry
 from openenv.env.tools.source import ToolEvents
+from openenv.env.tools.tool_registry import ToolRegistry
 from openenv.errors import (
     ToolArgumentsError,
     ToolCallError,

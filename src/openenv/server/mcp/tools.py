@@ -92,7 +92,7 @@ def tools_of(env: Any, action_cls: type[Any] | None) -> ToolSource:
 
 
 def _of_server(server: Any) -> ToolSource:
-    from ...env.tools.registry import ToolRegistry  # loads FastMCP, which this environment has loaded already
+    from ...env.tools.tool_registry import ToolRegistry  # loads FastMCP, which this environment has loaded already
 
     registry = _OF_SERVERS.get(server)
     if registry is None:
