@@ -110,14 +110,14 @@ class JournalEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Entries:
+class JournalEntries:
     """All entries of a file; `torn` is how many bytes at its end are no whole entry."""
 
     entries: list[JournalEntry]
     torn: int
 
 
-def read_entries(path: Path) -> Entries:
+def read_entries(path: Path) -> JournalEntries:
     """Read a journal, also one whose writer was killed.
 
     Raises:
@@ -144,7 +144,7 @@ def read_entries(path: Path) -> Entries:
         else:
             entries.append(JournalEntry(head, b""))
             position = start
-    return Entries(entries, len(data) - position)
+    return JournalEntries(entries, len(data) - position)
 
 
 # recorder: Writes a rollout's calls into its journal, each message, tool and prompt token once.
