@@ -18,7 +18,7 @@ _EXPORTS = {
     "SandboxSpec": "openenv.sandboxes.base",
     "Sandboxes": "openenv.sandboxes.base",
     "LocalSandboxes": "openenv.sandboxes.local",
-    "ProcessSandboxes": "openenv.sandboxes.process",
+    "ProcessSandboxes": "openenv.sandboxes.no_isolation",
     "DockerSandboxes": "openenv.sandboxes.docker",
     "E2BSandboxBackend": "openenv.sandboxes.e2b",
     "SandboxPool": "openenv.sandboxes.pool",
@@ -40,8 +40,8 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.sandboxes.docker import DockerSandboxes as DockerSandboxes
     from openenv.sandboxes.e2b import E2BSandboxBackend as E2BSandboxBackend
     from openenv.sandboxes.local import LocalSandboxes as LocalSandboxes
+    from openenv.sandboxes.no_isolation import ProcessSandboxes as ProcessSandboxes
     from openenv.sandboxes.pool import SandboxPool as SandboxPool
-    from openenv.sandboxes.process import ProcessSandboxes as ProcessSandboxes
     from openenv.sandboxes.self_check import CheckResult as CheckResult
     from openenv.sandboxes.self_check import self_check as self_check
 

@@ -308,7 +308,7 @@ _BACKENDS = {
     "local": ("openenv.sandboxes.local", "LocalSandboxes"),
     "docker": ("openenv.sandboxes.docker", "DockerSandboxes"),
     "e2b": ("openenv.sandboxes.e2b", "E2BSandboxBackend"),
-    "process": ("openenv.sandboxes.process", "ProcessSandboxes"),
+    "process": ("openenv.sandboxes.no_isolation", "ProcessSandboxes"),
 }
 BACKENDS = tuple(_BACKENDS)
 """The names that `backend` knows."""
