@@ -26,8 +26,8 @@ from openenv.gym import GymnasiumEnv, GymnasiumVectorEnv, gymnasium_environment
 from openenv.gym.derived import derive
 from openenv.gym.spaces import UnsupportedSpace, checked, describe, from_wire, schema_of, space_of, to_wire
 from openenv.local import LocalEnv
+from openenv.protocol.codec import MSGPACK
 from openenv.protocol.json_values import decode, encode
-from openenv.protocol.v2.codec import MSGPACK
 from openenv.server.loading import TargetError, load_app
 from openenv.types import Action, State
 

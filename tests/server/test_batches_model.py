@@ -22,7 +22,7 @@ import pytest
 from websockets.sync.client import ClientConnection, connect
 
 from openenv.env.environment import Environment
-from openenv.protocol.v2.codec import JSON, MSGPACK, Codec
+from openenv.protocol.codec import JSON, MSGPACK, Codec
 from openenv.server.app import create_fastapi_app
 from openenv.telemetry.calls import CallWatch
 from openenv.types import Action, Observation, State

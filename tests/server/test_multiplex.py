@@ -14,7 +14,7 @@ import pytest
 from websockets.sync.client import ClientConnection, connect
 
 from openenv.env.environment import Environment
-from openenv.protocol.v2.codec import MSGPACK
+from openenv.protocol.codec import MSGPACK
 from openenv.server.app import HTTPEnvServer, create_fastapi_app, new_application
 from openenv.sessions.lifetime import SessionLimits
 from openenv.types import Action, Observation, State

@@ -17,7 +17,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from openenv.env.environment import Environment
 from openenv.env.mcp_environment import MCPEnvironment
-from openenv.protocol.v2.codec import MSGPACK
+from openenv.protocol.codec import MSGPACK
 from openenv.server.app import create_fastapi_app
 from openenv.sessions.ledger import KEPT
 from openenv.tool_types import CallToolAction, CallToolObservation

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from urllib.parse import parse_qs
 
 from ..errors import Forbidden, OpenEnvError, SessionClosedError, SessionLost, SessionNotFoundError
+from ..protocol.codec import BY_NAME, choose
 from ..protocol.server import (
     Close,
     GetState,
@@ -27,7 +28,6 @@ from ..protocol.server import (
     frame_type,
     rpc_frame,
 )
-from ..protocol.v2.codec import BY_NAME, choose
 from ..runners import Hub, current_hub
 from ..sessions.events import RequestOrigin
 from ..sessions.lifetime import CLOSED_BY_CLIENT, DISCONNECTED, WORKER_CRASHED

@@ -21,7 +21,7 @@ from ..errors import (
     SessionNotFoundError,
     StaleRequest,
 )
-from ..protocol.v2.codec import Codec
+from ..protocol.codec import Codec
 from ..protocol.v2.server import Batch, Parsed, Refused, Reply, Request, ServerProtocolV2, Writer, request_of, writer_of
 from ..runners import Host, Hub
 from ..sessions.events import RequestOrigin

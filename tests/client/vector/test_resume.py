@@ -14,7 +14,7 @@ from openenv.client.vector.results import SlotsFailed
 from openenv.client.vector.vector_env import VectorEnv
 from openenv.client.wire import ConnectionOptions
 from openenv.errors import SessionLost
-from openenv.protocol.v2.codec import SUBPROTOCOLS
+from openenv.protocol.codec import SUBPROTOCOLS
 
 CODECS = pytest.mark.parametrize("codec", ["json", "msgpack"])
 

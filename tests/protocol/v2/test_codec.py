@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from openenv.protocol.json_values import serialize_observation
-from openenv.protocol.v2.codec import (
+from openenv.protocol.codec import (
     JSON,
     MSGPACK,
     SUBPROTOCOLS,
@@ -29,6 +28,7 @@ from openenv.protocol.v2.codec import (
     state_message,
     without_arrays,
 )
+from openenv.protocol.json_values import serialize_observation
 from openenv.types import Observation, State
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from openenv.protocol import binary_values as arrays
-from openenv.protocol.v2.codec import JSON, MSGPACK
+from openenv.protocol.codec import JSON, MSGPACK
 from openenv.protocol.v2.server import Refused, Reply, ServerProtocolV2, writer_of
 from openenv.types import Action
 

@@ -25,6 +25,7 @@ from ...errors import (
     SessionLost,
 )
 from ...protocol.client import ClientSession, error_from_frame
+from ...protocol.codec import BY_NAME, JSON, Codec
 from ...protocol.frames import (
     FrameError,
     FrameReader,
@@ -36,7 +37,6 @@ from ...protocol.frames import (
     masked_text_frame,
 )
 from ...protocol.json_values import decode
-from ...protocol.v2.codec import BY_NAME, JSON, Codec
 from ..dial import dial, failure, read_before
 from ..handshake import Handshake
 from ..url import Address

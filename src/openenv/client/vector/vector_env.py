@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 from typing_extensions import Self
 
 from ...errors import ClientModeError, OpenEnvError, RequestTimeout
-from ...protocol.v2.codec import JSON, MSGPACK, SUBPROTOCOLS
+from ...protocol.codec import JSON, MSGPACK, SUBPROTOCOLS
 from ..env_client import EnvClient
 from ..generic import GenericEnvClient
 from ..keepalive import TENDER

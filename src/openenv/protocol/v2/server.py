@@ -17,10 +17,10 @@ from typing_extensions import NotRequired, TypedDict
 
 from ...errors import ExecutionError, OpenEnvError, message_of
 from ...types import WSErrorCode
+from ..codec import JSON, MSGPACK, Codec, has_arrays, observation_message, pack_plain, state_message, without_arrays
 from ..json_values import encode_state, observation_json
 from ..schema import deserialize_action, has_plain_validation
 from ..server import error_list
-from .codec import JSON, MSGPACK, Codec, has_arrays, observation_message, pack_plain, state_message, without_arrays
 
 
 @dataclass(slots=True)

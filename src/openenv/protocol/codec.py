@@ -13,39 +13,21 @@ from typing import Any, Final, NamedTuple
 
 from pydantic_core import from_json, to_json
 
-from ..binary_values import (
+from .binary_values import (
     ARRAY_TYPE,
     ArrayParts,
     array_of,
     cleaned,
-    has_arrays,
     is_plain,
-    observation_message,
     packable,
-    state_message,
-    without_arrays,
 )
-from ..json_values import jsonable
+from .json_values import jsonable
 
 try:
     import msgpack
 except ImportError:  # an installation may do without; JSON is spoken then
     msgpack = None
 
-__all__ = [
-    "BY_NAME",
-    "JSON",
-    "MSGPACK",
-    "SUBPROTOCOLS",
-    "Codec",
-    "Payload",
-    "choose",
-    "has_arrays",
-    "observation_message",
-    "pack_plain",
-    "state_message",
-    "without_arrays",
-]
 
 MAX_MESSAGE_BYTES: Final = 100 * 1024 * 1024
 _COMPRESSED: Final = b"\xc1"  # the one byte that no MessagePack value begins with
