@@ -16,7 +16,7 @@ import uvloop
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-import openenv.server.ws as ws_module
+import openenv.server.ws_v1 as ws_module
 from openenv.env.environment import Environment
 from openenv.server.app import create_app
 from openenv.server.sockets import AsgiSocket, FrameSocket

@@ -56,7 +56,7 @@ from .routes import (
     register_get_endpoints,
 )
 from .service import DEFAULT_MAX_MESSAGE_BYTES, EnvService, ServiceOptions
-from .ws import GymEndpoint
+from .ws_v1 import GymEndpoint
 
 # lifespan: Start-up and shutdown of a served environment, composed with whatever lifespan the application brings.
 #

@@ -22,7 +22,7 @@ from uvicorn.server import ServerState
 
 from .fast.http import Shortcut
 from .sockets import FrameSocket
-from .ws import GymEndpoint
+from .ws_v1 import GymEndpoint
 
 logger = logging.getLogger("uvicorn.error")
 

@@ -11,7 +11,7 @@ from typing import Any
 from ...protocol.json_values import decode, encode
 from ...protocol.jsonrpc import JsonRpcErrorCode, JsonRpcResponse
 from ...types import WSErrorCode
-from ..ws import GymConnection, GymEndpoint
+from ..ws_v1 import GymConnection, GymEndpoint
 
 
 class RpcConnection(GymConnection):
