@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 from ..types import ActT, EnvironmentMetadata, ObsT, StateT
 
 if TYPE_CHECKING:
-    from ..rubrics.base import Rubric
+    from ..rubrics.rubric import Rubric
 
 
 class Message(TypedDict):

@@ -5,10 +5,9 @@ Knows how scores are computed and combined. Must not know about servers, session
 
 from __future__ import annotations
 
-from .base import ForwardHook, ForwardPreHook, Rubric
 from .containers import Gate, RubricDict, RubricList, Sequential, WeightedSum
 from .llm_judge import CompletionClient, LLMJudge, ScoreParseError
-from .trajectory import ExponentialDiscountingTrajectoryRubric, TrajectoryRubric
+from .rubric import ExponentialDiscountingTrajectoryRubric, ForwardHook, ForwardPreHook, Rubric, TrajectoryRubric
 
 __all__ = [
     "CompletionClient",

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .base import Rubric, awaited, forget_trees, settled
+from .rubric import Rubric, awaited, forget_trees, settled
 
 Plan = Generator[list[Rubric], list[float], float]
 """Yields the rubrics to score next, is sent their scores, and returns the combined score."""

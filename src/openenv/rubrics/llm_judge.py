@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from .base import Rubric
+from .rubric import Rubric
 
 _NUMBER = r"[-+\N{MINUS SIGN}]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
 _RANGE_WORD = r"(?:-|\N{EN DASH}|\N{EM DASH}|to\b|and\b|through\b)"

@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import Field
 
 from openenv.env.environment import Environment
-from openenv.rubrics.base import Rubric
+from openenv.rubrics.rubric import Rubric
 from openenv.types import Action, EnvironmentMetadata, Observation, State
 
 DEATHS = ("kill", "exit", "segfault")

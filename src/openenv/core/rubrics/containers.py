@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from openenv.rubrics.base import (
-    Rubric,
-)
 from openenv.rubrics.containers import (
     Gate,
     RubricDict,
@@ -12,6 +9,7 @@ from openenv.rubrics.containers import (
     Sequential,
     WeightedSum,
 )
+from openenv.rubrics.rubric import Rubric
 
 __all__ = [
     "Gate",

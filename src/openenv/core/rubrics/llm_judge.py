@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from openenv.rubrics.base import (
-    Rubric,
-)
 from openenv.rubrics.llm_judge import (
     LLMJudge,
 )
+from openenv.rubrics.rubric import Rubric
 
 __all__ = [
     "LLMJudge",

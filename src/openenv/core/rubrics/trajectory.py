@@ -1,14 +1,8 @@
-"""Facade: rubrics over whole episodes. Re-exports only; the code lives in `openenv.rubrics.trajectory`."""
+"""Facade: rubrics over whole episodes. Re-exports only; the code lives in `openenv.rubrics.rubric`."""
 
 from __future__ import annotations
 
-from openenv.rubrics.base import (
-    Rubric,
-)
-from openenv.rubrics.trajectory import (
-    ExponentialDiscountingTrajectoryRubric,
-    TrajectoryRubric,
-)
+from openenv.rubrics.rubric import ExponentialDiscountingTrajectoryRubric, Rubric, TrajectoryRubric
 
 __all__ = [
     "ExponentialDiscountingTrajectoryRubric",
