@@ -29,7 +29,7 @@ from openenv.rollout.capture.agent_routes import Proxy, Registry
 from openenv.rollout.capture.captured_rollout import Rollout, Spending, Stats, digest
 from openenv.rollout.capture.control_routes import Admin
 from openenv.rollout.capture.export import Sequence
-from openenv.rollout.capture.inbound import Connection, Limits, Reply, Request
+from openenv.rollout.capture.inbound import Connection, InboundLimits, Reply, Request
 from openenv.rollout.capture.model_call import Services
 from openenv.rollout.capture.outbound import Endpoints
 from openenv.rollout.capture.records import FILE, Call, Journal, JournalFull, Recorder, Recording, read
@@ -128,7 +128,7 @@ class CaptureServer:
         self._host = host
         self._port = port
         self._admin_key = admin_key
-        self._limits = Limits(body=max_body, connections=_connections())
+        self._limits = InboundLimits(body=max_body, connections=_connections())
         self._registry = Registry(closed_ttl_s)
         self._endpoints = Endpoints(tls)
         self._services = Services(self._endpoints, policy_header.lower(), backoff_s)
@@ -376,9 +376,9 @@ def _connections() -> int:
     try:
         import resource  # not there on every platform
     except ImportError:
-        return Limits().connections
+        return InboundLimits().connections
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return Limits().connections if soft < 0 else max(16, min(Limits().connections, soft // 3))
+    return InboundLimits().connections if soft < 0 else max(16, min(InboundLimits().connections, soft // 3))
 
 
 def is_loopback(host: str) -> bool:

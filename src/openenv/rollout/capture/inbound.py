@@ -43,7 +43,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class InboundLimits:
     """What a connection may ask for."""
 
     body: int = 64 * 1024 * 1024
@@ -131,7 +131,7 @@ class Connection(asyncio.Protocol):
     def __init__(
         self,
         handler: Handler,
-        limits: Limits,
+        limits: InboundLimits,
         peers: dict[Connection, None],
         *,
         is_known: Callable[[str], bool] = lambda key: True,
