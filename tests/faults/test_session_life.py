@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from openenv.core.env_server.http_server import HTTPEnvServer
 from openenv.core.env_server.types import Action, Observation
 from openenv.errors import SessionClosedError
-from openenv.runners import current_hub
+from openenv.runners import current_dispatcher
 from openenv.sessions.lifetime import SessionLimits
 from openenv.sessions.manager import SessionManager
 from openenv.sessions.operations import CALL, Operation
@@ -206,7 +206,7 @@ async def test_requests_that_wait_behind_a_close_are_refused(probe: Any) -> None
     session = await manager.open(SessionKind.HTTP)
     probe.hold("state")
     answers: list[BaseException | None] = []
-    hub = current_hub()
+    hub = current_dispatcher()
     for _ in range(3):
         session.submit(READ_STATE, None, lambda _, error: answers.append(error), hub)
     await asyncio.to_thread(probe.wait_entered, "state")

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from openenv.env.environment import Environment
 from openenv.errors import OpenEnvError
-from openenv.runners import current_hub
+from openenv.runners import current_dispatcher
 from openenv.sessions.lifetime import SessionLimits
 from openenv.sessions.manager import SessionManager
 from openenv.sessions.operations import CALL, Operation
@@ -217,7 +217,7 @@ class Sessions(RuleBasedStateMachine):
             def done(_: Any, error: BaseException | None, ticket: int = ticket) -> None:
                 self.answers[ticket] += 1
 
-            self.on_loop(lambda done=done: session.submit(STEP, Action(), done, current_hub()))
+            self.on_loop(lambda done=done: session.submit(STEP, Action(), done, current_dispatcher()))
         self.turn()
 
     @rule(number=st.integers(0, 50))

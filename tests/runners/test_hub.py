@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from openenv.runners import Hub, current_hub
+from openenv.runners import Dispatcher, current_dispatcher
 
 
 class Parcel:
@@ -21,21 +21,21 @@ class Parcel:
 
 @pytest.mark.anyio
 async def test_a_loop_has_one_hub() -> None:
-    assert current_hub() is current_hub()
-    assert current_hub().is_current
-    assert not await asyncio.to_thread(lambda hub: hub.is_current, current_hub())
+    assert current_dispatcher() is current_dispatcher()
+    assert current_dispatcher().is_current
+    assert not await asyncio.to_thread(lambda hub: hub.is_current, current_dispatcher())
 
 
 def test_two_loops_have_two_hubs() -> None:
-    async def hub() -> Hub:
-        return current_hub()
+    async def hub() -> Dispatcher:
+        return current_dispatcher()
 
     assert asyncio.run(hub()) is not asyncio.run(hub())
 
 
 @pytest.mark.anyio
 async def test_results_of_many_threads_all_arrive_in_each_threads_order() -> None:
-    hub, arrived = current_hub(), []
+    hub, arrived = current_dispatcher(), []
     all_there = asyncio.Event()
 
     def take(item: tuple[int, int]) -> None:
@@ -59,7 +59,7 @@ async def test_results_of_many_threads_all_arrive_in_each_threads_order() -> Non
 
 @pytest.mark.anyio
 async def test_a_delivery_that_fails_does_not_hold_up_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    hub, came = current_hub(), asyncio.Event()
+    hub, came = current_dispatcher(), asyncio.Event()
 
     def fail() -> None:
         raise RuntimeError("broken receiver")
@@ -72,14 +72,14 @@ async def test_a_delivery_that_fails_does_not_hold_up_the_others(caplog: pytest.
 
 @pytest.mark.anyio
 async def test_a_delivery_may_post_another() -> None:
-    hub, came = current_hub(), asyncio.Event()
+    hub, came = current_dispatcher(), asyncio.Event()
     hub.post(Parcel(lambda: hub.post(Parcel(came.set))))
     await asyncio.wait_for(came.wait(), 30)
 
 
 def test_posting_to_a_closed_loop_is_silent() -> None:
     loop = asyncio.new_event_loop()
-    hub = Hub(loop)
+    hub = Dispatcher(loop)
     loop.close()
     hub.post(Parcel(lambda: None))
     hub.post(Parcel(lambda: None))
@@ -87,14 +87,14 @@ def test_posting_to_a_closed_loop_is_silent() -> None:
 
 @pytest.mark.anyio
 async def test_a_hub_is_at_hand_in_its_running_loops_thread_only() -> None:
-    hub = current_hub()
+    hub = current_dispatcher()
     assert hub.is_at_hand
     assert not await asyncio.to_thread(lambda: hub.is_at_hand)
 
 
 def test_a_hub_whose_loop_has_ended_is_not_at_hand() -> None:
-    async def hub() -> Hub:
-        return current_hub()
+    async def hub() -> Dispatcher:
+        return current_dispatcher()
 
     ended = asyncio.run(hub())
     assert not ended.is_at_hand
@@ -104,7 +104,7 @@ def test_a_hub_goes_with_its_loop_to_another_thread() -> None:
     loop = asyncio.new_event_loop()
 
     async def look() -> bool:
-        return current_hub().is_at_hand
+        return current_dispatcher().is_at_hand
 
     try:
         assert loop.run_until_complete(look())
@@ -121,7 +121,7 @@ def test_a_hub_goes_with_its_loop_to_another_thread() -> None:
 async def test_what_is_put_off_to_the_end_of_the_pass_is_done_in_order_and_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    hub, done = current_hub(), []
+    hub, done = current_dispatcher(), []
 
     def fail() -> None:
         raise ValueError("not this one")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from openenv.errors import SessionClosedError
-from openenv.runners import InlineRunner, Runner, ThreadRunner, current_hub
+from openenv.runners import InlineRunner, Runner, ThreadRunner, current_dispatcher
 from openenv.sessions.operations import CALL, Operation, StepInput, build_operations
 from openenv.sessions.session import Session, SessionKind, SessionState
 
@@ -92,7 +92,7 @@ class World:
     async def built(self, factory: Callable[[], Any]) -> tuple[Session, Any]:
         session = self.new()
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        session.construct(factory, lambda result, error: done.set_result((result, error)), current_hub())
+        session.construct(factory, lambda result, error: done.set_result((result, error)), current_dispatcher())
         await done
         return session, session.env
 
@@ -160,7 +160,7 @@ async def test_requests_may_wait_for_the_constructor(threaded: World) -> None:
         assert gate.wait(10)
         return Recorder()
 
-    session.construct(build, lambda result, error: None, current_hub())
+    session.construct(build, lambda result, error: None, current_dispatcher())
     waiting = asyncio.ensure_future(session.run(OPS.step, 1))
     await asyncio.sleep(0)
     assert session.state is SessionState.CREATING
@@ -224,7 +224,7 @@ async def test_requests_waiting_for_a_constructor_that_fails_are_answered(thread
         assert gate.wait(10)
         raise OSError("no display")
 
-    session.construct(fail, lambda result, error: None, current_hub())
+    session.construct(fail, lambda result, error: None, current_dispatcher())
     waiting = asyncio.ensure_future(session.run(OPS.step, 1))
     await asyncio.sleep(0)
     gate.set()
@@ -256,7 +256,7 @@ async def test_close_while_the_environment_is_built_closes_it_once_it_is_there(t
         built.append(Recorder())
         return built[0]
 
-    session.construct(build, lambda result, error: None, current_hub())
+    session.construct(build, lambda result, error: None, current_dispatcher())
     session.close("gone")
     assert session.state is SessionState.CLOSING
     gate.set()
@@ -344,7 +344,7 @@ async def test_closing_from_within_an_answer_closes_the_environment_exactly_once
     world: World, factory: type[Recorder]
 ) -> None:
     session, env = await world.built(factory)
-    session.submit(OPS.step, 1, lambda result, error: session.close("in the answer"), current_hub())
+    session.submit(OPS.step, 1, lambda result, error: session.close("in the answer"), current_dispatcher())
     await world.until_closed(session)
     assert env.log == ["init", ("step", 1), "close"]
 

@@ -10,7 +10,7 @@ import pytest
 
 from openenv import Action, Environment, Observation, State
 from openenv.errors import SessionClosedError
-from openenv.runners import current_hub
+from openenv.runners import current_dispatcher
 from openenv.sessions.manager import SessionLimits, SessionManager
 from openenv.sessions.operations import CALL
 from openenv.sessions.session import Call, Session, SessionKind
@@ -35,7 +35,7 @@ class Still(Environment[Action, Observation, State]):
 
 
 def submit(session: Session) -> Call:
-    return session.submit(CALL, lambda env: None, lambda result, error: None, current_hub())
+    return session.submit(CALL, lambda env: None, lambda result, error: None, current_dispatcher())
 
 
 async def test_calls_are_plain_until_the_first_reading_and_watched_from_then_on() -> None:
@@ -66,8 +66,8 @@ async def test_a_call_that_never_began_is_not_timed() -> None:
         asyncio.run_coroutine_threadsafe(release.wait(), loop).result(20)
 
     loop = asyncio.get_running_loop()
-    session.submit(CALL, block, lambda result, error: told.append(error), current_hub())
-    session.submit(CALL, lambda env: None, lambda result, error: told.append(error), current_hub())
+    session.submit(CALL, block, lambda result, error: told.append(error), current_dispatcher())
+    session.submit(CALL, lambda env: None, lambda result, error: told.append(error), current_dispatcher())
     session.close("enough")
     release.set()
     await manager.drain()
@@ -93,7 +93,7 @@ async def test_a_surrounding_encloses_the_run_and_ends_before_the_answer() -> No
         order.append("answer")
         answered.set_result(None)
 
-    session.submit(CALL, lambda env: order.append("run"), done, current_hub())
+    session.submit(CALL, lambda env: order.append("run"), done, current_dispatcher())
     await answered
     assert order == ["in", "run", "out", "answer"]
     assert manager.wants_origins

@@ -109,19 +109,19 @@ async def test_an_answer_is_given_in_the_name_of_its_own_call_and_nothing_stays_
 
         return done
 
-    from openenv.runners import current_hub
+    from openenv.runners import current_dispatcher
 
-    current_hub().after_delivery = lambda: after.append(CURRENT.get())
+    current_dispatcher().after_delivery = lambda: after.append(CURRENT.get())
     for _ in range(10):
         for session in sessions:
-            session.submit(CALL, lambda env: None, answered(session), current_hub())
+            session.submit(CALL, lambda env: None, answered(session), current_dispatcher())
     for session in sessions:
         await session.run(CALL, lambda env: None)
     assert len(named) == 200
     assert all(of == by for of, by in named)
     assert not any(after)
     assert CURRENT.get() is None
-    current_hub().after_delivery = None
+    current_dispatcher().after_delivery = None
     await manager.drain()
 
 

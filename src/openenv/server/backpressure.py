@@ -11,7 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from ..runners import dispatch as loop_local
+from ..runners import loop_local
 from .sockets import Socket
 
 # turns: Turns of an event loop's connections: one long piece of work a pass, so that its answer goes out before the next.

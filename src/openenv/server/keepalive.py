@@ -9,7 +9,7 @@ import asyncio
 import logging
 from typing import Protocol
 
-from ..runners import dispatch as loop_local
+from ..runners import loop_local
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from ..runners import current_hub
-from ..runners import dispatch as loop_local
+from ..runners import current_dispatcher, loop_local
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +21,7 @@ class WriteBatch:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._hub = current_hub()
+        self._hub = current_dispatcher()
         self._hub.after_delivery = self.flush
         self._due: list[tuple[asyncio.WriteTransport, bytes]] = []
         self._size = 0

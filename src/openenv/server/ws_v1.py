@@ -28,7 +28,7 @@ from ..protocol.server import (
     frame_type,
     rpc_frame,
 )
-from ..runners import Hub, current_hub
+from ..runners import Dispatcher, current_dispatcher
 from ..sessions.events import RequestOrigin
 from ..sessions.lifetime import CLOSED_BY_CLIENT, DISCONNECTED, WORKER_CRASHED
 from ..sessions.operations import Operation
@@ -60,7 +60,7 @@ class GymConnection:
 
     role = Role.ORCHESTRATOR
 
-    def __init__(self, service: EnvService, socket: Socket, hub: Hub, rpc: OwnMethods) -> None:
+    def __init__(self, service: EnvService, socket: Socket, hub: Dispatcher, rpc: OwnMethods) -> None:
         self._service = service
         self._rpc = rpc
         self._parse_step = service.protocol.parse_step
@@ -350,14 +350,14 @@ class GymEndpoint:
         """Serve an accepted connection until its socket is lost."""
         chosen = self.subprotocol(scope)
         if chosen is not None:
-            multiplex = MultiplexConnection(self._shared, socket, current_hub(), BY_NAME[chosen], role_of(scope))
+            multiplex = MultiplexConnection(self._shared, socket, current_dispatcher(), BY_NAME[chosen], role_of(scope))
             if self._service.manager.wants_origins:
                 multiplex.traceparent = origin_of(scope).traceparent
             socket.start(multiplex)
             return multiplex
         role = role_of(scope)
         kind = self.connection if role is Role.ORCHESTRATOR else self.restricted
-        connection = kind(self._service, socket, current_hub(), self._rpc)
+        connection = kind(self._service, socket, current_dispatcher(), self._rpc)
         connection.role = role
         socket.start(connection)
         if self._service.manager.wants_origins:

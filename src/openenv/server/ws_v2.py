@@ -23,7 +23,7 @@ from ..errors import (
 )
 from ..protocol.codec import Codec
 from ..protocol.v2.server import Batch, Parsed, Refused, Reply, Request, ServerProtocolV2, Writer, request_of, writer_of
-from ..runners import Host, Hub
+from ..runners import Dispatcher, Host
 from ..sessions.events import RequestOrigin
 from ..sessions.group import StepGroup
 from ..sessions.ledger import Entry
@@ -76,7 +76,7 @@ class Entering(Holder, Protocol):
 class Entrance:
     """Answers `open` on one connection."""
 
-    def __init__(self, connection: Entering, service: EnvService, hub: Hub, role: Role) -> None:
+    def __init__(self, connection: Entering, service: EnvService, hub: Dispatcher, role: Role) -> None:
         self._connection = connection
         self._service = service
         self._manager = service.manager
@@ -245,7 +245,7 @@ class MultiplexConnection:
     """One client's connection."""
 
     def __init__(
-        self, shared: MultiplexService, socket: Socket, hub: Hub, codec: Codec, role: Role = Role.ORCHESTRATOR
+        self, shared: MultiplexService, socket: Socket, hub: Dispatcher, codec: Codec, role: Role = Role.ORCHESTRATOR
     ) -> None:
         self._shared = shared
         self._manager = shared.manager

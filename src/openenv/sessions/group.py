@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any
 
 from ..errors import RequestCancelled, SessionClosedError
-from ..runners import Hub
+from ..runners import Dispatcher
 from .operations import Operation
 from .session import Call, ObserveStep, Session, interrupt
 
@@ -62,7 +62,7 @@ class StepGroup:
         operation: Operation,
         write: Write,
         asked: Any,
-        hub: Hub,
+        hub: Dispatcher,
         told: Callable[[StepGroup], None],
         observe: ObserveStep | None = None,
     ) -> None:

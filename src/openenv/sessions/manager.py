@@ -26,7 +26,7 @@ from ..errors import (
     SessionNotFoundError,
     message_of,
 )
-from ..runners import Lane, PerishableLane, ProcessOptions, Runner, build_in, current_hub, make_runner
+from ..runners import Lane, PerishableLane, ProcessOptions, Runner, build_in, current_dispatcher, make_runner
 from ..types import SessionInfo
 from . import lifetime as leases
 from .events import Listener, SessionEvent
@@ -363,7 +363,7 @@ class SessionManager:
         def built(_: Any, error: BaseException | None) -> None:
             done(self._problem(session, error))
 
-        session.construct(partial(self._build, session.lane), built, current_hub())
+        session.construct(partial(self._build, session.lane), built, current_dispatcher())
 
     def _build(self, lane: Lane) -> Any:
         env = build_in(lane, self.factory)

@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol
 
 from ..env.binding import OFFLOAD, bind
 from ..errors import ExecutionError, OpenEnvError, RequestCancelled, SessionClosedError, message_of
-from ..runners import Hub, Lane, PerishableLane, current_hub
+from ..runners import Dispatcher, Lane, PerishableLane, current_dispatcher
 from .events import EpisodeStats, RequestOrigin
 from .ledger import Ledger
 from .operations import CLOSE, CONSTRUCT, Operation
@@ -36,7 +36,7 @@ class LanePart:
 
     count = 1
 
-    def __init__(self, function: Callable[[], Any], future: asyncio.Future[Any], hub: Hub) -> None:
+    def __init__(self, function: Callable[[], Any], future: asyncio.Future[Any], hub: Dispatcher) -> None:
         self.kind = "step"
         self._function = function
         self._future = future
@@ -143,7 +143,7 @@ class Call:
         operation: Operation,
         argument: Any,
         done: Done,
-        hub: Hub,
+        hub: Dispatcher,
         origin: RequestOrigin | None = None,
     ) -> None:
         self._session = session
@@ -182,7 +182,7 @@ class Call:
     def launch(self) -> None:
         """Start the coroutine on the requester's loop, or elsewhere when that one has ended."""
         if self.kind == "close" and asyncio._get_running_loop() is not None:
-            self._hub = current_hub()  # the loop of its first days may have ended, or stand still under this one
+            self._hub = current_dispatcher()  # the loop of its first days may have ended, or stand still under this one
         if self._hub.is_current:
             self._start_task()
         elif self._hub.loop.is_running():
@@ -222,7 +222,7 @@ class Call:
         self._done(self.result, self.error)
 
 
-CallFactory = Callable[["Session", Operation, Any, Done, Hub, "RequestOrigin | None"], Call]
+CallFactory = Callable[["Session", Operation, Any, Done, Dispatcher, "RequestOrigin | None"], Call]
 ObserveStep = Callable[[float, float, float], None]
 """Takes the seconds that a step has waited, run, and been on its way back."""
 
@@ -235,7 +235,7 @@ class Running(Protocol):
         ...
 
 
-def interrupt(session: Session, call: Running, operation: Operation, hub: Hub) -> None:
+def interrupt(session: Session, call: Running, operation: Operation, hub: Dispatcher) -> None:
     """Interrupt code in a session's lane until its call has ended: it may have been about to begin."""
     if session._running is not call or operation.interrupt is None:
         return
@@ -290,14 +290,14 @@ class Session:
         self._on_error = on_error
         self.make_call: CallFactory = Call
         self.observe_step: ObserveStep | None = None
-        self._home: Hub | None = None
+        self._home: Dispatcher | None = None
         self._running: Running | None = None
         self._waiting: deque[Call] = deque()
         self._async_kinds: frozenset[str] = frozenset()
         self._steps_in_loop = False
         self._lock = threading.Lock()
 
-    def construct(self, factory: Callable[[], Any], done: Done, hub: Hub) -> None:
+    def construct(self, factory: Callable[[], Any], done: Done, hub: Dispatcher) -> None:
         """Build the environment in the lane; comes first and only once."""
         call = self.make_call(self, CONSTRUCT, factory, done, hub, None)
         self._home = hub
@@ -320,7 +320,7 @@ class Session:
         return self._clock() - self.last_activity_at
 
     def submit(
-        self, operation: Operation, argument: Any, done: Done, hub: Hub, origin: RequestOrigin | None = None
+        self, operation: Operation, argument: Any, done: Done, hub: Dispatcher, origin: RequestOrigin | None = None
     ) -> Call:
         """Run an operation after those before it; `done(result, error)` is called once, on the hub's loop."""
         call = self.make_call(self, operation, argument, done, hub, origin)
@@ -381,7 +381,7 @@ class Session:
             cancellable: Whether cancelling the wait cancels the operation too; otherwise it runs to its end.
             origin: Where the request comes from, for logs and traces.
         """
-        hub = current_hub()
+        hub = current_dispatcher()
         future: asyncio.Future[Any] = hub.loop.create_future()
 
         def done(result: Any, error: BaseException | None) -> None:
@@ -415,7 +415,7 @@ class Session:
 
     async def run_in_lane(self, function: Callable[[], Any]) -> Any:
         """Run a blocking part of the running call where all blocking code of the session runs."""
-        hub = current_hub()
+        hub = current_dispatcher()
         future: asyncio.Future[Any] = hub.loop.create_future()
         self.lane.submit(LanePart(function, future, hub))
         return await future

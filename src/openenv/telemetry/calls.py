@@ -13,7 +13,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from ..runners import Hub
+from ..runners import Dispatcher
 from ..sessions.events import RequestOrigin
 from ..sessions.manager import SessionManager
 from ..sessions.operations import Operation
@@ -74,7 +74,7 @@ class WatchedCall(Call):
         operation: Operation,
         argument: Any,
         done: Done,
-        hub: Hub,
+        hub: Dispatcher,
         origin: RequestOrigin | None = None,
     ) -> None:
         Call.__init__(self, session, operation, argument, done, hub, origin)

@@ -138,7 +138,7 @@ def ours(env: Any, *, slots: int = SESSIONS, idle_s: float = 4 * GRACE_S, **more
     server.register_routes(app)
 
     def prepare() -> None:
-        from openenv.runners import dispatch as loop_local
+        from openenv.runners import loop_local
 
         loop = asyncio.get_running_loop()
         loop_local(loop, KeepAlive, lambda: KeepAlive(loop, interval_s=PING_S, timeout_s=PING_S))
