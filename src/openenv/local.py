@@ -18,7 +18,7 @@ from .env.environment import Environment
 from .errors import ExecutionError, OpenEnvError, RequestValidationError, SessionLost
 from .protocol.json_values import check_observation
 from .protocol.schema import deserialize_action
-from .protocol.server import error_list
+from .protocol.server_v1 import error_list
 from .runners import InlineRunner
 from .sessions.lifetime import SessionLimits
 from .sessions.manager import SessionManager

@@ -28,7 +28,7 @@ from openenv.protocol.frames import (
     text_head,
 )
 from openenv.protocol.json_values import decode, encode, observation_json
-from openenv.protocol.server import Malformed, ServerProtocol, Step
+from openenv.protocol.server_v1 import Malformed, ServerProtocol, Step
 from openenv.server.http_routes import observation_body
 from openenv.types import Action, Observation, WSErrorCode
 

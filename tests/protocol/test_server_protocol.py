@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError, field_validator
 
 from openenv.errors import EnvironmentFactoryError, SessionCapacityError
-from openenv.protocol.server import (
+from openenv.protocol.server_v1 import (
     Close,
     GetState,
     Malformed,

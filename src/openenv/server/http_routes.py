@@ -29,7 +29,7 @@ from ..errors import (
     message_of,
 )
 from ..protocol.json_values import encode, encode_state, split_observation
-from ..protocol.server import error_list
+from ..protocol.server_v1 import error_list
 from ..protocol.v2.server import NONCE_CHARS
 from ..sessions.events import RequestOrigin
 from ..sessions.ledger import Entry

@@ -29,7 +29,7 @@ from ..errors import (
     message_of,
 )
 from ..protocol.schema import json_schema
-from ..protocol.server import ServerProtocol, observation_frame, state_frame
+from ..protocol.server_v1 import ServerProtocol, observation_frame, state_frame
 from ..runners import ProcessOptions, Runner
 from ..sessions.lifetime import SessionLimits
 from ..sessions.manager import SessionManager

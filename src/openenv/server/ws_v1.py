@@ -16,7 +16,7 @@ from urllib.parse import parse_qs
 
 from ..errors import Forbidden, OpenEnvError, SessionClosedError, SessionLost, SessionNotFoundError
 from ..protocol.codec import BY_NAME, choose
-from ..protocol.server import (
+from ..protocol.server_v1 import (
     Close,
     GetState,
     Malformed,

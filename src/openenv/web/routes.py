@@ -20,7 +20,7 @@ from ..errors import (
     message_of,
 )
 from ..protocol.json_values import decode, encode
-from ..protocol.server import error_list
+from ..protocol.server_v1 import error_list
 from ..server.access import AccessPolicy, role_of
 from ..server.asgi import (
     BODY_TOO_LARGE,

@@ -20,7 +20,7 @@ from ...types import WSErrorCode
 from ..codec import JSON, MSGPACK, Codec, has_arrays, observation_message, pack_plain, state_message, without_arrays
 from ..json_values import encode_state, observation_json
 from ..schema import deserialize_action, has_plain_validation
-from ..server import error_list
+from ..server_v1 import error_list
 
 
 @dataclass(slots=True)
