@@ -10,7 +10,7 @@ _EXPORTS = {
     "Agent": "openenv.rollout.agents.base",
     "AgentRun": "openenv.rollout.agents.base",
     "Budget": "openenv.rollout.task",
-    "Cancellation": "openenv.rollout.control",
+    "Cancellation": "openenv.rollout.progress",
     "Capture": "openenv.rollout.capture",
     "CaptureServer": "openenv.rollout.capture",
     "Check": "openenv.rollout.task",
@@ -43,7 +43,6 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.rollout.capture import Capture as Capture
     from openenv.rollout.capture import CaptureServer as CaptureServer
     from openenv.rollout.cheats.run import run_cheats as run_cheats
-    from openenv.rollout.control import Cancellation as Cancellation
     from openenv.rollout.engine import Engine as Engine
     from openenv.rollout.engine import run_rollout as run_rollout
     from openenv.rollout.engine import run_rollout_async as run_rollout_async
@@ -53,6 +52,7 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.rollout.outcome import Outcome as Outcome
     from openenv.rollout.outcome import Progress as Progress
     from openenv.rollout.outcome import RolloutTurn as RolloutTurn
+    from openenv.rollout.progress import Cancellation as Cancellation
     from openenv.rollout.reverify import reverify as reverify
     from openenv.rollout.store import RolloutStore as RolloutStore
     from openenv.rollout.task import Budget as Budget

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from openenv.errors import SandboxError, SandboxGone
 from openenv.rollout.commands import lay_files
-from openenv.rollout.control import Cancellation
+from openenv.rollout.progress import Cancellation
 from openenv.rollout.task import Task
 from openenv.sandboxes.base import HOME, ExecResult, Sandbox, Sandboxes, SandboxSpec
 

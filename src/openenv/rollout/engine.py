@@ -21,9 +21,9 @@ from openenv import settings
 from openenv.errors import CaptureError, RolloutError
 from openenv.rollout.agents.base import Agent, Installation
 from openenv.rollout.agents.registry import agent as agent_by_name
-from openenv.rollout.control import Cancellation, OnProgress, Reporter
 from openenv.rollout.model_access import NO_MODEL, CapturedModel
 from openenv.rollout.outcome import Outcome
+from openenv.rollout.progress import Cancellation, OnProgress, Reporter
 from openenv.rollout.rollout import Plan, Rollout
 from openenv.rollout.scratch import scratch
 from openenv.rollout.task import Budget, Model, Task

@@ -9,9 +9,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any
 
-from openenv.rollout.control import Cancellation, OnProgress
 from openenv.rollout.engine import Engine, in_thread, new_rollout_id
 from openenv.rollout.outcome import Outcome
+from openenv.rollout.progress import Cancellation, OnProgress
 from openenv.rollout.task import Task
 
 OnOutcome = Callable[[int, Outcome], None]

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from openenv.rollout.control import Reporter
 from openenv.rollout.outcome import ModelUse, RolloutTurn, is_hopeless
+from openenv.rollout.progress import Reporter
 
 if TYPE_CHECKING:
     from openenv.rollout.capture.capture_server import Capture, CaptureServer

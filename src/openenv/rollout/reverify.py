@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from openenv.errors import StoreError
-from openenv.rollout.control import Cancellation, OnProgress, Reporter
 from openenv.rollout.engine import named_backend
 from openenv.rollout.outcome import Outcome, Status
+from openenv.rollout.progress import Cancellation, OnProgress, Reporter
 from openenv.rollout.scratch import scratch
 from openenv.rollout.store import Record, RolloutStore
 from openenv.rollout.task import Check, Task

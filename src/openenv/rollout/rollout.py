@@ -17,9 +17,9 @@ from openenv.errors import CaptureError, RolloutCancelled, RolloutError, Sandbox
 from openenv.rollout.agent_log import AgentLog
 from openenv.rollout.agents.base import Agent, AgentRun, Installation
 from openenv.rollout.commands import lay_files, run_line
-from openenv.rollout.control import Cancellation, Reporter
 from openenv.rollout.model_access import NO_MODEL, ModelAccess, watch_turns
 from openenv.rollout.outcome import AgentFacts, CommandResult, Label, Outcome, Phase, RolloutTurn, Status, label_of
+from openenv.rollout.progress import Cancellation, Reporter
 from openenv.rollout.task import Task
 from openenv.rollout.verifier import Verdict, verify
 from openenv.rollout.worktree import Merged, UnusableWorktree, merge, read_files, worktree_limit

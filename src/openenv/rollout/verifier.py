@@ -15,10 +15,10 @@ from openenv.errors import SandboxError, SandboxGone
 from openenv.rollout.case import REWARD_FILE as REWARD_FILE
 from openenv.rollout.case import Case, NotStarted
 from openenv.rollout.case import clean_environment as clean_environment
-from openenv.rollout.control import Cancellation
 from openenv.rollout.judging import JudgeCrash, run_and_judge
 from openenv.rollout.lines import LineCrash, Lines
 from openenv.rollout.outcome import CommandResult
+from openenv.rollout.progress import Cancellation
 from openenv.rollout.scratch import scratch
 from openenv.rollout.task import Task
 from openenv.sandboxes.base import HOME, Sandboxes
