@@ -77,7 +77,7 @@ def short_ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             taken.extend([scope["path"]] * (found is not None))
             return found
 
-    monkeypatch.setattr("openenv.server.upgrade.Shortcut", Watched)
+    monkeypatch.setattr("openenv.server.fast.upgrade.Shortcut", Watched)
     monkeypatch.setattr("openenv.server.door.Shortcut", Watched)
     return taken
 

@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from .fast.http import Shortcut
-from .upgrade import UpgradeProtocol
+from .fast.upgrade import UpgradeProtocol
 
 # A whole request head in its simplest form (RFC 9112, 3 and 5): no folding, nothing before a colon, nothing behind.
 # Whatever is written in another way is left to the real parser, which also says what is wrong with it.

@@ -37,8 +37,8 @@ from .access import AccessPolicy
 from .app import HTTPEnvServer, PageWish
 from .asgi import Receive, Scope, Send, respond
 from .door import Door
+from .fast.upgrade import UpgradeProtocol
 from .loading import MANIFEST, TargetError, TargetFailed, load_app, split_target
-from .upgrade import UpgradeProtocol
 
 # allocator: How the C library's allocator treats memory that was freed.
 #

@@ -20,9 +20,9 @@ from uvicorn.config import Config
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
-from .fast.http import Shortcut
-from .sockets import FrameSocket
-from .ws_v1 import GymEndpoint
+from ..sockets import FrameSocket
+from ..ws_v1 import GymEndpoint
+from .http import Shortcut
 
 logger = logging.getLogger("uvicorn.error")
 
