@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from openenv.sandboxes.stdio_tunnel import StdioTunnel, relay_source
+from openenv.sandboxes.relay import StdioTunnel, relay_source
 
 
 @pytest.fixture

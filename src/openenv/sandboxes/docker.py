@@ -25,9 +25,8 @@ from openenv import settings
 from openenv.errors import SandboxError, SandboxUnavailable
 from openenv.sandboxes.base import Mount, Sandboxes, SandboxSpec
 from openenv.sandboxes.container_cli import Engine, EngineName, find_engine
-from openenv.sandboxes.netns import listen_in
 from openenv.sandboxes.owners import Owner
-from openenv.sandboxes.relay import Exposure, Relay
+from openenv.sandboxes.relay import Exposure, Relay, listen_in
 from openenv.sandboxes.shell import ShellSandbox
 from openenv.sandboxes.shell_command import READ_SCRIPT, Channel, ShellRun, framed, mark_kb
 

@@ -21,8 +21,8 @@ from openenv.errors import SandboxError, SandboxGone, SandboxTreeError, SandboxU
 from openenv.sandboxes import shell_command as shell_script
 from openenv.sandboxes import trees
 from openenv.sandboxes.base import TIMED_OUT, Command, ExecResult, OnOutput, Sandbox, SandboxSpec, Stream
+from openenv.sandboxes.relay import StdioTunnel, relay_source
 from openenv.sandboxes.shell_command import Channel, Invocation, ShellRun
-from openenv.sandboxes.stdio_tunnel import StdioTunnel, relay_source
 
 # shell_commands: Commands in a box that is driven through a shell: run, streamed, timed, killed with everything they started.
 #
