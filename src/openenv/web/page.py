@@ -19,7 +19,7 @@ from ..env.binding import bind
 from ..env.environment import Environment
 from ..protocol.schema import json_schema
 from ..server.access import Role
-from ..server.mcp.tools import NoTools
+from ..server.mcp.tool_calls import NoTools
 from ..server.service import EnvService
 from ..types import EnvironmentMetadata, ServerMode
 from .fields import action_fields, is_chat

@@ -20,8 +20,7 @@ from ..env.tools.source import ToolEvents, ToolOutcome
 from ..errors import ExecutionError, OpenEnvError, SessionClosedError, SessionLost, ToolCallError, message_of
 from ..protocol.json_values import decode, encode
 from ..protocol.schema import deserialize_action_with_preprocessing
-from ..server.mcp.calls import ToolCall, ToolOperations
-from ..server.mcp.tools import NoTools
+from ..server.mcp.tool_calls import NoTools, ToolCall, ToolOperations
 from ..server.service import EnvService
 from ..sessions.lifetime import ending
 from ..sessions.operations import CALL

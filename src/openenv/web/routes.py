@@ -36,7 +36,7 @@ from ..server.asgi import (
     respond,
     respond_json,
 )
-from ..server.mcp.tools import NoTools
+from ..server.mcp.tool_calls import NoTools
 from ..server.service import EnvService
 from ..types import WSErrorCode
 from .login import is_https

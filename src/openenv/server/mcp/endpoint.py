@@ -53,7 +53,7 @@ from .methods import Exchange, McpMethods, failure, negotiated, session_error
 from .once import Once
 from .own import OwnMethods
 from .reply import PING_S, Reply, start_stream, stream_until
-from .tools import NoTools
+from .tool_calls import NoTools
 
 logger = logging.getLogger(__name__)
 

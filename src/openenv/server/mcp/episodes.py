@@ -20,7 +20,7 @@ from ...sessions.session import Account, Session, SessionKind, SessionState
 from ...sessions.slots import NO_ACCOUNT
 from ...types import ServerMode
 from ..service import EnvService
-from .tools import tools_of
+from .tool_calls import tools_of
 
 MOST_ATTACHED = 64  # clients that one session is shown to; of more, those that do nothing are forgotten
 

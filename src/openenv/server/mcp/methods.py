@@ -35,11 +35,19 @@ from ...protocol.schema import takes_tool_actions
 from ...sessions.session import Session
 from ...types import ServerMode
 from ..service import EnvService
-from .calls import StepOutcome, ToolCall, ToolOperations
 from .episodes import McpSession
 from .own import progress_params
-from .tools import NoTools, StepTools, outcome_of, raise_error, tools_of
-from .trace import origin_of_rpc
+from .tool_calls import (
+    NoTools,
+    StepOutcome,
+    StepTools,
+    ToolCall,
+    ToolOperations,
+    origin_of_rpc,
+    outcome_of,
+    raise_error,
+    tools_of,
+)
 
 PAGE_SIZE = 100
 _HANDSHAKE_ONLY = frozenset({"ping", "logging/setLevel"})

@@ -29,9 +29,7 @@ from ...sessions.operations import Operation
 from ...sessions.session import Session, SessionKind, SessionState
 from ..access import Role, account_of
 from ..service import EnvService
-from .calls import ToolCall, ToolOperations
-from .tools import NoTools
-from .trace import origin_of_rpc
+from .tool_calls import NoTools, ToolCall, ToolOperations, origin_of_rpc
 
 Notify = Callable[[dict[str, Any]], None]
 _ALL_FIELDS = ("title", "description", "inputSchema", "outputSchema", "icons", "annotations", "meta", "execution")

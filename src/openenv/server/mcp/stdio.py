@@ -30,7 +30,7 @@ from ...sessions.session import Session, SessionKind
 from ..service import EnvService
 from .episodes import Episodes, McpSession
 from .methods import Exchange, McpMethods, negotiated, session_error
-from .tools import NoTools
+from .tool_calls import NoTools
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,221 @@
+"""The tools of any environment: of an `MCPEnvironment`, of one that only brings a FastMCP server, of one that takes
+tool actions. Knows environments; must not know requests.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ...env.binding import bind, run_blocking
+from ...env.tools.source import EVENTS, ToolEvents, ToolOutcome, ToolSource
+from ...errors import ToolArgumentsError, ToolCallError, ToolNotFoundError, ToolTimeout, ToolTransportError
+from ...sessions.events import RequestOrigin
+from ...sessions.manager import SessionManager
+from ...sessions.operations import Operation, interrupt_tools
+from ...tool_types import CallToolAction, CallToolObservation, ListToolsAction, ToolErrorType
+
+_ERRORS: Mapping[ToolErrorType, type[ToolCallError]] = {
+    ToolErrorType.EXECUTION_ERROR: ToolCallError,
+    ToolErrorType.INVALID_ARGS: ToolArgumentsError,
+    ToolErrorType.TRANSPORT_ERROR: ToolTransportError,
+    ToolErrorType.TOOL_NOT_FOUND: ToolNotFoundError,
+    ToolErrorType.TIMEOUT: ToolTimeout,
+}
+
+
+class NoTools(Exception):
+    """The environment has no tools."""
+
+    def __init__(self) -> None:
+        super().__init__("Environment does not support MCP")
+
+
+class StepTools(ToolSource):
+    """Tools that an environment offers only as actions of `step`."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+
+    async def describe(self) -> list[dict[str, Any]]:
+        """Ask the environment for its tools."""
+        observation = await self._step(ListToolsAction())
+        return [
+            {"name": tool.name, "description": tool.description, "input_schema": tool.input_schema}
+            for tool in observation.tools
+        ]
+
+    async def call(
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        *,
+        timeout_s: float | None = None,
+        events: ToolEvents | None = None,
+    ) -> Any:
+        """Take the action that calls the tool."""
+        observation = await self._step(CallToolAction(tool_name=name, arguments=dict(arguments)))
+        raise_error(observation)
+        return observation
+
+    async def ask_server(self, work: Callable[[Any], Awaitable[Any]]) -> Any:
+        """There is no server."""
+        raise NoTools
+
+    async def _step(self, action: Any) -> Any:
+        method = bind(type(self._env)).step
+        function = getattr(self._env, method.name)
+        if method.is_async:
+            return await function(action)
+        return await run_blocking(lambda: function(action))
+
+
+_OF_SERVERS: WeakKeyDictionary[Any, ToolSource] = WeakKeyDictionary()
+
+
+def tools_of(env: Any, action_cls: type[Any] | None) -> ToolSource:
+    """Find an environment's tools.
+
+    Raises:
+        NoTools: It has none.
+    """
+    own = getattr(env, "tools", None)
+    if isinstance(own, ToolSource):
+        return own
+    server = getattr(env, "mcp_server", None)
+    if isinstance(server, ToolSource):  # it stands for one in another process
+        return server
+    if server is not None and hasattr(server, "local_provider"):
+        return _of_server(server)
+    if inspect.isclass(action_cls) and issubclass(action_cls, (CallToolAction, ListToolsAction)):
+        return StepTools(env)
+    raise NoTools
+
+
+def _of_server(server: Any) -> ToolSource:
+    from ...env.tools.tool_registry import ToolRegistry  # loads FastMCP, which this environment has loaded already
+
+    registry = _OF_SERVERS.get(server)
+    if registry is None:
+        registry = _OF_SERVERS[server] = ToolRegistry(server)
+    return registry
+
+
+def raise_error(observation: Any) -> None:
+    """Raise the failure that an observation of a tool call carries."""
+    if isinstance(observation, CallToolObservation) and observation.error is not None:
+        error = observation.error
+        raise _ERRORS[ToolErrorType(error.error_type)](observation.tool_name, error.message)
+
+
+def outcome_of(observation: Any) -> ToolOutcome | None:
+    """Return a tool's result from an observation, if it is one of ours."""
+    result = getattr(observation, "result", None)
+    return result if isinstance(result, ToolOutcome) else None
+
+
+# calls: Operations on a session that concern tools: list, call, call as a step of the episode, ask the FastMCP server.
+#
+# Each runs as one call of the session, in its turn. Knows tools and operations; must not know JSON-RPC.
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that a client asks for."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    timeout_s: float | None = None
+    events: ToolEvents | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What a tool call led to as a step of an episode: the agent's part and the orchestrator's."""
+
+    observation: Any
+    reward: float | None
+    done: bool
+
+
+class ToolOperations:
+    """The operations for one action class."""
+
+    def __init__(self, action_cls: type[Any] | None) -> None:
+        self._action_cls = action_cls
+        self.list = Operation("tool", _never, self._list)
+        self.call = Operation("tool", self._call_blocking, self._call, self._only_blocks, interrupt_tools)
+        self.ask = Operation("tool", _never, self._ask)
+        self.step = Operation("step", self._step, self._step_async, _step_only_blocks, interrupt_tools)
+
+    async def _list(self, env: Any, _: Any) -> list[dict[str, Any]]:
+        return await tools_of(env, self._action_cls).describe()
+
+    async def _call(self, env: Any, call: ToolCall) -> Any:
+        tools = tools_of(env, self._action_cls)
+        return await tools.call(call.name, call.arguments, timeout_s=call.timeout_s, events=call.events)
+
+    def _call_blocking(self, env: Any, call: ToolCall) -> Any:
+        tools = tools_of(env, self._action_cls)
+        return tools.call_blocking(call.name, call.arguments, timeout_s=call.timeout_s, events=call.events)
+
+    def _only_blocks(self, env: Any, call: ToolCall) -> bool:
+        try:
+            return tools_of(env, self._action_cls).is_blocking(call.name)
+        except NoTools:
+            return False
+
+    async def _ask(self, env: Any, work: Callable[[Any], Awaitable[Any]]) -> Any:
+        return await tools_of(env, self._action_cls).ask_server(work)
+
+    def _step(self, env: Any, call: ToolCall) -> StepOutcome:
+        token = EVENTS.set(call.events)
+        try:
+            return _stepped(env.step(_action(call), **_limit(env, call)))
+        finally:
+            EVENTS.reset(token)
+
+    async def _step_async(self, env: Any, call: ToolCall) -> StepOutcome:
+        EVENTS.set(call.events)  # a task of its own: nobody else sees it
+        step = getattr(env, bind(type(env)).step.name)
+        return _stepped(await step(_action(call), **_limit(env, call)))
+
+
+def _step_only_blocks(env: Any, call: ToolCall) -> bool:
+    tools = getattr(env, "tools", None)
+    return bind(type(env)).step_is_twofold and isinstance(tools, ToolSource) and tools.is_blocking(call.name)
+
+
+def _never(env: Any, argument: Any) -> Any:
+    raise AssertionError("tool operations run on the event loop")
+
+
+def _action(call: ToolCall) -> CallToolAction:
+    return CallToolAction(tool_name=call.name, arguments=dict(call.arguments))
+
+
+def _limit(env: Any, call: ToolCall) -> dict[str, Any]:
+    return {} if call.timeout_s is None else bind(type(env)).step.accept({"timeout_s": call.timeout_s})
+
+
+def _stepped(observation: Any) -> StepOutcome:
+    reward = getattr(observation, "reward", None)
+    done = bool(getattr(observation, "done", False))
+    return StepOutcome(observation, None if reward is None else float(reward), done)
+
+
+# trace: Where a JSON-RPC request comes from: its id, and the trace that `_meta` names (`traceparent`, as MCP reserves it).
+
+
+def origin_of_rpc(manager: SessionManager, request_id: Any, params: Mapping[str, Any]) -> RequestOrigin | None:
+    """Return the origin of a request, or None while nobody asks for it."""
+    if not manager.wants_origins:
+        return None
+    meta = params.get("_meta")
+    parent = meta.get("traceparent") if isinstance(meta, Mapping) else None
+    return RequestOrigin(
+        request_id if isinstance(request_id, (str, int)) else None, parent if isinstance(parent, str) else None
+    )
