@@ -17,7 +17,7 @@ from openenv.errors import CaptureError
 from openenv.rollout.capture import export
 from openenv.rollout.capture.captured_rollout import Rollout
 from openenv.rollout.capture.encoding import Json, dumps, load_object
-from openenv.rollout.capture.inbound import Reply, Request
+from openenv.rollout.capture.inbound import AgentRequest, Reply
 from openenv.rollout.capture.records import read
 from openenv.rollout.task import Budget, Dialect, Model
 
@@ -89,12 +89,12 @@ class Admin:
         self._server = server
         self._key = admin_key.encode()
 
-    def owns(self, request: Request) -> bool:
+    def owns(self, request: AgentRequest) -> bool:
         """Say whether a request is for a control route."""
         path = request.path.partition("?")[0]
         return path == "/sessions" or path.startswith("/sessions/")
 
-    async def handle(self, request: Request, reply: Reply) -> None:
+    async def handle(self, request: AgentRequest, reply: Reply) -> None:
         """Answer one request."""
         try:
             if not hmac.compare_digest(request.key.encode("utf-8", "replace"), self._key):
@@ -106,7 +106,7 @@ class Admin:
             status, answer = 409, {"error": {"message": str(exc), "code": exc.code}}
         reply.send(status, dumps(answer), _JSON)
 
-    async def _answer(self, request: Request) -> tuple[int, Json]:
+    async def _answer(self, request: AgentRequest) -> tuple[int, Json]:
         path, _, query = request.path.partition("?")
         parts = [unquote(part) for part in path.strip("/").split("/")]
         if len(parts) == 1:
@@ -129,7 +129,7 @@ class Admin:
             return await asyncio.to_thread(self._export, rollout, parts[2], parse_qs(query))
         raise _Answer(404, "there is no such route")
 
-    def _open(self, request: Request) -> Json:
+    def _open(self, request: AgentRequest) -> Json:
         body = load_object(request.body)
         if body is None:
             raise _Answer(400, "the body must be a JSON object")

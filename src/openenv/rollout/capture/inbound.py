@@ -25,7 +25,7 @@ _HELD_STEP = 20  # bits: what a key holds is added up once per so many bytes
 
 
 @dataclass(slots=True)
-class Request:
+class AgentRequest:
     """One request of an agent, whole."""
 
     method: str
@@ -122,7 +122,7 @@ class Reply:
             self.on_gone()
 
 
-Handler: TypeAlias = "Callable[[Request, Reply], Awaitable[None]]"
+Handler: TypeAlias = "Callable[[AgentRequest, Reply], Awaitable[None]]"
 
 
 class Connection(asyncio.Protocol):
@@ -143,12 +143,12 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport | None = None
-        self._queue: deque[tuple[Request, bool]] = deque()
+        self._queue: deque[tuple[AgentRequest, bool]] = deque()
         self._reply: Reply | None = None
-        self._answering: Request | None = None
+        self._answering: AgentRequest | None = None
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._request = Request("", "")
+        self._request = AgentRequest("", "")
         self._body: list[bytes] = []
         self._size = self._header_size = 0
         self._limit = limits.body
@@ -207,7 +207,7 @@ class Connection(asyncio.Protocol):
     # the parser calls these
 
     def on_message_begin(self) -> None:
-        self._request = Request("", "")
+        self._request = AgentRequest("", "")
         self._body = []
         self._size = self._header_size = 0
         self._expects = False
@@ -282,7 +282,7 @@ class Connection(asyncio.Protocol):
         self._reply = Reply(self, keep_alive=keep_alive, has_body=request.method != "HEAD")
         self._task = self._loop.create_task(self._answer(request, self._reply))
 
-    async def _answer(self, request: Request, reply: Reply) -> None:
+    async def _answer(self, request: AgentRequest, reply: Reply) -> None:
         try:
             await self._handler(request, reply)
         except Exception:  # the boundary of a request
