@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from openenv.protocol.v2.server import _KEYS, NONCE_CHARS
+from openenv.protocol.server_v2 import _KEYS, NONCE_CHARS
 from openenv.sessions.lifetime import CANCELLED, CLOSED_BY_CLIENT, DISCONNECTED, TAKEN_OVER, TOLD, ending
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text()

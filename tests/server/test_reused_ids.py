@@ -10,7 +10,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from openenv.env.environment import Environment
 from openenv.protocol.codec import JSON, MSGPACK, Codec
-from openenv.protocol.v2.server import writer_of
+from openenv.protocol.server_v2 import writer_of
 from openenv.server.app import create_fastapi_app
 from openenv.server.replies import KEPT, KEPT_BYTES, Recent
 from openenv.types import Action, Observation, State

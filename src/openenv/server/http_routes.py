@@ -30,7 +30,7 @@ from ..errors import (
 )
 from ..protocol.json_values import encode, encode_state, split_observation
 from ..protocol.server_v1 import error_list
-from ..protocol.v2.server import NONCE_CHARS
+from ..protocol.server_v2 import NONCE_CHARS
 from ..sessions.events import RequestOrigin
 from ..sessions.ledger import Entry
 from ..sessions.lifetime import CLOSED_BY_CLIENT, UNANSWERED

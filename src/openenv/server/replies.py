@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple, Protocol
 
-from ..protocol.v2.server import Refused, Reply, Request, Writer
+from ..protocol.server_v2 import Refused, Reply, Request, Writer
 from ..sessions.group import StepGroup
 from ..sessions.ledger import Entry
 from ..sessions.session import Session

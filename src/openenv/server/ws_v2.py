@@ -22,7 +22,7 @@ from ..errors import (
     StaleRequest,
 )
 from ..protocol.codec import Codec
-from ..protocol.v2.server import Batch, Parsed, Refused, Reply, Request, ServerProtocolV2, Writer, request_of, writer_of
+from ..protocol.server_v2 import Batch, Parsed, Refused, Reply, Request, ServerProtocolV2, Writer, request_of, writer_of
 from ..runners import Dispatcher, Host
 from ..sessions.events import RequestOrigin
 from ..sessions.group import StepGroup

@@ -11,7 +11,7 @@ import pytest
 
 from openenv.protocol import binary_values as arrays
 from openenv.protocol.codec import JSON, MSGPACK
-from openenv.protocol.v2.server import Refused, Reply, ServerProtocolV2, writer_of
+from openenv.protocol.server_v2 import Refused, Reply, ServerProtocolV2, writer_of
 from openenv.types import Action
 
 

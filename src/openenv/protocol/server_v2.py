@@ -15,12 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, TypeAdapter, Valid
 from pydantic_core import to_json
 from typing_extensions import NotRequired, TypedDict
 
-from ...errors import ExecutionError, OpenEnvError, message_of
-from ...types import WSErrorCode
-from ..codec import JSON, MSGPACK, Codec, has_arrays, observation_message, pack_plain, state_message, without_arrays
-from ..json_values import encode_state, observation_json
-from ..schema import deserialize_action, has_plain_validation
-from ..server_v1 import error_list
+from ..errors import ExecutionError, OpenEnvError, message_of
+from ..types import WSErrorCode
+from .codec import JSON, MSGPACK, Codec, has_arrays, observation_message, pack_plain, state_message, without_arrays
+from .json_values import encode_state, observation_json
+from .schema import deserialize_action, has_plain_validation
+from .server_v1 import error_list
 
 
 @dataclass(slots=True)
