@@ -16,12 +16,11 @@ from typing import Any
 from openenv.errors import CaptureError, RolloutCancelled, RolloutError, SandboxError, SandboxGone, SandboxTreeError
 from openenv.rollout.agent_log import AgentLog
 from openenv.rollout.agents.base import Agent, AgentRun, Installation
-from openenv.rollout.commands import lay_files, run_line
 from openenv.rollout.model_access import NO_MODEL, ModelAccess, watch_turns
 from openenv.rollout.outcome import AgentFacts, CommandResult, Label, Outcome, Phase, RolloutTurn, Status, label_of
 from openenv.rollout.progress import Cancellation, Reporter
 from openenv.rollout.task import Task
-from openenv.rollout.verifier import Verdict, verify
+from openenv.rollout.verifier import Verdict, lay_files, run_line, verify
 from openenv.rollout.worktree import Merged, UnusableWorktree, merge, read_files, worktree_limit
 from openenv.sandboxes.base import HOME, WORKDIR, Sandbox, Sandboxes, SandboxSpec
 
