@@ -20,9 +20,16 @@ from typing import Any
 from ..env.tools.source import ToolEvents
 from ..runners.base import NotSendable
 from ..runners.dispatch import Delivery, Dispatcher
-from ..runners.process.description import describe
-from ..runners.process.frames import READ_BYTES, FrameReader, Kind, frame
-from ..runners.process.parcels import pack, pack_error, unpack
+from ..runners.process.messages import (
+    READ_BYTES,
+    MessageKind,
+    MessageReader,
+    describe,
+    encode_message,
+    pack,
+    pack_error,
+    unpack,
+)
 from ..runners.thread import Profile, ThreadRunner
 from ..sessions.session import Call, Session, SessionKind, SessionState
 from .operations import Asked, completed, describe_tools, operation, same
@@ -40,9 +47,9 @@ class Line:
         self._socket = sock
         self._lock = threading.Lock()
 
-    def send(self, kind: Kind, number: int = 0, payload: bytes = b"") -> None:
+    def send(self, kind: MessageKind, number: int = 0, payload: bytes = b"") -> None:
         """Send a message. A server that is gone gets no answers; the loop sees it go."""
-        data = frame(kind, number, payload)
+        data = encode_message(kind, number, payload)
         with self._lock:
             try:
                 self._socket.sendall(data)
@@ -52,18 +59,18 @@ class Line:
     def send_result(self, number: int, result: Any) -> None:
         """Send a result, or why it cannot be sent."""
         if type(result) is bytes:
-            self.send(Kind.BYTES, number, result)
+            self.send(MessageKind.BYTES, number, result)
             return
         try:
             payload = pack(result)
         except Exception as exc:
             self.send_error(number, NotSendable(f"a {type(result).__name__} cannot be sent by a worker process: {exc}"))
         else:
-            self.send(Kind.VALUE, number, payload)
+            self.send(MessageKind.VALUE, number, payload)
 
     def send_error(self, number: int, error: BaseException) -> None:
         """Send what was raised."""
-        self.send(Kind.ERROR, number, pack_error(error))
+        self.send(MessageKind.ERROR, number, pack_error(error))
 
 
 class SentEvents(ToolEvents):
@@ -76,7 +83,7 @@ class SentEvents(ToolEvents):
 
     def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Tell progress."""
-        self._line.send(Kind.EVENT, self._number, pack(("progress", (progress, total, message))))
+        self._line.send(MessageKind.EVENT, self._number, pack(("progress", (progress, total, message))))
 
     def log(self, level: str, logger: str | None, data: Any) -> None:
         """Tell a log message; what cannot be pickled is shown as text."""
@@ -84,7 +91,7 @@ class SentEvents(ToolEvents):
             payload = pack(("log", (level, logger, data)))
         except Exception:
             payload = pack(("log", (level, logger, repr(data))))
-        self._line.send(Kind.EVENT, self._number, payload)
+        self._line.send(MessageKind.EVENT, self._number, payload)
 
 
 class _AtOnce(Dispatcher):
@@ -122,7 +129,7 @@ class SessionHost:
         self._line = Line(sock)
         self._factory = factory
         self._parent = parent
-        self._reader = FrameReader()
+        self._reader = MessageReader()
         self._runner = ThreadRunner(max_threads=1 << 20)
         self._runner.profile = _OwnThreads()
         self._is_pinned = False
@@ -138,7 +145,7 @@ class SessionHost:
         self._hub = _AtOnce(loop)
         self._left = asyncio.Event()
         loop.add_reader(self._socket, self._readable)
-        self._line.send(Kind.READY)
+        self._line.send(MessageKind.READY)
         while not self._left.is_set():
             try:
                 await asyncio.wait_for(self._left.wait(), _LOOK_S)
@@ -175,17 +182,17 @@ class SessionHost:
 
     def _take(self, kind: int, number: int, payload: bytes) -> None:
         match kind:
-            case Kind.ASK:
+            case MessageKind.ASK:
                 self._ask(number, *unpack(payload))
-            case Kind.OPEN:
+            case MessageKind.OPEN:
                 self._open(number, *unpack(payload))
-            case Kind.CLOSE:
+            case MessageKind.CLOSE:
                 self._close(number, unpack(payload))
-            case Kind.CANCEL:
+            case MessageKind.CANCEL:
                 self._cancel(number, unpack(payload))
-            case Kind.ENCODER:
+            case MessageKind.ENCODER:
                 self._encoders[number] = unpack(payload)
-            case Kind.EXIT:
+            case MessageKind.EXIT:
                 self._left.set()
 
     def _open(self, number: int, place: int, single_thread: bool) -> None:

@@ -19,8 +19,7 @@ import threading
 import time
 from typing import Any
 
-from ..runners.process.frames import HEADER, Kind
-from ..runners.process.parcels import Setup, pack, pack_error, unpack
+from ..runners.process.messages import HEADER, MessageKind, WorkerSetup, pack, pack_error, unpack
 from .host import Line, SessionHost
 from .modules import install
 
@@ -36,7 +35,7 @@ class SentLog(logging.handlers.QueueHandler):
 
     def enqueue(self, record: logging.LogRecord) -> None:
         """Send a record."""
-        self._line.send(Kind.LOG, payload=pack(vars(record)))
+        self._line.send(MessageKind.LOG, payload=pack(vars(record)))
 
 
 def main() -> None:
@@ -60,7 +59,7 @@ def main() -> None:
         install(setup.files, setup.main)
         factory = unpack(setup.factory)
     except BaseException as exc:
-        line.send(Kind.FAILED, payload=pack_error(exc))
+        line.send(MessageKind.FAILED, payload=pack_error(exc))
         sys.exit(1)
     asyncio.run(SessionHost(sock, factory, parent=setup.parent).run())
     # A thread that an environment has left behind must not keep the process.
@@ -71,15 +70,15 @@ def _left_to_the_server(*_: Any) -> None:
     """Do nothing."""
 
 
-def _read_setup(sock: socket.socket) -> Setup | None:
+def _read_setup(sock: socket.socket) -> WorkerSetup | None:
     header = _read(sock, HEADER.size)
     if header is None:
         return None
     size, kind, _ = HEADER.unpack(header)
     payload = _read(sock, size)
-    if payload is None or kind != Kind.SETUP:
+    if payload is None or kind != MessageKind.SETUP:
         return None
-    setup: Setup = unpack(payload)
+    setup: WorkerSetup = unpack(payload)
     return setup
 
 
@@ -93,7 +92,7 @@ def _read(sock: socket.socket, size: int) -> bytes | None:
     return bytes(data)
 
 
-def _send_logs(line: Line, setup: Setup) -> None:
+def _send_logs(line: Line, setup: WorkerSetup) -> None:
     logging.getLogger().addHandler(SentLog(line))
     for name, level in setup.levels.items():
         logging.getLogger(name or None).setLevel(level)

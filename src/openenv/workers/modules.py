@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 
-from ..runners.process.parcels import MAIN
+from ..runners.process.messages import MAIN_MODULE
 
 
 class GivenFiles:
@@ -40,9 +40,9 @@ def install(files: Mapping[str, str], main: str | None) -> None:
         sys.meta_path.append(GivenFiles(files))
     if main is not None:
         # The same names as in a process that multiprocessing has spawned: the program's `if __name__` guard holds.
-        spec = importlib.util.spec_from_file_location(MAIN, main)
+        spec = importlib.util.spec_from_file_location(MAIN_MODULE, main)
         if spec is None or spec.loader is None:
             raise ImportError(f"{main} is not a Python file")
         module = importlib.util.module_from_spec(spec)
-        sys.modules["__main__"] = sys.modules[MAIN] = module
+        sys.modules["__main__"] = sys.modules[MAIN_MODULE] = module
         spec.loader.exec_module(module)

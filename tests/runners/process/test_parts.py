@@ -15,15 +15,23 @@ from openenv.runners import ProcessOptions
 from openenv.runners.base import NotSendable, make_runner
 from openenv.runners.process.crew import Crew
 from openenv.runners.process.damping import LONGEST_PAUSE_S, PATIENCE, Damping, WorkersKeepDying
-from openenv.runners.process.frames import FrameReader, Kind, frame
-from openenv.runners.process.parcels import modules_of, pack_error, pack_factory, unpack, unpack_error
+from openenv.runners.process.messages import (
+    MessageKind,
+    MessageReader,
+    encode_message,
+    modules_of,
+    pack_error,
+    pack_factory,
+    unpack,
+    unpack_error,
+)
 
 
 def test_frames_come_out_as_they_went_in_however_the_stream_is_cut() -> None:
-    sent = [(Kind.ASK, 1, b""), (Kind.BYTES, 2**40, b"x" * 1000), (Kind.EXIT, 0, b"\0")]
-    stream = b"".join(frame(*message) for message in sent)
+    sent = [(MessageKind.ASK, 1, b""), (MessageKind.BYTES, 2**40, b"x" * 1000), (MessageKind.EXIT, 0, b"\0")]
+    stream = b"".join(encode_message(*message) for message in sent)
     for size in (1, 7, 17, 400, len(stream)):
-        reader = FrameReader()
+        reader = MessageReader()
         found = [
             message for start in range(0, len(stream), size) for message in reader.feed(stream[start : start + size])
         ]

@@ -17,8 +17,7 @@ from ...errors import SessionLost, message_of
 from ..base import WORKER_CRASHED, LaneCall, NotSendable, PerishableLane
 from ..dispatch import current_dispatcher
 from .crew import Crew
-from .frames import Kind
-from .parcels import pack
+from .messages import MessageKind, pack
 from .stand_in import StandIn
 from .waiters import LoopWaiter, ThreadWaiter, Waiter
 from .worker import WorkerGone, WorkerProcess
@@ -92,7 +91,7 @@ class ProcessLane(PerishableLane):
         waiter = ThreadWaiter()
         try:
             self._placer.start(self.worker)
-            self.worker.request(Kind.OPEN, pack((self.number, self._placer.single_thread)), waiter)
+            self.worker.request(MessageKind.OPEN, pack((self.number, self._placer.single_thread)), waiter)
             description = waiter.wait()
         except (WorkerGone, SessionLost):
             raise self._died() from None
@@ -144,7 +143,7 @@ class ProcessLane(PerishableLane):
         except Exception as exc:
             raise NotSendable(f"the argument of {name} cannot be sent to a worker process: {message_of(exc)}") from exc
         try:
-            return self.worker.request(Kind.ASK, payload, waiter)
+            return self.worker.request(MessageKind.ASK, payload, waiter)
         except WorkerGone:
             raise SessionLost(WORKER_CRASHED) from None
 
@@ -152,7 +151,7 @@ class ProcessLane(PerishableLane):
         """Have the environment closed; one that is lost is closed."""
         waiter = LoopWaiter(current_dispatcher())
         try:
-            number = self.worker.request(Kind.CLOSE, pack(self.number), waiter)
+            number = self.worker.request(MessageKind.CLOSE, pack(self.number), waiter)
             await waiter.wait(partial(self.worker.cancel, number, self.number))
         except (WorkerGone, SessionLost):
             return

@@ -23,7 +23,7 @@ from ..base import WORKER_CRASHED, Lane, ProcessOptions
 from .crew import Crew
 from .damping import Damping, WorkersKeepDying
 from .lane import ProcessLane
-from .parcels import Setup, modules_of, pack, pack_factory
+from .messages import WorkerSetup, modules_of, pack, pack_factory
 from .switchboard import Switchboard
 from .worker import WorkerGone, WorkerProcess
 
@@ -144,9 +144,9 @@ class ProcessRunner:
                 self._forget(worker)
                 raise
 
-    def _setup(self) -> Setup:
+    def _setup(self) -> WorkerSetup:
         levels = {name: logging.getLogger(name or None).getEffectiveLevel() for name in _LOGGERS}
-        return Setup(list(sys.path), self._files, self._main, self._parcel, os.getpid(), levels)
+        return WorkerSetup(list(sys.path), self._files, self._main, self._parcel, os.getpid(), levels)
 
     def encoder(self, encode: Encoder) -> tuple[int, bytes] | None:
         """Return an encoder's number and parcel; None where it cannot be sent."""

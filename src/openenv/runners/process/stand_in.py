@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from ...env.binding import Encoder, RemoteEnvironment, RemoteOperation, step_argument
 from ...env.tools.source import EVENTS, ToolEvents, ToolSource
-from .description import Description
+from .messages import EnvironmentDescription
 
 
 class Way(Protocol):
@@ -89,7 +89,7 @@ class StandIn(RemoteEnvironment):
     tools: ToolSource | None
     mcp_server: Any
 
-    def __init__(self, way: Way, description: Description) -> None:
+    def __init__(self, way: Way, description: EnvironmentDescription) -> None:
         self._way = way
         self._methods = description.methods
         self._served_mode: str | None = None

@@ -17,8 +17,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .frames import READ_BYTES, Frame, FrameReader, Kind, frame
-from .parcels import Setup, pack, unpack, unpack_error
+from .messages import (
+    READ_BYTES,
+    MessageKind,
+    MessageReader,
+    WorkerMessage,
+    WorkerSetup,
+    encode_message,
+    pack,
+    unpack,
+    unpack_error,
+)
 from .switchboard import Switchboard
 from .waiters import Waiter
 
@@ -61,7 +70,7 @@ class WorkerProcess:
         self._telling = threading.Lock()
         self.starting = threading.Lock()
         self._outbox = bytearray()
-        self._reader = FrameReader()
+        self._reader = MessageReader()
         self._numbers = itertools.count(1)
         self._pending: dict[int, Waiter] = {}
         self._told: set[int] = set()
@@ -84,7 +93,7 @@ class WorkerProcess:
         """Its process id; 0 before there is one."""
         return 0 if self._process is None else self._process.pid
 
-    def start(self, setup: Setup) -> None:
+    def start(self, setup: WorkerSetup) -> None:
         """Start the process. It is no fork of this one: the server's threads and locks are not in it."""
         ours, theirs = socket.socketpair()
         with theirs:
@@ -100,12 +109,12 @@ class WorkerProcess:
                 raise
         self.socket = ours
         self._process = process
-        self.send(frame(Kind.SETUP, payload=pack(setup)))
+        self.send(encode_message(MessageKind.SETUP, payload=pack(setup)))
         self._switchboard.add(self)
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
-    def request(self, kind: Kind, payload: bytes, waiter: Waiter) -> int:
+    def request(self, kind: MessageKind, payload: bytes, waiter: Waiter) -> int:
         """Send a request; its number cancels it.
 
         Raises:
@@ -116,7 +125,7 @@ class WorkerProcess:
                 raise WorkerGone(self.how)
             number = next(self._numbers)
             self._pending[number] = waiter
-        self.send(frame(kind, number, payload))
+        self.send(encode_message(kind, number, payload))
         return number
 
     def tell_encoder(self, number: int, payload: bytes) -> None:
@@ -125,18 +134,18 @@ class WorkerProcess:
             return
         with self._telling:
             if number not in self._told:
-                self.send(frame(Kind.ENCODER, number, payload))
+                self.send(encode_message(MessageKind.ENCODER, number, payload))
                 self._told.add(number)
 
     def cancel(self, number: int, place: int) -> None:
         """Interrupt a request as far as that is possible; it is answered all the same."""
-        self.send(frame(Kind.CANCEL, number, pack(place)))
+        self.send(encode_message(MessageKind.CANCEL, number, pack(place)))
 
     def leave(self) -> None:
         """Have it end; one that is not ready holds nothing that had to be closed."""
         self.is_leaving = True
         if self.is_ready:
-            self.send(frame(Kind.EXIT))
+            self.send(encode_message(MessageKind.EXIT))
         else:
             self.kill()
 
@@ -204,27 +213,27 @@ class WorkerProcess:
             self._take(message)
         return True
 
-    def _take(self, message: Frame) -> None:
+    def _take(self, message: WorkerMessage) -> None:
         kind, number, payload = message
         match kind:
-            case Kind.BYTES:
+            case MessageKind.BYTES:
                 self._resolve(number, payload, None)
-            case Kind.VALUE:
+            case MessageKind.VALUE:
                 try:
                     value = unpack(payload)
                 except Exception as exc:
                     self._resolve(number, None, exc)
                 else:
                     self._resolve(number, value, None)
-            case Kind.ERROR:
+            case MessageKind.ERROR:
                 self._resolve(number, None, unpack_error(payload))
-            case Kind.EVENT:
+            case MessageKind.EVENT:
                 self._tell(number, unpack(payload))
-            case Kind.LOG:
+            case MessageKind.LOG:
                 _log(unpack(payload))
-            case Kind.READY:
+            case MessageKind.READY:
                 self.is_ready = True
-            case Kind.FAILED:
+            case MessageKind.FAILED:
                 self.failure = unpack_error(payload)
 
     def _resolve(self, number: int, result: Any, error: BaseException | None) -> None:

@@ -1,27 +1,100 @@
-"""What crosses between a server and its workers: factories, actions, results, exceptions.
+"""Messages between a server and its worker processes: a header and a payload, one after the other on a stream.
 
-Everything is pickled, classes and functions by their names. Knows what can be sent and what to do with what cannot;
-must not know sockets.
+Both sides run the same release, so there is no version in it. Knows bytes only.
 """
 
 from __future__ import annotations
 
 import builtins
 import functools
+import inspect
 import io
 import pickle
+import struct
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
+from ...env.tools.source import ToolSource
 from ...errors import message_of
 from ..base import NotSendable
 
+HEADER: Final = struct.Struct("<QBQ")
+READ_BYTES: Final = 256 * 1024
+
+
+class MessageKind(IntEnum):
+    """What a message is. `number` in its header is the request's, unless said otherwise here."""
+
+    # From the server.
+    SETUP = 1  # what a worker is to know before anything else
+    ENCODER = 2  # an encoder of results; `number` is its own
+    OPEN = 3  # build an environment
+    ASK = 4  # do something with one
+    CANCEL = 5  # interrupt a request
+    CLOSE = 6  # close an environment
+    EXIT = 7  # end
+
+    # From a worker.
+    READY = 16  # the factory is loaded
+    FAILED = 17  # it could not be
+    BYTES = 18  # a result that is bytes already
+    VALUE = 19  # a result
+    ERROR = 20  # what was raised instead of a result
+    EVENT = 21  # progress or a log message of a running tool
+    LOG = 22  # a record of the worker's log
+
+
+class WorkerMessage(NamedTuple):
+    """One message."""
+
+    kind: int
+    number: int
+    payload: bytes
+
+
+def encode_message(kind: MessageKind, number: int = 0, payload: bytes = b"") -> bytes:
+    """Write a message."""
+    return HEADER.pack(len(payload), kind, number) + payload
+
+
+class MessageReader:
+    """Cuts a stream into messages."""
+
+    __slots__ = ("_buffer",)
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[WorkerMessage]:
+        """Take in what came, and return the messages that are whole."""
+        buffer = self._buffer
+        buffer += data
+        place, end = 0, len(buffer)
+        while end - place >= HEADER.size:
+            size, kind, number = HEADER.unpack_from(buffer, place)
+            start = place + HEADER.size
+            if end - start < size:
+                break
+            yield WorkerMessage(kind, number, bytes(buffer[start : start + size]))
+            place = start + size
+        if place:
+            del buffer[:place]
+
+
+# parcels: What crosses between a server and its workers: factories, actions, results, exceptions.
+#
+# Everything is pickled, classes and functions by their names. Knows what can be sent and what to do with what cannot;
+# must not know sockets.
+
+
 PROTOCOL = pickle.HIGHEST_PROTOCOL
-MAIN = "__mp_main__"
+MAIN_MODULE = "__mp_main__"
 """What the program's own module is called in a worker."""
 
 
@@ -37,7 +110,7 @@ class RemoteTraceback(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class WorkerSetup:
     """What a worker is to know before anything else.
 
     Args:
@@ -58,7 +131,7 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class RemoteFailure:
     """An exception on its way.
 
     Args:
@@ -132,7 +205,9 @@ def modules_of(factory: Callable[[], Any], others: Iterable[Any] = ()) -> tuple[
             continue
         if name == "__main__":
             main = str(Path(file).resolve())
-            sys.modules.setdefault(MAIN, module)  # as multiprocessing does: what comes back may be of its classes
+            sys.modules.setdefault(
+                MAIN_MODULE, module
+            )  # as multiprocessing does: what comes back may be of its classes
         else:
             files[name] = str(Path(file).resolve())
     return files, main
@@ -153,7 +228,7 @@ def pack_error(error: BaseException) -> bytes:
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     base = next(cls for cls in type(error).__mro__ if vars(builtins).get(cls.__name__) is cls)
     return pack(
-        Failure(
+        RemoteFailure(
             pickled=_pickled(error),
             name=type(error).__name__,
             message=message_of(error),
@@ -167,7 +242,7 @@ def pack_error(error: BaseException) -> bytes:
 def unpack_error(data: bytes) -> BaseException:
     """Return an exception that was raised in a worker; its cause shows where."""
     try:
-        failure: Failure = unpack(data)
+        failure: RemoteFailure = unpack(data)
     except Exception as exc:
         return NotSendable(f"an error of a worker process could not be read: {message_of(exc)}")
     error = _unpickled(failure)
@@ -231,7 +306,7 @@ def _attributes(error: BaseException) -> bytes:
     return pack(kept)
 
 
-def _unpickled(failure: Failure) -> BaseException | None:
+def _unpickled(failure: RemoteFailure) -> BaseException | None:
     if failure.pickled is None:
         return None
     try:
@@ -241,7 +316,7 @@ def _unpickled(failure: Failure) -> BaseException | None:
     return error if isinstance(error, BaseException) else None
 
 
-def _likeness(failure: Failure) -> BaseException:
+def _likeness(failure: RemoteFailure) -> BaseException:
     """Make an exception that looks like one that cannot be had here."""
     base = vars(builtins)[failure.base]
     message = failure.message
@@ -253,3 +328,81 @@ def _likeness(failure: Failure) -> BaseException:
     except Exception:
         pass
     return error
+
+
+# description: What a server has to know of an environment that it does not hold. Made in the worker, read in the server.
+
+
+_FLAGS = ("SUPPORTS_CONCURRENT_SESSIONS", "REQUIRES_SINGLE_THREAD_EXECUTOR")
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentDescription:
+    """An environment, described.
+
+    Args:
+        cls: Its class, pickled; None where that cannot be.
+        name: The class's name.
+        flags: What the class says about sessions and threads.
+        methods: Names of what can be called.
+        has_tools: Whether it has tools of its own.
+        has_server: Whether it has a FastMCP server and no tools of its own.
+        instructions: What its FastMCP server tells clients.
+    """
+
+    cls: bytes | None
+    name: str
+    flags: dict[str, bool]
+    methods: frozenset[str]
+    has_tools: bool
+    has_server: bool
+    instructions: str | None
+
+    def served_class(self) -> type[Any]:
+        """Return the environment's class, or one that looks like it."""
+        return _served(self.cls, self.name, tuple(self.flags.items()))
+
+
+@lru_cache(maxsize=64)
+def _served(pickled: bytes | None, name: str, flags: tuple[tuple[str, bool], ...]) -> type[Any]:
+    if pickled is not None:
+        try:
+            found = unpack(pickled)
+        except Exception:
+            found = None
+        if isinstance(found, type):
+            return found
+    return type(name, (), dict(flags))
+
+
+def describe(env: Any) -> EnvironmentDescription:
+    """Describe an environment; called where its code runs."""
+    server = getattr(env, "mcp_server", None)
+    has_tools = isinstance(getattr(env, "tools", None), ToolSource)
+    own = [name for name, value in getattr(env, "__dict__", {}).items() if callable(value)]
+    instructions = getattr(server, "instructions", None)
+    key: Any = type(env)  # every class is hashable, but not to a type checker
+    cls, flags, methods = _class(key)
+    return EnvironmentDescription(
+        cls=cls,
+        name=type(env).__name__,
+        flags=flags,
+        methods=methods.union(own),
+        has_tools=has_tools,
+        has_server=not has_tools and hasattr(server, "local_provider"),
+        instructions=instructions if isinstance(instructions, str) else None,
+    )
+
+
+@lru_cache(maxsize=64)
+def _class(cls: Hashable) -> tuple[bytes | None, dict[str, bool], frozenset[str]]:
+    """Describe a class, once."""
+    try:
+        pickled: bytes | None = pack(cls)
+    except Exception:
+        pickled = None
+    static = {name: inspect.getattr_static(cls, name) for name in dir(cls) if not name.startswith("__")}
+    methods = frozenset(
+        name for name, value in static.items() if callable(value) or isinstance(value, (staticmethod, classmethod))
+    )
+    return pickled, {name: bool(getattr(cls, name, False)) for name in _FLAGS}, methods
