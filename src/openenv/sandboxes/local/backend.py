@@ -16,9 +16,8 @@ from dataclasses import replace
 from openenv.errors import SandboxUnavailable
 from openenv.sandboxes.base import FEATURES, Sandboxes, SandboxSpec
 from openenv.sandboxes.local import bubblewrap, cgroups
-from openenv.sandboxes.local.bubblewrap import Person
+from openenv.sandboxes.local.bubblewrap import Kit, Person, launch
 from openenv.sandboxes.local.cgroups import Group, Hierarchy
-from openenv.sandboxes.local.launch import Kit, launch
 from openenv.sandboxes.local.sandbox import LocalSandbox
 from openenv.sandboxes.owners import Owner
 from openenv.sandboxes.relay import Relay

@@ -19,9 +19,9 @@ from pathlib import Path
 from openenv.errors import SandboxError, SandboxGone, SandboxTreeError
 from openenv.sandboxes import trees
 from openenv.sandboxes.base import TIMED_OUT, Command, ExecResult, OnOutput, Sandbox, SandboxSpec
+from openenv.sandboxes.local.bubblewrap import Processes
 from openenv.sandboxes.local.control import Answer, Channel
 from openenv.sandboxes.local.job import LocalJob, exit_code
-from openenv.sandboxes.local.launch import Processes
 from openenv.sandboxes.relay import Relay
 from openenv.sandboxes.streams import Exchange, Gathering, PipeReader, Pipes, PipeWriter
 
