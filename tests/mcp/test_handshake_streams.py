@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from openenv.server.mcp import reply
+from openenv.server.mcp import endpoint as reply
 
 LEVELS = ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
 

@@ -42,8 +42,7 @@ from ..types import (
 )
 from .access import AccessPolicy, Gate, OriginPolicy
 from .http_routes import GymRoutes, OpenRequest, SessionOpened, SessionRoutes
-from .mcp.endpoint import McpEndpoint
-from .mcp.socket import RpcEndpoint
+from .mcp.endpoint import McpEndpoint, RpcEndpoint
 from .routes import (
     DocumentedRoute,
     Documents,

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qs
 
-from ...errors import OpenEnvError, SessionLost, SessionNotFoundError
-from ...protocol.json_values import decode
+from ...errors import OpenEnvError, SessionLost, SessionNotFoundError, StaleRequest
+from ...protocol.json_values import decode, encode
 from ...protocol.jsonrpc import JsonRpcErrorCode, JsonRpcResponse, code_name
 from ...protocol.mcp import (
     META_SESSION,
@@ -28,8 +29,11 @@ from ...protocol.mcp import (
     result_message,
     status_of,
 )
+from ...sessions.ledger import Entry
 from ...sessions.lifetime import EXPIRED
+from ...sessions.manager import SessionManager
 from ...sessions.session import Session, SessionKind
+from ...types import WSErrorCode
 from ..access import Role, account_of, role_of
 from ..asgi import (
     BODY_TOO_LARGE,
@@ -46,14 +50,189 @@ from ..asgi import (
     respond_json,
     while_connected,
 )
-from ..http_routes import BODY, KEY_HEADER, SESSION_HEADER, echoing
+from ..http_routes import (
+    BODY,
+    KEY_HEADER,
+    KEY_REUSED,
+    KEY_REUSED_TEXT,
+    SESSION_HEADER,
+    RequestKey,
+    echoing,
+    kept_reply,
+    request_key,
+)
 from ..service import EnvService
+from ..ws_v1 import GymConnection, GymEndpoint
 from .episodes import Episodes, McpSession
 from .methods import Exchange, McpMethods, failure, negotiated, session_error
-from .once import Once
 from .own import OwnMethods
-from .reply import PING_S, Reply, start_stream, stream_until
 from .tool_calls import NoTools
+
+# reply: The answer to a POST: JSON, or a stream of events once there is something to tell before the result.
+#
+# Clients keep their connection after JSON and drop it after a stream, and some limit the size of an event; so a stream
+# begins only when a notification, or a long silence, needs one. Knows ASGI and server-sent events only.
+
+
+PING_S = 15.0
+_LOOK_S = 0.5
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Reply:
+    """Writes one answer. `notify` may be called at any time before the result is there."""
+
+    def __init__(self, send: Send, headers: HeaderList = ()) -> None:
+        self._send = send
+        self._headers = headers
+        self._notes: deque[Mapping[str, Any]] = deque()
+        self._wake: asyncio.Future[None] | None = None
+        self.is_stream = False
+
+    def notify(self, note: Mapping[str, Any]) -> None:
+        """Send a notification before the result."""
+        self._notes.append(note)
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def follow(self, work: asyncio.Future[Any], gone: asyncio.Future[Any] | None = None) -> None:
+        """Send notifications until the work is done, or until `gone` says that nobody listens any more."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._wake = loop.create_future()
+            if self._notes:
+                self._wake.set_result(None)
+            waited: set[asyncio.Future[Any]] = {work, self._wake} if gone is None else {work, self._wake, gone}
+            done, _ = await asyncio.wait(waited, timeout=PING_S, return_when=asyncio.FIRST_COMPLETED)
+            while self._notes:
+                await self._event(self._notes.popleft())
+            if work.done() or gone in done:
+                return
+            if not done:
+                await self._comment()
+
+    async def finish(self, message: Mapping[str, Any], status: int = 200) -> None:
+        """Send the result."""
+        if not self.is_stream:
+            await respond(self._send, status, encode(message), self._headers)
+            return
+        await self._event(message)
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def _event(self, message: Mapping[str, Any]) -> None:
+        await self._begin()
+        body = b"event: message\r\ndata: " + encode(message) + b"\r\n\r\n"
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def _comment(self) -> None:
+        await self._begin()
+        await self._send({"type": "http.response.body", "body": b": ping\r\n\r\n", "more_body": True})
+
+    async def _begin(self) -> None:
+        if not self.is_stream:
+            self.is_stream = True
+            await start_stream(self._send, self._headers)
+
+
+async def start_stream(send: Send, headers: HeaderList) -> None:
+    """Begin a stream of events."""
+    await send({"type": "http.response.start", "status": 200, "headers": [*_STREAM_HEADERS, *headers]})
+
+
+async def stream_until(ended: asyncio.Event, receive: Receive, send: Send, *, period_s: float, on_beat: Any) -> None:
+    """Keep a stream open until it shall end, its client goes or the server stops, with a sign of life each period."""
+    gone = asyncio.ensure_future(_disconnected(receive))
+    over = asyncio.ensure_future(ended.wait())
+    loop = asyncio.get_running_loop()
+    can_stop = _keeps_connection(receive)
+    next_beat = loop.time()
+    try:
+        while not (gone.done() or over.done()):
+            if loop.time() >= next_beat:
+                await send({"type": "http.response.body", "body": b": ping\r\n\r\n", "more_body": True})
+                on_beat()
+                next_beat = loop.time() + period_s
+            left_s = max(0.0, next_beat - loop.time())
+            wait_s = min(left_s, _LOOK_S) if can_stop else left_s
+            await asyncio.wait({gone, over}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            if can_stop and not _keeps_connection(receive):
+                break
+        if not gone.done():
+            await send({"type": "http.response.body", "body": b""})
+    finally:
+        gone.cancel()
+        over.cancel()
+
+
+def _keeps_connection(receive: Receive) -> bool:
+    """Say whether the server wants to keep the connection of a request after its answer.
+
+    uvicorn waits for running answers before it tells an application to shut down. But it tells their connections, and
+    that can be seen; of other servers, and through middleware that has a `receive` of its own, nothing is known.
+    """
+    return getattr(getattr(receive, "__self__", None), "keep_alive", None) is True
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+# once: Tool calls under an `Idempotency-Key`: one that is repeated is answered as it was before, and not run again.
+#
+# Knows a session's ledger and how answers are worded; must not know what tools do.
+
+
+class Once:
+    """One call under its key: the first of its kind, or a repetition."""
+
+    def __init__(self, manager: SessionManager, session: Session, key: RequestKey, message: Message) -> None:
+        self._session = session
+        self._refusal: tuple[int, bytes] | None = None
+        self._entry: Entry | None = None
+        try:
+            self._entry = session.ledger.find(key.name)
+            self.is_repeated = self._entry is not None
+            if self._entry is not None and self._entry.asked != key.asked:  # or it would get another's reply
+                self._refuse(manager, message, 422, KEY_REUSED, KEY_REUSED_TEXT)
+        except StaleRequest as exc:
+            self.is_repeated = True
+            self._refuse(manager, message, 409, exc.code, str(exc))
+        if not self.is_repeated:
+            self._entry = session.ledger.begin(key.name, key.asked)
+
+    @classmethod
+    def of(cls, manager: SessionManager, scope: Scope, message: Message, session: Session | None) -> Once | None:
+        """Return the call that a request is; None where it has no key, or calls no tool of a session."""
+        if session is None or message.method != "tools/call":
+            return None
+        key = request_key(scope)
+        return None if key is None else cls(manager, session, key, message)
+
+    def _refuse(self, manager: SessionManager, message: Message, status: int, code: str, text: str) -> None:
+        manager.report_error(code, self._session)
+        problem = McpError(JsonRpcErrorCode.INVALID_REQUEST.value, text, {"code": code})
+        self._refusal = status, encode(error_message(message.id, problem))
+
+    def finish(self, status: int, told: Mapping[str, Any]) -> None:
+        """Keep the answer to the first call, and tell those who have asked again meanwhile."""
+        assert self._entry is not None
+        body = encode(told)
+        self._session.ledger.finish(self._entry, (status, body), len(body))
+
+    async def answer_again(self, send: Send, headers: HeaderList) -> None:
+        """Answer a repetition; waits where the call still runs."""
+        if self._refusal is None:
+            assert self._entry is not None
+            status, body = await kept_reply(self._entry)
+        else:
+            status, body = self._refusal
+        await respond(send, status, body, headers)
+
 
 logger = logging.getLogger(__name__)
 
@@ -432,6 +611,40 @@ def _status(work: asyncio.Future[Any]) -> int:
     return status_of(problem) if isinstance(problem, McpError) else 200
 
 
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+# socket: `WS /mcp`: OpenEnv's own JSON-RPC, one request per text frame, on the connection's own session.
+#
+# Knows frames; what requests mean is in `own`, how a connection lives in `server.ws`.
+
+
+class RpcConnection(GymConnection):
+    """A connection whose frames are JSON-RPC."""
+
+    def _handle(self, payload: bytes) -> None:
+        try:
+            data = decode(payload)
+        except ValueError as exc:
+            self._service.manager.report_error(JsonRpcErrorCode.PARSE_ERROR.name, self._session)
+            self._socket.send(_error(JsonRpcErrorCode.PARSE_ERROR, f"Parse error: {exc}"))
+        else:
+            self._submit_rpc(data)
+
+    def _rpc_frame(self, message: Mapping[str, Any]) -> bytes:
+        return encode(message)
+
+    def _fail(self, code: WSErrorCode | str, message: str, details: dict[str, Any] | None = None) -> None:
+        self._socket.send(_error(JsonRpcErrorCode.SERVER_ERROR, message, details or None))
+        self._socket.close()
+
+    def _too_large(self, size: int, limit: int) -> bytes:
+        return _error(JsonRpcErrorCode.INVALID_REQUEST, f"A message of {size} bytes is over the limit of {limit} bytes")
+
+
+class RpcEndpoint(GymEndpoint):
+    """The ASGI endpoint of `WS /mcp`."""
+
+    connection = RpcConnection
+    restricted = RpcConnection  # whoever may come here may call tools
+
+
+def _error(code: JsonRpcErrorCode, message: str, data: Any = None) -> bytes:
+    return encode(JsonRpcResponse.error_response(code, message, data).model_dump())
