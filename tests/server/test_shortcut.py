@@ -19,7 +19,7 @@ import openenv.server.http_routes as http_module
 from openenv.env.environment import Environment
 from openenv.server.app import create_app
 from openenv.server.door import is_plain_upgrade
-from openenv.server.fast.http import Shortcut
+from openenv.server.fast.dispatch import Shortcut
 from openenv.types import Action, Observation, State
 
 SESSION = "X-OpenEnv-Session"

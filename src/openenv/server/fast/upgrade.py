@@ -22,7 +22,7 @@ from uvicorn.server import ServerState
 
 from ..sockets import FrameSocket
 from ..ws_v1 import GymEndpoint
-from .http import Shortcut
+from .dispatch import Shortcut
 
 logger = logging.getLogger("uvicorn.error")
 
