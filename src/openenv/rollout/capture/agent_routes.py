@@ -13,7 +13,7 @@ from openenv.rollout.capture.captured_rollout import EXHAUSTED, Rollout, digest
 from openenv.rollout.capture.dialects import DIALECTS, Route, bridge, openai_chat, route
 from openenv.rollout.capture.dialects.dialect import DialectModule
 from openenv.rollout.capture.encoding import Json, dumps, load_object
-from openenv.rollout.capture.inbound import AgentRequest, Reply
+from openenv.rollout.capture.inbound import AgentReply, AgentRequest
 from openenv.rollout.capture.model_call import EVENTS, JSON, ActiveCall, Ask, Services
 from openenv.rollout.capture.records import JournalFull
 
@@ -78,7 +78,7 @@ class Proxy:
         self._registry = registry
         self._services = services
 
-    async def handle(self, request: AgentRequest, reply: Reply) -> None:
+    async def handle(self, request: AgentRequest, reply: AgentReply) -> None:
         """Answer one request."""
         path = request.path.partition("?")[0]
         if request.method == "GET" and path in ("/health", "/healthz"):
@@ -98,7 +98,7 @@ class Proxy:
         else:
             await self._post(request, reply, rollout, found)
 
-    async def _post(self, request: AgentRequest, reply: Reply, rollout: Rollout, found: Route) -> None:
+    async def _post(self, request: AgentRequest, reply: AgentReply, rollout: Rollout, found: Route) -> None:
         dialect = found.dialect
         body = None if request.headers.get("content-encoding") else load_object(request.body)
         if body is None:
@@ -138,7 +138,7 @@ class Proxy:
             return
         await call.run()
 
-    def _out_of_budget(self, reply: Reply, rollout: Rollout, dialect: DialectModule, body: Json) -> bool:
+    def _out_of_budget(self, reply: AgentReply, rollout: Rollout, dialect: DialectModule, body: Json) -> bool:
         limit = rollout.spending.exhausted()
         if limit is None:
             return False
@@ -158,7 +158,7 @@ class Proxy:
         return True
 
 
-def _refuse(reply: Reply, dialect: DialectModule, status: int, message: str) -> None:
+def _refuse(reply: AgentReply, dialect: DialectModule, status: int, message: str) -> None:
     reply.send(status, dumps(dialect.error(status, message)), [JSON])
 
 

@@ -29,7 +29,7 @@ from openenv.rollout.capture.agent_routes import Proxy, Registry
 from openenv.rollout.capture.captured_rollout import Rollout, Spending, Stats, digest
 from openenv.rollout.capture.control_routes import Admin
 from openenv.rollout.capture.export import Sequence
-from openenv.rollout.capture.inbound import AgentRequest, Connection, InboundLimits, Reply
+from openenv.rollout.capture.inbound import AgentReply, AgentRequest, Connection, InboundLimits
 from openenv.rollout.capture.model_call import Services
 from openenv.rollout.capture.outbound import Endpoints
 from openenv.rollout.capture.records import FILE, Call, Journal, JournalFull, Recorder, Recording, read
@@ -332,7 +332,7 @@ class CaptureServer:
     def _is_known(self, key: str) -> bool:
         return self._registry.by_key(key) is not None
 
-    async def _on_tcp(self, request: AgentRequest, reply: Reply) -> None:
+    async def _on_tcp(self, request: AgentRequest, reply: AgentReply) -> None:
         if self._admin is not None and self._admin.owns(request):
             await self._admin.handle(request, reply)
         else:

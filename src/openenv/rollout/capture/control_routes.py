@@ -17,7 +17,7 @@ from openenv.errors import CaptureError
 from openenv.rollout.capture import export
 from openenv.rollout.capture.captured_rollout import Rollout
 from openenv.rollout.capture.encoding import Json, dumps, load_object
-from openenv.rollout.capture.inbound import AgentRequest, Reply
+from openenv.rollout.capture.inbound import AgentReply, AgentRequest
 from openenv.rollout.capture.records import read
 from openenv.rollout.task import Budget, Dialect, Model
 
@@ -94,7 +94,7 @@ class Admin:
         path = request.path.partition("?")[0]
         return path == "/sessions" or path.startswith("/sessions/")
 
-    async def handle(self, request: AgentRequest, reply: Reply) -> None:
+    async def handle(self, request: AgentRequest, reply: AgentReply) -> None:
         """Answer one request."""
         try:
             if not hmac.compare_digest(request.key.encode("utf-8", "replace"), self._key):

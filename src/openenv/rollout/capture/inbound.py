@@ -54,7 +54,7 @@ class InboundLimits:
     """All bodies of one key together that are not answered yet: they are in the memory of whoever runs the proxy."""
 
 
-class Reply:
+class AgentReply:
     """The answer to one request, written as it comes. Its owner may learn that the agent has gone."""
 
     def __init__(self, connection: Connection, *, keep_alive: bool, has_body: bool = True) -> None:
@@ -122,7 +122,7 @@ class Reply:
             self.on_gone()
 
 
-Handler: TypeAlias = "Callable[[AgentRequest, Reply], Awaitable[None]]"
+Handler: TypeAlias = "Callable[[AgentRequest, AgentReply], Awaitable[None]]"
 
 
 class Connection(asyncio.Protocol):
@@ -144,7 +144,7 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport | None = None
         self._queue: deque[tuple[AgentRequest, bool]] = deque()
-        self._reply: Reply | None = None
+        self._reply: AgentReply | None = None
         self._answering: AgentRequest | None = None
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -279,10 +279,10 @@ class Connection(asyncio.Protocol):
         request, keep_alive = self._queue.popleft()
         self._answering = request
         self._disarm()
-        self._reply = Reply(self, keep_alive=keep_alive, has_body=request.method != "HEAD")
+        self._reply = AgentReply(self, keep_alive=keep_alive, has_body=request.method != "HEAD")
         self._task = self._loop.create_task(self._answer(request, self._reply))
 
-    async def _answer(self, request: AgentRequest, reply: Reply) -> None:
+    async def _answer(self, request: AgentRequest, reply: AgentReply) -> None:
         try:
             await self._handler(request, reply)
         except Exception:  # the boundary of a request
@@ -325,7 +325,7 @@ class Connection(asyncio.Protocol):
         if self._reply is None and self._transport is not None:
             body = b'{"error":{"message":"%b","type":"invalid_request_error"}}' % text.encode()
             self._parser = httptools.HttpRequestParser(self)
-            Reply(self, keep_alive=False).send(status, body, [("content-type", "application/json")])
+            AgentReply(self, keep_alive=False).send(status, body, [("content-type", "application/json")])
         self.close()
 
     def _arm(self, delay: float) -> None:

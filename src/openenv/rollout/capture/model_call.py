@@ -28,7 +28,7 @@ from openenv.rollout.capture.dialects.dialect import (
     Wishes,
 )
 from openenv.rollout.capture.encoding import Json, dumps, load_object
-from openenv.rollout.capture.inbound import Reply
+from openenv.rollout.capture.inbound import AgentReply
 from openenv.rollout.capture.outbound import EndpointError, Endpoints, Exchange, Head
 from openenv.rollout.capture.records import CallRecorder, JournalFull
 
@@ -229,7 +229,7 @@ class _Failed(Exception):
 class ActiveCall:
     """A call under way."""
 
-    def __init__(self, services: Services, rollout: Rollout, ask: Ask, reply: Reply) -> None:
+    def __init__(self, services: Services, rollout: Rollout, ask: Ask, reply: AgentReply) -> None:
         self._services = services
         self._rollout = rollout
         self._ask = ask
