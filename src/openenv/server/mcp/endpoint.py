@@ -14,13 +14,15 @@ from urllib.parse import parse_qs
 
 from ...errors import OpenEnvError, SessionLost, SessionNotFoundError, StaleRequest
 from ...protocol.json_values import decode, encode
-from ...protocol.jsonrpc import JsonRpcErrorCode, JsonRpcResponse, code_name
-from ...protocol.mcp import (
+from ...protocol.jsonrpc import (
     META_SESSION,
     REQUEST_CANCELLED,
+    JsonRpcErrorCode,
+    JsonRpcResponse,
     McpError,
-    Message,
+    McpMessage,
     check_modern,
+    code_name,
     era_of,
     error_message,
     invalid_params,
@@ -190,7 +192,7 @@ async def _disconnected(receive: Receive) -> None:
 class Once:
     """One call under its key: the first of its kind, or a repetition."""
 
-    def __init__(self, manager: SessionManager, session: Session, key: RequestKey, message: Message) -> None:
+    def __init__(self, manager: SessionManager, session: Session, key: RequestKey, message: McpMessage) -> None:
         self._session = session
         self._refusal: tuple[int, bytes] | None = None
         self._entry: Entry | None = None
@@ -206,14 +208,14 @@ class Once:
             self._entry = session.ledger.begin(key.name, key.asked)
 
     @classmethod
-    def of(cls, manager: SessionManager, scope: Scope, message: Message, session: Session | None) -> Once | None:
+    def of(cls, manager: SessionManager, scope: Scope, message: McpMessage, session: Session | None) -> Once | None:
         """Return the call that a request is; None where it has no key, or calls no tool of a session."""
         if session is None or message.method != "tools/call":
             return None
         key = request_key(scope)
         return None if key is None else cls(manager, session, key, message)
 
-    def _refuse(self, manager: SessionManager, message: Message, status: int, code: str, text: str) -> None:
+    def _refuse(self, manager: SessionManager, message: McpMessage, status: int, code: str, text: str) -> None:
         manager.report_error(code, self._session)
         problem = McpError(JsonRpcErrorCode.INVALID_REQUEST.value, text, {"code": code})
         self._refusal = status, encode(error_message(message.id, problem))
@@ -269,7 +271,7 @@ class McpEndpoint:
         if isinstance(problem, McpError) and problem.__cause__ is None:
             self._service.manager.report_error(code_name(problem.code))
 
-    def _outcome(self, message: Message, work: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
+    def _outcome(self, message: McpMessage, work: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
         """Word what came of a request."""
         if work.cancelled():
             return error_message(message.id, _CANCELLED)
@@ -282,7 +284,7 @@ class McpEndpoint:
             problem = McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, self._service.errors.text(problem))
         return error_message(message.id, problem)
 
-    def _settled(self, message: Message, work: asyncio.Future[dict[str, Any]], once: Once | None) -> dict[str, Any]:
+    def _settled(self, message: McpMessage, work: asyncio.Future[dict[str, Any]], once: Once | None) -> dict[str, Any]:
         """Word what came of a request, cancel it if nothing has, and keep the answer for those who ask again."""
         if work.done():
             told = self._outcome(message, work)
@@ -413,7 +415,7 @@ class McpEndpoint:
         else:
             work.cancel()
 
-    async def _initialize(self, scope: Scope, message: Message, send: Send) -> None:
+    async def _initialize(self, scope: Scope, message: McpMessage, send: Send) -> None:
         """Open a session. A refusal is sent with 200: older clients lose what comes with another status."""
         try:
             account = account_of(role_of(scope))
@@ -433,7 +435,7 @@ class McpEndpoint:
             return
         await respond_json(send, 200, error_message(message.id, problem))
 
-    async def _client(self, headers: Mapping[str, str], message: Message | None, send: Send) -> McpSession | None:
+    async def _client(self, headers: Mapping[str, str], message: McpMessage | None, send: Send) -> McpSession | None:
         """Find whose request this is; answers itself if that is nobody's."""
         request_id = message.id if message is not None else None
         name = headers.get("mcp-session-id")
@@ -450,7 +452,7 @@ class McpEndpoint:
             return None
 
     @staticmethod
-    def _take_note(message: Message, client: McpSession) -> None:
+    def _take_note(message: McpMessage, client: McpSession) -> None:
         client.session.touch()
         if message.method == "notifications/cancelled":
             wanted = message.params.get("requestId")
@@ -463,7 +465,7 @@ class McpEndpoint:
     async def _answer_modern(
         self, scope: Scope, headers: Mapping[str, str], data: Any, receive: Receive, send: Send
     ) -> None:
-        message: Message | None = None
+        message: McpMessage | None = None
         try:
             message = read_message(data)
             if not message.is_request:
@@ -498,7 +500,7 @@ class McpEndpoint:
         if not is_gone:
             await reply.finish(told, _status(work))
 
-    async def _modern_session(self, scope: Scope, message: Message) -> tuple[Session | None, HeaderList]:
+    async def _modern_session(self, scope: Scope, message: McpMessage) -> tuple[Session | None, HeaderList]:
         """Find the session that a request names, by a handle or by the cookie of an earlier answer, or open one."""
         handle = _handle(scope, message)
         kept = cookie(scope, COOKIE)
@@ -526,7 +528,7 @@ class McpEndpoint:
             raise McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, text) from exc
         return session, [_cookie(session.id)]
 
-    async def _refuse_lost(self, message: Message | None, lost: _Gone, send: Send) -> None:
+    async def _refuse_lost(self, message: McpMessage | None, lost: _Gone, send: Send) -> None:
         """Say that an episode is gone; never go on with a fresh environment in its place."""
         assert message is not None
         extra: HeaderList = [_cookie("", expired=True)] if lost.by_cookie else ()
@@ -589,7 +591,7 @@ def _headers(scope: Scope) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
-def _handle(scope: Scope, message: Message) -> str | None:
+def _handle(scope: Scope, message: McpMessage) -> str | None:
     """The name of an existing session: in a header, in the address, or in the request itself."""
     named = header(scope, _HANDLE)
     if named is not None:

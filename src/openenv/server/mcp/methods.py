@@ -16,13 +16,13 @@ from ..._version import load_package_version
 from ...env.tools.source import ToolEvents, ToolOutcome, ToolSource
 from ...errors import OpenEnvError, SessionCapacityError, ToolCallError, ToolNotFoundError, message_of
 from ...protocol.json_values import decode, encode, split_observation
-from ...protocol.jsonrpc import JsonRpcErrorCode
-from ...protocol.mcp import (
+from ...protocol.jsonrpc import (
     LOG_LEVELS,
     META_LOG_LEVEL,
     Era,
+    JsonRpcErrorCode,
     McpError,
-    Message,
+    McpMessage,
     invalid_params,
     method_not_found,
     modern_result,
@@ -71,7 +71,7 @@ class McpMethods:
         self._operations = ToolOperations(service.action_cls)
         self._described: list[dict[str, Any]] | None = None
         self._server_info: dict[str, Any] | None = None
-        self._table: Mapping[str, Callable[[Message, Exchange], Awaitable[dict[str, Any]]]] = {
+        self._table: Mapping[str, Callable[[McpMessage, Exchange], Awaitable[dict[str, Any]]]] = {
             "ping": self._ping,
             "logging/setLevel": self._set_level,
             "server/discover": self._discover,
@@ -112,7 +112,7 @@ class McpMethods:
         instructions = getattr(getattr(client.session.env, "mcp_server", None), "instructions", None)
         return {**result, "instructions": instructions} if instructions else result
 
-    async def answer(self, message: Message, exchange: Exchange) -> dict[str, Any]:
+    async def answer(self, message: McpMessage, exchange: Exchange) -> dict[str, Any]:
         """Answer one request with its result.
 
         Raises:
@@ -131,10 +131,10 @@ class McpMethods:
 
     # -- about the server -----------------------------------------------------------------------------------------
 
-    async def _ping(self, message: Message, exchange: Exchange) -> dict[str, Any]:
+    async def _ping(self, message: McpMessage, exchange: Exchange) -> dict[str, Any]:
         return {}
 
-    async def _set_level(self, message: Message, exchange: Exchange) -> dict[str, Any]:
+    async def _set_level(self, message: McpMessage, exchange: Exchange) -> dict[str, Any]:
         level = message.params.get("level")
         if level not in LOG_LEVELS:
             raise invalid_params(f"Invalid level: choose one of {', '.join(LOG_LEVELS)}")
@@ -142,12 +142,12 @@ class McpMethods:
             exchange.client.log_level = level
         return {}
 
-    async def _discover(self, message: Message, exchange: Exchange) -> dict[str, Any]:
+    async def _discover(self, message: McpMessage, exchange: Exchange) -> dict[str, Any]:
         return {"supportedVersions": list(supported_versions()), "capabilities": _capabilities()}
 
     # -- tools ----------------------------------------------------------------------------------------------------
 
-    async def _list_tools(self, message: Message, exchange: Exchange) -> dict[str, Any]:
+    async def _list_tools(self, message: McpMessage, exchange: Exchange) -> dict[str, Any]:
         tools = [_without_nulls(tool) for tool in await self._tools(exchange.session)]
         return _listed("tools", tools, message)
 
@@ -163,7 +163,7 @@ class McpMethods:
                 self._described = await borrowed.run(self._operations.list)
         return self._described
 
-    async def _call_tool(self, message: Message, exchange: Exchange) -> dict[str, Any]:
+    async def _call_tool(self, message: McpMessage, exchange: Exchange) -> dict[str, Any]:
         session = exchange.session
         assert session is not None
         call = self._tool_call(message, exchange)
@@ -192,7 +192,7 @@ class McpMethods:
         )
 
     @staticmethod
-    def _tool_call(message: Message, exchange: Exchange) -> ToolCall:
+    def _tool_call(message: McpMessage, exchange: Exchange) -> ToolCall:
         name, arguments = message.params.get("name"), message.params.get("arguments")
         if not isinstance(name, str) or not name:
             raise invalid_params("Missing 'name' in params")
@@ -202,17 +202,17 @@ class McpMethods:
 
     # -- what the FastMCP server has ------------------------------------------------------------------------------
 
-    async def _list_resources(self, message: Message, exchange: Exchange) -> dict[str, Any]:
+    async def _list_resources(self, message: McpMessage, exchange: Exchange) -> dict[str, Any]:
         return _listed("resources", await self._ask(exchange, lambda client: client.list_resources()), message)
 
-    async def _list_templates(self, message: Message, exchange: Exchange) -> dict[str, Any]:
+    async def _list_templates(self, message: McpMessage, exchange: Exchange) -> dict[str, Any]:
         found = await self._ask(exchange, lambda client: client.list_resource_templates())
         return _listed("resourceTemplates", found, message)
 
-    async def _list_prompts(self, message: Message, exchange: Exchange) -> dict[str, Any]:
+    async def _list_prompts(self, message: McpMessage, exchange: Exchange) -> dict[str, Any]:
         return _listed("prompts", await self._ask(exchange, lambda client: client.list_prompts()), message)
 
-    async def _read_resource(self, message: Message, exchange: Exchange) -> dict[str, Any]:
+    async def _read_resource(self, message: McpMessage, exchange: Exchange) -> dict[str, Any]:
         uri = message.params.get("uri")
         if not isinstance(uri, str):
             raise invalid_params("Missing 'uri' in params")
@@ -225,14 +225,14 @@ class McpMethods:
             raise
         return found
 
-    async def _get_prompt(self, message: Message, exchange: Exchange) -> dict[str, Any]:
+    async def _get_prompt(self, message: McpMessage, exchange: Exchange) -> dict[str, Any]:
         name, arguments = message.params.get("name"), message.params.get("arguments") or {}
         if not isinstance(name, str):
             raise invalid_params("Missing 'name' in params")
         found: dict[str, Any] = await self._ask(exchange, lambda client: client.get_prompt_mcp(name, arguments))
         return found
 
-    async def _complete(self, message: Message, exchange: Exchange) -> dict[str, Any]:
+    async def _complete(self, message: McpMessage, exchange: Exchange) -> dict[str, Any]:
         ref, argument = message.params.get("ref"), message.params.get("argument")
         if not isinstance(ref, dict) or not isinstance(argument, dict):
             raise invalid_params("'ref' and 'argument' must be objects")
@@ -268,7 +268,7 @@ def _capabilities() -> dict[str, Any]:
     }
 
 
-def _listed(key: str, items: list[dict[str, Any]], message: Message) -> dict[str, Any]:
+def _listed(key: str, items: list[dict[str, Any]], message: McpMessage) -> dict[str, Any]:
     cut, cursor = page(items, message.params.get("cursor"), PAGE_SIZE)
     return {key: cut} if cursor is None else {key: cut, "nextCursor": cursor}
 
@@ -306,7 +306,7 @@ def _observed(observation: Any) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": text}], "isError": False}
 
 
-def _events(message: Message, exchange: Exchange) -> ToolEvents:
+def _events(message: McpMessage, exchange: Exchange) -> ToolEvents:
     """Let a running tool tell its progress and log, as far as the client wants to know."""
     token = message.progress_token
     level = message.meta.get(META_LOG_LEVEL) if exchange.era == "modern" else None

@@ -22,8 +22,7 @@ from ...errors import (
     ToolCallError,
     ToolNotFoundError,
 )
-from ...protocol.jsonrpc import JsonRpcErrorCode, JsonRpcRequest, JsonRpcResponse, McpMethod
-from ...protocol.mcp import notification
+from ...protocol.jsonrpc import JsonRpcErrorCode, JsonRpcRequest, JsonRpcResponse, McpMethod, notification
 from ...sessions.lifetime import CLOSED_BY_CLIENT
 from ...sessions.operations import Operation
 from ...sessions.session import Session, SessionKind, SessionState

@@ -16,11 +16,11 @@ from typing import Any, BinaryIO
 
 from ...errors import OpenEnvError, message_of
 from ...protocol.json_values import decode, encode
-from ...protocol.jsonrpc import JsonRpcErrorCode
-from ...protocol.mcp import (
+from ...protocol.jsonrpc import (
     META_VERSION,
+    JsonRpcErrorCode,
     McpError,
-    Message,
+    McpMessage,
     check_modern,
     error_message,
     read_message,
@@ -81,7 +81,7 @@ class StdioConversation:
         if task is not None:
             task.cancel()
 
-    async def _answer(self, message: Message) -> None:
+    async def _answer(self, message: McpMessage) -> None:
         try:
             result = await self._result(message)
         except McpError as exc:
@@ -98,7 +98,7 @@ class StdioConversation:
             return
         self._write(error_message(message.id, problem))
 
-    async def _result(self, message: Message) -> dict[str, Any]:
+    async def _result(self, message: McpMessage) -> dict[str, Any]:
         if message.method == "initialize":
             version = negotiated(message.params)
             async with self._opening:
