@@ -394,7 +394,7 @@ def test_an_agent_that_never_asks_its_model_is_not_the_policys_failure(
 
 
 def test_calls_are_kept_with_a_stored_rollout(run: Callable[..., Outcome], model: Model, tmp_path: Path) -> None:
-    from openenv.rollout.exporting import export_rollouts, recording
+    from openenv.rollout.store import export_rollouts, recording
 
     with RolloutStore(tmp_path / "store") as store:
         outcome = run(SUM, agent=Shell([CALL], dialect="openai_chat"), model=model, store=store)

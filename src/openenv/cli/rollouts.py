@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ..rollout.cheats.run import CheatResult
-    from ..rollout.index import Row
     from ..rollout.outcome import CommandResult, Outcome, Progress
-    from ..rollout.store import Record, RolloutStore
+    from ..rollout.store import Record, RolloutRow, RolloutStore
 
 _EXAMPLES = """
 Run agents on tasks; look at, export and verify again what is stored.
@@ -210,7 +209,7 @@ def export(
       openenv rollouts export all.jsonl --messages
       openenv rollouts export good.parquet --status ok --task binary_search
     """
-    from ..rollout.exporting import export_rollouts
+    from ..rollout.store import export_rollouts
 
     with _opened(store) as opened:
         count = export_rollouts(opened, target, messages=messages, status=status, task_id=task, agent=agent)
@@ -348,7 +347,7 @@ def _print(table: object) -> None:
     console.print(table, highlight=False)
 
 
-def _rows_table(rows: list[Row]) -> Table:
+def _rows_table(rows: list[RolloutRow]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -371,7 +370,7 @@ def _reward(reward: float | None) -> str:
     return "-" if reward is None else f"{reward:g}"
 
 
-def _row_document(row: Row) -> dict[str, object]:
+def _row_document(row: RolloutRow) -> dict[str, object]:
     names = ("rollout_id", "record_id", "kind", "task_id", "agent", "model", "sandbox", "status", "phase", "reason")
     more = ("reward", "turns", "started_at", "wall_s", "stored_at")
     return {name: getattr(row, name) for name in (*names, *more)}

@@ -8,24 +8,345 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
+import logging
 import os
 import secrets
 import shutil
+import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
-from openenv.errors import StoreError
-from openenv.rollout.index import Index, Row
+from openenv.errors import CaptureError, RolloutError, StoreError
 from openenv.rollout.outcome import Outcome
-from openenv.rollout.shards import ShardWriter, read_line
 from openenv.rollout.task import Task
+
+if TYPE_CHECKING:
+    from openenv.rollout.capture.records import Recording
+
+
+# shards: Shards: files of JSON lines that are only ever appended to, one per writing process.
+#
+# Knows files and bytes. A line counts once its newline is there, so what a crash tore off at the end is never read; a
+# line that cannot be written whole is taken back.
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlace:
+    """Where a line is."""
+
+    shard: str
+    offset: int
+    length: int
+
+
+class ShardWriter:
+    """Appends lines to a shard of its own, made with the first line; safe from many threads and after a fork."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._handle: int | None = None
+        self._path = folder
+        self._owner = 0
+
+    def append(self, record: dict[str, Any]) -> ShardPlace:
+        """Write a line and wait until it is on the disk.
+
+        Raises:
+            OSError: it could not be written; nothing of it remains.
+        """
+        line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        with self._lock:
+            handle = self._open()
+            offset = os.lseek(handle, 0, os.SEEK_END)
+            try:
+                _write_all(handle, line)
+                os.fsync(handle)
+            except OSError:
+                self._take_back(handle, offset)
+                raise
+            return ShardPlace(self._path.name, offset, len(line))
+
+    def close(self) -> None:
+        """Close the file; a later line begins another shard."""
+        with self._lock:
+            self._drop()
+
+    def _open(self) -> int:
+        if self._handle is not None and self._owner != os.getpid():
+            self._drop()  # a copy of this process writes to the old one
+        if self._handle is None:
+            stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+            self._path = self._folder / f"{stamp}-{os.getpid()}-{secrets.token_hex(4)}.jsonl"
+            self._handle = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._owner = os.getpid()
+        return self._handle
+
+    def _take_back(self, handle: int, offset: int) -> None:
+        try:
+            os.ftruncate(handle, offset)
+        except OSError:
+            logger.warning("a torn line stays in %s", self._path)
+            self._drop()  # nothing may be appended to it
+
+    def _drop(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+def read_line(folder: Path, place: ShardPlace) -> dict[str, Any]:
+    """Return one record.
+
+    Raises:
+        OSError, ValueError: it is not there any more.
+    """
+    with (folder / place.shard).open("rb") as file:
+        file.seek(place.offset)
+        record = json.loads(file.read(place.length))
+    if not isinstance(record, dict):
+        raise ValueError("no record")
+    return record
+
+
+def read_lines(path: Path, start: int = 0) -> Iterator[tuple[ShardPlace, dict[str, Any] | None]]:
+    """Yield the whole lines from an offset on; None in place of one that cannot be read."""
+    with path.open("rb") as file:
+        file.seek(start)
+        offset = start
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            yield ShardPlace(path.name, offset, len(line)), _parse(line, path)
+            offset += len(line)
+
+
+def _parse(line: bytes, path: Path) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        record = None
+    if isinstance(record, dict):
+        return record
+    logger.warning("a line of %s cannot be read and is left out", path)
+    return None
+
+
+def _write_all(handle: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(handle, view) :]
+
+
+# index: The index of a store: an SQLite file that can be deleted at any time, because the shards say it all.
+#
+# Knows SQL and shards. A shard is read on from where it was read to; its rows and that mark change together.
+
+
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS shards (name TEXT PRIMARY KEY, bytes INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS records (
+    record_id TEXT PRIMARY KEY, rollout_id TEXT NOT NULL, kind TEXT NOT NULL, stored_at REAL NOT NULL,
+    task_id TEXT, status TEXT, phase TEXT, reason TEXT, reward REAL, agent TEXT, model TEXT, sandbox TEXT,
+    turns INTEGER, started_at REAL, wall_s REAL,
+    shard TEXT NOT NULL, offset INTEGER NOT NULL, length INTEGER NOT NULL
+);
+CREATE INDEX IF NOT EXISTS by_rollout ON records (rollout_id, stored_at);
+CREATE INDEX IF NOT EXISTS by_time ON records (stored_at);
+"""
+_COLUMNS = (
+    "record_id, rollout_id, kind, stored_at, task_id, status, phase, reason, reward, agent, model, sandbox, turns, "
+    "started_at, wall_s, shard, offset, length"
+)
+_FILTERS = frozenset({"rollout_id", "task_id", "status", "agent", "model", "sandbox", "kind"})
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRow:
+    """One record as the index knows it."""
+
+    record_id: str
+    rollout_id: str
+    kind: str
+    stored_at: float
+    task_id: str
+    status: str
+    phase: str
+    reason: str | None
+    reward: float | None
+    agent: str
+    model: str
+    sandbox: str
+    turns: int
+    started_at: float
+    wall_s: float
+    place: ShardPlace
+
+
+class RolloutIndex:
+    """Finds records. Safe from many threads and processes; a broken file is made anew."""
+
+    def __init__(self, path: Path, shards: Path) -> None:
+        self._path, self._shards = path, shards
+        self._lock = threading.Lock()
+        self._db: sqlite3.Connection | None = None
+
+    def sync(self, shard: str | None = None) -> None:
+        """Read what was appended since the last time, of one shard or of all."""
+        with self._lock:
+            try:
+                self._sync(shard)
+            except sqlite3.DatabaseError as exc:
+                logger.warning("the index %s is made anew: %s", self._path, exc)
+                self._forget(in_memory=isinstance(exc, sqlite3.OperationalError))
+                self._sync(None)
+
+    def rebuild(self) -> None:
+        """Delete the index and read every shard again."""
+        with self._lock:
+            self._forget(in_memory=False)
+            self._sync(None)
+
+    def find(self, *, limit: int | None = None, latest: bool = False, **equal: str | None) -> list[RolloutRow]:
+        """Return records, newest first.
+
+        Args:
+            limit: At most so many.
+            latest: Only the newest record of each rollout.
+            equal: Columns and the value each must have; None is no condition.
+        """
+        unknown = set(equal) - _FILTERS
+        if unknown:
+            raise ValueError(f"no such column: {', '.join(sorted(unknown))}")
+        given = {name: value for name, value in equal.items() if value is not None}
+        conditions = [f"{name} = ?" for name in given]
+        if latest:
+            conditions.append(
+                "NOT EXISTS (SELECT 1 FROM records AS later WHERE later.rollout_id = records.rollout_id "
+                "AND (later.stored_at, later.record_id) > (records.stored_at, records.record_id))"
+            )
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        query = f"SELECT {_COLUMNS} FROM records{where} ORDER BY stored_at DESC, record_id DESC"
+        values: list[object] = list(given.values())
+        if limit is not None:
+            query += " LIMIT ?"
+            values.append(limit)
+        return [_row(values) for values in self._read(query, values)]
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            if self._db is not None:
+                self._db.close()
+                self._db = None
+
+    def _read(self, query: str, values: Sequence[object]) -> list[Any]:
+        with self._lock:
+            return self._open().execute(query, values).fetchall()
+
+    def _open(self, path: str | None = None) -> sqlite3.Connection:
+        if self._db is None:
+            self._db = sqlite3.connect(path or self._path, timeout=30, isolation_level=None, check_same_thread=False)
+            with contextlib.suppress(sqlite3.OperationalError):  # not on every file system
+                self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            if self._db.execute("PRAGMA user_version").fetchone()[0] not in (0, _VERSION):
+                self._db.executescript("DROP TABLE IF EXISTS records; DROP TABLE IF EXISTS shards;")
+            self._db.executescript(_SCHEMA)
+            self._db.execute(f"PRAGMA user_version={_VERSION}")
+        return self._db
+
+    def _forget(self, *, in_memory: bool) -> None:
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+        if in_memory:  # the disk is full or read-only: this process indexes for itself
+            self._open(":memory:")
+            return
+        for path in (
+            self._path,
+            *(self._path.with_name(self._path.name + end) for end in ("-wal", "-shm", "-journal")),
+        ):
+            path.unlink(missing_ok=True)
+
+    def _sync(self, shard: str | None) -> None:
+        db = self._open()
+        names = {path.name for path in self._shards.glob("*.jsonl")} if shard is None else {shard}
+        with _transaction(db):
+            known = dict(db.execute("SELECT name, bytes FROM shards").fetchall())
+            if shard is None:
+                for gone in known.keys() - names:
+                    self._drop(db, gone)
+            for name in sorted(names):
+                self._sync_shard(db, name, known.get(name, 0))
+
+    def _sync_shard(self, db: sqlite3.Connection, name: str, done: int) -> None:
+        path = self._shards / name
+        size = path.stat().st_size
+        if size < done:  # not the file that was read before
+            self._drop(db, name)
+            done = 0
+        if size == done:
+            return
+        for place, record in read_lines(path, done):
+            done = place.offset + place.length
+            values = None if record is None else _values(record, place)
+            if values is not None:
+                marks = ", ".join("?" * len(values))
+                db.execute(f"INSERT OR IGNORE INTO records ({_COLUMNS}) VALUES ({marks})", values)
+        db.execute("INSERT OR REPLACE INTO shards (name, bytes) VALUES (?, ?)", (name, done))
+
+    def _drop(self, db: sqlite3.Connection, name: str) -> None:
+        db.execute("DELETE FROM records WHERE shard = ?", (name,))
+        db.execute("DELETE FROM shards WHERE name = ?", (name,))
+
+
+@contextlib.contextmanager
+def _transaction(db: sqlite3.Connection) -> Iterator[None]:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):
+            db.execute("ROLLBACK")
+        raise
+    db.execute("COMMIT")
+
+
+def _values(record: dict[str, Any], place: ShardPlace) -> tuple[object, ...] | None:
+    outcome = record.get("outcome")
+    try:
+        if not isinstance(outcome, dict):
+            raise TypeError("no outcome")
+        plain = ("task_id", "status", "phase", "reason", "reward", "agent", "model", "sandbox")
+        return (
+            *(str(record[key]) for key in ("record_id", "rollout_id", "kind")),
+            float(record["stored_at"]),
+            *(outcome.get(key) for key in plain),
+            len(outcome.get("turns") or ()),
+            *(float(outcome.get(key) or 0.0) for key in ("started_at", "wall_s")),
+            *(place.shard, place.offset, place.length),
+        )
+    except (KeyError, TypeError, ValueError):
+        logger.warning("a line of %s is no record and is left out", place.shard)
+        return None
+
+
+def _row(values: tuple[Any, ...]) -> RolloutRow:
+    return RolloutRow(*(*values[:-3], ShardPlace(*values[-3:])))
+
 
 try:
     import fcntl
@@ -72,7 +393,7 @@ class RolloutStore:
             for folder in (self._shards, self._rollouts, self.captures):
                 folder.mkdir(parents=True, exist_ok=True)
         self._writer = ShardWriter(self._shards)
-        self._index = Index(self.root / "index.sqlite", self._shards)
+        self._index = RolloutIndex(self.root / "index.sqlite", self._shards)
         self._running: dict[str, int] = {}
         self._lock = threading.Lock()
 
@@ -190,7 +511,7 @@ class RolloutStore:
         how = "There is no rollout" if not found else "There are several rollouts that begin with"
         raise StoreError(f"{how} '{rollout_id}' in {self.root}")
 
-    def find(self, *, limit: int | None = None, latest: bool = True, **equal: str | None) -> list[Row]:
+    def find(self, *, limit: int | None = None, latest: bool = True, **equal: str | None) -> list[RolloutRow]:
         """Return rows of the index, newest first; by default the newest record of each rollout.
 
         Args:
@@ -201,7 +522,7 @@ class RolloutStore:
         self._index.sync()
         return self._index.find(limit=limit, latest=latest, **equal)
 
-    def read(self, row: Row) -> Record:
+    def read(self, row: RolloutRow) -> Record:
         """Return the record of a row.
 
         Raises:
@@ -332,3 +653,96 @@ def _typed(what: str, outcome: Outcome | None = None) -> Iterator[None]:
     except OSError as exc:
         why = "the disk is full" if exc.errno in _FULL else str(exc)
         raise StoreError(f"The rollout could not be {what}: {why}", outcome=outcome) from exc
+
+
+# exporting: Exports of a store: outcomes together with the model calls that were captured.
+#
+# Knows the store and the capture's own exports. JSON lines hold a rollout each, Parquet a training sequence per row.
+
+
+Format = Literal["jsonl", "parquet"]
+
+
+def export_rollouts(
+    store: RolloutStore,
+    target: str | Path,
+    *,
+    kind: Format | None = None,
+    messages: bool = False,
+    status: str | None = None,
+    task_id: str | None = None,
+    agent: str | None = None,
+) -> int:
+    """Write stored rollouts, each as its newest record has it, into a file; return how many lines or rows.
+
+    Args:
+        store: What to export.
+        target: The file.
+        kind: `jsonl` (a rollout per line: outcome, turns and sequences) or `parquet` (a training sequence per row, the
+            reward in its metadata); by default what the file's name ends in.
+        messages: Write the requests and responses in full, too (`jsonl`).
+        status, task_id, agent: Only such rollouts.
+
+    Raises:
+        StoreError: a record cannot be read, or the file cannot be written.
+        RolloutError: Parquet is asked for and pyarrow is not installed.
+    """
+    target = Path(target)
+    records = store.records(status=status, task_id=task_id, agent=agent)
+    try:
+        if (kind or ("parquet" if target.suffix == ".parquet" else "jsonl")) == "parquet":
+            from openenv.rollout.capture.export import write_parquet  # the capture proxy's part is not always needed
+
+            try:
+                return write_parquet(target, _recordings(store, records))
+            except ImportError as exc:
+                raise RolloutError(str(exc)) from exc
+        return _write_jsonl(store, records, target, messages=messages)
+    except OSError as exc:
+        raise StoreError(f"{target} cannot be written: {exc}") from exc
+
+
+def recording(store: RolloutStore, record: Record) -> Recording | None:
+    """Return the captured model calls of a rollout, or None when it made none."""
+    from openenv.rollout.capture.records import read
+
+    folder = store.captures / record.rollout_id
+    if not folder.is_dir():
+        return None
+    try:
+        found = read(folder)
+    except CaptureError as exc:
+        raise StoreError(f"The model calls of rollout '{record.rollout_id}' cannot be read: {exc}") from exc
+    outcome = record.outcome
+    about = {"task_id": outcome.task_id, "status": outcome.status, "reward": outcome.reward, "agent": outcome.agent}
+    found.metadata = {**found.metadata, **about}
+    return found
+
+
+def _recordings(store: RolloutStore, records: Iterator[Record]) -> Iterator[Recording]:
+    for record in records:
+        found = recording(store, record)
+        if found is not None:
+            yield found
+
+
+def _write_jsonl(store: RolloutStore, records: Iterator[Record], target: Path, *, messages: bool) -> int:
+    from openenv.rollout.capture.export import document
+
+    count = 0
+    with target.open("w", encoding="utf-8") as file:
+        for record in records:
+            found = recording(store, record)
+            captured = None if found is None else document(found, include_messages=messages)
+            line = {
+                "rollout_id": record.rollout_id,
+                "record_id": record.record_id,
+                "kind": record.kind,
+                "stored_at": record.stored_at,
+                "task": record.task.model_dump(mode="json"),
+                "outcome": record.outcome.model_dump(mode="json"),
+                "capture": captured,
+            }
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            count += 1
+    return count
