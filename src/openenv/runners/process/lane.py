@@ -19,8 +19,7 @@ from ..dispatch import current_dispatcher
 from .crew import Crew
 from .messages import MessageKind, pack
 from .stand_in import StandIn
-from .waiters import LoopWaiter, ThreadWaiter, Waiter
-from .worker import WorkerGone, WorkerProcess
+from .worker import AwaitedReply, BlockingReply, PendingReply, WorkerGone, WorkerProcess
 
 
 class WorkerDied(RuntimeError):
@@ -88,7 +87,7 @@ class ProcessLane(PerishableLane):
             WorkersKeepDying: It is not started, since others have died too soon.
             BaseException: What the constructor has raised.
         """
-        waiter = ThreadWaiter()
+        waiter = BlockingReply()
         try:
             self._placer.start(self.worker)
             self.worker.request(MessageKind.OPEN, pack((self.number, self._placer.single_thread)), waiter)
@@ -122,7 +121,7 @@ class ProcessLane(PerishableLane):
         Raises:
             SessionLost: The process is gone.
         """
-        waiter = LoopWaiter(current_dispatcher(), events)
+        waiter = AwaitedReply(current_dispatcher(), events)
         sent = None if encode is None else self._placer.encoder(encode)
         number = self._request(name, argument, waiter, sent)
         result = await waiter.wait(partial(self.worker.cancel, number, self.number))
@@ -130,11 +129,11 @@ class ProcessLane(PerishableLane):
 
     def ask_blocking(self, name: str, argument: Any) -> Any:
         """Ask for something and wait, in this thread; raises as `ask` does."""
-        waiter = ThreadWaiter()
+        waiter = BlockingReply()
         self._request(name, argument, waiter, None)
         return waiter.wait()
 
-    def _request(self, name: str, argument: Any, waiter: Waiter, encoder: tuple[int, bytes] | None) -> int:
+    def _request(self, name: str, argument: Any, waiter: PendingReply, encoder: tuple[int, bytes] | None) -> int:
         if encoder is not None:
             self.worker.tell_encoder(*encoder)
         asked = (self.number, name, 0 if encoder is None else encoder[0], argument, waiter.events is not None)
@@ -149,7 +148,7 @@ class ProcessLane(PerishableLane):
 
     async def close(self) -> None:
         """Have the environment closed; one that is lost is closed."""
-        waiter = LoopWaiter(current_dispatcher())
+        waiter = AwaitedReply(current_dispatcher())
         try:
             number = self.worker.request(MessageKind.CLOSE, pack(self.number), waiter)
             await waiter.wait(partial(self.worker.cancel, number, self.number))

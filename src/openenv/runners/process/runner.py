@@ -24,8 +24,7 @@ from .crew import Crew
 from .damping import Damping, WorkersKeepDying
 from .lane import ProcessLane
 from .messages import WorkerSetup, modules_of, pack, pack_factory
-from .switchboard import Switchboard
-from .worker import WorkerGone, WorkerProcess
+from .worker import SocketThread, WorkerGone, WorkerProcess
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +78,7 @@ class ProcessRunner:
         self._numbers = itertools.count(1)
         self._encoder_numbers = itertools.count(1)
         self._encoders: dict[Encoder, tuple[int, bytes] | None] = {}
-        self._switchboard: Switchboard | None = None
+        self._switchboard: SocketThread | None = None
         self._is_closing = False
 
     @property
@@ -117,7 +116,7 @@ class ProcessRunner:
 
     def _new_seats(self) -> _Seats:
         if self._switchboard is None:
-            self._switchboard = Switchboard(self._look)
+            self._switchboard = SocketThread(self._look)
         worker = WorkerProcess(self._switchboard, on_gone=self._gone, on_answer=self._damping.answered)
         seats = _Seats(worker, set())
         self._seats.append(seats)
