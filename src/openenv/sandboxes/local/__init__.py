@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from openenv.sandboxes.local.backend import LocalSandboxes
-from openenv.sandboxes.local.sandbox import LocalSandbox
+from openenv.sandboxes.local.sandbox import LocalSandbox, LocalSandboxes
 
 __all__ = ["LocalSandbox", "LocalSandboxes"]
