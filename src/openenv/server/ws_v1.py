@@ -36,7 +36,7 @@ from ..sessions.session import Session, SessionKind, SessionState, hinted
 from ..types import ServerMode, WSErrorCode
 from .access import Role, account_of, may, role_of
 from .asgi import Receive, Scope, Send, header, origin_of
-from .mcp.own import OwnMethods
+from .mcp.openenv_rpc import OwnMethods
 from .service import EnvService
 from .sockets import AsgiSocket, FrameSocket, Socket, open_socket
 from .ws_v2 import MultiplexConnection, MultiplexService

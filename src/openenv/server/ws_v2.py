@@ -33,7 +33,7 @@ from ..sessions.session import Call, Holder, Running, Session, SessionKind, hint
 from ..types import ServerMode, WSErrorCode
 from .access import Role, account_of, may
 from .backpressure import Intake, Turns
-from .mcp.own import OwnMethods
+from .mcp.openenv_rpc import OwnMethods
 from .replies import Asked, Collected, Each, Message, Outcome, Place, Recent, Single, Target, answer_again
 from .service import EnvService
 from .sockets import Socket

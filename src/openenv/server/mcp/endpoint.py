@@ -67,7 +67,7 @@ from ..service import EnvService
 from ..ws_v1 import GymConnection, GymEndpoint
 from .episodes import Episodes, McpSession
 from .methods import Exchange, McpMethods, failure, negotiated, session_error
-from .own import OwnMethods
+from .openenv_rpc import OwnMethods
 from .tool_calls import NoTools
 
 # reply: The answer to a POST: JSON, or a stream of events once there is something to tell before the result.

@@ -36,7 +36,7 @@ from ...sessions.session import Session
 from ...types import ServerMode
 from ..service import EnvService
 from .episodes import McpSession
-from .own import progress_params
+from .openenv_rpc import progress_params
 from .tool_calls import (
     NoTools,
     StepOutcome,
