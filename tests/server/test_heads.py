@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from openenv.env.environment import Environment
-from openenv.server import door
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
+from openenv.server.fast import http as door
 from openenv.types import Action, Observation, State
 
 Connect = Callable[[Any], socket.socket]

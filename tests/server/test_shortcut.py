@@ -18,8 +18,8 @@ from websockets.sync.client import connect
 import openenv.server.http_routes as http_module
 from openenv.env.environment import Environment
 from openenv.server.app import create_app
-from openenv.server.door import is_plain_upgrade
 from openenv.server.fast.dispatch import Shortcut
+from openenv.server.fast.http import is_plain_upgrade
 from openenv.types import Action, Observation, State
 
 SESSION = "X-OpenEnv-Session"
@@ -78,7 +78,7 @@ def short_ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             return found
 
     monkeypatch.setattr("openenv.server.fast.upgrade.Shortcut", Watched)
-    monkeypatch.setattr("openenv.server.door.Shortcut", Watched)
+    monkeypatch.setattr("openenv.server.fast.http.Shortcut", Watched)
     return taken
 
 

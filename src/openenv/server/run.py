@@ -36,7 +36,7 @@ from ..sessions.manager import SessionManager
 from .access import AccessPolicy
 from .app import HTTPEnvServer, PageWish
 from .asgi import Receive, Scope, Send, respond
-from .door import Door
+from .fast.http import Door
 from .fast.upgrade import UpgradeProtocol
 from .loading import MANIFEST, TargetError, TargetFailed, load_app, split_target
 

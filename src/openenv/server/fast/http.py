@@ -15,8 +15,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from .fast.dispatch import Shortcut
-from .fast.upgrade import UpgradeProtocol
+from .dispatch import Shortcut
+from .upgrade import UpgradeProtocol
 
 # A whole request head in its simplest form (RFC 9112, 3 and 5): no folding, nothing before a colon, nothing behind.
 # Whatever is written in another way is left to the real parser, which also says what is wrong with it.
