@@ -29,7 +29,7 @@ from openenv.rollout.capture.agent_routes import Proxy, Registry
 from openenv.rollout.capture.captured_rollout import Rollout, Spending, Stats, digest
 from openenv.rollout.capture.control_routes import Admin
 from openenv.rollout.capture.export import Sequence
-from openenv.rollout.capture.inbound import AgentReply, AgentRequest, Connection, InboundLimits
+from openenv.rollout.capture.inbound import AgentConnection, AgentReply, AgentRequest, InboundLimits
 from openenv.rollout.capture.model_call import Services
 from openenv.rollout.capture.outbound import Endpoints
 from openenv.rollout.capture.records import FILE, Call, Journal, JournalFull, Recorder, Recording, read
@@ -134,7 +134,7 @@ class CaptureServer:
         self._services = Services(self._endpoints, policy_header.lower(), backoff_s)
         self._proxy = Proxy(self._registry, self._services)
         self._admin = Admin(self, admin_key) if admin_key else None
-        self._peers: dict[Connection, None] = {}
+        self._peers: dict[AgentConnection, None] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._servers: list[asyncio.Server] = []
@@ -326,8 +326,8 @@ class CaptureServer:
             os.chmod(self._folder, 0o711)
         self._sweeper = loop.create_task(self._sweep())
 
-    def _connection(self, handler: Any) -> Connection:
-        return Connection(handler, self._limits, self._peers, is_known=self._is_known)
+    def _connection(self, handler: Any) -> AgentConnection:
+        return AgentConnection(handler, self._limits, self._peers, is_known=self._is_known)
 
     def _is_known(self, key: str) -> bool:
         return self._registry.by_key(key) is not None

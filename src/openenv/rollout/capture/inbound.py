@@ -57,7 +57,7 @@ class InboundLimits:
 class AgentReply:
     """The answer to one request, written as it comes. Its owner may learn that the agent has gone."""
 
-    def __init__(self, connection: Connection, *, keep_alive: bool, has_body: bool = True) -> None:
+    def __init__(self, connection: AgentConnection, *, keep_alive: bool, has_body: bool = True) -> None:
         self._connection = connection
         self._has_body = has_body
         self._keep_alive = keep_alive
@@ -125,14 +125,14 @@ class AgentReply:
 Handler: TypeAlias = "Callable[[AgentRequest, AgentReply], Awaitable[None]]"
 
 
-class Connection(asyncio.Protocol):
+class AgentConnection(asyncio.Protocol):
     """One connection of an agent: requests are answered one after the other."""
 
     def __init__(
         self,
         handler: Handler,
         limits: InboundLimits,
-        peers: dict[Connection, None],
+        peers: dict[AgentConnection, None],
         *,
         is_known: Callable[[str], bool] = lambda key: True,
     ) -> None:
