@@ -24,7 +24,7 @@ from openenv.client.url import parse_ws_url
 from openenv.client.wire import ConnectionOptions
 from openenv.env.binding import infer_models
 from openenv.errors import AccessDenied, ConnectFailed, ProtocolError, SessionCapacityError
-from openenv.protocol.v2.client import ResumableSession
+from openenv.protocol.client_sessions import ResumableSession
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
 from openenv.sessions.events import SessionEvent

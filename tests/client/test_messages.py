@@ -21,7 +21,7 @@ from openenv.errors import (
     SessionCapacityError,
     SessionLost,
 )
-from openenv.protocol.client import error_from_frame
+from openenv.protocol.client_sessions import error_from_frame
 from openenv.server.app import create_app
 from openenv.types import Action, Observation, State
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, RootModel, field_validator
 from openenv.client.handshake import Handshake
 from openenv.client.url import parse_ws_url
 from openenv.errors import ConnectFailed, ProtocolError, ServerError, SessionLost
-from openenv.protocol.client import ClientSession
+from openenv.protocol.client_sessions import ClientSession
 from openenv.protocol.frames import (
     FrameError,
     FrameReader,

@@ -20,7 +20,7 @@ from openenv.errors import (
     SessionLost,
     UnknownTypeError,
 )
-from openenv.protocol.client import ClientSession, error_from_frame
+from openenv.protocol.client_sessions import ClientSession, error_from_frame
 
 
 def test_requests_are_frames_of_the_contract() -> None:

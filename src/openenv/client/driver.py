@@ -14,8 +14,7 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Generic, TypeVar, cast
 
 from ..errors import ClientModeError, ProtocolError
-from ..protocol.client import ClientSession
-from ..protocol.v2.client import SUBPROTOCOL_JSON, ResumableSession
+from ..protocol.client_sessions import SUBPROTOCOL_JSON, ClientSession, ResumableSession
 from .blocking_connection import BlockingConnection
 from .commands import Flow, run_blocking, run_on_loop
 from .keepalive import TENDER

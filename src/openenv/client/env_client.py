@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from typing_extensions import Self
 
 from ..errors import AccessDenied, SessionLost
-from ..protocol.v2.client import ResumableSession
+from ..protocol.client_sessions import ResumableSession
 from ..settings import client_mode
 from ..types import StepResult
 from .commands import Block, Flow

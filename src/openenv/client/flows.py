@@ -17,8 +17,7 @@ from ..errors import (
     SessionError,
     SessionLost,
 )
-from ..protocol.client import ClientSession
-from ..protocol.v2.client import Event, ResumableSession
+from ..protocol.client_sessions import ClientSession, Event, ResumableSession
 from .commands import Exchange, Flow, HangUp, Unasked
 from .connecting import reach
 from .link import Link

@@ -27,7 +27,7 @@ from ..errors import (
     ServerError,
     SessionLost,
 )
-from ..protocol.client import error_from_frame, field_errors
+from ..protocol.client_sessions import error_from_frame, field_errors
 from ..protocol.json_values import decode, encode
 from ..types import StepResult
 from .link import Reconnecting

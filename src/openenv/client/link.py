@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..protocol.client import ClientSession
-from ..protocol.v2.client import ResumableSession
+from ..protocol.client_sessions import ClientSession, ResumableSession
 from .wire import ConnectionOptions
 
 

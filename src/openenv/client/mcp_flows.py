@@ -20,8 +20,8 @@ from ..errors import (
     ToolCallError,
     UnknownTypeError,
 )
+from ..protocol.client_sessions import Event
 from ..protocol.jsonrpc import McpMethod
-from ..protocol.v2.client import Event
 from ..tool_types import CallToolAction, ListToolsAction, Tool
 from .commands import Flow, HangUp
 from .flows import next_reply, request

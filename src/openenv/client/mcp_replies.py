@@ -19,7 +19,7 @@ from ..errors import (
     ToolTimeout,
     ToolTransportError,
 )
-from ..protocol.client import error_from_frame
+from ..protocol.client_sessions import error_from_frame
 from ..protocol.jsonrpc import JsonRpcErrorCode
 from ..tool_types import Tool
 

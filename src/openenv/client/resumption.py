@@ -20,7 +20,7 @@ from ..errors import (
     SessionLost,
     StaleRequest,
 )
-from ..protocol.v2.client import CLOSE, ContinuedElsewhere, Event, ResumableSession
+from ..protocol.client_sessions import CLOSE, ContinuedElsewhere, Event, ResumableSession
 from .commands import Connect, Exchange, Flow, HangUp, Pause, Unasked
 from .connecting import Attempts
 from .link import Link, Reconnecting

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
-from ..protocol.v2.client import SUBPROTOCOL_JSON
+from ..protocol.client_sessions import SUBPROTOCOL_JSON
 from ..settings import client_token
 
 READ_BYTES = 65_536

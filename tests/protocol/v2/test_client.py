@@ -19,8 +19,7 @@ from openenv.errors import (
     SessionLost,
     StaleRequest,
 )
-from openenv.protocol.client import error_from_frame
-from openenv.protocol.v2.client import CLOSE, ContinuedElsewhere, Event, ResumableSession
+from openenv.protocol.client_sessions import CLOSE, ContinuedElsewhere, Event, ResumableSession, error_from_frame
 
 
 def opened(session: ResumableSession, *, last_id: int = 0, token: str = "b1.s.t") -> dict[str, Any]:

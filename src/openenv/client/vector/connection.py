@@ -24,7 +24,7 @@ from ...errors import (
     SessionError,
     SessionLost,
 )
-from ...protocol.client import ClientSession, error_from_frame
+from ...protocol.client_sessions import ClientSession, error_from_frame
 from ...protocol.codec import BY_NAME, JSON, Codec
 from ...protocol.frames import (
     FrameError,

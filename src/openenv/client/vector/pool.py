@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ...errors import AccessDenied, ConnectFailed, OpenEnvError, ProtocolError, RequestTimeout, SessionLost
-from ...protocol.client import error_from_frame
-from ...protocol.v2.client import new_nonce
+from ...protocol.client_sessions import error_from_frame, new_nonce
 from ..connecting import Attempts
 from ..link import Reconnecting
 from ..url import Address, parse_ws_url, socket_url
