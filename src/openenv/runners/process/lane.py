@@ -18,7 +18,7 @@ from ..base import WORKER_CRASHED, LaneCall, NotSendable, PerishableLane
 from ..dispatch import current_dispatcher
 from .crew import Crew
 from .messages import MessageKind, pack
-from .stand_in import StandIn
+from .stub import EnvironmentStub
 from .worker import AwaitedReply, BlockingReply, PendingReply, WorkerGone, WorkerProcess
 
 
@@ -79,7 +79,7 @@ class ProcessLane(PerishableLane):
 
     # -- the environment ------------------------------------------------------------------------------------------
 
-    def construct(self) -> StandIn:
+    def construct(self) -> EnvironmentStub:
         """Build the environment there, and return what stands for it here.
 
         Raises:
@@ -98,7 +98,7 @@ class ProcessLane(PerishableLane):
             self._is_built = not self._is_lost
         if not self._is_built:
             raise self._died()
-        return StandIn(self, description)
+        return EnvironmentStub(self, description)
 
     def _died(self) -> BaseException:
         return self.worker.failure or WorkerDied(

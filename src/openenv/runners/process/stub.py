@@ -33,7 +33,7 @@ class Way(Protocol):
         ...
 
 
-class RemoteTools(ToolSource):
+class ToolsStub(ToolSource):
     """The tools of an environment in a worker."""
 
     def __init__(self, way: Way, instructions: str | None) -> None:
@@ -58,10 +58,10 @@ class RemoteTools(ToolSource):
 
     async def ask_server(self, work: Callable[[Any], Awaitable[Any]]) -> Any:
         """Do something with what stands for FastMCP's client of the server."""
-        return await work(RemoteClient(self._way))
+        return await work(McpClientStub(self._way))
 
 
-class RemoteClient:
+class McpClientStub:
     """Stands for FastMCP's client of an environment's server: each method is called over there."""
 
     def __init__(self, way: Way) -> None:
@@ -76,14 +76,14 @@ class RemoteClient:
         return await self._way.ask("client", (name, arguments, keywords))
 
 
-class _Server:
+class _ServerInfo:
     """What is known of the FastMCP server of an environment with tools."""
 
     def __init__(self, instructions: str | None) -> None:
         self.instructions = instructions
 
 
-class StandIn(RemoteEnvironment):
+class EnvironmentStub(RemoteEnvironment):
     """Stands for an environment in a worker. Methods of its own can be called, from threads only: they wait."""
 
     tools: ToolSource | None
@@ -94,12 +94,12 @@ class StandIn(RemoteEnvironment):
         self._methods = description.methods
         self._served_mode: str | None = None
         self.served_class = description.served_class()
-        self.tools = RemoteTools(way, description.instructions) if description.has_tools else None
+        self.tools = ToolsStub(way, description.instructions) if description.has_tools else None
         self.mcp_server = None
         if description.has_server:
-            self.mcp_server = RemoteTools(way, description.instructions)
+            self.mcp_server = ToolsStub(way, description.instructions)
         elif description.has_tools:
-            self.mcp_server = _Server(description.instructions)
+            self.mcp_server = _ServerInfo(description.instructions)
 
     async def ask(self, operation: RemoteOperation, argument: Any, encode: Encoder | None = None) -> Any:
         """Do an operation there and return its result, encoded."""
