@@ -21,10 +21,9 @@ from openenv import settings
 from openenv.errors import CaptureError, RolloutError
 from openenv.rollout.agents.base import Agent, Installation
 from openenv.rollout.agents.registry import agent as agent_by_name
-from openenv.rollout.model_access import NO_MODEL, CapturedModel
 from openenv.rollout.outcome import Outcome
+from openenv.rollout.phases import NO_MODEL, CapturedModel, RolloutPlan, RolloutRun
 from openenv.rollout.progress import Cancellation, OnProgress, Reporter
-from openenv.rollout.rollout import Plan, Rollout
 from openenv.rollout.scratch import scratch
 from openenv.rollout.task import Budget, Model, Task
 from openenv.sandboxes.base import HOME, Sandboxes
@@ -138,7 +137,7 @@ class Engine:
         except FileExistsError:
             raise RolloutError(f"A rollout '{rollout_id}' is running already") from None
         reporter = Reporter(rollout_id, on_progress, lock=self._events)
-        plan = Plan(
+        plan = RolloutPlan(
             rollout_id=rollout_id,
             task=task,
             agent=self.agent,
@@ -158,10 +157,10 @@ class Engine:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _run(self, plan: Plan, reporter: Reporter, cancel: Cancellation) -> Outcome:
+    def _run(self, plan: RolloutPlan, reporter: Reporter, cancel: Cancellation) -> Outcome:
         if self.store is not None:
             self.store.begin(plan.rollout_id, plan.task)
-        rollout = Rollout(plan, model=NO_MODEL, reporter=reporter, cancel=cancel)
+        rollout = RolloutRun(plan, model=NO_MODEL, reporter=reporter, cancel=cancel)
         if self._capture is None or self.model is None or self.agent.dialect is None:
             outcome = rollout.run()
         else:
@@ -171,7 +170,7 @@ class Engine:
                 outcome = rollout.refuse("env_failed", str(exc))
             else:
                 model = CapturedModel(self._capture, capture)
-                rollout = Rollout(plan, model=model, reporter=reporter, cancel=cancel)
+                rollout = RolloutRun(plan, model=model, reporter=reporter, cancel=cancel)
                 with capture:
                     outcome = rollout.run()
                 if self.store is not None:

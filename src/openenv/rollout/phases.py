@@ -7,22 +7,206 @@ verifier's is opened; a tar file of the work tree is all that goes from one to t
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
 
 from openenv.errors import CaptureError, RolloutCancelled, RolloutError, SandboxError, SandboxGone, SandboxTreeError
-from openenv.rollout.agent_log import AgentLog
 from openenv.rollout.agents.base import Agent, AgentRun, Installation
-from openenv.rollout.model_access import NO_MODEL, ModelAccess, watch_turns
-from openenv.rollout.outcome import AgentFacts, CommandResult, Label, Outcome, Phase, RolloutTurn, Status, label_of
+from openenv.rollout.outcome import (
+    AgentFacts,
+    CommandResult,
+    Label,
+    ModelUse,
+    Outcome,
+    Phase,
+    RolloutTurn,
+    Status,
+    is_hopeless,
+    label_of,
+)
 from openenv.rollout.progress import Cancellation, Reporter
 from openenv.rollout.task import Task
 from openenv.rollout.verifier import Verdict, lay_files, run_line, verify
 from openenv.rollout.worktree import Merged, UnusableWorktree, merge, read_files, worktree_limit
-from openenv.sandboxes.base import HOME, WORKDIR, Sandbox, Sandboxes, SandboxSpec
+from openenv.sandboxes.base import HOME, WORKDIR, Sandbox, Sandboxes, SandboxSpec, Stream
+
+if TYPE_CHECKING:
+    from openenv.rollout.capture.capture_server import Capture, CaptureServer
+
+
+# agent_log: The agent's log: what it printed, kept on disk up to a limit, and its end at hand.
+#
+# Knows bytes. An agent that prints without end fills neither the disk nor the memory.
+
+
+MAX_BYTES = 16 * 1024 * 1024
+_TAIL = 256 * 1024
+
+
+class AgentLog:
+    """A file that output is appended to; a context manager."""
+
+    def __init__(self, path: Path, *, max_bytes: int = MAX_BYTES) -> None:
+        self.path = path
+        self._file = path.open("wb")
+        self._lock = threading.Lock()
+        self._left = max_bytes
+        self._tail = bytearray()
+
+    def feed(self, stream: Stream, data: bytes) -> None:
+        """Take output of either stream, as it comes."""
+        with self._lock:
+            if self._left > 0 and not self._file.closed:
+                self._file.write(data[: self._left])
+                self._left -= len(data)
+            self._tail += data[-_TAIL:]
+            if len(self._tail) > 2 * _TAIL:
+                del self._tail[:-_TAIL]
+
+    def tail(self, chars: int = _TAIL) -> str:
+        """Return the end of what came."""
+        with self._lock:
+            return bytes(self._tail).decode("utf-8", "replace")[-chars:]
+
+    def __enter__(self) -> AgentLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._file.close()
+
+
+# model_access: The way from a rollout to its model: a key of the capture proxy, or nothing at all.
+#
+# Knows the capture proxy's interface. Turns what the proxy saw into the facts that labels are made of.
+
+
+_POLL_S = 0.25
+
+
+class ModelAccess(Protocol):
+    """What a rollout needs of its model."""
+
+    @property
+    def socket(self) -> Path | None:
+        """Return the unix socket that the agent's sandbox may reach, or None."""
+        ...
+
+    @property
+    def key(self) -> str:
+        """Return the key of this rollout."""
+        ...
+
+    def use(self) -> ModelUse:
+        """Return what the host saw of the calls so far."""
+        ...
+
+    def turns(self) -> list[RolloutTurn]:
+        """Return the calls as trainers read them."""
+        ...
+
+    def revoke(self) -> None:
+        """Let no call through any more."""
+        ...
+
+
+class NoModel:
+    """The way of an agent that needs no model."""
+
+    socket: Path | None = None
+    key = ""
+
+    def use(self) -> ModelUse:
+        """Return that no model was needed."""
+        return ModelUse(needed=False)
+
+    def turns(self) -> list[RolloutTurn]:
+        """Return no calls."""
+        return []
+
+    def revoke(self) -> None:
+        """Do nothing."""
+
+
+NO_MODEL = NoModel()
+
+
+class CapturedModel:
+    """The way through the capture proxy."""
+
+    def __init__(self, server: CaptureServer, capture: Capture) -> None:
+        self._capture = capture
+        self._revoked = False
+        self._lost: str | None = None
+        self.socket: Path | None = server.socket
+        self.key = capture.key
+
+    def use(self) -> ModelUse:
+        """Return what the proxy saw."""
+        stats = self._capture.stats()
+        error = stats.last_error or {}
+        return ModelUse(
+            needed=True,
+            calls=stats.calls,
+            answered=stats.endings.get("complete", 0),
+            tokens=stats.completion_tokens,
+            refused=(stats.budget_exhausted or "calls") if stats.budget_stops else None,
+            failures=stats.failures_in_a_row,
+            last_status=error.get("status"),
+            last_error=str(error.get("message", "")),
+            unrecorded=stats.record_failure or self._lost,
+        )
+
+    def turns(self) -> list[RolloutTurn]:
+        """Return the recorded calls."""
+        return self._capture.turns()
+
+    def revoke(self) -> None:
+        """Revoke the key; calls under way are ended and recorded."""
+        if not self._revoked:
+            self._revoked = True
+            if self._capture.stats().revoked:  # not by us: the agent had no model any more
+                self._lost = "the capture proxy was stopped while the agent ran"
+        self._capture.revoke()
+
+
+@contextmanager
+def watch_turns(model: ModelAccess, reporter: Reporter, *, give_up: Callable[[], None]) -> Iterator[None]:
+    """Report each model call while the block runs; call `give_up` when the endpoint is dead: agents try for ever."""
+    if model.socket is None:
+        yield
+        return
+    stop = threading.Event()
+
+    def watch() -> None:
+        seen, over = 0, False
+        while not over:
+            over = stop.wait(_POLL_S)  # once more after the end, for the last calls
+            use = model.use()
+            if not over and is_hopeless(use):
+                reporter.say(f"giving up: {use.last_error}")
+                give_up()
+                return
+            while seen < use.calls:
+                seen += 1
+                reporter.say(f"model call {seen}", turn=seen)
+
+    thread = threading.Thread(target=watch, name="openenv-turns", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +216,7 @@ _LOG_TAIL = 2000
 _SLACK_S = 300.0
 
 
-class Failed(Exception):
+class PhaseFailed(Exception):
     """The rollout ends here, with this status."""
 
     def __init__(self, status: Status, reason: str) -> None:
@@ -41,7 +225,7 @@ class Failed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RolloutPlan:
     """Everything that is decided before a rollout starts."""
 
     rollout_id: str
@@ -59,7 +243,7 @@ class Plan:
     verify_truncated: bool = False
 
 
-class Rollout:
+class RolloutRun:
     """A rollout that runs once.
 
     Args:
@@ -69,7 +253,9 @@ class Rollout:
         cancel: What ends it early.
     """
 
-    def __init__(self, plan: Plan, *, model: ModelAccess = NO_MODEL, reporter: Reporter, cancel: Cancellation) -> None:
+    def __init__(
+        self, plan: RolloutPlan, *, model: ModelAccess = NO_MODEL, reporter: Reporter, cancel: Cancellation
+    ) -> None:
         self._plan, self._model, self._reporter, self._cancel = plan, model, reporter, cancel
         self._label: Label | None = None
         self._label_phase: Phase = "done"
@@ -91,7 +277,7 @@ class Rollout:
             self._agent_side()
             self._verify_side()
             complete = True
-        except Failed as stop:
+        except PhaseFailed as stop:
             self._set(stop.label)
         except RolloutCancelled as stop:
             self._set(Label("cancelled", str(stop)))
@@ -160,16 +346,16 @@ class Rollout:
             self._setup.append(result)
             self._reporter.say(f"setup {number} of {len(task.setup)}: exit code {result.exit_code}")
             if done.timed_out:
-                raise Failed("env_failed", f"setup line {number} did not end within {task.setup_timeout_s:g} s")
+                raise PhaseFailed("env_failed", f"setup line {number} did not end within {task.setup_timeout_s:g} s")
             if done.exit_code != 0:
-                raise Failed("env_failed", f"setup line {number} exited with code {done.exit_code}")
+                raise PhaseFailed("env_failed", f"setup line {number} exited with code {done.exit_code}")
         if task.files or task.setup:
             try:
                 sandbox.pack(sandbox.home, self.baseline)
             except SandboxGone:
                 raise
             except SandboxError as exc:
-                raise Failed("env_failed", f"what the setup left cannot be kept for the verifier: {exc}") from exc
+                raise PhaseFailed("env_failed", f"what the setup left cannot be kept for the verifier: {exc}") from exc
 
     def _run_agent(self, sandbox: Sandbox) -> AgentFacts:
         plan, limit = self._plan, self._agent_limit()
