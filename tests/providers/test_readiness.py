@@ -12,8 +12,8 @@ import pytest
 
 from openenv.errors import OpenEnvError, ServerDied, ServerNotReady
 from openenv.providers import wait_for_ready
-from openenv.providers.ports import Reservation, local_url
 from openenv.providers.readiness import ask_health
+from openenv.providers.server_process import Reservation, local_url
 
 
 class Handler(http.server.BaseHTTPRequestHandler):

@@ -10,7 +10,7 @@ _EXPORTS = {
     "ContainerProvider": "openenv.providers.base",
     "RuntimeProvider": "openenv.providers.base",
     "KubernetesProvider": "openenv.providers.base",
-    "ProcessProvider": "openenv.providers.process",
+    "ProcessProvider": "openenv.providers.server_process",
     "UVProvider": "openenv.providers.uv",
     "LocalDockerProvider": "openenv.providers.docker",
     "DockerSwarmProvider": "openenv.providers.swarm",
@@ -22,8 +22,8 @@ if TYPE_CHECKING:  # the table above, for type checkers
     from openenv.providers.base import KubernetesProvider as KubernetesProvider
     from openenv.providers.base import RuntimeProvider as RuntimeProvider
     from openenv.providers.docker import LocalDockerProvider as LocalDockerProvider
-    from openenv.providers.process import ProcessProvider as ProcessProvider
     from openenv.providers.readiness import wait_for_ready as wait_for_ready
+    from openenv.providers.server_process import ProcessProvider as ProcessProvider
     from openenv.providers.swarm import DockerSwarmProvider as DockerSwarmProvider
     from openenv.providers.uv import UVProvider as UVProvider
 

@@ -16,9 +16,8 @@ from openenv import settings
 from openenv.errors import ProviderError, ProviderUnavailable
 from openenv.providers.base import refuse_unknown
 from openenv.providers.git_project import GIT_PREFIX, GitProject
-from openenv.providers.process import ChildProvider
 from openenv.providers.progress import told_when_slow
-from openenv.providers.server_process import ServerProcess
+from openenv.providers.server_process import ChildProvider, ServerProcess
 
 _SLOW_S = 10.0
 
