@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from openenv.server.app import create_app
-from openenv.server.mcp.episodes import MOST_ATTACHED
+from openenv.server.mcp.mcp_sessions import MOST_ATTACHED
 from openenv.tool_types import CallToolAction, CallToolObservation
 
 HELLO = {

@@ -65,7 +65,7 @@ from ..http_routes import (
 )
 from ..service import EnvService
 from ..ws_v1 import GymConnection, GymEndpoint
-from .episodes import Episodes, McpSession
+from .mcp_sessions import Episodes, McpSession
 from .methods import Exchange, McpMethods, failure, negotiated, session_error
 from .openenv_rpc import OwnMethods
 from .tool_calls import NoTools

@@ -35,7 +35,7 @@ from ...protocol.schema import takes_tool_actions
 from ...sessions.session import Session
 from ...types import ServerMode
 from ..service import EnvService
-from .episodes import McpSession
+from .mcp_sessions import McpSession
 from .openenv_rpc import progress_params
 from .tool_calls import (
     NoTools,

@@ -28,7 +28,7 @@ from ...protocol.jsonrpc import (
 )
 from ...sessions.session import Session, SessionKind
 from ..service import EnvService
-from .episodes import Episodes, McpSession
+from .mcp_sessions import Episodes, McpSession
 from .methods import Exchange, McpMethods, negotiated, session_error
 from .tool_calls import NoTools
 
