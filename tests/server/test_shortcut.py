@@ -18,7 +18,7 @@ from websockets.sync.client import connect
 import openenv.server.http_routes as http_module
 from openenv.env.environment import Environment
 from openenv.server.app import create_app
-from openenv.server.fast.dispatch import Shortcut
+from openenv.server.fast.dispatch import DirectDispatch
 from openenv.server.fast.http import is_plain_upgrade
 from openenv.types import Action, Observation, State
 
@@ -66,7 +66,7 @@ def short_ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which requests have taken the short way; the way itself is the real one."""
     taken: list[str] = []
 
-    class Watched(Shortcut):
+    class Watched(DirectDispatch):
         def handler(self, scope: Any) -> Any:
             found = super().handler(scope)
             taken.extend([scope["path"]] * (found is not None))
@@ -225,7 +225,7 @@ def test_an_application_under_observation_is_reached_the_long_way(
     telemetry = getattr(app, "_native_telemetry", None)
     if telemetry is None:
         pytest.skip("this FastAPI reports to nobody")
-    served = Shortcut(app)
+    served = DirectDispatch(app)
     scope = {"type": "websocket", "path": "/ws", "root_path": "", "headers": []}
     app.middleware_stack = app.build_middleware_stack()
     monkeypatch.setattr(telemetry, "enabled", lambda: True)

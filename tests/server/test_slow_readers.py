@@ -102,7 +102,7 @@ def dial() -> Iterator[Callable[[Any], Raw]]:
 def server(request: pytest.FixtureRequest, serve: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     if request.param == "on ASGI":
         monkeypatch.setattr("openenv.server.sockets.take_over", lambda receive, max_size: None)
-        monkeypatch.setattr("openenv.server.fast.dispatch.Shortcut.endpoint", lambda self, scope: None)
+        monkeypatch.setattr("openenv.server.fast.dispatch.DirectDispatch.endpoint", lambda self, scope: None)
     Talkative.steps = 0
     app = new_application()
     app.state.openenv_server = HTTPEnvServer(Talkative, Ask, Answer, limits=SessionLimits(sessions=8))

@@ -31,10 +31,10 @@ from ..ws_v1 import GymEndpoint
 _STOCK = (ServerErrorMiddleware, ExceptionMiddleware, AsyncExitStackMiddleware)
 _STOCK_NAMES = frozenset({"fastapi.telemetry._asgi.ExceptionTelemetryMiddleware"})
 _LOOK_S = 1.0
-_SHORTCUTS: WeakKeyDictionary[Config, Shortcut] = WeakKeyDictionary()
+_SHORTCUTS: WeakKeyDictionary[Config, DirectDispatch] = WeakKeyDictionary()
 
 
-class Shortcut:
+class DirectDispatch:
     """The short way into one application; an ASGI application itself, which takes the long way for all else.
 
     Routes are looked up for each request, since applications may change theirs at any time; layers once a second.
@@ -47,7 +47,7 @@ class Shortcut:
         self._looked_at = 0.0
 
     @classmethod
-    def of(cls, config: Config) -> Shortcut:
+    def of(cls, config: Config) -> DirectDispatch:
         """Return the shortcut into what a server serves."""
         shortcut = _SHORTCUTS.get(config)
         if shortcut is None:

@@ -15,7 +15,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from .dispatch import Shortcut
+from .dispatch import DirectDispatch
 from .upgrade import UpgradeProtocol
 
 # A whole request head in its simplest form (RFC 9112, 3 and 5): no folding, nothing before a colon, nothing behind.
@@ -81,7 +81,7 @@ class _ShortHttpProtocol(HttpToolsProtocol):
 
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any]) -> None:
         super().__init__(config, server_state, app_state)
-        self.app = Shortcut.of(config)
+        self.app = DirectDispatch.of(config)
         self._beside_body = 0  # bytes of the request under way, less some for each of its body
         self._in_head = True
         self._timer: asyncio.TimerHandle | None = None

@@ -22,7 +22,7 @@ from uvicorn.server import ServerState
 
 from ..sockets import FrameSocket
 from ..ws_v1 import GymEndpoint
-from .dispatch import Shortcut
+from .dispatch import DirectDispatch
 
 logger = logging.getLogger("uvicorn.error")
 
@@ -114,7 +114,7 @@ class UpgradeProtocol(asyncio.Protocol):
         }
         if b"origin" in found:  # where the connection came in matters for pages only
             self._scope["server"] = get_local_addr(transport)
-        endpoint = Shortcut.of(self._config).endpoint(self._scope)
+        endpoint = DirectDispatch.of(self._config).endpoint(self._scope)
         if endpoint is not None:
             # Soon and not now: the server makes us the transport's protocol when this returns.
             self._loop.call_soon(self._serve_directly, endpoint)
