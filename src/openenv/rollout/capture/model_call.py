@@ -29,7 +29,7 @@ from openenv.rollout.capture.dialects.dialect import (
 )
 from openenv.rollout.capture.encoding import Json, dumps, load_object
 from openenv.rollout.capture.inbound import AgentReply
-from openenv.rollout.capture.outbound import EndpointError, Endpoints, Exchange, Head
+from openenv.rollout.capture.outbound import EndpointError, EndpointExchange, Endpoints, Head
 from openenv.rollout.capture.records import CallRecorder, JournalFull
 
 # tap: what happens to the bytes of a stream on their way from the endpoint to the agent.
@@ -238,7 +238,7 @@ class ActiveCall:
         self._stopped: str | None = None
         self._settled = False
         self.over = asyncio.Event()
-        self._exchange: Exchange | None = None
+        self._exchange: EndpointExchange | None = None
         self._broken: Exception | None = None
         self._tokens = 0
         self._attempts = 0
@@ -378,7 +378,7 @@ class ActiveCall:
 
     # getting an answer
 
-    async def _answered(self) -> tuple[Exchange, Head]:
+    async def _answered(self) -> tuple[EndpointExchange, Head]:
         """Return the first answer that is no error; ask again where that may help.
 
         Raises:
@@ -420,7 +420,7 @@ class ActiveCall:
         headers.update({name.lower(): value for name, value in model.extra_headers.items()})
         return headers
 
-    async def _ask_once(self) -> tuple[Exchange, Head]:
+    async def _ask_once(self) -> tuple[EndpointExchange, Head]:
         model, ask = self._rollout.model, self._ask
         url = endpoint_url(model.base_url, ask.endpoint.PATH)
         if ask.query and ask.bridge is None:
@@ -438,7 +438,7 @@ class ActiveCall:
         error = {"message": message, "kind": exc.kind, "status": None}
         return _Failed(how, 504 if how == "timeout" else 502, message, error=error)
 
-    async def _refused(self, exchange: Exchange, head: Head) -> _Failed:
+    async def _refused(self, exchange: EndpointExchange, head: Head) -> _Failed:
         """Read an error that the endpoint answered with."""
         try:
             body = await exchange.read(ERROR_LIMIT)
@@ -496,7 +496,7 @@ class ActiveCall:
 
     # handing it on
 
-    async def _relay(self, exchange: Exchange, head: Head) -> None:
+    async def _relay(self, exchange: EndpointExchange, head: Head) -> None:
         ask = self._ask
         translator = ask.bridge.translator(ask.body) if ask.bridge is not None else None
         tap = Tap(self._recorder, ask.endpoint, self._rewritten.forced, translator)
@@ -531,7 +531,7 @@ class ActiveCall:
         self._reply.write(tap.end())
         self._reply.end()
 
-    async def _whole(self, exchange: Exchange, head: Head) -> None:
+    async def _whole(self, exchange: EndpointExchange, head: Head) -> None:
         ask = self._ask
         raw = await exchange.read(RESPONSE_LIMIT)
         response = load_object(raw)

@@ -44,7 +44,7 @@ class Head:
     headers: dict[str, str] = field(default_factory=dict)
 
 
-class Exchange:
+class EndpointExchange:
     """One request and its response. `head` comes first, then `read` or `relay` takes the body."""
 
     def __init__(self, connection: _Connection, timeout_s: float) -> None:
@@ -175,18 +175,18 @@ class _Connection(asyncio.Protocol):
         self.closed = False
         self._release = release
         self._transport: asyncio.Transport | None = None
-        self._exchange: Exchange | None = None
+        self._exchange: EndpointExchange | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._head = Head()
         self._pieces: list[bytes] = []
         self._headed = self._complete = self._until_close = self._reusable = False
 
-    def begin(self, request: bytes, timeout_s: float) -> Exchange:
+    def begin(self, request: bytes, timeout_s: float) -> EndpointExchange:
         """Send a request."""
         assert self._transport is not None
         self._parser = httptools.HttpResponseParser(self)
         self._headed = self._complete = self._until_close = self._reusable = False
-        self._exchange = Exchange(self, timeout_s)
+        self._exchange = EndpointExchange(self, timeout_s)
         self._transport.write(request)
         return self._exchange
 
@@ -249,7 +249,7 @@ class _Connection(asyncio.Protocol):
             self._complete = True
             self._reusable = self._parser.should_keep_alive() and not self._until_close
 
-    def _finish(self, exchange: Exchange) -> None:
+    def _finish(self, exchange: EndpointExchange) -> None:
         self._exchange = None
         self.resume()
         exchange.ended()
@@ -286,7 +286,7 @@ class Endpoints:
 
     async def send(
         self, method: str, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float
-    ) -> tuple[Exchange, Head]:
+    ) -> tuple[EndpointExchange, Head]:
         """Send a request, and return the exchange once status and headers are there.
 
         Raises:
@@ -311,7 +311,7 @@ class Endpoints:
 
     async def _begin(
         self, method: str, url: str, body: bytes, headers: Mapping[str, str], timeout_s: float, *, fresh: bool = False
-    ) -> tuple[Exchange, bool]:
+    ) -> tuple[EndpointExchange, bool]:
         parts = urlsplit(url)
         tls = parts.scheme == "https"
         address = Address(parts.hostname or "", parts.port or (443 if tls else 80), "/", tls)
