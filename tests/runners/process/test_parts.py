@@ -13,8 +13,6 @@ import pytest
 from openenv.errors import OpenEnvError, SessionClosedError, SessionLost, ToolNotFoundError, ToolTimeout
 from openenv.runners import ProcessOptions
 from openenv.runners.base import NotSendable, make_runner
-from openenv.runners.process.crew import Crew
-from openenv.runners.process.damping import LONGEST_PAUSE_S, PATIENCE, Damping, WorkersKeepDying
 from openenv.runners.process.messages import (
     MessageKind,
     MessageReader,
@@ -25,6 +23,7 @@ from openenv.runners.process.messages import (
     unpack,
     unpack_error,
 )
+from openenv.runners.process.runner import LONGEST_PAUSE_S, PATIENCE, StartBackoff, ThreadPool, WorkersKeepDying
 
 
 def test_frames_come_out_as_they_went_in_however_the_stream_is_cut() -> None:
@@ -83,7 +82,7 @@ def test_a_factory_is_sent_by_name_and_its_modules_are_named(envs: ModuleType) -
 
 def test_only_deaths_in_a_row_and_for_nothing_stop_new_workers() -> None:
     now = [0.0]
-    damping = Damping(lambda: now[0])
+    damping = StartBackoff(lambda: now[0])
     for _ in range(PATIENCE - 1):
         damping.died("killed")
     damping.check()
@@ -102,7 +101,7 @@ def test_only_deaths_in_a_row_and_for_nothing_stop_new_workers() -> None:
 
 
 def test_each_call_of_a_crew_has_a_thread_at_once_and_threads_are_used_again(eventually: Callable[..., Any]) -> None:
-    crew = Crew("crew-under-test")
+    crew = ThreadPool("crew-under-test")
     release, running, seen = threading.Event(), threading.Semaphore(0), set()
 
     def call() -> None:

@@ -15,24 +15,272 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
 
 from ...env.binding import Encoder
+from ...env.tools.source import ToolEvents
 from ...errors import SessionLost, message_of
-from ..base import WORKER_CRASHED, Lane, ProcessOptions
-from .crew import Crew
-from .damping import Damping, WorkersKeepDying
-from .lane import ProcessLane
-from .messages import WorkerSetup, modules_of, pack, pack_factory
-from .worker import SocketThread, WorkerGone, WorkerProcess
+from ..base import WORKER_CRASHED, Lane, LaneCall, NotSendable, PerishableLane, ProcessOptions
+from ..dispatch import current_dispatcher
+from .messages import MessageKind, WorkerSetup, modules_of, pack, pack_factory
+from .stub import EnvironmentStub
+from .worker import AwaitedReply, BlockingReply, PendingReply, SocketThread, WorkerGone, WorkerProcess
+
+# crew: Threads for calls that wait: one each, kept for a while for the next one. Knows callables only.
+
 
 logger = logging.getLogger(__name__)
+
+_KEPT_S = 5.0
+
+
+class ThreadPool:
+    """Runs each call at once, in a thread that has nothing to do or in a new one."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+
+    def run(self, call: Callable[[], None]) -> None:
+        """Run a call."""
+        with self._lock:
+            has_idle = self._idle > 0
+            if has_idle:
+                self._idle -= 1
+        if has_idle:
+            self._calls.put(call)
+        else:
+            # Daemons: a worker that does not answer must not keep the server from ending.
+            name = f"{self._name}-{next(self._numbers)}"
+            threading.Thread(target=self._work, args=(call,), name=name, daemon=True).start()
+
+    def _work(self, call: Callable[[], None]) -> None:
+        while True:
+            try:
+                call()
+            except BaseException:
+                logger.exception("a call broke its promise not to raise")
+            del call
+            with self._lock:
+                self._idle += 1
+            try:
+                call = self._calls.get(timeout=_KEPT_S)
+            except Empty:
+                with self._lock:
+                    if self._idle:
+                        self._idle -= 1
+                        return
+                call = self._calls.get()  # somebody has just counted on this thread
+
+
+# lane: A session's place in a worker: the lane that the session has here, and the way to its environment there.
+#
+# Knows workers and stand-ins; must not know how workers are chosen.
+
+
+class WorkerDied(RuntimeError):
+    """The worker process died while it built an environment."""
+
+
+class Placer(Protocol):
+    """Whoever hands out lanes."""
+
+    crew: ThreadPool
+    single_thread: bool
+
+    def start(self, worker: WorkerProcess) -> None:
+        """Start a worker, unless it runs."""
+        ...
+
+    def encoder(self, encode: Encoder) -> tuple[int, bytes] | None:
+        """Return an encoder's number and parcel; None where it cannot be sent."""
+        ...
+
+    def leave(self, lane: ProcessLane) -> None:
+        """Take a lane back."""
+        ...
+
+
+class ProcessLane(PerishableLane):
+    """A place in a worker. Calls of the session that cannot be awaited run in a thread here, and wait."""
+
+    is_shared = False
+
+    def __init__(self, placer: Placer, worker: WorkerProcess, number: int) -> None:
+        self.worker = worker
+        self.number = number
+        self.on_lost: Callable[[str], None] = _nobody_told
+        self.ending_since: float | None = None
+        self._placer = placer
+        self._lock = threading.Lock()
+        self._is_built = False
+        self._is_lost = False
+
+    @property
+    def host(self) -> ProcessLane:
+        """Nothing is shared."""
+        return self
+
+    def submit(self, call: LaneCall) -> None:
+        """Run a call in a thread; a session submits one at a time."""
+        self._placer.crew.run(call.run)
+
+    def release(self) -> None:
+        """Leave the worker."""
+        self._placer.leave(self)
+
+    def ending(self) -> None:
+        """Take note that the session is to end."""
+        self.ending_since = time.monotonic()
+
+    # -- the environment ------------------------------------------------------------------------------------------
+
+    def construct(self) -> EnvironmentStub:
+        """Build the environment there, and return what stands for it here.
+
+        Raises:
+            WorkerDied: The process has died meanwhile.
+            WorkersKeepDying: It is not started, since others have died too soon.
+            BaseException: What the constructor has raised.
+        """
+        waiter = BlockingReply()
+        try:
+            self._placer.start(self.worker)
+            self.worker.request(MessageKind.OPEN, pack((self.number, self._placer.single_thread)), waiter)
+            description = waiter.wait()
+        except (WorkerGone, SessionLost):
+            raise self._died() from None
+        with self._lock:
+            self._is_built = not self._is_lost
+        if not self._is_built:
+            raise self._died()
+        return EnvironmentStub(self, description)
+
+    def _died(self) -> BaseException:
+        return self.worker.failure or WorkerDied(
+            f"its worker process died while the environment was built ({self.worker.how})"
+        )
+
+    def lose(self) -> None:
+        """Take note that the process is gone; whoever builds in it is told by the failure."""
+        with self._lock:
+            self._is_lost = True
+            is_built = self._is_built
+        if is_built:
+            self.on_lost(WORKER_CRASHED)
+
+    async def ask(
+        self, name: str, argument: Any, *, encode: Encoder | None = None, events: ToolEvents | None = None
+    ) -> Any:
+        """Ask for something and wait, on the event loop.
+
+        Raises:
+            SessionLost: The process is gone.
+        """
+        waiter = AwaitedReply(current_dispatcher(), events)
+        sent = None if encode is None else self._placer.encoder(encode)
+        number = self._request(name, argument, waiter, sent)
+        result = await waiter.wait(partial(self.worker.cancel, number, self.number))
+        return result if encode is None or sent is not None else encode(result)
+
+    def ask_blocking(self, name: str, argument: Any) -> Any:
+        """Ask for something and wait, in this thread; raises as `ask` does."""
+        waiter = BlockingReply()
+        self._request(name, argument, waiter, None)
+        return waiter.wait()
+
+    def _request(self, name: str, argument: Any, waiter: PendingReply, encoder: tuple[int, bytes] | None) -> int:
+        if encoder is not None:
+            self.worker.tell_encoder(*encoder)
+        asked = (self.number, name, 0 if encoder is None else encoder[0], argument, waiter.events is not None)
+        try:
+            payload = pack(asked)
+        except Exception as exc:
+            raise NotSendable(f"the argument of {name} cannot be sent to a worker process: {message_of(exc)}") from exc
+        try:
+            return self.worker.request(MessageKind.ASK, payload, waiter)
+        except WorkerGone:
+            raise SessionLost(WORKER_CRASHED) from None
+
+    async def close(self) -> None:
+        """Have the environment closed; one that is lost is closed."""
+        waiter = AwaitedReply(current_dispatcher())
+        try:
+            number = self.worker.request(MessageKind.CLOSE, pack(self.number), waiter)
+            await waiter.wait(partial(self.worker.cancel, number, self.number))
+        except (WorkerGone, SessionLost):
+            return
+
+
+def _nobody_told(reason: str) -> None:
+    """Until a session has the lane, there is nobody to tell."""
+
+
+# damping: When to start another worker after some have died for nothing. Knows times and numbers only.
+
+
+PATIENCE = 3
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 30.0
+
+
+class WorkersKeepDying(RuntimeError):
+    """No worker is started for a while, since the last ones have died before they did anything."""
+
+
+class StartBackoff:
+    """Counts the deaths of workers that have answered nothing; after some in a row, pauses grow.
+
+    Args:
+        clock: Tells the time.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._deaths = 0
+        self._until = 0.0
+        self._last = ""
+
+    def answered(self) -> None:
+        """Take note that a worker has done something useful."""
+        if self._deaths:
+            with self._lock:
+                self._deaths = 0
+
+    def died(self, how: str) -> None:
+        """Take note that a worker has died without that."""
+        with self._lock:
+            self._deaths += 1
+            self._last = how
+            if self._deaths >= PATIENCE:
+                pause = FIRST_PAUSE_S * 2 ** min(self._deaths - PATIENCE, 10)
+                self._until = self._clock() + min(pause, LONGEST_PAUSE_S)
+
+    def check(self) -> None:
+        """Let a worker be started, or not.
+
+        Raises:
+            WorkersKeepDying: Not now.
+        """
+        with self._lock:
+            left = self._until - self._clock()
+            if self._deaths >= PATIENCE and left > 0:
+                raise WorkersKeepDying(
+                    f"the last {self._deaths} worker processes died before they answered anything (the last one: "
+                    f"{self._last}); the next one is started in {left:.1f} s"
+                )
+
 
 _LOGGERS = ("", "openenv")
 
 
 @dataclass(eq=False, slots=True)
-class _Seats:
+class _WorkerLanes:
     """A worker and the lanes in it."""
 
     worker: WorkerProcess
@@ -66,15 +314,15 @@ class ProcessRunner:
             raise RuntimeError("the process runner needs a POSIX system")
         self.options = options or ProcessOptions()
         self.single_thread = single_thread
-        self.crew = Crew("openenv-waiting")
+        self.crew = ThreadPool("openenv-waiting")
         self._factory = factory
         self._parcel = pack_factory(factory)
         self._files, self._main = modules_of(factory, self.options.models)
         self._processes = self.options.processes or _cores()
         self._clock = clock
-        self._damping = Damping(clock)
+        self._damping = StartBackoff(clock)
         self._lock = threading.Lock()
-        self._seats: list[_Seats] = []
+        self._seats: list[_WorkerLanes] = []
         self._numbers = itertools.count(1)
         self._encoder_numbers = itertools.count(1)
         self._encoders: dict[Encoder, tuple[int, bytes] | None] = {}
@@ -101,7 +349,7 @@ class ProcessRunner:
         """Put all later sessions of a process on one thread there."""
         self.single_thread = True
 
-    def _place(self) -> _Seats:
+    def _place(self) -> _WorkerLanes:
         most = self.options.sessions_each
         open_to = [
             seats
@@ -114,11 +362,11 @@ class ProcessRunner:
             return self._new_seats()
         return emptiest
 
-    def _new_seats(self) -> _Seats:
+    def _new_seats(self) -> _WorkerLanes:
         if self._switchboard is None:
             self._switchboard = SocketThread(self._look)
         worker = WorkerProcess(self._switchboard, on_gone=self._gone, on_answer=self._damping.answered)
-        seats = _Seats(worker, set())
+        seats = _WorkerLanes(worker, set())
         self._seats.append(seats)
         return seats
 
@@ -172,7 +420,7 @@ class ProcessRunner:
         if is_spare:
             seats.worker.leave()
 
-    def _seats_of(self, worker: WorkerProcess) -> _Seats | None:
+    def _seats_of(self, worker: WorkerProcess) -> _WorkerLanes | None:
         return next((seats for seats in self._seats if seats.worker is worker), None)
 
     def _forget(self, worker: WorkerProcess) -> set[ProcessLane]:
@@ -217,7 +465,7 @@ class ProcessRunner:
         except OSError:
             logger.exception("a worker process could not be replaced")
 
-    def _is_stuck(self, seats: _Seats) -> bool:
+    def _is_stuck(self, seats: _WorkerLanes) -> bool:
         """Whether every session of a process should have ended long ago."""
         latest = self._clock() - self.options.hang_s
         return bool(seats.lanes) and all(
