@@ -1,6 +1,7 @@
 import tempfile
 
-from openenv.rollout import RolloutStore, Task, reverify, run_many
+from openenv.rollout import RolloutStore, Task, run_many
+from openenv.rollout import engine as reverify
 
 tasks = [
     Task(

@@ -111,7 +111,7 @@ def run(
           --model scripted/binary_search
     """
     from ..rollout.agents.registry import agent as driver
-    from ..rollout.many import run_many
+    from ..rollout.engine import run_many
     from ..rollout.task import load_task
 
     with _failures():
@@ -242,7 +242,7 @@ def verify_again(
       openenv rollouts reverify 3f2a 77b0
       openenv rollouts reverify 3f2a --verify 'python3 -m pytest -q'
     """
-    from ..rollout.reverify import reverify
+    from ..rollout.engine import reverify
     from ..rollout.task import load_task, parse_check
 
     with _opened(store) as opened:

@@ -26,10 +26,10 @@ _EXPORTS = {
     "Task": "openenv.rollout.task",
     "agent": "openenv.rollout.agents.registry",
     "load_task": "openenv.rollout.task",
-    "reverify": "openenv.rollout.reverify",
+    "reverify": "openenv.rollout.engine",
     "run_cheats": "openenv.rollout.cheats.run",
-    "run_many": "openenv.rollout.many",
-    "run_many_async": "openenv.rollout.many",
+    "run_many": "openenv.rollout.engine",
+    "run_many_async": "openenv.rollout.engine",
     "run_rollout": "openenv.rollout.engine",
     "run_rollout_async": "openenv.rollout.engine",
 }
@@ -44,16 +44,16 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.rollout.capture import CaptureServer as CaptureServer
     from openenv.rollout.cheats.run import run_cheats as run_cheats
     from openenv.rollout.engine import Engine as Engine
+    from openenv.rollout.engine import reverify as reverify
+    from openenv.rollout.engine import run_many as run_many
+    from openenv.rollout.engine import run_many_async as run_many_async
     from openenv.rollout.engine import run_rollout as run_rollout
     from openenv.rollout.engine import run_rollout_async as run_rollout_async
-    from openenv.rollout.many import run_many as run_many
-    from openenv.rollout.many import run_many_async as run_many_async
     from openenv.rollout.outcome import CommandResult as CommandResult
     from openenv.rollout.outcome import Outcome as Outcome
     from openenv.rollout.outcome import Progress as Progress
     from openenv.rollout.outcome import RolloutTurn as RolloutTurn
     from openenv.rollout.progress import Cancellation as Cancellation
-    from openenv.rollout.reverify import reverify as reverify
     from openenv.rollout.store import RolloutStore as RolloutStore
     from openenv.rollout.task import Budget as Budget
     from openenv.rollout.task import Check as Check

@@ -12,25 +12,29 @@ import re
 import secrets
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from openenv import settings
-from openenv.errors import CaptureError, RolloutError
+from openenv.errors import CaptureError, RolloutError, StoreError
 from openenv.rollout.agents.base import Agent, Installation
 from openenv.rollout.agents.registry import agent as agent_by_name
-from openenv.rollout.outcome import Outcome
+from openenv.rollout.outcome import Outcome, Status
 from openenv.rollout.phases import NO_MODEL, CapturedModel, RolloutPlan, RolloutRun
 from openenv.rollout.progress import Cancellation, OnProgress, Reporter
 from openenv.rollout.scratch import scratch
-from openenv.rollout.task import Budget, Model, Task
+from openenv.rollout.store import Record, RolloutStore
+from openenv.rollout.task import Budget, Check, Model, Task
+from openenv.rollout.verifier import Verdict, verify
+from openenv.rollout.worktree import UnusableWorktree, merge
 from openenv.sandboxes.base import HOME, Sandboxes
 
 if TYPE_CHECKING:
     from openenv.rollout.capture.capture_server import CaptureServer
-    from openenv.rollout.store import RolloutStore
+
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -282,3 +286,255 @@ def named_backend(sandbox: str | Sandboxes) -> Sandboxes:
     from openenv.sandboxes.base import backend  # loads no backend before it is asked for
 
     return backend(sandbox)
+
+
+# many: Many rollouts at once: bounded, in the order they were given, each in a thread of its own.
+#
+# Knows threads and queues. What a rollout is, the engine knows.
+
+
+OnOutcome = Callable[[int, Outcome], None]
+CONCURRENCY = 4
+
+
+def run_many(
+    tasks: Iterable[Task],
+    *,
+    concurrency: int = CONCURRENCY,
+    on_progress: OnProgress | None = None,
+    on_outcome: OnOutcome | None = None,
+    cancel: Cancellation | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    **engine: Any,
+) -> list[Outcome]:
+    """Run tasks, at most `concurrency` at once, and return their outcomes in the tasks' order.
+
+    Args:
+        tasks: What to run; taken one by one as there is room, so it may be a generator.
+        concurrency: How many rollouts run at once.
+        on_progress: Gets the events of all; `rollout_id` tells them apart. Never called twice at once.
+        on_outcome: Gets the number of a task and its outcome as soon as it is there. Never called twice at once.
+        cancel: Ends all that run; those that have not begun get the status `cancelled`, unless `tasks` is a generator.
+        engine: The arguments of `Engine`.
+
+    Raises:
+        StoreError: an outcome could not be stored; the rollouts that still ran were cancelled.
+    """
+    if concurrency < 1:
+        raise ValueError("concurrency must be at least 1")
+    cancel = cancel or Cancellation()
+    with Engine(**engine) as shared:
+        crew = _Crew(shared, tasks, on_progress, on_outcome, cancel, metadata)
+        try:
+            crew.start(concurrency)
+            crew.is_idle.wait()
+        except BaseException:  # Ctrl-C: nothing may be left running
+            cancel.cancel("interrupted")
+            crew.is_idle.wait()
+            raise
+    if crew.error is not None:
+        raise crew.error
+    return [outcome for _, outcome in sorted(crew.outcomes.items())]
+
+
+async def run_many_async(
+    tasks: Iterable[Task], *, cancel: Cancellation | None = None, **arguments: Any
+) -> list[Outcome]:
+    """Run tasks off the event loop; cancelling the coroutine ends all of them and frees everything first."""
+    cancel = cancel or Cancellation()
+    return await in_thread(lambda: run_many(tasks, cancel=cancel, **arguments), cancel)
+
+
+class _Crew:
+    """The threads that share a list of tasks."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tasks: Iterable[Task],
+        on_progress: OnProgress | None,
+        on_outcome: OnOutcome | None,
+        cancel: Cancellation,
+        metadata: Mapping[str, Any] | None,
+    ) -> None:
+        self._engine, self._cancel = engine, cancel
+        self._tasks: Iterator[tuple[int, Task]] = enumerate(tasks)
+        self._is_finite = isinstance(tasks, Sized)
+        self._on_progress, self._on_outcome, self._metadata = on_progress, on_outcome, metadata
+        self._lock = threading.Lock()
+        self._at_work = 0
+        # Not `Thread.join`: when Ctrl-C interrupts it, Python up to 3.12 takes the thread for ended.
+        self.is_idle = threading.Event()
+        self.is_idle.set()
+        self.outcomes: dict[int, Outcome] = {}
+        self.error: BaseException | None = None
+
+    def start(self, count: int) -> None:
+        """Begin to work, with that many threads."""
+        for number in range(count):
+            with self._lock:
+                self._at_work += 1
+                self.is_idle.clear()
+            try:
+                threading.Thread(target=self._work_to_the_end, name=f"openenv-rollout-{number}").start()
+            except RuntimeError:  # there are too many already
+                self._leave()
+                raise
+
+    def _work_to_the_end(self) -> None:
+        try:
+            self.work()
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._at_work -= 1
+            if self._at_work == 0:
+                self.is_idle.set()
+
+    def work(self) -> None:
+        try:
+            while (entry := self._next()) is not None:
+                number, task = entry
+                self._done(number, self._run(task))
+        except BaseException as exc:  # of the task list, the store or a callback: the caller's, not a rollout's
+            with self._lock:
+                self.error = self.error or exc
+            self._cancel.cancel(f"another rollout could not be handled: {exc}")
+
+    def _next(self) -> tuple[int, Task] | None:
+        with self._lock:
+            if self.error is not None or (self._cancel.cancelled and not self._is_finite):
+                return None
+            return next(self._tasks, None)
+
+    def _run(self, task: Task) -> Outcome:
+        if self._cancel.cancelled:
+            return Outcome(
+                rollout_id=new_rollout_id(),
+                task_id=task.task_id,
+                status="cancelled",
+                phase="sandbox",
+                reason=self._cancel.reason,
+                agent=self._engine.agent.name,
+            )
+        return self._engine.run(task, on_progress=self._on_progress, cancel=self._cancel, metadata=self._metadata)
+
+    def _done(self, number: int, outcome: Outcome) -> None:
+        with self._lock:
+            self.outcomes[number] = outcome
+            if self._on_outcome is not None:
+                self._on_outcome(number, outcome)
+
+
+# reverify: Verifying again: new verify lines over a stored work tree, without a model and without the agent.
+#
+# Knows the store and the verifier. The first verdict stays; the new one is another record.
+
+
+_SCORED: frozenset[Status] = frozenset({"ok", "grader_failed", "policy_failed", "truncated"})
+"""What may have a reward: an agent that ran, whatever it or the verifier made of it."""
+
+
+def reverify(
+    store: RolloutStore,
+    rollout_id: str,
+    *,
+    lines: Sequence[str | Check] | None = None,
+    verify_files: Mapping[str, str] | None = None,
+    task: Task | None = None,
+    sandbox: str | Sandboxes = "local",
+    on_progress: OnProgress | None = None,
+    cancel: Cancellation | None = None,
+) -> Outcome:
+    """Verify a stored rollout again, in a fresh sandbox, and append what came of it to the store.
+
+    Args:
+        store: Where the rollout is.
+        rollout_id: Which one; the beginning of its id will do.
+        lines: Verify lines, or checks, in place of the task's.
+        verify_files: Files in place of the task's `verify_files`.
+        task: A whole task in place of the stored one; of it only what the verifier reads counts.
+        sandbox: A backend or its name.
+
+    Raises:
+        StoreError: there is no such rollout, or no work tree was kept of it.
+        RolloutCancelled: it was cancelled; nothing was stored.
+    """
+    first = store.history(rollout_id)[-1]
+    worktree, baseline = _kept(store, first)
+    asked = task or first.task
+    changes: dict[str, object] = {}
+    if lines is not None:
+        changes["verify"] = tuple(lines)
+    if verify_files is not None:
+        changes["verify_files"] = dict(verify_files)
+    asked = Task.model_validate({**asked.model_dump(), **changes})
+    backend = named_backend(sandbox)
+    backend.check()
+    reporter = Reporter(first.rollout_id, on_progress)
+    started_at = time.time()
+    with scratch() as folder, reporter.during("verify", "verifying in a fresh sandbox"):
+        verdict = verify(
+            asked,
+            backend,
+            worktree=_merged(worktree, baseline, folder, asked),
+            baseline=baseline,
+            cancel=cancel,
+            report=reporter.say,
+        )
+    outcome = _outcome(first, verdict, backend, reporter, started_at)
+    store.add_verification(outcome, asked)
+    return outcome
+
+
+def _kept(store: RolloutStore, first: Record) -> tuple[Path | None, Path | None]:
+    worktree = store.file(first.rollout_id, "worktree.tar")
+    baseline = store.file(first.rollout_id, "baseline.tar")
+    if worktree is None and not (first.outcome.status == "policy_failed" and first.outcome.phase == "collect"):
+        raise StoreError(
+            f"No work tree was kept of rollout '{first.rollout_id}': it ended as {first.outcome.status} in the "
+            f"{first.outcome.phase} phase"
+        )
+    return worktree, baseline
+
+
+def _merged(worktree: Path | None, baseline: Path | None, folder: Path, task: Task) -> Path | None:
+    if worktree is None:
+        return None
+    target = folder / "merged.tar"
+    try:
+        merge(
+            worktree,
+            baseline,
+            target,
+            protected=task.protected,
+            verify_files=task.verify_files,
+            named=task.texts(),
+        )
+    except UnusableWorktree:  # as in the rollout itself: what the setup left is verified
+        return None
+    return target
+
+
+def _outcome(first: Record, verdict: Verdict, backend: Sandboxes, reporter: Reporter, started_at: float) -> Outcome:
+    before = first.outcome
+    status, phase, reason = before.status, before.phase, before.reason
+    if status in ("ok", "grader_failed"):
+        crashed = verdict.crash is not None
+        status, phase, reason = ("grader_failed", "verify", verdict.crash) if crashed else ("ok", "done", None)
+    return before.model_copy(
+        update={
+            "status": status,
+            "phase": phase,
+            "reason": reason,
+            "reward": verdict.reward if status in _SCORED else None,
+            "verify_results": verdict.results,
+            "sandbox": backend.name,
+            "sandbox_id": verdict.sandbox_id,
+            "started_at": started_at,
+            "wall_s": reporter.elapsed_s,
+            "phase_s": dict(reporter.phase_s),
+        }
+    )
