@@ -36,7 +36,7 @@ from ..sessions.manager import SessionManager
 from .access import AccessPolicy
 from .app import HTTPEnvServer, PageWish
 from .asgi import Receive, Scope, Send, respond
-from .fast.http import Door
+from .fast.http import FirstRead
 from .fast.upgrade import UpgradeProtocol
 from .loading import MANIFEST, TargetError, TargetFailed, load_app, split_target
 
@@ -244,7 +244,7 @@ def uvicorn_settings(options: ServeOptions) -> dict[str, Any]:
         "host": options.host,
         "port": options.port,
         "log_level": options.log_level,
-        "http": Door,
+        "http": FirstRead,
         "ws": UpgradeProtocol,
         "timeout_graceful_shutdown": options.drain_s,
         "access_log": options.log_level in ("debug", "trace"),

@@ -30,7 +30,7 @@ _MOST_HEAD_BYTES = 65_536
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
-class Door(asyncio.Protocol):
+class FirstRead(asyncio.Protocol):
     """A connection of which nothing has been read yet."""
 
     def __init__(
