@@ -10,8 +10,9 @@ from typing import Any
 import gymnasium
 
 from ..client.env_client import EnvClient
-from ..client.vector.results import SlotResult, SlotsFailed
+from ..client.vector.results import SlotResult
 from ..client.vector.vector_env import VectorEnv
+from ..errors import SlotsFailed
 from .advertised import FromObservation, ToAction, interface_of
 from .environment import RENDER_KEY
 from .spaces import SomeSpace

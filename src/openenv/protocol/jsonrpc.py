@@ -140,7 +140,8 @@ class WSMCPResponse(BaseModel):
 
 # mcp: MCP on the wire, sans IO: versions, error codes, what makes a request valid, how results are written.
 #
-# Two eras share one endpoint. In the handshake era a client begins with `initialize` and has a session; since 2026-07-28
+# Two eras share one endpoint. In the handshake era a client begins with `initialize` and has a session; since
+# 2026-07-28
 # each request stands alone and carries version and capabilities itself. Knows shapes; must not know sessions or HTTP
 # servers.
 

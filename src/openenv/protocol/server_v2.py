@@ -17,7 +17,8 @@ from typing_extensions import NotRequired, TypedDict
 
 from ..errors import ExecutionError, OpenEnvError, message_of
 from ..types import WSErrorCode
-from .codec import JSON, MSGPACK, Codec, has_arrays, observation_message, pack_plain, state_message, without_arrays
+from .binary_values import has_arrays, observation_message, state_message, without_arrays
+from .codec import JSON, MSGPACK, Codec, pack_plain
 from .json_values import encode_state, observation_json
 from .schema import deserialize_action, has_plain_validation
 from .server_v1 import error_list

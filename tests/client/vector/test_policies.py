@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from openenv.client.vector.results import SlotsFailed
 from openenv.client.vector.vector_env import VectorEnv
-from openenv.errors import ExecutionError, RequestValidationError, SessionLost
+from openenv.errors import ExecutionError, RequestValidationError, SessionLost, SlotsFailed
 
 FAIL, FINE = {"fail": True}, {"add": 1}
 

@@ -10,10 +10,9 @@ import pytest
 
 from openenv.client.url import parse_ws_url, socket_url
 from openenv.client.vector.connection import VectorConnection
-from openenv.client.vector.results import SlotsFailed
 from openenv.client.vector.vector_env import VectorEnv
 from openenv.client.wire import ConnectionOptions
-from openenv.errors import SessionLost
+from openenv.errors import SessionLost, SlotsFailed
 from openenv.protocol.codec import SUBPROTOCOLS
 
 CODECS = pytest.mark.parametrize("codec", ["json", "msgpack"])

@@ -17,16 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from openenv.protocol.binary_values import has_arrays, observation_message, state_message, without_arrays
 from openenv.protocol.codec import (
     JSON,
     MSGPACK,
     SUBPROTOCOLS,
     Codec,
     choose,
-    has_arrays,
-    observation_message,
-    state_message,
-    without_arrays,
 )
 from openenv.protocol.json_values import serialize_observation
 from openenv.types import Observation, State

@@ -42,7 +42,8 @@ from ..handshake import Handshake
 from ..url import Address
 from ..wire import ConnectionOptions, MaskKeys, closed_reason, oversize_reason
 
-# vector_dialect: What a connection of a `VectorEnv` speaks: protocol v2, which carries many sessions, or v1, where it is one itself.
+# vector_dialect: What a connection of a `VectorEnv` speaks: protocol v2, which carries many sessions, or v1, where it
+# is one itself.
 #
 # The fleet asks in the words of v2; a dialect says the same in those of its server, and reads the answers back. So
 # nothing else has to know which of them it is. Sans IO: knows messages and payloads, must not know sockets or slots.

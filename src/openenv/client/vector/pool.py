@@ -22,7 +22,6 @@ from ..link import Reconnecting
 from ..url import Address, parse_ws_url, socket_url
 from ..wire import ConnectionOptions
 from .connection import ConnectionBroken, VectorConnection
-from .vector_env import Place
 
 # vector_line: Slots and lines of a `VectorEnv`: a slot is a session that is wanted, a line is the way to some of them.
 #
@@ -256,6 +255,38 @@ _CLOSE_S: Final = 5.0
 _REPLY_TYPES: Final = {"reset": "observation", "step": "observation", "state": "state", "close": "closed"}
 
 OnAnswer = Callable[[Slot, str, Any, "OpenEnvError | None"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A connection to be made, and the slots that it carries."""
+
+    url: str
+    slots: range
+
+
+def placements(urls: Sequence[str], n: int, connections: int) -> list[Place]:
+    """Spread slots over connections and connections over servers, as evenly as whole numbers allow.
+
+    Args:
+        urls: The servers.
+        n: How many slots.
+        connections: How many connections in all; each server that has a slot gets at least one.
+    """
+    used = list(urls)[:n]
+    wanted = max(len(used), min(connections, n))
+    places, first = [], 0
+    for url, share, lines in zip(used, shares(n, len(used)), shares(wanted, len(used)), strict=True):
+        for size in shares(share, min(lines, share)):
+            places.append(Place(url, range(first, first + size)))
+            first += size
+    return places
+
+
+def shares(total: int, parts: int) -> list[int]:
+    """Split a number into parts that differ by one at most, the larger ones first."""
+    size, more = divmod(total, parts)
+    return [size + 1] * more + [size] * (parts - more)
 
 
 class SessionPool:

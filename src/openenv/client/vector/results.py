@@ -139,7 +139,7 @@ def ended(observation: Any) -> tuple[bool, bool]:
     return bool(terminated), bool(truncated)
 
 
-# vector_episode: The episode in one slot of a `VectorEnv`: when it is over, what follows, and what the caller is told of it.
+# The episode in one slot of a `VectorEnv`: when it is over, what follows, and what the caller sees of it.
 #
 # Pure rules: autoreset modes and failure policies. Must not know sessions or connections.
 

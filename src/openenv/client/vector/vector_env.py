@@ -1,6 +1,6 @@
 """`VectorEnv`: many sessions as one, stepped in batches over few connections; `AsyncVectorEnv` is the same, awaited.
 
-Blocking, and for one thread at a time. Knows episodes and their policies; how requests reach sessions is the pool's business.
+Blocking, and for one thread at a time. Knows episodes and their policies; how requests reach sessions is the pool's.
 """
 
 from __future__ import annotations
@@ -9,58 +9,20 @@ import asyncio
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, Literal, TypeVar
 
 from typing_extensions import Self
 
-from ...errors import ClientModeError, OpenEnvError, RequestTimeout
+from ...errors import ClientModeError, OpenEnvError, RequestTimeout, SlotsFailed
 from ...protocol.codec import JSON, MSGPACK, SUBPROTOCOLS
 from ..env_client import EnvClient
 from ..generic import GenericEnvClient
 from ..keepalive import TENDER
 from ..process import ProcessLock
 from ..wire import PROTOCOLS, ConnectionOptions, ProtocolChoice, with_token
-from .pool import PoolConnection, SessionPool, Slot
-from .results import AUTORESETS, POLICIES, Autoreset, OnFailure, SlotEpisode, SlotsFailed, VectorResult
-
-# placement: Which session of a `VectorEnv` lives where: even shares for servers, and for the connections to each of them.
-#
-# Knows numbers only.
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A connection to be made, and the slots that it carries."""
-
-    url: str
-    slots: range
-
-
-def placements(urls: Sequence[str], n: int, connections: int) -> list[Place]:
-    """Spread slots over connections and connections over servers, as evenly as whole numbers allow.
-
-    Args:
-        urls: The servers.
-        n: How many slots.
-        connections: How many connections in all; each server that has a slot gets at least one.
-    """
-    used = list(urls)[:n]
-    wanted = max(len(used), min(connections, n))
-    places, first = [], 0
-    for url, share, lines in zip(used, shares(n, len(used)), shares(wanted, len(used)), strict=True):
-        for size in shares(share, min(lines, share)):
-            places.append(Place(url, range(first, first + size)))
-            first += size
-    return places
-
-
-def shares(total: int, parts: int) -> list[int]:
-    """Split a number into parts that differ by one at most, the larger ones first."""
-    size, more = divmod(total, parts)
-    return [size + 1] * more + [size] * (parts - more)
-
+from .pool import PoolConnection, SessionPool, Slot, placements
+from .results import AUTORESETS, POLICIES, Autoreset, OnFailure, SlotEpisode, VectorResult
 
 ActT = TypeVar("ActT")
 ObsT = TypeVar("ObsT")
