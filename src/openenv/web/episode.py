@@ -13,7 +13,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict
 
 from ..protocol.json_values import encode
-from .outcome import Outcome, Render
+from .page_operations import Outcome, Render
 
 MAX_ENTRIES: Final = 1000
 _MAX_BYTES: Final = 32 * 1024 * 1024

@@ -26,7 +26,7 @@ from ..sessions.operations import read_state
 from ..sessions.session import Session, SessionState
 from ..types import EnvironmentMetadata
 from .episode import MAX_ENTRIES, ActionLog, EpisodeState
-from .outcome import Outcome
+from .page_operations import Outcome
 from .play import Play, UnfitAction
 from .readme import load_environment_metadata
 from .visitors import Visitor, Visitors

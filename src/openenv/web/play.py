@@ -26,7 +26,7 @@ from ..sessions.lifetime import ending
 from ..sessions.operations import CALL
 from ..sessions.session import Session
 from .episode import Entry
-from .outcome import RENDER, RESET, STATE, STEP, Move, Outcome, Render
+from .page_operations import RENDER, RESET, STATE, STEP, Move, Outcome, Render
 from .visitors import Visitor
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from ..sessions.lifetime import CLOSED, CLOSED_BY_CLIENT, SHUTTING_DOWN, UNKNOWN
 from ..sessions.manager import SessionManager
 from ..sessions.session import Session, SessionKind
 from .episode import Entry, Episode
-from .outcome import Outcome, Render
+from .page_operations import Outcome, Render
 
 COOKIE = "openenv_visitor"
 _MOST = 1000
