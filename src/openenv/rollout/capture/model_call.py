@@ -29,7 +29,7 @@ from openenv.rollout.capture.dialects.dialect import (
 )
 from openenv.rollout.capture.encoding import Json, dumps, load_object
 from openenv.rollout.capture.inbound import AgentReply
-from openenv.rollout.capture.outbound import EndpointError, EndpointExchange, Endpoints, Head
+from openenv.rollout.capture.outbound import EndpointError, EndpointExchange, Endpoints, ResponseHead
 from openenv.rollout.capture.records import CallRecorder, JournalFull
 
 # tap: what happens to the bytes of a stream on their way from the endpoint to the agent.
@@ -378,7 +378,7 @@ class ActiveCall:
 
     # getting an answer
 
-    async def _answered(self) -> tuple[EndpointExchange, Head]:
+    async def _answered(self) -> tuple[EndpointExchange, ResponseHead]:
         """Return the first answer that is no error; ask again where that may help.
 
         Raises:
@@ -420,7 +420,7 @@ class ActiveCall:
         headers.update({name.lower(): value for name, value in model.extra_headers.items()})
         return headers
 
-    async def _ask_once(self) -> tuple[EndpointExchange, Head]:
+    async def _ask_once(self) -> tuple[EndpointExchange, ResponseHead]:
         model, ask = self._rollout.model, self._ask
         url = endpoint_url(model.base_url, ask.endpoint.PATH)
         if ask.query and ask.bridge is None:
@@ -438,7 +438,7 @@ class ActiveCall:
         error = {"message": message, "kind": exc.kind, "status": None}
         return _Failed(how, 504 if how == "timeout" else 502, message, error=error)
 
-    async def _refused(self, exchange: EndpointExchange, head: Head) -> _Failed:
+    async def _refused(self, exchange: EndpointExchange, head: ResponseHead) -> _Failed:
         """Read an error that the endpoint answered with."""
         try:
             body = await exchange.read(ERROR_LIMIT)
@@ -485,7 +485,7 @@ class ActiveCall:
         self._recorder.resent(self._ask.body, self._rewritten.body)
         return True
 
-    def _delay(self, head: Head | None) -> float | None:
+    def _delay(self, head: ResponseHead | None) -> float | None:
         """Return how long to wait before the next attempt; None for none, as the endpoint asks for too long a wait."""
         given = head.headers.get("retry-after", "") if head is not None else ""
         with contextlib.suppress(ValueError):
@@ -496,7 +496,7 @@ class ActiveCall:
 
     # handing it on
 
-    async def _relay(self, exchange: EndpointExchange, head: Head) -> None:
+    async def _relay(self, exchange: EndpointExchange, head: ResponseHead) -> None:
         ask = self._ask
         translator = ask.bridge.translator(ask.body) if ask.bridge is not None else None
         tap = Tap(self._recorder, ask.endpoint, self._rewritten.forced, translator)
@@ -531,7 +531,7 @@ class ActiveCall:
         self._reply.write(tap.end())
         self._reply.end()
 
-    async def _whole(self, exchange: EndpointExchange, head: Head) -> None:
+    async def _whole(self, exchange: EndpointExchange, head: ResponseHead) -> None:
         ask = self._ask
         raw = await exchange.read(RESPONSE_LIMIT)
         response = load_object(raw)
@@ -611,7 +611,7 @@ def endpoint_url(base_url: str, path: str) -> str:
     return f"{base}{path}" if _VERSION.fullmatch(base.rpartition("/")[2]) else f"{base}/v1{path}"
 
 
-def shown(head: Head) -> Iterable[tuple[str, str]]:
+def shown(head: ResponseHead) -> Iterable[tuple[str, str]]:
     """Return the headers that the agent may see."""
     return [(name, value) for name, value in head.headers.items() if name in SHOWN_HEADERS]
 

@@ -37,7 +37,7 @@ class EndpointError(Exception):
 
 
 @dataclass(slots=True)
-class Head:
+class ResponseHead:
     """Status and headers of a response."""
 
     status: int = 0
@@ -49,7 +49,7 @@ class EndpointExchange:
 
     def __init__(self, connection: _Connection, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
-        self.head: asyncio.Future[Head] = loop.create_future()
+        self.head: asyncio.Future[ResponseHead] = loop.create_future()
         self._done: asyncio.Future[None] = loop.create_future()
         self._connection = connection
         self._buffer: list[bytes] = []
@@ -110,7 +110,7 @@ class EndpointExchange:
 
     # the connection calls these
 
-    def began(self, head: Head) -> None:
+    def began(self, head: ResponseHead) -> None:
         """Take status and headers."""
         encoding = head.headers.get("content-encoding", "").lower()
         if encoding in ("gzip", "deflate"):
@@ -177,7 +177,7 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._exchange: EndpointExchange | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._head = Head()
+        self._head = ResponseHead()
         self._pieces: list[bytes] = []
         self._headed = self._complete = self._until_close = self._reusable = False
 
@@ -225,7 +225,7 @@ class _Connection(asyncio.Protocol):
         exchange.fail(EndpointError(f"the endpoint hung up {when}", kind="broken" if self._headed else "connect"))
 
     def on_message_begin(self) -> None:
-        self._head = Head()
+        self._head = ResponseHead()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
@@ -286,7 +286,7 @@ class Endpoints:
 
     async def send(
         self, method: str, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float
-    ) -> tuple[EndpointExchange, Head]:
+    ) -> tuple[EndpointExchange, ResponseHead]:
         """Send a request, and return the exchange once status and headers are there.
 
         Raises:
