@@ -285,7 +285,7 @@ class AwaitedReply(PendingReply):
         return self.take()
 
 
-_BOOT = "import sys; sys.path[0] = sys.argv[1]; from openenv.workers.main import main; main()"
+_BOOT = "import sys; sys.path[0] = sys.argv[1]; from openenv.runners.process.child import main; main()"
 _HOME = str(Path(__file__).resolve().parents[3])
 _STDERR = 2
 _REAP_S = 1.0
