@@ -156,4 +156,4 @@ def test_importing_the_names_loads_neither_engines_nor_servers() -> None:
     code = "import sys, openenv.providers, openenv.core.containers.runtime\nprint(' '.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     loaded = set(done.stdout.split())
-    assert not {"openenv.providers.docker", "subprocess", "fastapi", "pydantic", "asyncio"} & loaded
+    assert not {"openenv.providers.local_docker", "subprocess", "fastapi", "pydantic", "asyncio"} & loaded

@@ -12,7 +12,7 @@ _EXPORTS = {
     "KubernetesProvider": "openenv.providers.base",
     "ProcessProvider": "openenv.providers.server_process",
     "UVProvider": "openenv.providers.uv",
-    "LocalDockerProvider": "openenv.providers.docker",
+    "LocalDockerProvider": "openenv.providers.local_docker",
     "DockerSwarmProvider": "openenv.providers.swarm",
     "wait_for_ready": "openenv.providers.readiness",
 }
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # the table above, for type checkers
     from openenv.providers.base import ContainerProvider as ContainerProvider
     from openenv.providers.base import KubernetesProvider as KubernetesProvider
     from openenv.providers.base import RuntimeProvider as RuntimeProvider
-    from openenv.providers.docker import LocalDockerProvider as LocalDockerProvider
+    from openenv.providers.local_docker import LocalDockerProvider as LocalDockerProvider
     from openenv.providers.readiness import wait_for_ready as wait_for_ready
     from openenv.providers.server_process import ProcessProvider as ProcessProvider
     from openenv.providers.swarm import DockerSwarmProvider as DockerSwarmProvider

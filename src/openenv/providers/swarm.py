@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 from openenv.errors import ProviderError
 from openenv.providers.base import READY_S, ContainerProvider, refuse_unknown
-from openenv.providers.docker import INNER_PORT
-from openenv.providers.engine import (
+from openenv.providers.local_docker import (
+    INNER_PORT,
     LOG_LINES,
     ProviderEngine,
     Variables,

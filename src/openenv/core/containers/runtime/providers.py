@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from openenv.providers.base import ContainerProvider, KubernetesProvider, RuntimeProvider
-from openenv.providers.docker import LocalDockerProvider
+from openenv.providers.local_docker import LocalDockerProvider
 from openenv.providers.swarm import DockerSwarmProvider
 
 __all__ = [
