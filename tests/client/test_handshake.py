@@ -8,8 +8,8 @@ import re
 
 import pytest
 
-from openenv.client.handshake import Handshake
 from openenv.client.url import Address
+from openenv.client.websocket import Handshake
 from openenv.errors import ConnectFailed
 
 ADDRESS = Address("host", 8000, "/ws?x=1", False)

@@ -25,8 +25,8 @@ import httpx2
 import pytest
 
 import openenv
-from openenv.client.handshake import Handshake
 from openenv.client.url import parse_ws_url
+from openenv.client.websocket import Handshake
 from openenv.client.wire import ConnectionOptions
 from openenv.core.env_server.http_server import create_app
 from openenv.env.environment import Environment

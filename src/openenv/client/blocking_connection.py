@@ -23,8 +23,8 @@ from ..protocol.frames import (
 )
 from .commands import Unasked
 from .dial import dial, failure, read_before
-from .handshake import Handshake
 from .url import Address
+from .websocket import Handshake
 from .wire import READ_BYTES, ConnectionOptions, MaskKeys, closed_reason, oversize_reason
 
 _SENT_AT_ONCE = 65_536  # what fits into the system's buffers needs no time to be sent

@@ -24,9 +24,9 @@ from ..protocol.frames import (
 )
 from .commands import Unasked
 from .dial import dial_plain, failure
-from .handshake import Handshake
 from .proxy import proxy_for
 from .url import Address
+from .websocket import Handshake
 from .wire import READ_BYTES, ConnectionOptions, MaskKeys, closed_reason, oversize_reason
 
 _READ_BUFFERS: WeakKeyDictionary[asyncio.AbstractEventLoop, memoryview] = WeakKeyDictionary()

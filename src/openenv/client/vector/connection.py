@@ -38,8 +38,8 @@ from ...protocol.frames import (
 )
 from ...protocol.json_values import decode
 from ..dial import dial, failure, read_before
-from ..handshake import Handshake
 from ..url import Address
+from ..websocket import Handshake
 from ..wire import ConnectionOptions, MaskKeys, closed_reason, oversize_reason
 
 # vector_dialect: What a connection of a `VectorEnv` speaks: protocol v2, which carries many sessions, or v1, where it
