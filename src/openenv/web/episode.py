@@ -13,7 +13,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict
 
 from ..protocol.json_values import encode
-from .page_operations import Outcome, Render
+from .page_operations import EncodedObservation, Render
 
 MAX_ENTRIES: Final = 1000
 _MAX_BYTES: Final = 32 * 1024 * 1024
@@ -70,7 +70,9 @@ class Entry:
     is_step: bool = True
 
     @classmethod
-    def of_step(cls, timestamp: str, action: bytes, outcome: Outcome, *, step_count: int, duration_ms: float) -> Entry:
+    def of_step(
+        cls, timestamp: str, action: bytes, outcome: EncodedObservation, *, step_count: int, duration_ms: float
+    ) -> Entry:
         """Write down a step."""
         head = b'{"timestamp":' + encode(timestamp) + b',"action":' + action + b',"observation":' + outcome.observation
         return cls(head + outcome.tail + b',"step_count":' + str(step_count).encode(), duration_ms)
@@ -96,7 +98,7 @@ class Episode:
     episode_id: str | None = None
     step_count: int = 0
     has_begun: bool = False
-    last: Outcome | None = None
+    last: EncodedObservation | None = None
     render: bytes = field(default_factory=lambda: Render().json())
     entries: deque[Entry] = field(default_factory=deque)
     _bytes: int = 0
@@ -115,7 +117,7 @@ class Episode:
 
     def json(self) -> bytes:
         """Return where it stands, for the page."""
-        outcome = self.last or Outcome(b"null", b"null", None, False)
+        outcome = self.last or EncodedObservation(b"null", b"null", None, False)
         head = encode({"episode_id": self.episode_id, "step_count": self.step_count, "is_reset": self.has_begun})
         return head[:-1] + b',"current_observation":' + outcome.observation + outcome.tail + b"}"
 

@@ -26,7 +26,7 @@ from ..sessions.operations import read_state
 from ..sessions.session import Session, SessionState
 from ..types import EnvironmentMetadata
 from .episode import MAX_ENTRIES, ActionLog, EpisodeState
-from .page_operations import Outcome
+from .page_operations import EncodedObservation
 from .play import Play, UnfitAction
 from .readme import load_environment_metadata
 from .visitors import Visitor, Visitors
@@ -175,10 +175,10 @@ class WebInterfaceManager:
         visitor.watchers.add(self)
         return visitor
 
-    async def _reset(self, kwargs: dict[str, Any]) -> Outcome:
+    async def _reset(self, kwargs: dict[str, Any]) -> EncodedObservation:
         return await self._play.reset(self._here(), kwargs)
 
-    async def _step(self, fields: dict[str, Any]) -> Outcome:
+    async def _step(self, fields: dict[str, Any]) -> EncodedObservation:
         return await self._play.step(self._here(), fields)
 
     def _here(self) -> Visitor:

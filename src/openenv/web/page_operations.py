@@ -18,7 +18,7 @@ from ..sessions.operations import Operation, build_operations, interrupt_tools, 
 logger = logging.getLogger(__name__)
 
 
-class Outcome(NamedTuple):
+class EncodedObservation(NamedTuple):
     """An observation as the page needs it; all but the last are JSON text.
 
     Args:
@@ -45,7 +45,7 @@ class Outcome(NamedTuple):
         return b',"reward":' + self.reward + (b',"done":true' if self.done else b',"done":false')
 
 
-def outcome_of(observation: Any) -> Outcome:
+def outcome_of(observation: Any) -> EncodedObservation:
     """Encode an observation.
 
     Raises:
@@ -53,7 +53,7 @@ def outcome_of(observation: Any) -> Outcome:
     """
     parts = split_observation(observation)
     reward = b"null" if parts.reward is None else repr(parts.reward).lower().encode()
-    return Outcome(parts.fields, reward, parts.metadata, parts.done)
+    return EncodedObservation(parts.fields, reward, parts.metadata, parts.done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Render:
         return encode({"html": self.html, "actions": self.actions})
 
 
-def render_of(env: Any, outcome: Outcome) -> Render:
+def render_of(env: Any, outcome: EncodedObservation) -> Render:
     """Ask an environment for its own picture and buttons; runs where its code runs. What fails there is only logged."""
     observation = decode(outcome.observation)
     if not isinstance(observation, dict):
@@ -118,21 +118,21 @@ def _button(label: Any, action: Any) -> dict[str, Any]:
 _PLAIN = build_operations(outcome_of, encode_state)
 
 
-def _step(env: Any, move: Move) -> Outcome:
+def _step(env: Any, move: Move) -> EncodedObservation:
     token = EVENTS.set(move.events)
     try:
-        outcome: Outcome = _PLAIN.step.in_lane(env, move.action)
+        outcome: EncodedObservation = _PLAIN.step.in_lane(env, move.action)
         return outcome
     finally:
         EVENTS.reset(token)
 
 
-async def _step_async(env: Any, move: Move) -> Outcome:
+async def _step_async(env: Any, move: Move) -> EncodedObservation:
     EVENTS.set(move.events)  # a task of its own: nobody else sees it
     if isinstance(env, RemoteEnvironment):  # its `ask` would have nobody listen
         return outcome_of(await env.step_async(move.action))
     assert _PLAIN.step.in_loop is not None
-    outcome: Outcome = await _PLAIN.step.in_loop(env, move.action)
+    outcome: EncodedObservation = await _PLAIN.step.in_loop(env, move.action)
     return outcome
 
 

@@ -26,7 +26,7 @@ from ..sessions.lifetime import ending
 from ..sessions.operations import CALL
 from ..sessions.session import Session
 from .episode import Entry
-from .page_operations import RENDER, RESET, STATE, STEP, Move, Outcome, Render
+from .page_operations import RENDER, RESET, STATE, STEP, EncodedObservation, Move, Render
 from .visitors import Visitor
 
 logger = logging.getLogger(__name__)
@@ -69,17 +69,17 @@ class Play:
         self._now = now
         self._tools = ToolOperations(service.action_cls)
 
-    async def reset(self, visitor: Visitor, kwargs: Mapping[str, Any]) -> Outcome:
+    async def reset(self, visitor: Visitor, kwargs: Mapping[str, Any]) -> EncodedObservation:
         """Begin an episode, in a new session if the last one is gone."""
         async with self._turn(visitor, anew=True) as session:
-            outcome: Outcome = await visitor.unless_gone(session.run(RESET, dict(kwargs)))
+            outcome: EncodedObservation = await visitor.unless_gone(session.run(RESET, dict(kwargs)))
             place = await self._place(visitor, session)
             render = await self._render(visitor, session, outcome)
             _check(session, visitor)
             visitor.begin(outcome, render, place.episode_id)
             return outcome
 
-    async def step(self, visitor: Visitor, fields: Mapping[str, Any]) -> Outcome:
+    async def step(self, visitor: Visitor, fields: Mapping[str, Any]) -> EncodedObservation:
         """Take an action.
 
         Raises:
@@ -90,7 +90,7 @@ class Play:
         async with self._turn(visitor) as session:
             return await self._step(visitor, session, action)
 
-    async def say(self, visitor: Visitor, message: str) -> Outcome:
+    async def say(self, visitor: Visitor, message: str) -> EncodedObservation:
         """Take the action that a message stands for: what the environment makes of it, or its field `message`."""
         async with self._turn(visitor) as session:
             action = None
@@ -98,10 +98,10 @@ class Play:
                 action = await visitor.unless_gone(session.run(CALL, lambda env: env.message_to_action(message)))
             return await self._step(visitor, session, self._action({"message": message}) if action is None else action)
 
-    async def _step(self, visitor: Visitor, session: Session, action: Any) -> Outcome:
+    async def _step(self, visitor: Visitor, session: Session, action: Any) -> EncodedObservation:
         shown = _action_json(action)
         taken_at, began = self._now().isoformat(), time.perf_counter()
-        outcome: Outcome = await visitor.unless_gone(session.run(STEP, Move(action, self._events(visitor))))
+        outcome: EncodedObservation = await visitor.unless_gone(session.run(STEP, Move(action, self._events(visitor))))
         duration_ms = (time.perf_counter() - began) * 1000
         place = await self._place(visitor, session)
         render = await self._render(visitor, session, outcome)
@@ -216,7 +216,7 @@ class Play:
             return _Place(None, None)
         return _Place(None if episode_id is None else str(episode_id), count if isinstance(count, int) else None)
 
-    async def _render(self, visitor: Visitor, session: Session, outcome: Outcome) -> Render:
+    async def _render(self, visitor: Visitor, session: Session, outcome: EncodedObservation) -> Render:
         if not _draws(class_of(session.env)):
             return Render()
         try:

@@ -22,7 +22,7 @@ from ..sessions.lifetime import CLOSED, CLOSED_BY_CLIENT, SHUTTING_DOWN, UNKNOWN
 from ..sessions.manager import SessionManager
 from ..sessions.session import Session, SessionKind
 from .episode import Entry, Episode
-from .page_operations import Outcome, Render
+from .page_operations import EncodedObservation, Render
 
 COOKIE = "openenv_visitor"
 _MOST = 1000
@@ -194,14 +194,14 @@ class Visitor:
         """Tell what the environment says while a step runs."""
         self._tell(encode({"type": "event", "data": data, "timestamp": timestamp}))
 
-    def begin(self, outcome: Outcome, render: Render, episode_id: str | None) -> None:
+    def begin(self, outcome: EncodedObservation, render: Render, episode_id: str | None) -> None:
         """Begin an episode."""
         self.episode = Episode(episode_id, has_begun=True, last=outcome, render=render.json())
         head = b'{"type":"reset","episode_id":' + encode(episode_id) + b',"observation":' + outcome.observation
         self._tell(head + outcome.tail + b',"render":' + self.episode.render + b"}", is_state=True)
 
     def stepped(
-        self, entry: Entry, outcome: Outcome, render: Render, *, episode_id: str | None, step_count: int
+        self, entry: Entry, outcome: EncodedObservation, render: Render, *, episode_id: str | None, step_count: int
     ) -> None:
         """Add a step."""
         episode = self.episode
