@@ -47,7 +47,7 @@ class ResponseHead:
 class EndpointExchange:
     """One request and its response. `head` comes first, then `read` or `relay` takes the body."""
 
-    def __init__(self, connection: _Connection, timeout_s: float) -> None:
+    def __init__(self, connection: _EndpointConnection, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
         self.head: asyncio.Future[ResponseHead] = loop.create_future()
         self._done: asyncio.Future[None] = loop.create_future()
@@ -165,10 +165,10 @@ class EndpointExchange:
             self._timer = asyncio.get_running_loop().call_later(max(left, 0.05), self._check)
 
 
-class _Connection(asyncio.Protocol):
+class _EndpointConnection(asyncio.Protocol):
     """One connection to an endpoint; one exchange at a time."""
 
-    def __init__(self, address: Address, release: Callable[[_Connection], None]) -> None:
+    def __init__(self, address: Address, release: Callable[[_EndpointConnection], None]) -> None:
         self.address = address
         self.idle_since = 0.0
         self.paused = False
@@ -282,7 +282,7 @@ class Endpoints:
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self._tls = tls
-        self._idle: dict[Address, list[_Connection]] = defaultdict(list)
+        self._idle: dict[Address, list[_EndpointConnection]] = defaultdict(list)
 
     async def send(
         self, method: str, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float
@@ -323,7 +323,7 @@ class Endpoints:
         head = f"{method} {target} HTTP/1.1\r\nhost: {host}\r\n{lines}content-length: {len(body)}\r\n\r\n"
         return connection.begin(head.encode("latin-1", "replace") + body, timeout_s), kept is None
 
-    def _take(self, address: Address) -> _Connection | None:
+    def _take(self, address: Address) -> _EndpointConnection | None:
         idle = self._idle.get(address)
         while idle:
             connection = idle.pop()
@@ -332,7 +332,7 @@ class Endpoints:
             connection.abort()
         return None
 
-    async def _connect(self, address: Address, timeout_s: float) -> _Connection:
+    async def _connect(self, address: Address, timeout_s: float) -> _EndpointConnection:
         place = f"{address.host}:{address.port}"
         try:
             return await asyncio.wait_for(self._dial(address, timeout_s), timeout_s)
@@ -341,20 +341,20 @@ class Endpoints:
         except (OSError, UnicodeError) as exc:  # what TLS and the proxy complain about is among them
             raise EndpointError(f"no connection to {place}: {exc}", kind="connect") from None
 
-    async def _dial(self, address: Address, timeout_s: float) -> _Connection:
+    async def _dial(self, address: Address, timeout_s: float) -> _EndpointConnection:
         loop = asyncio.get_running_loop()
         context = self._context() if address.secure else None
         name = address.host if address.secure else None
         if proxy_for(address) is None:
             _, connection = await loop.create_connection(
-                lambda: _Connection(address, self._release), address.host, address.port, ssl=context
+                lambda: _EndpointConnection(address, self._release), address.host, address.port, ssl=context
             )
             return connection
         # The tunnel is dug in a thread: it is rare, and short.
         sock = await loop.run_in_executor(None, dial_plain, address, timeout_s)
         sock.setblocking(False)
         _, connection = await loop.create_connection(
-            lambda: _Connection(address, self._release), sock=sock, ssl=context, server_hostname=name
+            lambda: _EndpointConnection(address, self._release), sock=sock, ssl=context, server_hostname=name
         )
         return connection
 
@@ -363,7 +363,7 @@ class Endpoints:
             self._tls = ssl.create_default_context()
         return self._tls
 
-    def _release(self, connection: _Connection) -> None:
+    def _release(self, connection: _EndpointConnection) -> None:
         connection.idle_since = time.monotonic()
         self._idle[connection.address].append(connection)
 
