@@ -110,7 +110,7 @@ def run(
       openenv rollouts run task.yaml --base-url http://localhost:8001/v1 \\
           --model scripted/binary_search
     """
-    from ..rollout.agents.registry import agent as driver
+    from ..rollout.agents.base import agent as driver
     from ..rollout.engine import run_many
     from ..rollout.task import load_task
 

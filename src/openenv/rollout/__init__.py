@@ -24,7 +24,7 @@ _EXPORTS = {
     "RolloutStore": "openenv.rollout.store",
     "RolloutTurn": "openenv.rollout.outcome",
     "Task": "openenv.rollout.task",
-    "agent": "openenv.rollout.agents.registry",
+    "agent": "openenv.rollout.agents.base",
     "load_task": "openenv.rollout.task",
     "reverify": "openenv.rollout.engine",
     "run_cheats": "openenv.rollout.cheats.run",
@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.rollout.agents.base import AgentRun as AgentRun
     from openenv.rollout.agents.base import Installation as Installation
     from openenv.rollout.agents.base import Launch as Launch
-    from openenv.rollout.agents.registry import agent as agent
+    from openenv.rollout.agents.base import agent as agent
     from openenv.rollout.capture import Capture as Capture
     from openenv.rollout.capture import CaptureServer as CaptureServer
     from openenv.rollout.cheats.run import run_cheats as run_cheats

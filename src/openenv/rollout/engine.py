@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from openenv import settings
 from openenv.errors import CaptureError, RolloutError, StoreError
 from openenv.rollout.agents.base import Agent, Installation
-from openenv.rollout.agents.registry import agent as agent_by_name
+from openenv.rollout.agents.base import agent as agent_by_name
 from openenv.rollout.outcome import Outcome, Status
 from openenv.rollout.phases import NO_MODEL, CapturedModel, RolloutPlan, RolloutRun
 from openenv.rollout.progress import Cancellation, OnProgress, Reporter

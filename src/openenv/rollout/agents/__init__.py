@@ -16,8 +16,8 @@ _EXPORTS = {
     "OpenCode": "openenv.rollout.agents.opencode",
     "Oracle": "openenv.rollout.agents.oracle",
     "Shell": "openenv.rollout.agents.shell",
-    "agent": "openenv.rollout.agents.registry",
-    "agent_names": "openenv.rollout.agents.registry",
+    "agent": "openenv.rollout.agents.base",
+    "agent_names": "openenv.rollout.agents.base",
 }
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)
