@@ -375,7 +375,7 @@ def test_an_engine_that_hangs_is_a_provider_error(docker_host: str, tmp_path: Pa
 def test_a_pull_that_takes_long_is_told(
     provider: LocalDockerProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("openenv.providers.progress.PATIENCE_S", 0.05)
+    monkeypatch.setattr("openenv.providers.provider.PATIENCE_S", 0.05)
     slow = tmp_path / "docker"
     slow.write_text('#!/bin/sh\ncase "$*" in *pull*) sleep 1; exit 0;; *) exit 1;; esac\n')
     slow.chmod(0o755)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from openenv._lazy import lazy_exports
 
 _EXPORTS = {
-    "ContainerProvider": "openenv.providers.base",
-    "RuntimeProvider": "openenv.providers.base",
-    "KubernetesProvider": "openenv.providers.base",
+    "ContainerProvider": "openenv.providers.provider",
+    "RuntimeProvider": "openenv.providers.provider",
+    "KubernetesProvider": "openenv.providers.provider",
     "ProcessProvider": "openenv.providers.server_process",
     "UVProvider": "openenv.providers.uv",
     "LocalDockerProvider": "openenv.providers.local_docker",
@@ -18,10 +18,10 @@ _EXPORTS = {
 }
 
 if TYPE_CHECKING:  # the table above, for type checkers
-    from openenv.providers.base import ContainerProvider as ContainerProvider
-    from openenv.providers.base import KubernetesProvider as KubernetesProvider
-    from openenv.providers.base import RuntimeProvider as RuntimeProvider
     from openenv.providers.local_docker import LocalDockerProvider as LocalDockerProvider
+    from openenv.providers.provider import ContainerProvider as ContainerProvider
+    from openenv.providers.provider import KubernetesProvider as KubernetesProvider
+    from openenv.providers.provider import RuntimeProvider as RuntimeProvider
     from openenv.providers.readiness import wait_for_ready as wait_for_ready
     from openenv.providers.server_process import ProcessProvider as ProcessProvider
     from openenv.providers.swarm import DockerSwarmProvider as DockerSwarmProvider

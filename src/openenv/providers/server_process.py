@@ -24,7 +24,7 @@ from typing_extensions import Self
 from openenv import settings
 from openenv.errors import ProviderError, ProviderUnavailable
 from openenv.providers import guardian
-from openenv.providers.base import READY_S, RuntimeProvider, refuse_unknown
+from openenv.providers.provider import READY_S, RuntimeProvider, refuse_unknown
 from openenv.providers.readiness import wait_for_ready
 
 GRACE_S = 10.0

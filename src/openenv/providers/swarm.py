@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from openenv.errors import ProviderError
-from openenv.providers.base import READY_S, ContainerProvider, refuse_unknown
 from openenv.providers.local_docker import (
     INNER_PORT,
     LOG_LINES,
@@ -28,6 +27,7 @@ from openenv.providers.local_docker import (
     owner_labels,
     words_of,
 )
+from openenv.providers.provider import READY_S, ContainerProvider, refuse_unknown
 from openenv.providers.readiness import quoted, wait_for_ready
 from openenv.sandboxes.docker import OWNER_LABEL
 from openenv.sandboxes.owners import Owner

@@ -17,8 +17,7 @@ from typing import Any
 
 from openenv import settings
 from openenv.errors import ProviderError, ProviderUnavailable
-from openenv.providers.base import refuse_unknown
-from openenv.providers.progress import told_when_slow
+from openenv.providers.provider import refuse_unknown, told_when_slow
 from openenv.providers.server_process import ChildProvider, ServerProcess
 
 # git_project: A project from a Git repository: `git+URL`, with `@REF` and `#subdirectory=FOLDER` as pip has them.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from openenv.providers.base import ContainerProvider, KubernetesProvider, RuntimeProvider
 from openenv.providers.local_docker import LocalDockerProvider
+from openenv.providers.provider import ContainerProvider, KubernetesProvider, RuntimeProvider
 from openenv.providers.swarm import DockerSwarmProvider
 
 __all__ = [

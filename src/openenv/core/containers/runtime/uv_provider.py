@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from openenv.providers.base import RuntimeProvider
+from openenv.providers.provider import RuntimeProvider
 from openenv.providers.uv import UVProvider
 
 __all__ = ["RuntimeProvider", "UVProvider"]
