@@ -19,7 +19,7 @@ from websockets.sync.client import ClientConnection, connect
 from openenv.env.environment import Environment
 from openenv.protocol.frames import masked_text_frame
 from openenv.server.app import HTTPEnvServer
-from openenv.server.keepalive import KeepAlive
+from openenv.server.fast.frame_socket import KeepAlive
 from openenv.sessions.lifetime import SessionLimits
 from openenv.types import Action, Observation, State
 

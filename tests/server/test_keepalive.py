@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from openenv.server.keepalive import KeepAlive
+from openenv.server.fast.frame_socket import KeepAlive
 
 pytestmark = pytest.mark.anyio
 

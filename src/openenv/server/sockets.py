@@ -15,8 +15,7 @@ from typing import Any, Protocol, cast
 
 from ..protocol.frames import FrameError, FrameReader, Opcode, close_payload, control_frame, text_head
 from .asgi import Receive, Send
-from .keepalive import INTERVAL_S, TIMEOUT_S, KeepAlive
-from .writes import WriteBatch
+from .fast.frame_socket import INTERVAL_S, TIMEOUT_S, KeepAlive, WriteBatch
 
 logger = logging.getLogger(__name__)
 

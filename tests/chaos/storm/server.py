@@ -127,7 +127,7 @@ def _env_cls(package: str, book: Book, *, coroutine: bool) -> type[Any]:
 def ours(env: Any, *, slots: int = SESSIONS, idle_s: float = 4 * GRACE_S, **more: Any) -> Any:
     """Prepare this package's server: the application, its settings, what is done first, and what counts sessions."""
     from openenv.server.app import HTTPEnvServer, new_application
-    from openenv.server.keepalive import KeepAlive
+    from openenv.server.fast.frame_socket import KeepAlive
     from openenv.server.run import ServeOptions, uvicorn_settings
     from openenv.sessions.manager import SessionLimits
 
