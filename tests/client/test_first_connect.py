@@ -18,8 +18,8 @@ from websockets.sync.server import serve as serve_sockets
 
 from openenv import GenericEnvClient, VectorEnv
 from openenv.client.connecting import Attempts
-from openenv.client.dial import failure
 from openenv.client.link import Reconnecting
+from openenv.client.tcp import connect_failure
 from openenv.client.url import parse_ws_url
 from openenv.client.wire import ConnectionOptions
 from openenv.env.binding import infer_models
@@ -339,7 +339,9 @@ class Clock:
 
 def _refused() -> ConnectFailed:
     try:
-        raise failure(parse_ws_url("ws://h/ws"), ConnectionRefusedError("refused"), 1) from ConnectionRefusedError()
+        raise connect_failure(
+            parse_ws_url("ws://h/ws"), ConnectionRefusedError("refused"), 1
+        ) from ConnectionRefusedError()
     except ConnectFailed as exc:
         return exc
 
@@ -379,7 +381,7 @@ def test_a_server_that_was_there_is_tried_for_the_whole_time() -> None:
     ],
 )
 def test_only_what_may_pass_by_itself_is_tried_again(cause: Exception, is_transient: bool) -> None:
-    assert failure(parse_ws_url("ws://h/ws"), cause, 1).is_transient is is_transient
+    assert connect_failure(parse_ws_url("ws://h/ws"), cause, 1).is_transient is is_transient
 
 
 def test_each_session_has_a_nonce_of_its_own_until_it_is_open() -> None:

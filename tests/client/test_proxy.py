@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from openenv import GenericEnvClient
-from openenv.client.proxy import Proxy, proxy_for, tunnel_request
+from openenv.client.tcp import HttpProxy, proxy_for, tunnel_request
 from openenv.client.url import Address
 from openenv.errors import ConnectFailed
 
@@ -93,7 +93,7 @@ def test_a_blocking_client_goes_through_the_proxy(environ: pytest.MonkeyPatch, p
         assert client.reset(seed=1).observation["text"] == "seed 1"
     credentials = base64.b64encode(b"user:p@ss").decode()
     assert proxy.heads[0].startswith(f"CONNECT {NAME}:7777 HTTP/1.1\r\n")
-    assert f"Proxy-Authorization: Basic {credentials}\r\n" in proxy.heads[0]
+    assert f"HttpProxy-Authorization: Basic {credentials}\r\n" in proxy.heads[0]
 
 
 @pytest.mark.anyio
@@ -131,17 +131,17 @@ def test_local_addresses_never_use_a_proxy(environ: pytest.MonkeyPatch, parrot: 
     ("variables", "address", "expected"),
     [
         ({}, Address(NAME, 80, "/", False), None),
-        ({"http_proxy": "http://p:3128"}, Address(NAME, 80, "/", False), Proxy("p", 3128, None)),
-        ({"http_proxy": "p"}, Address(NAME, 80, "/", False), Proxy("p", 80, None)),
+        ({"http_proxy": "http://p:3128"}, Address(NAME, 80, "/", False), HttpProxy("p", 3128, None)),
+        ({"http_proxy": "p"}, Address(NAME, 80, "/", False), HttpProxy("p", 80, None)),
         ({"http_proxy": "http://p:3128"}, Address(NAME, 443, "/", True), None),
-        ({"https_proxy": "http://p:3128"}, Address(NAME, 443, "/", True), Proxy("p", 3128, None)),
+        ({"https_proxy": "http://p:3128"}, Address(NAME, 443, "/", True), HttpProxy("p", 3128, None)),
         ({"http_proxy": "http://p:1", "no_proxy": "test"}, Address(NAME, 80, "/", False), None),
         ({"http_proxy": "socks5://p:1"}, Address(NAME, 80, "/", False), None),
         ({"http_proxy": "http://p:1"}, Address("localhost", 80, "/", False), None),
     ],
 )
 def test_the_usual_variables_decide(
-    environ: pytest.MonkeyPatch, variables: dict[str, str], address: Address, expected: Proxy | None
+    environ: pytest.MonkeyPatch, variables: dict[str, str], address: Address, expected: HttpProxy | None
 ) -> None:
     for name, value in variables.items():
         environ.setenv(name, value)
@@ -149,5 +149,5 @@ def test_the_usual_variables_decide(
 
 
 def test_an_ipv6_address_is_asked_for_in_brackets() -> None:
-    request = tunnel_request(Address("2001:db8::1", 80, "/", False), Proxy("p", 1, None))
+    request = tunnel_request(Address("2001:db8::1", 80, "/", False), HttpProxy("p", 1, None))
     assert request.startswith(b"CONNECT [2001:db8::1]:80 HTTP/1.1\r\nHost: [2001:db8::1]:80\r\n")

@@ -22,7 +22,7 @@ from ..protocol.frames import (
     masked_text_frame,
 )
 from .commands import Unasked
-from .dial import dial, failure, read_before
+from .tcp import connect_failure, open_socket, read_before
 from .url import Address
 from .websocket import Handshake
 from .wire import READ_BYTES, ConnectionOptions, MaskKeys, closed_reason, oversize_reason
@@ -84,13 +84,13 @@ class BlockingConnection:
         except AccessDenied:
             raise
         except ConnectFailed as exc:
-            raise failure(self._address, exc, timeout_s) from None
+            raise connect_failure(self._address, exc, timeout_s) from None
         except (OSError, UnicodeError) as exc:
-            raise failure(self._address, exc, timeout_s) from exc
+            raise connect_failure(self._address, exc, timeout_s) from exc
 
     def _open(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        sock = dial(self._address, timeout_s)
+        sock = open_socket(self._address, timeout_s)
         try:
             handshake = Handshake(self._address, self._options.headers, self._options.subprotocols)
             sock.sendall(handshake.request)

@@ -23,8 +23,7 @@ from ..protocol.frames import (
     masked_text_frame,
 )
 from .commands import Unasked
-from .dial import dial_plain, failure
-from .proxy import proxy_for
+from .tcp import connect_failure, open_plain_socket, proxy_for
 from .url import Address
 from .websocket import Handshake
 from .wire import READ_BYTES, ConnectionOptions, MaskKeys, closed_reason, oversize_reason
@@ -106,10 +105,10 @@ class LoopConnection(asyncio.BufferedProtocol):
             raise
         except ConnectFailed as exc:
             self._drop("not connected")
-            raise failure(self._address, exc, timeout_s) from None
+            raise connect_failure(self._address, exc, timeout_s) from None
         except (OSError, UnicodeError, asyncio.TimeoutError) as exc:
             self._drop("not connected")
-            raise failure(self._address, exc, timeout_s) from exc
+            raise connect_failure(self._address, exc, timeout_s) from exc
         except BaseException:
             self._drop("not connected")
             raise
@@ -125,7 +124,7 @@ class LoopConnection(asyncio.BufferedProtocol):
             )
         else:
             # The tunnel is dug in a thread: it is rare, and short.
-            sock = await self._loop.run_in_executor(None, dial_plain, address, timeout_s)
+            sock = await self._loop.run_in_executor(None, open_plain_socket, address, timeout_s)
             sock.setblocking(False)
             await self._loop.create_connection(lambda: self, sock=sock, ssl=context, server_hostname=hostname)
         assert self._transport is not None

@@ -37,7 +37,7 @@ from ...protocol.frames import (
     masked_text_frame,
 )
 from ...protocol.json_values import decode
-from ..dial import dial, failure, read_before
+from ..tcp import connect_failure, open_socket, read_before
 from ..url import Address
 from ..websocket import Handshake
 from ..wire import ConnectionOptions, MaskKeys, closed_reason, oversize_reason
@@ -252,15 +252,15 @@ class VectorConnection:
         except AccessDenied:
             raise
         except ConnectionBroken as exc:
-            raise failure(self.address, ConnectFailed(str(exc), is_transient=True), timeout_s) from None
+            raise connect_failure(self.address, ConnectFailed(str(exc), is_transient=True), timeout_s) from None
         except ConnectFailed as exc:
-            raise failure(self.address, exc, timeout_s) from None
+            raise connect_failure(self.address, exc, timeout_s) from None
         except (OSError, ValueError, FrameError) as exc:
-            raise failure(self.address, exc, timeout_s) from exc
+            raise connect_failure(self.address, exc, timeout_s) from exc
 
     def _open(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        sock = dial(self.address, timeout_s)
+        sock = open_socket(self.address, timeout_s)
         try:
             handshake = Handshake(self.address, self._options.headers, self._subprotocols)
             sock.sendall(handshake.request)

@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from openenv.client.dial import dial_plain
-from openenv.client.proxy import proxy_for
+from openenv.client.tcp import open_plain_socket, proxy_for
 from openenv.client.url import Address
 
 CONNECT_S = 10.0
@@ -351,7 +350,7 @@ class Endpoints:
             )
             return connection
         # The tunnel is dug in a thread: it is rare, and short.
-        sock = await loop.run_in_executor(None, dial_plain, address, timeout_s)
+        sock = await loop.run_in_executor(None, open_plain_socket, address, timeout_s)
         sock.setblocking(False)
         _, connection = await loop.create_connection(
             lambda: _EndpointConnection(address, self._release), sock=sock, ssl=context, server_hostname=name

@@ -6,17 +6,61 @@ Knows sockets and proxies; must not know WebSocket.
 from __future__ import annotations
 
 import asyncio
+import base64
 import socket
 import ssl
 import time
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from ..errors import ConnectFailed
-from .proxy import proxy_for, tunnel_request
 from .url import Address
 from .wire import READ_BYTES
 
+# proxy: HTTP proxies for addresses that are not local, from the usual environment variables.
+#
+# Knows how to ask a proxy for a tunnel; must not know what goes through it.
 
-def failure(address: Address, exc: BaseException, timeout_s: float) -> ConnectFailed:
+
+@dataclass(frozen=True, slots=True)
+class HttpProxy:
+    """Where a proxy listens, and what it wants to hear."""
+
+    host: str
+    port: int
+    authorization: str | None
+
+
+def proxy_for(address: Address) -> HttpProxy | None:
+    """Return the proxy to use, or None to connect directly."""
+    if address.is_local or proxy_bypass(address.host):
+        return None
+    proxies = getproxies()
+    url = proxies.get("https" if address.secure else "http")
+    if not url:
+        return None
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    if parts.scheme != "http" or not parts.hostname:
+        return None
+    authorization = None
+    if parts.username is not None:
+        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        authorization = "Basic " + base64.b64encode(pair.encode()).decode()
+    return HttpProxy(parts.hostname, parts.port or 80, authorization)
+
+
+def tunnel_request(address: Address, proxy: HttpProxy) -> bytes:
+    """The request for a tunnel."""
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    place = f"{host}:{address.port}"
+    lines = [f"CONNECT {place} HTTP/1.1", f"Host: {place}"]
+    if proxy.authorization is not None:
+        lines.append(f"HttpProxy-Authorization: {proxy.authorization}")
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def connect_failure(address: Address, exc: BaseException, timeout_s: float) -> ConnectFailed:
     """Say that a server could not be reached, and whether another try may help."""
     if isinstance(exc, ConnectFailed):
         return ConnectFailed(f"Failed to connect to {address.url}: {exc}", is_transient=exc.is_transient)
@@ -32,14 +76,14 @@ def _is_transient(exc: BaseException) -> bool:
     return isinstance(exc, (OSError, asyncio.TimeoutError))
 
 
-def dial(address: Address, timeout_s: float) -> socket.socket:
+def open_socket(address: Address, timeout_s: float) -> socket.socket:
     """Connect to a server.
 
     Raises:
         OSError: It cannot be reached.
         ConnectFailed: The proxy refuses.
     """
-    sock = dial_plain(address, timeout_s)
+    sock = open_plain_socket(address, timeout_s)
     if not address.secure:
         return sock
     try:
@@ -49,7 +93,7 @@ def dial(address: Address, timeout_s: float) -> socket.socket:
         raise
 
 
-def dial_plain(address: Address, timeout_s: float) -> socket.socket:
+def open_plain_socket(address: Address, timeout_s: float) -> socket.socket:
     """Connect without encryption, which is the caller's."""
     proxy = proxy_for(address)
     place = (address.host, address.port) if proxy is None else (proxy.host, proxy.port)
