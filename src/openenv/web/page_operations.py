@@ -45,7 +45,7 @@ class EncodedObservation(NamedTuple):
         return b',"reward":' + self.reward + (b',"done":true' if self.done else b',"done":false')
 
 
-def outcome_of(observation: Any) -> EncodedObservation:
+def encode_observation(observation: Any) -> EncodedObservation:
     """Encode an observation.
 
     Raises:
@@ -115,7 +115,7 @@ def _button(label: Any, action: Any) -> dict[str, Any]:
     return {"label": str(label), "action": fields}
 
 
-_PLAIN = build_operations(outcome_of, encode_state)
+_PLAIN = build_operations(encode_observation, encode_state)
 
 
 def _step(env: Any, move: Move) -> EncodedObservation:
@@ -130,7 +130,7 @@ def _step(env: Any, move: Move) -> EncodedObservation:
 async def _step_async(env: Any, move: Move) -> EncodedObservation:
     EVENTS.set(move.events)  # a task of its own: nobody else sees it
     if isinstance(env, RemoteEnvironment):  # its `ask` would have nobody listen
-        return outcome_of(await env.step_async(move.action))
+        return encode_observation(await env.step_async(move.action))
     assert _PLAIN.step.in_loop is not None
     outcome: EncodedObservation = await _PLAIN.step.in_loop(env, move.action)
     return outcome
