@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from openenv.rollout.capture.encoding import Json, dumps
-from openenv.rollout.capture.graph import Graph, Node, build, setting_of
+from openenv.rollout.capture.graph import CallNode, Graph, build, setting_of
 from openenv.rollout.capture.records import Call, Recording
 from openenv.rollout.outcome import RolloutTurn
 
@@ -119,7 +119,7 @@ def _sequences(graph: Graph) -> list[Sequence]:
     return [_sequence(role, leaf, used) for role, leaf in ranked]
 
 
-def _sequence(role: Role, leaf: Node, used: set[int]) -> Sequence:
+def _sequence(role: Role, leaf: CallNode, used: set[int]) -> Sequence:
     path = leaf.path()
     done = leaf.call.completion
     ids = [*(done.prompt_ids or ()), *(token or 0 for token in done.sampled.ids)]
@@ -159,7 +159,7 @@ def _main_setting(graph: Graph) -> bytes | None:
     return max(counts, key=lambda key: counts[key]) if counts else None
 
 
-def _role(leaf: Node, main: bytes | None) -> Role:
+def _role(leaf: CallNode, main: bytes | None) -> Role:
     if leaf.discarded:
         return "discarded"
     return "agent" if setting_of(leaf.path()[0].call) == main else "auxiliary"

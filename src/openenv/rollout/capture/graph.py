@@ -17,12 +17,12 @@ from openenv.rollout.capture.records import Call
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class CallNode:
     """A call in which something was sampled, and its place."""
 
     call: Call
-    parent: Node | None = None
-    children: list[Node] = field(default_factory=list)
+    parent: CallNode | None = None
+    children: list[CallNode] = field(default_factory=list)
     discarded: bool = False
     """Whether the agent went on from another answer to the same question."""
 
@@ -36,7 +36,7 @@ class Node:
         """Say whether the engine named every token of prompt and completion."""
         return self.call.completion.prompt_ids is not None and self.call.completion.sampled.has_ids
 
-    def path(self) -> list[Node]:
+    def path(self) -> list[CallNode]:
         """Return the nodes from the root to this one."""
         nodes = [self]
         while nodes[-1].parent is not None:
@@ -48,27 +48,27 @@ class Node:
 class Graph:
     """All calls of a rollout in which something was sampled."""
 
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[CallNode] = field(default_factory=list)
 
     @property
-    def roots(self) -> list[Node]:
+    def roots(self) -> list[CallNode]:
         """Return where conversations begin: the agent's first, sub-agents, what follows a compaction, retries."""
         return [node for node in self.nodes if node.parent is None]
 
     @property
-    def leaves(self) -> list[Node]:
+    def leaves(self) -> list[CallNode]:
         """Return the calls that none continues."""
         return [node for node in self.nodes if not node.children]
 
     @property
-    def forks(self) -> list[Node]:
+    def forks(self) -> list[CallNode]:
         """Return the calls that several continue."""
         return [node for node in self.nodes if len(node.children) > 1]
 
 
 def build(calls: Iterable[Call]) -> Graph:
     """Link the calls of one rollout, in whatever order they ended."""
-    nodes = [Node(call) for call in calls if call.sampled]
+    nodes = [CallNode(call) for call in calls if call.sampled]
     exact = [node for node in nodes if node.has_tokens]
     rest = [node for node in nodes if not node.has_tokens]
     _link(exact, _token_marks)
@@ -80,10 +80,10 @@ def build(calls: Iterable[Call]) -> Graph:
     return Graph(nodes)
 
 
-def _link(nodes: list[Node], marks_of: Callable[[Node], tuple[list[bytes], list[bytes]]]) -> None:
+def _link(nodes: list[CallNode], marks_of: Callable[[CallNode], tuple[list[bytes], list[bytes]]]) -> None:
     """Find each node's parent by digests of beginnings; no node is compared with another."""
     pieces = [marks_of(node) for node in nodes]
-    ends: dict[bytes, list[Node]] = {}
+    ends: dict[bytes, list[CallNode]] = {}
     lengths: set[int] = set()
     for node, (question, answer) in zip(nodes, pieces, strict=True):
         if any(answer):
@@ -95,11 +95,11 @@ def _link(nodes: list[Node], marks_of: Callable[[Node], tuple[list[bytes], list[
         node.parent = _longest(node, b"".join(question), ordered, ends)
 
 
-def _longest(node: Node, question: bytes, lengths: list[int], ends: dict[bytes, list[Node]]) -> Node | None:
+def _longest(node: CallNode, question: bytes, lengths: list[int], ends: dict[bytes, list[CallNode]]) -> CallNode | None:
     running = hashlib.blake2b(digest_size=16)
     view = memoryview(question)
     position = 0
-    best: Node | None = None
+    best: CallNode | None = None
     for length in lengths:
         if length > len(view):
             break
@@ -112,7 +112,7 @@ def _longest(node: Node, question: bytes, lengths: list[int], ends: dict[bytes, 
     return best
 
 
-def _token_marks(node: Node) -> tuple[list[bytes], list[bytes]]:
+def _token_marks(node: CallNode) -> tuple[list[bytes], list[bytes]]:
     done = node.call.completion
     return [array("q", done.prompt_ids or ()).tobytes()], [array("q", _known(done.sampled.ids)).tobytes()]
 
@@ -121,7 +121,7 @@ def _known(ids: Iterable[int | None]) -> list[int]:
     return [token if token is not None else -1 for token in ids]
 
 
-def _message_marks(node: Node) -> tuple[list[bytes], list[bytes]]:
+def _message_marks(node: CallNode) -> tuple[list[bytes], list[bytes]]:
     """Return a digest per item, so that all items have one length and a beginning is a beginning of bytes."""
     module, call = node.call.module, node.call
     try:
@@ -144,19 +144,19 @@ def _digest(item: object) -> bytes:
     return hashlib.blake2b(dumps(item), digest_size=16).digest()
 
 
-def _question(node: Node) -> bytes:
+def _question(node: CallNode) -> bytes:
     marks = _token_marks(node) if node.has_tokens else _message_marks(node)
     kind = b"t" if node.has_tokens else b"m" + setting_of(node.call)
     return kind + hashlib.blake2b(b"".join(marks[0]), digest_size=16).digest()
 
 
-def _mark_discarded(nodes: list[Node]) -> None:
+def _mark_discarded(nodes: list[CallNode]) -> None:
     """Mark the answers that the agent did not go on from.
 
     Of several answers to one question, those without a continuation are thrown away where another has one; where none
     has, all but the last whole one are. A childless sibling of a continued call is thrown away as well.
     """
-    groups: dict[bytes, list[Node]] = {}
+    groups: dict[bytes, list[CallNode]] = {}
     for node in nodes:
         groups.setdefault(_question(node), []).append(node)
     for group in groups.values():
