@@ -12,8 +12,7 @@ import pytest
 
 from openenv.errors import AgentUnavailable
 from openenv.rollout.agents import MiniSweAgent, OpenCode, agent, agent_names
-from openenv.rollout.agents.cache import installed, run_installer
-from openenv.rollout.agents.npm import NpmProgram, is_native, lacks_avx2
+from openenv.rollout.agents.install import NpmProgram, installed, is_native, lacks_avx2, run_installer
 
 PROGRAM = NpmProgram(
     name="thing", package="thing-{platform}@{version}", folder="thing-{platform}", program="bin/thing", command="thing"
@@ -89,7 +88,7 @@ def test_a_failed_installation_leaves_nothing_and_is_tried_again(
 
 def test_a_killed_installation_is_cleared_away(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from openenv.rollout.agents.cache import installed\n"
+        "import os, sys; from pathlib import Path; from openenv.rollout.agents.install import installed\n"
         "def build(draft): (draft / 'half').touch(); os._exit(9)\n"
         "installed(Path(sys.argv[1]) / 'thing', build)"
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from openenv.rollout.agents.base import Agent, AgentRun, Installation, Launch
-from openenv.rollout.agents.npm import NpmProgram, libc_suffix
+from openenv.rollout.agents.install import NpmProgram, libc_suffix
 from openenv.sandboxes.base import Sandbox
 
 VERSION = "2.1.197"

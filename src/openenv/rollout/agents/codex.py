@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from openenv.rollout.agents.base import Agent, AgentRun, Installation, Launch
-from openenv.rollout.agents.npm import NpmProgram
+from openenv.rollout.agents.install import NpmProgram
 from openenv.sandboxes.base import Sandbox
 
 VERSION = "0.166.0"

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from openenv.rollout.agents.base import Agent, AgentRun, Installation, Launch
-from openenv.rollout.agents.cache import installed, run_installer
-from openenv.rollout.agents.npm import INSIDE
+from openenv.rollout.agents.install import INSIDE, installed, run_installer
 from openenv.sandboxes.base import Mount, Sandbox
 
 VERSION = "2.4.6"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from openenv.rollout.agents.base import Agent, AgentRun, Installation, Launch
-from openenv.rollout.agents.npm import NpmProgram, lacks_avx2, libc_suffix
+from openenv.rollout.agents.install import NpmProgram, lacks_avx2, libc_suffix
 from openenv.sandboxes.base import Sandbox
 
 VERSION = "1.18.33"
