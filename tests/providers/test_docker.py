@@ -18,7 +18,7 @@ import pytest
 
 from openenv.errors import ProviderError, ProviderUnavailable, ServerDied, ServerNotReady
 from openenv.providers import LocalDockerProvider
-from openenv.providers.readiness import ask_health
+from openenv.providers.health import ask_health
 from openenv.sandboxes import Mount
 from openenv.sandboxes.container_cli import Engine
 

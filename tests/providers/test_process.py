@@ -17,7 +17,7 @@ import pytest
 from openenv import GenericEnvClient
 from openenv.errors import ProviderError, ProviderUnavailable, ServerDied, ServerNotReady
 from openenv.providers import ProcessProvider
-from openenv.providers.readiness import ask_health
+from openenv.providers.health import ask_health
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVER = """

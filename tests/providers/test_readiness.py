@@ -12,7 +12,7 @@ import pytest
 
 from openenv.errors import OpenEnvError, ServerDied, ServerNotReady
 from openenv.providers import wait_for_ready
-from openenv.providers.readiness import ask_health
+from openenv.providers.health import ask_health
 from openenv.providers.server_process import Reservation, local_url
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from openenv.errors import ProviderUnavailable, ServerDied, ServerNotReady
 from openenv.providers import DockerSwarmProvider
-from openenv.providers.readiness import ask_health
+from openenv.providers.health import ask_health
 from openenv.sandboxes.container_cli import Engine
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"

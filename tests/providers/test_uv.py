@@ -15,7 +15,7 @@ import pytest
 from openenv import GenericEnvClient
 from openenv.errors import ProviderError, ProviderUnavailable, ServerDied
 from openenv.providers import UVProvider
-from openenv.providers.readiness import ask_health
+from openenv.providers.health import ask_health
 from openenv.providers.uv import GitProject, find_uv
 
 ROOT = Path(__file__).resolve().parents[2]

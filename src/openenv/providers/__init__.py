@@ -14,15 +14,15 @@ _EXPORTS = {
     "UVProvider": "openenv.providers.uv",
     "LocalDockerProvider": "openenv.providers.local_docker",
     "DockerSwarmProvider": "openenv.providers.swarm",
-    "wait_for_ready": "openenv.providers.readiness",
+    "wait_for_ready": "openenv.providers.health",
 }
 
 if TYPE_CHECKING:  # the table above, for type checkers
+    from openenv.providers.health import wait_for_ready as wait_for_ready
     from openenv.providers.local_docker import LocalDockerProvider as LocalDockerProvider
     from openenv.providers.provider import ContainerProvider as ContainerProvider
     from openenv.providers.provider import KubernetesProvider as KubernetesProvider
     from openenv.providers.provider import RuntimeProvider as RuntimeProvider
-    from openenv.providers.readiness import wait_for_ready as wait_for_ready
     from openenv.providers.server_process import ProcessProvider as ProcessProvider
     from openenv.providers.swarm import DockerSwarmProvider as DockerSwarmProvider
     from openenv.providers.uv import UVProvider as UVProvider

@@ -21,8 +21,8 @@ from typing import Any, Literal
 
 from openenv import settings
 from openenv.errors import ProviderError, ProviderUnavailable, SandboxError, SandboxUnavailable
+from openenv.providers.health import quoted, wait_for_ready
 from openenv.providers.provider import READY_S, ContainerProvider, refuse_unknown, told_when_slow
-from openenv.providers.readiness import quoted, wait_for_ready
 from openenv.sandboxes.base import Mount
 from openenv.sandboxes.container_cli import Engine, EngineName, find_engine
 from openenv.sandboxes.docker import OWNER_LABEL, DockerSandboxes, bind_option

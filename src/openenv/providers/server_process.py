@@ -24,8 +24,8 @@ from typing_extensions import Self
 from openenv import settings
 from openenv.errors import ProviderError, ProviderUnavailable
 from openenv.providers import guardian
+from openenv.providers.health import wait_for_ready
 from openenv.providers.provider import READY_S, RuntimeProvider, refuse_unknown
-from openenv.providers.readiness import wait_for_ready
 
 GRACE_S = 10.0
 _KILL_S = 10.0

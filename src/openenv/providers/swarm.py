@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from openenv.errors import ProviderError
+from openenv.providers.health import quoted, wait_for_ready
 from openenv.providers.local_docker import (
     INNER_PORT,
     LOG_LINES,
@@ -28,7 +29,6 @@ from openenv.providers.local_docker import (
     words_of,
 )
 from openenv.providers.provider import READY_S, ContainerProvider, refuse_unknown
-from openenv.providers.readiness import quoted, wait_for_ready
 from openenv.sandboxes.docker import OWNER_LABEL
 from openenv.sandboxes.owners import Owner
 
