@@ -1,6 +1,6 @@
-"""The process runner, as the server sees it: workers, lanes in them, and what stands for environments.
+"""The process runner: environments in worker processes.
 
-What runs inside of a worker is `openenv.workers`.
+`child` is what runs inside a worker, the rest runs in the server.
 """
 
 from __future__ import annotations
