@@ -19,9 +19,9 @@ from websockets.sync.server import serve as serve_sockets
 from openenv import GenericEnvClient, VectorEnv
 from openenv.client.connecting import Attempts
 from openenv.client.link import Reconnecting
+from openenv.client.options import ConnectionOptions
 from openenv.client.tcp import connect_failure
 from openenv.client.url import parse_ws_url
-from openenv.client.wire import ConnectionOptions
 from openenv.env.binding import infer_models
 from openenv.errors import AccessDenied, ConnectFailed, ProtocolError, SessionCapacityError
 from openenv.protocol.client_sessions import ResumableSession

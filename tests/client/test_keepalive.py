@@ -13,8 +13,8 @@ import pytest
 from openenv.client.blocking_connection import BlockingConnection
 from openenv.client.keepalive import Tender
 from openenv.client.loop_connection import LoopConnection
+from openenv.client.options import ConnectionOptions
 from openenv.client.url import parse_ws_url
-from openenv.client.wire import ConnectionOptions
 from openenv.errors import SessionLost
 
 

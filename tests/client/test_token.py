@@ -9,7 +9,7 @@ import pytest
 from fastmcp import FastMCP
 
 from openenv import GenericEnvClient, HTTPEnvClient, MCPToolClient
-from openenv.client.wire import with_token
+from openenv.client.options import with_token
 from openenv.env.environment import Environment
 from openenv.env.mcp_environment import MCPEnvironment
 from openenv.errors import AccessDenied, ConnectFailed, Forbidden

@@ -25,9 +25,9 @@ import httpx2
 import pytest
 
 import openenv
+from openenv.client.options import ConnectionOptions
 from openenv.client.url import parse_ws_url
 from openenv.client.websocket import Handshake
-from openenv.client.wire import ConnectionOptions
 from openenv.core.env_server.http_server import create_app
 from openenv.env.environment import Environment
 from openenv.protocol.frames import FrameReader, Opcode, masked_control_frame, masked_text_frame

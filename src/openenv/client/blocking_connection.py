@@ -22,10 +22,10 @@ from ..protocol.frames import (
     masked_text_frame,
 )
 from .commands import Unasked
+from .options import READ_BYTES, ConnectionOptions, MaskKeys, closed_reason, oversize_reason
 from .tcp import connect_failure, open_socket, read_before
 from .url import Address
 from .websocket import Handshake
-from .wire import READ_BYTES, ConnectionOptions, MaskKeys, closed_reason, oversize_reason
 
 _SENT_AT_ONCE = 65_536  # what fits into the system's buffers needs no time to be sent
 

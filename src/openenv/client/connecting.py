@@ -10,7 +10,7 @@ import ssl
 from ..errors import ConnectFailed
 from .commands import Connect, Flow, Pause
 from .link import Link, Reconnecting
-from .wire import ConnectionOptions
+from .options import ConnectionOptions
 
 # What breaks a connection to a server that is there; any other failure of the system says that none is.
 _BROKEN = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError, TimeoutError, ssl.SSLError)

@@ -20,9 +20,9 @@ from .commands import Flow, run_blocking, run_on_loop
 from .keepalive import TENDER
 from .link import Reconnecting
 from .loop_connection import LoopConnection
+from .options import ConnectionOptions
 from .process import ProcessLock, close_loop
 from .url import parse_ws_url
-from .wire import ConnectionOptions
 
 T = TypeVar("T")
 

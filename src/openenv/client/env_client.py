@@ -23,9 +23,9 @@ from .commands import Block, Flow
 from .driver import Driver, named
 from .flows import CLOSED_BY_CLIENT, connect, detach, hang_up, request
 from .link import Reconnecting
+from .options import PROTOCOLS, ConnectionOptions, ProtocolChoice, with_token
 from .provision import Bootstrap, provide_container, provide_space, start_provider, stop_provider
 from .url import socket_url
-from .wire import PROTOCOLS, ConnectionOptions, ProtocolChoice, with_token
 
 if TYPE_CHECKING:
     from .sync_client import SyncEnvClient

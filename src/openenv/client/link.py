@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..protocol.client_sessions import ClientSession, ResumableSession
-from .wire import ConnectionOptions
+from .options import ConnectionOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,10 @@ from ..protocol.frames import (
     masked_text_frame,
 )
 from .commands import Unasked
+from .options import READ_BYTES, ConnectionOptions, MaskKeys, closed_reason, oversize_reason
 from .tcp import connect_failure, open_plain_socket, proxy_for
 from .url import Address
 from .websocket import Handshake
-from .wire import READ_BYTES, ConnectionOptions, MaskKeys, closed_reason, oversize_reason
 
 _READ_BUFFERS: WeakKeyDictionary[asyncio.AbstractEventLoop, memoryview] = WeakKeyDictionary()
 

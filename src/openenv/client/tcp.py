@@ -15,8 +15,8 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from ..errors import ConnectFailed
+from .options import READ_BYTES
 from .url import Address
-from .wire import READ_BYTES
 
 # proxy: HTTP proxies for addresses that are not local, from the usual environment variables.
 #

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import httpx2
 
-from ...client.wire import with_token
+from ...client.options import with_token
 from ...errors import OpenEnvError, RequestValidationError, ServerError, SessionCapacityError, message_of
 from .episodes import PLAN, Client, Door, Episode, NoPlan, Plan, make_plan, play, read_plan
 from .manifest import Manifest

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx2
 
-from ...client.wire import with_token
+from ...client.options import with_token
 from ...errors import message_of
 from .bench import Bench
 from .episodes import Door

@@ -37,10 +37,10 @@ from ...protocol.frames import (
     masked_text_frame,
 )
 from ...protocol.json_values import decode
+from ..options import ConnectionOptions, MaskKeys, closed_reason, oversize_reason
 from ..tcp import connect_failure, open_socket, read_before
 from ..url import Address
 from ..websocket import Handshake
-from ..wire import ConnectionOptions, MaskKeys, closed_reason, oversize_reason
 
 # vector_dialect: What a connection of a `VectorEnv` speaks: protocol v2, which carries many sessions, or v1, where it
 # is one itself.

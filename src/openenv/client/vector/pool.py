@@ -19,8 +19,8 @@ from ...errors import AccessDenied, ConnectFailed, OpenEnvError, ProtocolError, 
 from ...protocol.client_sessions import error_from_frame, new_nonce
 from ..connecting import Attempts
 from ..link import Reconnecting
+from ..options import ConnectionOptions
 from ..url import Address, parse_ws_url, socket_url
-from ..wire import ConnectionOptions
 from .connection import ConnectionBroken, VectorConnection
 
 # vector_line: Slots and lines of a `VectorEnv`: a slot is a session that is wanted, a line is the way to some of them.

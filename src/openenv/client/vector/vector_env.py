@@ -19,8 +19,8 @@ from ...protocol.codec import JSON, MSGPACK, SUBPROTOCOLS
 from ..env_client import EnvClient
 from ..generic import GenericEnvClient
 from ..keepalive import TENDER
+from ..options import PROTOCOLS, ConnectionOptions, ProtocolChoice, with_token
 from ..process import ProcessLock
-from ..wire import PROTOCOLS, ConnectionOptions, ProtocolChoice, with_token
 from .pool import PoolConnection, SessionPool, Slot, placements
 from .results import AUTORESETS, POLICIES, Autoreset, OnFailure, SlotEpisode, VectorResult
 
