@@ -32,14 +32,14 @@ import uvicorn.server
 from httpx2._config import DEFAULT_TIMEOUT_CONFIG
 
 import openenv
-from openenv.server import sockets
+from openenv.server.fast import frame_socket
 from openenv.server.run import ServeOptions, uvicorn_settings
 
 SOURCE = Path(openenv.__file__).resolve().parent.parent
 PUBLISHED_VENV = Path(__file__).resolve().parents[1] / ".bench" / "published"
 PUBLISHED_REQUIREMENTS = ["openenv==0.10.0", "uvloop", "httptools"]
 IS_PUBLISHED = "from importlib.metadata import version; assert version('openenv') == '0.10.0'"
-CLOSE_TIMEOUT_S = sockets.CLOSE_TIMEOUT_S
+CLOSE_TIMEOUT_S = frame_socket.CLOSE_TIMEOUT_S
 NOT_INHERITED = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "OPENENV_MODE", "ENABLE_WEB_INTERFACE"}
 
 
@@ -111,11 +111,11 @@ def running_server(app: Any, *, port: int = 0, **settings: Any) -> Iterator[Runn
         assert server.started, "the server did not start"
         yield RunningServer(f"http://127.0.0.1:{port}", port, app, server)
     finally:
-        sockets.CLOSE_TIMEOUT_S = 0.2  # nobody is there any more to say goodbye
+        frame_socket.CLOSE_TIMEOUT_S = 0.2  # nobody is there any more to say goodbye
         server.should_exit = True
         thread.join(40)
         sock.close()
-        sockets.CLOSE_TIMEOUT_S = CLOSE_TIMEOUT_S
+        frame_socket.CLOSE_TIMEOUT_S = CLOSE_TIMEOUT_S
         assert not thread.is_alive(), "the server did not stop"
 
 

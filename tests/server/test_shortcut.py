@@ -77,8 +77,8 @@ def short_ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             taken.extend([scope["path"]] * (found is not None))
             return found
 
-    monkeypatch.setattr("openenv.server.fast.upgrade.Shortcut", Watched)
-    monkeypatch.setattr("openenv.server.fast.http.Shortcut", Watched)
+    monkeypatch.setattr("openenv.server.fast.upgrade.DirectDispatch", Watched)
+    monkeypatch.setattr("openenv.server.fast.http.DirectDispatch", Watched)
     return taken
 
 

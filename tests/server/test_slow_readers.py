@@ -101,7 +101,7 @@ def dial() -> Iterator[Callable[[Any], Raw]]:
 @pytest.fixture(params=["on the transport", "on ASGI"])
 def server(request: pytest.FixtureRequest, serve: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     if request.param == "on ASGI":
-        monkeypatch.setattr("openenv.server.sockets.take_over", lambda receive, max_size: None)
+        monkeypatch.setattr("openenv.server.fast.frame_socket.take_over", lambda receive, max_size: None)
         monkeypatch.setattr("openenv.server.fast.dispatch.DirectDispatch.endpoint", lambda self, scope: None)
     Talkative.steps = 0
     app = new_application()

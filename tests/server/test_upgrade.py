@@ -14,8 +14,8 @@ from uvicorn.server import ServerState
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
+from openenv.server.fast.frame_socket import take_over
 from openenv.server.fast.upgrade import UpgradeProtocol
-from openenv.server.sockets import take_over
 
 HANDSHAKE = (
     "GET /some%20path?a=1 HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"

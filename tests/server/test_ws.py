@@ -16,10 +16,11 @@ import uvloop
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-import openenv.server.ws_v1 as ws_module
+import openenv.server.ws as ws_module
 from openenv.env.environment import Environment
 from openenv.server.app import create_app
-from openenv.server.sockets import AsgiSocket, FrameSocket
+from openenv.server.fast.frame_socket import FrameSocket
+from openenv.server.sockets import AsgiSocket
 from openenv.types import Action, Observation, State
 
 

@@ -55,7 +55,7 @@ from .routes import (
     register_get_endpoints,
 )
 from .service import DEFAULT_MAX_MESSAGE_BYTES, EnvService, ServiceOptions
-from .ws_v1 import GymEndpoint
+from .ws import GymEndpoint
 
 # lifespan: Start-up and shutdown of a served environment, composed with whatever lifespan the application brings.
 #

@@ -11,11 +11,9 @@ import logging
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
-from urllib.parse import parse_qs
+from typing import Any
 
 from ..errors import Forbidden, OpenEnvError, SessionClosedError, SessionLost, SessionNotFoundError
-from ..protocol.codec import BY_NAME, choose
 from ..protocol.server_v1 import (
     Close,
     GetState,
@@ -28,18 +26,16 @@ from ..protocol.server_v1 import (
     frame_type,
     rpc_frame,
 )
-from ..runners import Dispatcher, current_dispatcher
+from ..runners import Dispatcher
 from ..sessions.events import RequestOrigin
 from ..sessions.lifetime import CLOSED_BY_CLIENT, DISCONNECTED, WORKER_CRASHED
 from ..sessions.operations import Operation
 from ..sessions.session import Session, SessionKind, SessionState, hinted
 from ..types import ServerMode, WSErrorCode
-from .access import Role, account_of, may, role_of
-from .asgi import Receive, Scope, Send, header, origin_of
+from .access import Role, account_of, may
 from .mcp.openenv_rpc import OwnMethods
 from .service import EnvService
-from .sockets import AsgiSocket, FrameSocket, Socket, open_socket
-from .ws_v2 import MultiplexConnection, MultiplexService
+from .sockets import Socket
 
 logger = logging.getLogger(__name__)
 
@@ -311,58 +307,3 @@ class RestrictedConnection(GymConnection):
         else:
             self._service.manager.report_error(Forbidden.code, self._session)
             self._socket.send(exception_frame(Forbidden(self.role.value)))
-
-
-class GymEndpoint:
-    """The ASGI endpoint of `/ws`."""
-
-    connection: ClassVar[type[GymConnection]] = GymConnection
-    restricted: ClassVar[type[GymConnection]] = RestrictedConnection  # for roles that may not do everything
-
-    def __init__(self, service: EnvService) -> None:
-        self._service = service
-        self._rpc = OwnMethods(service)
-        self._shared = MultiplexService(service, self._rpc)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Accept, open a session, serve it until the connection ends."""
-        await receive()  # websocket.connect
-        await send({"type": "websocket.accept", "subprotocol": self.subprotocol(scope)})
-        socket = open_socket(receive, send, max_size=self.max_size)
-        connection = self.begin(scope, socket)
-        try:
-            await socket.wait_closed()
-        finally:
-            connection.on_lost()
-
-    @property
-    def max_size(self) -> int:
-        """The largest message that is read."""
-        return self._service.options.max_message_bytes
-
-    def subprotocol(self, scope: Scope) -> str | None:
-        """Choose among what a client offers; None stands for protocol v1."""
-        offered = header(scope, b"sec-websocket-protocol")
-        codec = choose(name.strip() for name in offered.split(",")) if offered else None
-        return codec.name if codec is not None and self.connection is GymConnection else None
-
-    def begin(self, scope: Scope, socket: FrameSocket | AsgiSocket) -> GymConnection | MultiplexConnection:
-        """Serve an accepted connection until its socket is lost."""
-        chosen = self.subprotocol(scope)
-        if chosen is not None:
-            multiplex = MultiplexConnection(self._shared, socket, current_dispatcher(), BY_NAME[chosen], role_of(scope))
-            if self._service.manager.wants_origins:
-                multiplex.traceparent = origin_of(scope).traceparent
-            socket.start(multiplex)
-            return multiplex
-        role = role_of(scope)
-        kind = self.connection if role is Role.ORCHESTRATOR else self.restricted
-        connection = kind(self._service, socket, current_dispatcher(), self._rpc)
-        connection.role = role
-        socket.start(connection)
-        if self._service.manager.wants_origins:
-            connection.origin = origin_of(scope)
-        query = scope.get("query_string")
-        wanted = parse_qs(query.decode("latin-1")).get("session_id") if query else None
-        connection.begin(wanted[0] if wanted else None)
-        return connection

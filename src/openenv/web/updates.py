@@ -8,7 +8,8 @@ sockets and frames; what they say is the visitor's business.
 from __future__ import annotations
 
 from ..server.asgi import Receive, Scope, Send, cookie, header
-from ..server.sockets import Socket, open_socket
+from ..server.fast.frame_socket import open_socket
+from ..server.sockets import Socket
 from .visitors import COOKIE, Visitor, Visitors
 
 PROTOCOL = "openenv.ui.v1"

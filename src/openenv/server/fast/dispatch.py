@@ -25,7 +25,7 @@ from ..asgi import Handler, Receive, Scope, Send
 from ..http_routes import GymRoutes, names_session
 from ..mcp.endpoint import McpEndpoint
 from ..routes import DocumentedRoute
-from ..ws_v1 import GymEndpoint
+from ..ws import GymEndpoint
 
 # They handle errors, which the endpoints answer themselves, and rewrite addresses, at which those do not look.
 _STOCK = (ServerErrorMiddleware, ExceptionMiddleware, AsyncExitStackMiddleware)

@@ -20,9 +20,9 @@ from uvicorn.config import Config
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
-from ..sockets import FrameSocket
-from ..ws_v1 import GymEndpoint
+from ..ws import GymEndpoint
 from .dispatch import DirectDispatch
+from .frame_socket import FrameSocket
 
 logger = logging.getLogger("uvicorn.error")
 

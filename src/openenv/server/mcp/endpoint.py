@@ -64,7 +64,8 @@ from ..http_routes import (
     request_key,
 )
 from ..service import EnvService
-from ..ws_v1 import GymConnection, GymEndpoint
+from ..ws import GymEndpoint
+from ..ws_v1 import GymConnection
 from .mcp_sessions import Episodes, McpSession
 from .methods import Exchange, McpMethods, failure, negotiated, session_error
 from .openenv_rpc import OwnMethods

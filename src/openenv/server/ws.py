@@ -1,0 +1,72 @@
+"""`/ws`: chooses the protocol of a connection (v1, or v2 where the client offers it) and starts its handler."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+from urllib.parse import parse_qs
+
+from ..protocol.codec import BY_NAME, choose
+from ..runners import current_dispatcher
+from .access import Role, role_of
+from .asgi import Receive, Scope, Send, header, origin_of
+from .fast.frame_socket import FrameSocket, open_socket
+from .mcp.openenv_rpc import OwnMethods
+from .service import EnvService
+from .sockets import AsgiSocket
+from .ws_v1 import GymConnection, RestrictedConnection
+from .ws_v2 import MultiplexConnection, MultiplexService
+
+
+class GymEndpoint:
+    """The ASGI endpoint of `/ws`."""
+
+    connection: ClassVar[type[GymConnection]] = GymConnection
+    restricted: ClassVar[type[GymConnection]] = RestrictedConnection  # for roles that may not do everything
+
+    def __init__(self, service: EnvService) -> None:
+        self._service = service
+        self._rpc = OwnMethods(service)
+        self._shared = MultiplexService(service, self._rpc)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Accept, open a session, serve it until the connection ends."""
+        await receive()  # websocket.connect
+        await send({"type": "websocket.accept", "subprotocol": self.subprotocol(scope)})
+        socket = open_socket(receive, send, max_size=self.max_size)
+        connection = self.begin(scope, socket)
+        try:
+            await socket.wait_closed()
+        finally:
+            connection.on_lost()
+
+    @property
+    def max_size(self) -> int:
+        """The largest message that is read."""
+        return self._service.options.max_message_bytes
+
+    def subprotocol(self, scope: Scope) -> str | None:
+        """Choose among what a client offers; None stands for protocol v1."""
+        offered = header(scope, b"sec-websocket-protocol")
+        codec = choose(name.strip() for name in offered.split(",")) if offered else None
+        return codec.name if codec is not None and self.connection is GymConnection else None
+
+    def begin(self, scope: Scope, socket: FrameSocket | AsgiSocket) -> GymConnection | MultiplexConnection:
+        """Serve an accepted connection until its socket is lost."""
+        chosen = self.subprotocol(scope)
+        if chosen is not None:
+            multiplex = MultiplexConnection(self._shared, socket, current_dispatcher(), BY_NAME[chosen], role_of(scope))
+            if self._service.manager.wants_origins:
+                multiplex.traceparent = origin_of(scope).traceparent
+            socket.start(multiplex)
+            return multiplex
+        role = role_of(scope)
+        kind = self.connection if role is Role.ORCHESTRATOR else self.restricted
+        connection = kind(self._service, socket, current_dispatcher(), self._rpc)
+        connection.role = role
+        socket.start(connection)
+        if self._service.manager.wants_origins:
+            connection.origin = origin_of(scope)
+        query = scope.get("query_string")
+        wanted = parse_qs(query.decode("latin-1")).get("session_id") if query else None
+        connection.begin(wanted[0] if wanted else None)
+        return connection
