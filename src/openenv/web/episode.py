@@ -92,7 +92,7 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Episode:
+class VisitorEpisode:
     """An episode and its log, which holds the newest entries only."""
 
     episode_id: str | None = None

@@ -21,7 +21,7 @@ from ..sessions.events import SessionEvent
 from ..sessions.lifetime import CLOSED, CLOSED_BY_CLIENT, SHUTTING_DOWN, UNKNOWN, ending
 from ..sessions.manager import SessionManager
 from ..sessions.session import Session, SessionKind
-from .episode import Entry, Episode
+from .episode import Entry, VisitorEpisode
 from .page_operations import EncodedObservation, Render
 
 COOKIE = "openenv_visitor"
@@ -73,7 +73,7 @@ class Visitor:
         self.session: Session | None = None
         self.lost: str | None = None
         self._gone = asyncio.Event()
-        self.episode = Episode()
+        self.episode = VisitorEpisode()
         self.watchers: set[Watcher] = set()
         self.turn = asyncio.Lock()
         self.busy = 0
@@ -121,7 +121,7 @@ class Visitor:
             raise SessionLost(self.lost)
         session = await self._open()
         self.session, self.lost = session, None
-        self.episode = Episode()
+        self.episode = VisitorEpisode()
         return session
 
     async def _open(self) -> Session:
@@ -161,7 +161,7 @@ class Visitor:
         """End the session, as its visitor wishes; say whether there was one."""
         session = self._let_go()
         self.lost = None
-        self.episode = Episode()
+        self.episode = VisitorEpisode()
         if session is not None:
             session.close(CLOSED_BY_CLIENT)
         self.tell_activity()
@@ -196,7 +196,7 @@ class Visitor:
 
     def begin(self, outcome: EncodedObservation, render: Render, episode_id: str | None) -> None:
         """Begin an episode."""
-        self.episode = Episode(episode_id, has_begun=True, last=outcome, render=render.json())
+        self.episode = VisitorEpisode(episode_id, has_begun=True, last=outcome, render=render.json())
         head = b'{"type":"reset","episode_id":' + encode(episode_id) + b',"observation":' + outcome.observation
         self._tell(head + outcome.tail + b',"render":' + self.episode.render + b"}", is_state=True)
 
@@ -329,7 +329,7 @@ class Visitors:
             if visitor.session is None and not visitor.watchers:
                 left += visitor.episode.size
                 if left > _MOST_LEFT_BEHIND:
-                    visitor.episode = Episode()
+                    visitor.episode = VisitorEpisode()
 
     def _heard(self, event: SessionEvent) -> None:
         """A session has ended; told from any thread."""
