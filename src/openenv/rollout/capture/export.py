@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from openenv.rollout.capture.encoding import Json, dumps
-from openenv.rollout.capture.graph import CallNode, Graph, build, setting_of
+from openenv.rollout.capture.graph import CallGraph, CallNode, build, setting_of
 from openenv.rollout.capture.records import Call, Recording
 from openenv.rollout.outcome import RolloutTurn
 
@@ -110,7 +110,7 @@ def sequences(recording: Recording) -> list[Sequence]:
     return _sequences(build(recording.calls))
 
 
-def _sequences(graph: Graph) -> list[Sequence]:
+def _sequences(graph: CallGraph) -> list[Sequence]:
     main = _main_setting(graph)
     leaves = [leaf for leaf in graph.leaves if leaf.has_tokens]
     order = {"agent": 0, "auxiliary": 1, "discarded": 2}
@@ -149,7 +149,7 @@ def _sequence(role: Role, leaf: CallNode, used: set[int]) -> Sequence:
     )
 
 
-def _main_setting(graph: Graph) -> bytes | None:
+def _main_setting(graph: CallGraph) -> bytes | None:
     """Return the setting of the agent: that in which most calls were made, the first where there are several."""
     counts: dict[bytes, int] = {}
     for node in graph.nodes:
@@ -290,7 +290,7 @@ def _turn_document(call: Call, parents: Mapping[int, int | None], discarded: set
     return shown
 
 
-def _findings(recording: Recording, graph: Graph, all_sequences: list[Sequence]) -> list[Finding]:
+def _findings(recording: Recording, graph: CallGraph, all_sequences: list[Sequence]) -> list[Finding]:
     """Return what holds for the rollout as a whole, and for each call in which something was sampled."""
     found: list[Finding] = []
     if not graph.nodes:

@@ -45,7 +45,7 @@ class CallNode:
 
 
 @dataclass(slots=True)
-class Graph:
+class CallGraph:
     """All calls of a rollout in which something was sampled."""
 
     nodes: list[CallNode] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Graph:
         return [node for node in self.nodes if len(node.children) > 1]
 
 
-def build(calls: Iterable[Call]) -> Graph:
+def build(calls: Iterable[Call]) -> CallGraph:
     """Link the calls of one rollout, in whatever order they ended."""
     nodes = [CallNode(call) for call in calls if call.sampled]
     exact = [node for node in nodes if node.has_tokens]
@@ -77,7 +77,7 @@ def build(calls: Iterable[Call]) -> Graph:
         if node.parent is not None:
             node.parent.children.append(node)
     _mark_discarded(nodes)
-    return Graph(nodes)
+    return CallGraph(nodes)
 
 
 def _link(nodes: list[CallNode], marks_of: Callable[[CallNode], tuple[list[bytes], list[bytes]]]) -> None:
