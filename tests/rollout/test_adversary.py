@@ -16,7 +16,7 @@ import pytest
 
 from openenv.errors import SandboxError
 from openenv.rollout import CaptureServer, Model, Outcome, Progress, Task, run_rollout
-from openenv.rollout.agents.shell import Shell
+from openenv.rollout.agents.builtin import Shell
 from openenv.rollout.capture.inbound import InboundLimits as InboundLimits
 from openenv.rollout.scratch import scratch_root
 from openenv.rollout.task import PROTECTED

@@ -12,10 +12,10 @@ _EXPORTS = {
     "Installation": "openenv.rollout.agents.base",
     "Launch": "openenv.rollout.agents.base",
     "MiniSweAgent": "openenv.rollout.agents.mini_swe_agent",
-    "Noop": "openenv.rollout.agents.noop",
+    "Noop": "openenv.rollout.agents.builtin",
     "OpenCode": "openenv.rollout.agents.opencode",
-    "Oracle": "openenv.rollout.agents.oracle",
-    "Shell": "openenv.rollout.agents.shell",
+    "Oracle": "openenv.rollout.agents.builtin",
+    "Shell": "openenv.rollout.agents.builtin",
     "agent": "openenv.rollout.agents.base",
     "agent_names": "openenv.rollout.agents.base",
 }

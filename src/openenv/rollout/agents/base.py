@@ -84,9 +84,9 @@ _DRIVERS = {
     "claude-code": "openenv.rollout.agents.claude_code:ClaudeCode",
     "codex": "openenv.rollout.agents.codex:Codex",
     "mini-swe-agent": "openenv.rollout.agents.mini_swe_agent:MiniSweAgent",
-    "noop": "openenv.rollout.agents.noop:Noop",
+    "noop": "openenv.rollout.agents.builtin:Noop",
     "opencode": "openenv.rollout.agents.opencode:OpenCode",
-    "oracle": "openenv.rollout.agents.oracle:Oracle",
+    "oracle": "openenv.rollout.agents.builtin:Oracle",
 }
 
 

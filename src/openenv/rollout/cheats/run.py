@@ -16,9 +16,7 @@ from typing import Any
 
 from openenv.llm.scripted import Script, ScriptedModel, Turn
 from openenv.rollout.agents.base import Agent
-from openenv.rollout.agents.noop import Noop
-from openenv.rollout.agents.oracle import Oracle
-from openenv.rollout.agents.shell import Shell
+from openenv.rollout.agents.builtin import Noop, Oracle, Shell
 from openenv.rollout.capture.capture_server import CaptureServer
 from openenv.rollout.cheats.bait import Bait, lay_out
 from openenv.rollout.cheats.catalogue import all_cheats

@@ -1,13 +1,49 @@
-"""`Shell`: an agent that is a list of shell lines. The cheat suite and tests are made of it."""
+"""`noop`: an agent that does nothing. What it earns is what a task gives away for free."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
 
+from openenv.errors import RolloutError
 from openenv.rollout.agents.base import Agent, AgentRun, Launch
 from openenv.rollout.task import Dialect
 from openenv.sandboxes.base import Sandbox
+
+
+class Noop(Agent):
+    """Do nothing, and end well."""
+
+    name = "noop"
+    dialect = None
+
+    def prepare(self, sandbox: Sandbox, run: AgentRun) -> Launch:
+        """Start a command that does nothing."""
+        return Launch(argv=("/bin/sh", "-c", ":"), cwd=run.workdir)
+
+
+# oracle: `oracle`: an agent that runs the task's own solution. What it earns is what the task can pay.
+
+
+class Oracle(Agent):
+    """Run the solution that comes with the task, and stop at the first line that fails."""
+
+    name = "oracle"
+    dialect = None
+
+    def prepare(self, sandbox: Sandbox, run: AgentRun) -> Launch:
+        """Start the lines of the solution, each in a shell of its own.
+
+        Raises:
+            RolloutError: the task has no solution.
+        """
+        if not run.task.solution:
+            raise RolloutError("The task has no solution that the oracle could run")
+        script = "\n".join(f"/bin/sh -c {shlex.quote(line)} || exit $?" for line in run.task.solution)
+        return Launch(argv=("/bin/sh", "-c", script), cwd=run.workdir)
+
+
+# shell: `Shell`: an agent that is a list of shell lines. The cheat suite and tests are made of it.
 
 
 class Shell(Agent):
