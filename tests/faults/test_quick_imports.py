@@ -74,4 +74,4 @@ from openenv.cli.__main__ import build
 build(["top", "--help"])
 print(json.dumps([name for name in sys.modules if name.startswith("openenv.cli.")]))"""
     loaded = set(printed(run_script, program))
-    assert loaded <= {"openenv.cli.__main__", "openenv.cli.help", "openenv.cli.top"}
+    assert loaded <= {"openenv.cli.__main__", "openenv.cli.command", "openenv.cli.top"}

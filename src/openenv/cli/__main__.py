@@ -8,7 +8,7 @@ from importlib import import_module
 
 import typer
 
-from .help import HelpCommand, HelpGroup
+from .command import HelpCommand, HelpGroup
 
 COMMANDS = ("init", "serve", "validate", "build", "mcp", "top", "rollouts", "sandboxes", "doctor")
 """Each lies in a module of its name, under its name: a function, or a group of further commands."""

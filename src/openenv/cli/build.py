@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from .signals import tidy_on_sigterm
+from .command import tidy_on_sigterm
 
 if TYPE_CHECKING:
     from ..sandboxes.container_cli import Engine

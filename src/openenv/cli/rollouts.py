@@ -16,7 +16,7 @@ import typer
 
 from .. import settings
 from ..errors import OpenEnvError
-from .help import HelpCommand, HelpGroup
+from .command import HelpCommand, HelpGroup
 from .sandboxes import look_here
 
 if TYPE_CHECKING:

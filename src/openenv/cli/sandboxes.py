@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..errors import message_of
-from .help import HelpCommand, HelpGroup
+from .command import HelpCommand, HelpGroup
 
 if TYPE_CHECKING:
     from rich.console import Console

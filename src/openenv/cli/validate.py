@@ -15,7 +15,7 @@ import typer
 
 from .. import settings
 from ..errors import message_of
-from .signals import tidy_on_sigterm
+from .command import tidy_on_sigterm
 
 if TYPE_CHECKING:
     from .validation.display import Display

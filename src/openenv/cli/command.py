@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import textwrap
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -108,3 +111,24 @@ def _table(rows: Iterable[tuple[str, str]], column: int, width: int) -> str:
             head = f"{head:<{column}}{wrapped.pop(0)}"
         lines += [head, *(" " * column + line for line in wrapped)]
     return "\n".join(lines)
+
+
+# signals: Signals that end a command: it tidies up first, as after Ctrl-C. Knows processes; must not know any command.
+
+
+@contextmanager
+def tidy_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM end what runs meanwhile as Ctrl-C does: context managers are left, and the exit code is 143."""
+
+    def leave(signum: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + signum)
+
+    try:
+        before = signal.signal(signal.SIGTERM, leave)
+    except ValueError:  # not the main thread, which gets no signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
