@@ -17,11 +17,10 @@ from ..errors import ClientModeError, ProtocolError
 from ..protocol.client_sessions import SUBPROTOCOL_JSON, ClientSession, ResumableSession
 from .blocking_connection import BlockingConnection
 from .commands import Flow, run_blocking, run_on_loop
-from .keepalive import TENDER
+from .keepalive import TENDER, ProcessLock, close_loop
 from .link import Reconnecting
 from .loop_connection import LoopConnection
 from .options import ConnectionOptions
-from .process import ProcessLock, close_loop
 from .url import parse_ws_url
 
 T = TypeVar("T")

@@ -18,9 +18,8 @@ from ...errors import ClientModeError, OpenEnvError, RequestTimeout, SlotsFailed
 from ...protocol.codec import JSON, MSGPACK, SUBPROTOCOLS
 from ..env_client import EnvClient
 from ..generic import GenericEnvClient
-from ..keepalive import TENDER
+from ..keepalive import TENDER, ProcessLock
 from ..options import PROTOCOLS, ConnectionOptions, ProtocolChoice, with_token
-from ..process import ProcessLock
 from .pool import PoolConnection, SessionPool, Slot, placements
 from .results import AUTORESETS, POLICIES, Autoreset, OnFailure, SlotEpisode, VectorResult
 
