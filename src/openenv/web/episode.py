@@ -62,7 +62,7 @@ class EpisodeState(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class HistoryEntry:
     """An entry of the log, without its closing brace: how long it took is for the page only."""
 
     text: bytes
@@ -72,13 +72,13 @@ class Entry:
     @classmethod
     def of_step(
         cls, timestamp: str, action: bytes, outcome: EncodedObservation, *, step_count: int, duration_ms: float
-    ) -> Entry:
+    ) -> HistoryEntry:
         """Write down a step."""
         head = b'{"timestamp":' + encode(timestamp) + b',"action":' + action + b',"observation":' + outcome.observation
         return cls(head + outcome.tail + b',"step_count":' + str(step_count).encode(), duration_ms)
 
     @classmethod
-    def of_call(cls, timestamp: str, fields: dict[str, Any], *, duration_ms: float) -> Entry:
+    def of_call(cls, timestamp: str, fields: dict[str, Any], *, duration_ms: float) -> HistoryEntry:
         """Write down the call of a tool."""
         return cls(encode({"timestamp": timestamp, **fields})[:-1], duration_ms, is_step=False)
 
@@ -100,10 +100,10 @@ class VisitorEpisode:
     has_begun: bool = False
     last: EncodedObservation | None = None
     render: bytes = field(default_factory=lambda: Render().json())
-    entries: deque[Entry] = field(default_factory=deque)
+    entries: deque[HistoryEntry] = field(default_factory=deque)
     _bytes: int = 0
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: HistoryEntry) -> None:
         """Append an entry; the oldest go when there are too many, or too much."""
         self.entries.append(entry)
         self._bytes += len(entry.text)

@@ -25,7 +25,7 @@ from ..server.service import EnvService
 from ..sessions.lifetime import ending
 from ..sessions.operations import CALL
 from ..sessions.session import Session
-from .episode import Entry
+from .episode import HistoryEntry
 from .page_operations import RENDER, RESET, STATE, STEP, EncodedObservation, Move, Render
 from .visitors import Visitor
 
@@ -107,7 +107,7 @@ class Play:
         render = await self._render(visitor, session, outcome)
         _check(session, visitor)
         count = visitor.episode.step_count + 1 if place.step_count is None else place.step_count
-        entry = Entry.of_step(taken_at, shown, outcome, step_count=count, duration_ms=duration_ms)
+        entry = HistoryEntry.of_step(taken_at, shown, outcome, step_count=count, duration_ms=duration_ms)
         visitor.stepped(entry, outcome, render, episode_id=place.episode_id, step_count=count)
         return outcome
 
@@ -127,7 +127,7 @@ class Play:
                 called = Called(None, {"type": exc.error_type, "code": exc.code, "message": str(exc)})
             duration_ms = (time.perf_counter() - began) * 1000
             shown = {"name": name, "arguments": arguments, "result": called.result, "error": called.error}
-            visitor.called(Entry.of_call(taken_at, shown, duration_ms=duration_ms))
+            visitor.called(HistoryEntry.of_call(taken_at, shown, duration_ms=duration_ms))
             return called
 
     async def state(self, visitor: Visitor) -> bytes:

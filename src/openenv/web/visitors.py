@@ -21,7 +21,7 @@ from ..sessions.events import SessionEvent
 from ..sessions.lifetime import CLOSED, CLOSED_BY_CLIENT, SHUTTING_DOWN, UNKNOWN, ending
 from ..sessions.manager import SessionManager
 from ..sessions.session import Session, SessionKind
-from .episode import Entry, VisitorEpisode
+from .episode import HistoryEntry, VisitorEpisode
 from .page_operations import EncodedObservation, Render
 
 COOKIE = "openenv_visitor"
@@ -201,7 +201,13 @@ class Visitor:
         self._tell(head + outcome.tail + b',"render":' + self.episode.render + b"}", is_state=True)
 
     def stepped(
-        self, entry: Entry, outcome: EncodedObservation, render: Render, *, episode_id: str | None, step_count: int
+        self,
+        entry: HistoryEntry,
+        outcome: EncodedObservation,
+        render: Render,
+        *,
+        episode_id: str | None,
+        step_count: int,
     ) -> None:
         """Add a step."""
         episode = self.episode
@@ -210,7 +216,7 @@ class Visitor:
         episode.add(entry)
         self._tell(b'{"type":"step","entry":' + entry.json() + b',"render":' + episode.render + b"}", is_state=True)
 
-    def called(self, entry: Entry) -> None:
+    def called(self, entry: HistoryEntry) -> None:
         """Add the call of a tool."""
         self.episode.add(entry)
         self._tell(b'{"type":"call","entry":' + entry.json() + b"}")
