@@ -55,7 +55,7 @@ from .routes import (
     register_get_endpoints,
 )
 from .service import DEFAULT_MAX_MESSAGE_BYTES, EnvService, ServiceOptions
-from .ws import GymEndpoint
+from .ws import WsEndpoint
 
 # lifespan: Start-up and shutdown of a served environment, composed with whatever lifespan the application brings.
 #
@@ -259,7 +259,7 @@ class HTTPEnvServer:
             self._register_gym_routes(app)
         self._register_info_routes(app)
         app.router.routes += self.monitoring.routes()
-        app.router.routes.append(WebSocketRoute("/ws", GymEndpoint(self.service), name="ws"))
+        app.router.routes.append(WebSocketRoute("/ws", WsEndpoint(self.service), name="ws"))
         TaskRoutes(self.service).register(app)
         # Last of all. Other routes of an application are its own business, but for the documents about these.
         documents = Documents.paths(app)

@@ -17,7 +17,7 @@ from .ws_v1 import GymConnection, RestrictedConnection
 from .ws_v2 import MultiplexConnection, MultiplexService
 
 
-class GymEndpoint:
+class WsEndpoint:
     """The ASGI endpoint of `/ws`."""
 
     connection: ClassVar[type[GymConnection]] = GymConnection

@@ -25,7 +25,7 @@ from ..asgi import Handler, Receive, Scope, Send
 from ..http_routes import GymRoutes, names_session
 from ..mcp.endpoint import McpEndpoint
 from ..routes import DocumentedRoute
-from ..ws import GymEndpoint
+from ..ws import WsEndpoint
 
 # They handle errors, which the endpoints answer themselves, and rewrite addresses, at which those do not look.
 _STOCK = (ServerErrorMiddleware, ExceptionMiddleware, AsyncExitStackMiddleware)
@@ -71,11 +71,11 @@ class DirectDispatch:
         scope.update(found)
         return handler
 
-    def endpoint(self, scope: Scope) -> GymEndpoint | None:
+    def endpoint(self, scope: Scope) -> WsEndpoint | None:
         """Find the endpoint of a WebSocket request, if it is the environment's own."""
         route, _ = self._match(scope)
         endpoint = _behind(route.app, scope) if type(route) is WebSocketRoute else None
-        return endpoint if type(endpoint) is GymEndpoint else None
+        return endpoint if type(endpoint) is WsEndpoint else None
 
     def _match(self, scope: Scope) -> tuple[Any, Scope]:
         """Return the route that the application would choose, if the request would reach it unchanged, or None."""

@@ -20,7 +20,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
-from ..ws import GymEndpoint
+from ..ws import WsEndpoint
 from .dispatch import DirectDispatch
 from .frame_socket import FrameSocket
 
@@ -136,7 +136,7 @@ class UpgradeProtocol(asyncio.Protocol):
         self._state.tasks.add(task)
         task.add_done_callback(self._state.tasks.discard)
 
-    def _serve_directly(self, endpoint: GymEndpoint) -> None:
+    def _serve_directly(self, endpoint: WsEndpoint) -> None:
         """Do what the application would do with this connection, without a task for it."""
         assert self._transport is not None
         if self._phase != "connecting" or self._transport.is_closing():

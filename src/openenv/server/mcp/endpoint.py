@@ -64,7 +64,7 @@ from ..http_routes import (
     request_key,
 )
 from ..service import EnvService
-from ..ws import GymEndpoint
+from ..ws import WsEndpoint
 from ..ws_v1 import GymConnection
 from .mcp_sessions import Episodes, McpSession
 from .methods import Exchange, McpMethods, failure, negotiated, session_error
@@ -642,7 +642,7 @@ class RpcConnection(GymConnection):
         return _error(JsonRpcErrorCode.INVALID_REQUEST, f"A message of {size} bytes is over the limit of {limit} bytes")
 
 
-class RpcEndpoint(GymEndpoint):
+class RpcEndpoint(WsEndpoint):
     """The ASGI endpoint of `WS /mcp`."""
 
     connection = RpcConnection
