@@ -71,7 +71,7 @@ class Registry:
                 self.discard(rollout)
 
 
-class Proxy:
+class AgentRoutes:
     """Answers the requests of agents."""
 
     def __init__(self, registry: Registry, services: Services) -> None:
