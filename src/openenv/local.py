@@ -23,7 +23,7 @@ from .runners import InlineRunner
 from .sessions.lifetime import SessionLimits
 from .sessions.manager import SessionManager
 from .sessions.operations import Operation, Operations, build_operations
-from .sessions.session import Session, SessionKind, SessionState, hint
+from .sessions.session import Session, SessionKind, SessionState, error_hint
 from .types import ActT, ObsT, StateT, StepResult
 
 T = TypeVar("T")
@@ -160,7 +160,7 @@ class LocalEnv(Generic[ActT, ObsT, StateT]):
         except OpenEnvError:
             raise
         except Exception as exc:
-            raise ExecutionError(f"{type(exc).__name__}: {exc}{hint(self._session, operation.kind)}") from exc
+            raise ExecutionError(f"{type(exc).__name__}: {exc}{error_hint(self._session, operation.kind)}") from exc
 
     def _action(self, action: Any) -> Any:
         if not isinstance(action, Mapping):

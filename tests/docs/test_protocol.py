@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from openenv.protocol.server_v2 import _KEYS, NONCE_CHARS
-from openenv.sessions.lifetime import CANCELLED, CLOSED_BY_CLIENT, DISCONNECTED, TAKEN_OVER, TOLD, ending
+from openenv.sessions.lifetime import (
+    CANCELLED,
+    CLIENT_REASONS,
+    CLOSED_BY_CLIENT,
+    DISCONNECTED,
+    TAKEN_OVER,
+    client_reason,
+)
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text()
 ROWS = {match.group(1): match.group(0) for match in re.finditer(r"^\| `([^`]+)` \|.*$", PAGE, re.MULTILINE)}
@@ -21,15 +28,15 @@ def test_every_request_is_listed_with_its_keys(request_type: str) -> None:
         assert f"`{key}`" in ROWS[request_type]
 
 
-@pytest.mark.parametrize("reason", TOLD)
+@pytest.mark.parametrize("reason", CLIENT_REASONS)
 def test_every_reason_why_a_session_is_lost_is_listed(reason: str) -> None:
     assert reason in ROWS
 
 
 def test_reasons_that_only_logs_tell_apart_are_told_as_listed_ones() -> None:
     for reason in (CLOSED_BY_CLIENT, DISCONNECTED, CANCELLED, None):
-        assert ending(reason) in TOLD
-    assert ending("maintenance") == "maintenance"
+        assert client_reason(reason) in CLIENT_REASONS
+    assert client_reason("maintenance") == "maintenance"
 
 
 def test_what_a_connection_is_told_that_loses_a_session_to_another_is_there() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from openenv.runners import InlineRunner, Lane, ThreadRunner, make_runner
-from openenv.runners.thread import FAST_S, PARKED, PROOF, SLOW_S, SPREAD, Profile
+from openenv.runners.thread import FAST_S, PARKED, PROOF, SLOW_S, SPREAD, CallProfile
 
 
 class Work:
@@ -119,7 +119,7 @@ def test_sessions_whose_steps_take_a_millisecond_stay_spread() -> None:
 
 @pytest.mark.parametrize(("kind", "is_fast"), [("step", False), ("tool", False), ("reset", True), ("construct", True)])
 def test_only_steps_and_tools_have_to_be_quick_to_be_fast(kind: str, is_fast: bool) -> None:
-    profile = Profile()
+    profile = CallProfile()
     for _ in range(PROOF):
         profile.record("step", 0.0)
     for _ in range(100):
@@ -130,7 +130,7 @@ def test_only_steps_and_tools_have_to_be_quick_to_be_fast(kind: str, is_fast: bo
 
 @pytest.mark.parametrize("kind", ["reset", "construct", "state", "close"])
 def test_one_slow_kind_of_call_makes_an_environment_slow(kind: str) -> None:
-    profile = Profile()
+    profile = CallProfile()
     for _ in range(PROOF):
         profile.record("step", 0.0)
     assert profile.is_fast
@@ -140,7 +140,7 @@ def test_one_slow_kind_of_call_makes_an_environment_slow(kind: str) -> None:
 
 
 def test_too_few_steps_prove_nothing() -> None:
-    profile = Profile()
+    profile = CallProfile()
     for _ in range(PROOF - 1):
         profile.record("step", 0.0)
     profile.record("reset", 0.0)
@@ -149,7 +149,7 @@ def test_too_few_steps_prove_nothing() -> None:
 
 
 def test_an_environment_that_becomes_fast_again_is_seen_as_fast() -> None:
-    profile = Profile()
+    profile = CallProfile()
     profile.record("step", SLOW_S * 4)
     for _ in range(100):
         profile.record("step", 0.0)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from openenv.errors import StaleRequest
-from openenv.sessions.ledger import KEPT, KEPT_BYTES, Entry, Ledger
+from openenv.sessions.ledger import KEPT, KEPT_BYTES, Ledger, LedgerEntry
 
 
 class Book:
@@ -17,7 +17,7 @@ class Book:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.ledger = Ledger()
-        self.running: dict[int | str, Entry | None] = {}  # None for a step of a group
+        self.running: dict[int | str, LedgerEntry | None] = {}  # None for a step of a group
         self.answered: list[int | str] = []
         self.heard: list[tuple[int | str, list[Any]]] = []
 

@@ -13,7 +13,7 @@ from openenv.errors import SessionClosedError
 from openenv.runners import current_dispatcher
 from openenv.sessions.manager import SessionLimits, SessionManager
 from openenv.sessions.operations import CALL
-from openenv.sessions.session import Call, Session, SessionKind
+from openenv.sessions.session import Session, SessionCall, SessionKind
 from openenv.telemetry.calls import CallWatch, WatchedCall
 from openenv.telemetry.metrics import ServerMetrics
 
@@ -34,7 +34,7 @@ class Still(Environment[Action, Observation, State]):
         return State()
 
 
-def submit(session: Session) -> Call:
+def submit(session: Session) -> SessionCall:
     return session.submit(CALL, lambda env: None, lambda result, error: None, current_dispatcher())
 
 
@@ -43,7 +43,7 @@ async def test_calls_are_plain_until_the_first_reading_and_watched_from_then_on(
     watch = CallWatch(manager)
     metrics = ServerMetrics(manager, watch, info=dict)
     old = await manager.open(SessionKind.HTTP)
-    assert type(submit(old)) is Call
+    assert type(submit(old)) is SessionCall
     metrics.text()
     new = await manager.open(SessionKind.HTTP)
     assert type(submit(old)) is WatchedCall

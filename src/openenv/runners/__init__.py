@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from .base import (
-    Host,
     Lane,
     LaneCall,
+    LaneExecutor,
     NotSendable,
-    PerishableLane,
     ProcessOptions,
+    RemoteLane,
     Runner,
     build_in,
     make_runner,
@@ -18,13 +18,13 @@ from .inline import InlineRunner
 from .thread import ThreadRunner
 
 __all__ = [
-    "Host",
+    "LaneExecutor",
     "Dispatcher",
     "InlineRunner",
     "Lane",
     "LaneCall",
     "NotSendable",
-    "PerishableLane",
+    "RemoteLane",
     "ProcessOptions",
     "Runner",
     "ThreadRunner",

@@ -40,7 +40,7 @@ class LaneCall(Protocol):
         ...
 
 
-class Host(Protocol):
+class LaneExecutor(Protocol):
     """Runs calls, one at a time."""
 
     def submit(self, call: LaneCall) -> None:
@@ -57,7 +57,7 @@ class Lane(Protocol):
         ...
 
     @property
-    def host(self) -> Host:
+    def host(self) -> LaneExecutor:
         """What runs the calls; those of several lanes with the same host can be submitted to it together."""
         ...
 
@@ -70,7 +70,7 @@ class Lane(Protocol):
         ...
 
 
-class PerishableLane(ABC):
+class RemoteLane(ABC):
     """A lane whose environment may be lost, and is not built by calling the factory here."""
 
     on_lost: Callable[[str], None]
@@ -87,7 +87,7 @@ class PerishableLane(ABC):
 
 def build_in(lane: Lane, factory: Callable[[], Any]) -> Any:
     """Build an environment where a lane has it; called in the lane."""
-    return lane.construct() if isinstance(lane, PerishableLane) else factory()
+    return lane.construct() if isinstance(lane, RemoteLane) else factory()
 
 
 class Runner(Protocol):

@@ -33,7 +33,7 @@ _STEPS = ("step", "tool")
 _WEIGHT = 0.1
 
 
-class Profile:
+class CallProfile:
     """What has been seen of the calls so far: a moving mean of each kind's duration."""
 
     __slots__ = ("_mean_s", "_steps")
@@ -62,10 +62,10 @@ class Profile:
         return all(self._mean_s.get(kind, 0.0) <= FAST_S for kind in _STEPS)
 
 
-class Worker:
+class WorkerThread:
     """One thread and the calls waiting for it."""
 
-    def __init__(self, name: str, profile: Profile) -> None:
+    def __init__(self, name: str, profile: CallProfile) -> None:
         self.sessions = 0
         self._inbox: SimpleQueue[LaneCall | None] = SimpleQueue()
         self._profile = profile
@@ -106,7 +106,7 @@ class ThreadLane:
 
     __slots__ = ("_runner", "host", "submit")
 
-    def __init__(self, worker: Worker, runner: ThreadRunner) -> None:
+    def __init__(self, worker: WorkerThread, runner: ThreadRunner) -> None:
         self.host = worker
         self._runner = runner
         self.submit = worker.submit
@@ -132,13 +132,13 @@ class ThreadRunner:
     name = "thread"
 
     def __init__(self, *, max_threads: int = 1024, single_thread: bool = False) -> None:
-        self.profile = Profile()
+        self.profile = CallProfile()
         self._max_threads = max(1, max_threads)
-        self._single: Worker | None = None
+        self._single: WorkerThread | None = None
         self._single_wanted = single_thread
-        self._shared: Worker | None = None
-        self._workers: list[Worker] = []
-        self._parked: list[Worker] = []
+        self._shared: WorkerThread | None = None
+        self._workers: list[WorkerThread] = []
+        self._parked: list[WorkerThread] = []
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
 
@@ -162,7 +162,7 @@ class ThreadRunner:
             self._single = lane.host
             self._single_wanted = True
 
-    def _place(self) -> Worker:
+    def _place(self) -> WorkerThread:
         if self._single_wanted:
             if self._single is None:
                 self._single = self._new_worker()
@@ -178,15 +178,15 @@ class ThreadRunner:
         return self._emptiest(self._workers) or self._new_worker()
 
     @staticmethod
-    def _emptiest(workers: Iterable[Worker]) -> Worker | None:
+    def _emptiest(workers: Iterable[WorkerThread]) -> WorkerThread | None:
         return min(workers, key=lambda worker: worker.sessions, default=None)
 
-    def _new_worker(self) -> Worker:
-        worker = self._parked.pop() if self._parked else Worker(f"openenv-{next(self._numbers)}", self.profile)
+    def _new_worker(self) -> WorkerThread:
+        worker = self._parked.pop() if self._parked else WorkerThread(f"openenv-{next(self._numbers)}", self.profile)
         self._workers.append(worker)
         return worker
 
-    def leave(self, worker: Worker) -> None:
+    def leave(self, worker: WorkerThread) -> None:
         """Take a session off a worker; a worker without sessions is parked or stopped."""
         with self._lock:
             worker.sessions -= 1

@@ -32,10 +32,10 @@ from ..protocol.json_values import encode, encode_state, split_observation
 from ..protocol.server_v1 import error_list
 from ..protocol.server_v2 import NONCE_CHARS
 from ..sessions.events import RequestOrigin
-from ..sessions.ledger import Entry
+from ..sessions.ledger import LedgerEntry
 from ..sessions.lifetime import CLOSED_BY_CLIENT, UNANSWERED
 from ..sessions.operations import Operation, StepInput, build_operations
-from ..sessions.session import Account, Session, SessionKind, hinted
+from ..sessions.session import Account, Session, SessionKind, with_hint
 from ..types import ResetRequest, StepRequest, WSErrorCode
 from .asgi import (
     BODY_TOO_LARGE,
@@ -222,7 +222,7 @@ class GymRoutes:
         return await kept_reply(entry)
 
     async def _finish(
-        self, entry: Entry, session: Session, operation: Operation, argument: Any, origin: RequestOrigin | None
+        self, entry: LedgerEntry, session: Session, operation: Operation, argument: Any, origin: RequestOrigin | None
     ) -> tuple[int, bytes]:
         status, body = await self._outcome(session, operation, argument, origin)
         session.ledger.finish(entry, (status, body), len(body))
@@ -243,7 +243,7 @@ class GymRoutes:
     def _failure(self, exc: Exception, session: Session | None = None, kind: str = "") -> dict[str, Any]:
         shown = self._service.errors.shown(exc)
         if session is not None:
-            shown = hinted(shown, session, kind)
+            shown = with_hint(shown, session, kind)
         details = shown.details if isinstance(shown, OpenEnvError) else {}
         return {"detail": message_of(shown), "code": "EXECUTION_ERROR", **details}
 
@@ -338,7 +338,7 @@ class GymRoutes:
         await respond(send, 200, result, headers)
 
 
-async def kept_reply(entry: Entry) -> tuple[int, bytes]:
+async def kept_reply(entry: LedgerEntry) -> tuple[int, bytes]:
     """Return status and body of the answer to a request with a key; wait for it where the request still runs."""
     reply: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
     entry.tell(lambda told: None if reply.done() else reply.set_result(told))

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from ..protocol.server_v2 import Refused, Reply, Request, Writer
 from ..sessions.group import StepGroup
-from ..sessions.ledger import Entry
+from ..sessions.ledger import LedgerEntry
 from ..sessions.session import Session
 
 
@@ -58,7 +58,7 @@ class Target:
         raise NotImplementedError
 
 
-def answer_again(entry: Entry, session: Session, target: Target) -> None:
+def answer_again(entry: LedgerEntry, session: Session, target: Target) -> None:
     """Answer a request that was sent once more; of a step in a group the whole message is kept."""
 
     def answer(kept: Reply | bytes) -> None:
@@ -152,7 +152,7 @@ class Outcome:
 
     __slots__ = ("_connection", "_entry", "_request", "_session")
 
-    def __init__(self, connection: Answering, session: Session, request: Request, entry: Entry) -> None:
+    def __init__(self, connection: Answering, session: Session, request: Request, entry: LedgerEntry) -> None:
         self._connection = connection
         self._session = session
         self._request = request

@@ -30,7 +30,7 @@ from ..runners import Dispatcher
 from ..sessions.events import RequestOrigin
 from ..sessions.lifetime import CLOSED_BY_CLIENT, DISCONNECTED, WORKER_CRASHED
 from ..sessions.operations import Operation
-from ..sessions.session import Session, SessionKind, SessionState, hinted
+from ..sessions.session import Session, SessionKind, SessionState, with_hint
 from ..types import ServerMode, WSErrorCode
 from .access import Role, account_of, may
 from .mcp.openenv_rpc import OwnMethods
@@ -264,7 +264,7 @@ class GymConnection:
             session = self._session
             assert session is not None
             logger.info("session %s: %s failed", session.id, self._asked, exc_info=error)
-            self._socket.send(exception_frame(hinted(self._service.errors.shown(error), session, self._asked)))
+            self._socket.send(exception_frame(with_hint(self._service.errors.shown(error), session, self._asked)))
         if self._ahead or self._leaving:
             self._next()
 

@@ -23,13 +23,13 @@ from ..errors import (
 )
 from ..protocol.codec import Codec
 from ..protocol.server_v2 import Batch, Parsed, Refused, Reply, Request, ServerProtocolV2, Writer, request_of, writer_of
-from ..runners import Dispatcher, Host
+from ..runners import Dispatcher, LaneExecutor
 from ..sessions.events import RequestOrigin
 from ..sessions.group import StepGroup
-from ..sessions.ledger import Entry
-from ..sessions.lifetime import CLOSED_BY_CLIENT, DISCONNECTED, SHUTTING_DOWN, ending
+from ..sessions.ledger import LedgerEntry
+from ..sessions.lifetime import CLOSED_BY_CLIENT, DISCONNECTED, SHUTTING_DOWN, client_reason
 from ..sessions.operations import Operation, Operations, StepInput, build_operations
-from ..sessions.session import Call, Holder, Running, Session, SessionKind, hinted
+from ..sessions.session import Cancellable, Session, SessionCall, SessionHolder, SessionKind, with_hint
 from ..types import ServerMode, WSErrorCode
 from .access import Role, account_of, may
 from .backpressure import Intake, Turns
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 _MOST_OPENED = 1024  # whose ids are kept
 
 
-class Entering(Holder, Protocol):
+class Entering(SessionHolder, Protocol):
     """A connection, as far as its sessions are concerned."""
 
     sessions: dict[str, Session]
@@ -262,7 +262,7 @@ class MultiplexConnection:
         self._limit = shared.service.options.max_message_bytes
         self.sessions: dict[str, Session] = {}
         self._entrance = Entrance(self, shared.service, hub, role)
-        self._calls: dict[tuple[str, int], Call] = {}
+        self._calls: dict[tuple[str, int], SessionCall] = {}
         self._groups: set[StepGroup] = set()
         self._grouped = 0  # steps in them
         self._rpcs: dict[tuple[str, int], asyncio.Task[None]] = {}
@@ -324,7 +324,7 @@ class MultiplexConnection:
         for session in sessions.values():
             self._manager.attachments.release(session, self)
 
-    # -- Holder ---------------------------------------------------------------------------------------------------
+    # -- SessionHolder ---------------------------------------------------------------------------------------------------
 
     def let_go(self, session: Session, reason: str) -> None:
         """Another connection has a session now, or it has ended; told from any thread."""
@@ -375,7 +375,7 @@ class MultiplexConnection:
     def _take_together(self, steps: list[dict[str, Any]], collected: Collected, message: Message) -> None:
         """Run steps in groups, one for each thread that sessions share; what is no plain, new step runs by itself."""
         operation, sessions, asked = self._operations.step, self.sessions, Asked("step", message)
-        groups: dict[Host, StepGroup] = {}
+        groups: dict[LaneExecutor, StepGroup] = {}
         alone: list[int] = []
         apart: set[str] = set()  # whose later steps may not overtake one that runs by itself
         for place, given in enumerate(steps):
@@ -496,21 +496,23 @@ class MultiplexConnection:
             raise SessionNotFoundError(name, f"This connection has no session '{name}'.")
         return session
 
-    def _run_rpc(self, request: Request, session: Session, entry: Entry) -> None:
+    def _run_rpc(self, request: Request, session: Session, entry: LedgerEntry) -> None:
         task = self._hub.loop.create_task(self._answer_rpc(request, session, entry))
         key = (session.id, request.id)
         self._rpcs[key] = task
         task.add_done_callback(lambda task: self._finished_rpc(key, task, session, entry))
         self._watch_load()
 
-    def _finished_rpc(self, key: tuple[str, int], task: asyncio.Task[None], session: Session, entry: Entry) -> None:
+    def _finished_rpc(
+        self, key: tuple[str, int], task: asyncio.Task[None], session: Session, entry: LedgerEntry
+    ) -> None:
         self._rpcs.pop(key, None)
         if task.cancelled():  # before it had begun, or it would have said so itself
             reply = self.writer.error(RequestCancelled())
             session.ledger.finish(entry, reply, len(reply.data))
         self._resume_if_few()
 
-    async def _answer_rpc(self, request: Request, session: Session, entry: Entry) -> None:
+    async def _answer_rpc(self, request: Request, session: Session, entry: LedgerEntry) -> None:
         def notify(note: Mapping[str, Any]) -> None:
             told = {key: value for key, value in note.get("params", {}).items() if key != "progressToken"}
             event = {"type": "event", "id": request.id, "event": "progress", **told}
@@ -584,7 +586,7 @@ class MultiplexConnection:
                 found = self._entrance.cancel(wanted)
             else:
                 session = self._session(request)
-                call: Running | None = self._calls.get((session.id, wanted)) or self._group_of(session, wanted)
+                call: Cancellable | None = self._calls.get((session.id, wanted)) or self._group_of(session, wanted)
                 task = self._rpcs.get((session.id, wanted))
                 found = session.cancel(call) if call is not None else task is not None and task.cancel()
         message = {"type": "cancelled", "id": request.id, "found": found}
@@ -611,10 +613,10 @@ class MultiplexConnection:
     def failure(self, error: BaseException, session: Session, request_id: int, kind: str) -> Reply:
         """Say why a request failed."""
         if isinstance(error, SessionClosedError):
-            error = SessionLost(ending(error.reason))
+            error = SessionLost(client_reason(error.reason))
         else:
             logger.info("session %s: %s failed (request %d)", session.id, kind, request_id, exc_info=error)
-        return self.writer.error(hinted(self._shared.service.errors.shown(error), session, kind))
+        return self.writer.error(with_hint(self._shared.service.errors.shown(error), session, kind))
 
     def written(self, reply: Reply, request: Request | Refused) -> bytes:
         """Write an answer."""

@@ -31,7 +31,7 @@ class SessionEvent:
     repeats: int = 0
 
 
-Listener = Callable[[SessionEvent], None]
+SessionListener = Callable[[SessionEvent], None]
 
 
 # episode: What an orchestrator may know of an episode that somebody else plays. Knows numbers only.

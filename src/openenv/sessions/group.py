@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import RequestCancelled, SessionClosedError
 from ..runners import Dispatcher
 from .operations import Operation
-from .session import Call, ObserveStep, Session, interrupt
+from .session import ObserveStep, Session, SessionCall, interrupt
 
 _MANY = 16
 _GIVE_WAY_S = 0.00005
@@ -92,7 +92,7 @@ class StepGroup:
 
     def run(self) -> None:
         """Do the steps, in the lane."""
-        waiting: list[tuple[Session, Call]] = []
+        waiting: list[tuple[Session, SessionCall]] = []
         write, outcomes, times, cancelled = self._write, self.outcomes, self._times, self._cancelled
         if times is not None:
             times.append(perf_counter())

@@ -16,10 +16,10 @@ KEPT = 16
 KEPT_BYTES = 256 * 1024
 REMEMBERED = 1024
 
-Listener = Callable[[Any], None]
+ReplyListener = Callable[[Any], None]
 
 
-class Entry:
+class LedgerEntry:
     """One request: its reply, or those who wait for it.
 
     Args:
@@ -34,9 +34,9 @@ class Entry:
         self.asked = asked
         self.is_done = False
         self.reply: Any = None
-        self._listeners: list[Listener] | None = None
+        self._listeners: list[ReplyListener] | None = None
 
-    def tell(self, listener: Listener) -> None:
+    def tell(self, listener: ReplyListener) -> None:
         """Give the reply to somebody, now or when it is there."""
         if self.is_done:
             listener(self.reply)
@@ -63,7 +63,7 @@ class Ledger:
     __slots__ = ("_kept", "_past", "_step", "_total", "_under_way", "hits", "last_id")
 
     def __init__(self) -> None:
-        self._under_way: dict[int | str, Entry] = {}
+        self._under_way: dict[int | str, LedgerEntry] = {}
         self._kept: list[tuple[int | str, Any, Any, int]] = []  # key, what was asked, reply, size; in order of replies
         self._step: tuple[int, Any] | None = None  # key and what was asked of the last step in a group
         self._past: dict[int, None] | None = None
@@ -71,7 +71,7 @@ class Ledger:
         self.last_id = 0
         self.hits = 0
 
-    def find(self, key: int | str) -> Entry | None:
+    def find(self, key: int | str) -> LedgerEntry | None:
         """Return a request that was seen before, or None for a new one.
 
         Raises:
@@ -86,23 +86,23 @@ class Ledger:
             raise StaleRequest(key, self.last_id)
         return entry
 
-    def _stepping(self, key: int | str) -> Entry | None:
+    def _stepping(self, key: int | str) -> LedgerEntry | None:
         if self._step is None or self._step[0] != key:
             return None
-        entry = self._under_way[key] = Entry(*self._step)
+        entry = self._under_way[key] = LedgerEntry(*self._step)
         return entry
 
-    def _answered(self, key: int | str) -> Entry | None:
+    def _answered(self, key: int | str) -> LedgerEntry | None:
         for kept, asked, reply, _ in self._kept:
             if kept == key:
-                entry = Entry(key, asked)
+                entry = LedgerEntry(key, asked)
                 entry.finish(reply)
                 return entry
         return None
 
-    def begin(self, key: int | str, asked: Any = None) -> Entry:
+    def begin(self, key: int | str, asked: Any = None) -> LedgerEntry:
         """Note a new request."""
-        entry = self._under_way[key] = Entry(key, asked)
+        entry = self._under_way[key] = LedgerEntry(key, asked)
         if isinstance(key, int):
             self.last_id = key
         return entry
@@ -114,7 +114,7 @@ class Ledger:
         self.last_id = key
         self._step = (key, asked)
 
-    def finish(self, entry: Entry, reply: Any, size: int) -> None:
+    def finish(self, entry: LedgerEntry, reply: Any, size: int) -> None:
         """Note a reply, and let go of earlier ones that are too many."""
         self._under_way.pop(entry.key, None)
         self._keep(entry.key, entry.asked, reply, size)

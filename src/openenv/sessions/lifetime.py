@@ -62,13 +62,23 @@ CANCELLED: Final = "cancelled while it was created"
 # Why a connection no longer holds a session that goes on.
 TAKEN_OVER: Final = "another connection has attached to it"
 
-TOLD: Final = (CLOSED, EXPIRED, EVICTED, SHUTTING_DOWN, RESTARTED, UNKNOWN, UNANSWERED, NOT_BEGUN, WORKER_CRASHED)
+CLIENT_REASONS: Final = (
+    CLOSED,
+    EXPIRED,
+    EVICTED,
+    SHUTTING_DOWN,
+    RESTARTED,
+    UNKNOWN,
+    UNANSWERED,
+    NOT_BEGUN,
+    WORKER_CRASHED,
+)
 """All reasons that clients of this server can be told, but for those of an operator's own."""
 
 _TOLD_AS: Mapping[str, str] = {CLOSED_BY_CLIENT: CLOSED, DISCONNECTED: EXPIRED, CANCELLED: CLOSED}
 
 
-def ending(reason: str | None) -> str:
+def client_reason(reason: str | None) -> str:
     """Name the reason of an end as clients know it; None is a session that was closed without one."""
     return CLOSED if reason is None else _TOLD_AS.get(reason, reason)
 

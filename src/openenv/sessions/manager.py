@@ -26,13 +26,13 @@ from ..errors import (
     SessionNotFoundError,
     message_of,
 )
-from ..runners import Lane, PerishableLane, ProcessOptions, Runner, build_in, current_dispatcher, make_runner
+from ..runners import Lane, ProcessOptions, RemoteLane, Runner, build_in, current_dispatcher, make_runner
 from ..types import SessionInfo
 from . import lifetime as leases
-from .events import Listener, SessionEvent
-from .lifetime import CANCELLED, SHUTTING_DOWN, Reaper, SessionLimits, ending
+from .events import SessionEvent, SessionListener
+from .lifetime import CANCELLED, SHUTTING_DOWN, Reaper, SessionLimits, client_reason
 from .resume import Attachments, Openings
-from .session import Account, Call, CallFactory, ObserveStep, Session, SessionKind, SessionState
+from .session import Account, CallFactory, ObserveStep, Session, SessionCall, SessionKind, SessionState
 from .slots import NO_ACCOUNT, Slots, WaitQueue, wait_until
 
 logger = logging.getLogger(__name__)
@@ -74,9 +74,9 @@ class SessionManager:
         self._explain = explain
         self.limits = limits
         self.env_cls = factory_class(factory)
-        self.listeners: list[Listener] = []
+        self.listeners: list[SessionListener] = []
         self.wants_origins = False
-        self._make_call: CallFactory = Call
+        self._make_call: CallFactory = SessionCall
         self.observe_step: ObserveStep | None = None
         self._clock = clock or time.monotonic
         self._wall_clock = wall_clock or clock or time.time
@@ -182,9 +182,9 @@ class SessionManager:
         if session is not None and not session.is_ending:
             return session
         if session is not None:
-            raise SessionLost(ending(session.close_reason))
+            raise SessionLost(client_reason(session.close_reason))
         if ended is not None:
-            raise SessionLost(ending(ended))
+            raise SessionLost(client_reason(ended))
         raise SessionNotFoundError(session_id)
 
     def info(self, session_id: str) -> SessionInfo | None:
@@ -337,7 +337,7 @@ class SessionManager:
             on_error=self._on_error,
         )
         session.make_call, session.observe_step = self._make_call, self.observe_step
-        if isinstance(session.lane, PerishableLane):
+        if isinstance(session.lane, RemoteLane):
             session.lane.on_lost = session.close
         return session
 
@@ -426,7 +426,7 @@ class SessionManager:
         self.slots.give_back(session)
         holder, session.holder = session.holder, None
         if holder is not None:
-            holder.let_go(session, ending(session.close_reason))
+            holder.let_go(session, client_reason(session.close_reason))
         self._endings.notify_all()
         self._tell(SessionEvent("closed", session.id, session.close_reason, session.step_count, session.ledger.hits))
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from ..env.binding import RemoteEnvironment, bind, step_argument
 from ..env.tools.source import ToolSource
 
-Kind = Literal["construct", "reset", "step", "state", "tool", "call", "close"]
+OperationKind = Literal["construct", "reset", "step", "state", "tool", "call", "close"]
 Encoder = Callable[[Any], Any]
 
 
@@ -30,7 +30,7 @@ class Operation:
         interrupt: Ends a call of the environment's that runs in its lane, as far as that is possible.
     """
 
-    kind: Kind
+    kind: OperationKind
     in_lane: Callable[[Any, Any], Any]
     in_loop: Callable[[Any, Any], Awaitable[Any]] | None = None
     prefers_lane: Callable[[Any, Any], bool] | None = None

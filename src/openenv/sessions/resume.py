@@ -16,8 +16,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
 from ..errors import SessionLost
-from .lifetime import DISCONNECTED, EXPIRED, RESTARTED, TAKEN_OVER, UNKNOWN, ending
-from .session import Holder, Session
+from .lifetime import DISCONNECTED, EXPIRED, RESTARTED, TAKEN_OVER, UNKNOWN, client_reason
+from .session import Session, SessionHolder
 
 # tokens: Secrets that let their holder attach to a session from anywhere.
 #
@@ -96,12 +96,12 @@ class Attachments:
         claim = self._tokens.read(token)
         session, ended = self._lookup(claim.session_id)
         if session is None or not claim.is_proved_by(session.secret):
-            raise SessionLost(ending(ended) if ended is not None else UNKNOWN)
+            raise SessionLost(client_reason(ended) if ended is not None else UNKNOWN)
         if session.is_ending:
-            raise SessionLost(ending(session.close_reason))
+            raise SessionLost(client_reason(session.close_reason))
         return session
 
-    def reattach(self, session: Session, holder: Holder) -> None:
+    def reattach(self, session: Session, holder: SessionHolder) -> None:
         """Attach to a session that goes on; whoever held it before is told."""
         former, session.holder = session.holder, holder
         session.is_attached = True
@@ -110,11 +110,11 @@ class Attachments:
         if former is not None and former is not holder:
             former.let_go(session, TAKEN_OVER)
 
-    def hold(self, session: Session, holder: Holder) -> None:
+    def hold(self, session: Session, holder: SessionHolder) -> None:
         """Attach to a session that was just opened."""
         session.holder, session.is_attached = holder, True
 
-    def release(self, session: Session, holder: Holder) -> None:
+    def release(self, session: Session, holder: SessionHolder) -> None:
         """Leave a session to whoever has its token, for the grace period."""
         if session.holder is not holder:
             return
@@ -219,9 +219,9 @@ class Openings:
             return None
         session, ended = self._lookup(session_id)
         if session is None:
-            raise SessionLost(ending(ended or EXPIRED))
+            raise SessionLost(client_reason(ended or EXPIRED))
         if session.is_ending:
-            raise SessionLost(ending(session.close_reason))
+            raise SessionLost(client_reason(session.close_reason))
         return session
 
     def begin(self, nonce: str | None, work: Callable[[Opening], Coroutine[Any, Any, Session]]) -> Opening:

@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol
 
 from ..env.binding import OFFLOAD, bind
 from ..errors import ExecutionError, OpenEnvError, RequestCancelled, SessionClosedError, message_of
-from ..runners import Dispatcher, Lane, PerishableLane, current_dispatcher
+from ..runners import Dispatcher, Lane, RemoteLane, current_dispatcher
 from .events import EpisodeStats, RequestOrigin
 from .ledger import Ledger
 from .operations import CLOSE, CONSTRUCT, Operation
@@ -130,7 +130,7 @@ class SessionKind(str, Enum):
     RESUMABLE = "resumable"
 
 
-class Call:
+class SessionCall:
     """One request to a session and its outcome."""
 
     __slots__ = ("_done", "_hub", "_session", "argument", "error", "kind", "operation", "origin", "result", "task")
@@ -222,12 +222,12 @@ class Call:
         self._done(self.result, self.error)
 
 
-CallFactory = Callable[["Session", Operation, Any, Done, Dispatcher, "RequestOrigin | None"], Call]
+CallFactory = Callable[["Session", Operation, Any, Done, Dispatcher, "RequestOrigin | None"], SessionCall]
 ObserveStep = Callable[[float, float, float], None]
 """Takes the seconds that a step has waited, run, and been on its way back."""
 
 
-class Running(Protocol):
+class Cancellable(Protocol):
     """What a session is busy with."""
 
     def cancel(self, session: Session) -> None:
@@ -235,7 +235,7 @@ class Running(Protocol):
         ...
 
 
-def interrupt(session: Session, call: Running, operation: Operation, hub: Dispatcher) -> None:
+def interrupt(session: Session, call: Cancellable, operation: Operation, hub: Dispatcher) -> None:
     """Interrupt code in a session's lane until its call has ended: it may have been about to begin."""
     if session._running is not call or operation.interrupt is None:
         return
@@ -245,7 +245,7 @@ def interrupt(session: Session, call: Running, operation: Operation, hub: Dispat
         hub.loop.call_soon_threadsafe(hub.loop.call_later, _INTERRUPT_AGAIN_S, *again)
 
 
-class Holder(Protocol):
+class SessionHolder(Protocol):
     """Whoever a resumable session is attached to."""
 
     def let_go(self, session: Session, reason: str) -> None:
@@ -277,7 +277,7 @@ class Session:
         self.close_reason: str | None = None
         self.is_attached = kind is SessionKind.SOCKET
         self.was_attached = False
-        self.holder: Holder | None = None
+        self.holder: SessionHolder | None = None
         self.secret = ""
         self.ledger = Ledger()
         self.account = Account()
@@ -288,11 +288,11 @@ class Session:
         self._on_ready = on_ready
         self._on_closed = on_closed
         self._on_error = on_error
-        self.make_call: CallFactory = Call
+        self.make_call: CallFactory = SessionCall
         self.observe_step: ObserveStep | None = None
         self._home: Dispatcher | None = None
-        self._running: Running | None = None
-        self._waiting: deque[Call] = deque()
+        self._running: Cancellable | None = None
+        self._waiting: deque[SessionCall] = deque()
         self._async_kinds: frozenset[str] = frozenset()
         self._steps_in_loop = False
         self._lock = threading.Lock()
@@ -321,7 +321,7 @@ class Session:
 
     def submit(
         self, operation: Operation, argument: Any, done: Done, hub: Dispatcher, origin: RequestOrigin | None = None
-    ) -> Call:
+    ) -> SessionCall:
         """Run an operation after those before it; `done(result, error)` is called once, on the hub's loop."""
         call = self.make_call(self, operation, argument, done, hub, origin)
         with self._lock:
@@ -339,7 +339,7 @@ class Session:
             call.settle(SessionClosedError(self.id, self.close_reason or "closed"))
         return call
 
-    def begin_step(self, group: Running, operation: Operation, action: Any) -> bool:
+    def begin_step(self, group: Cancellable, operation: Operation, action: Any) -> bool:
         """Take the session for a step of a group, unless that must run by itself.
 
         It must if it does not block, if calls are watched one by one, or if the session is busy or ending.
@@ -355,7 +355,7 @@ class Session:
             self._running = group
         return True
 
-    def end_step(self, *, failed: bool) -> Call | None:
+    def end_step(self, *, failed: bool) -> SessionCall | None:
         """Let the session go, in its lane; return what has to be started next."""
         with self._lock:
             self.last_activity_at = self._clock()
@@ -400,7 +400,7 @@ class Session:
                 self.cancel(call)
             raise
 
-    def cancel(self, call: Running) -> bool:
+    def cancel(self, call: Cancellable) -> bool:
         """Take back a call that waits, or interrupt the one that runs; say whether it was still there."""
         with self._lock:
             running = self._running is call
@@ -435,7 +435,7 @@ class Session:
                 closing = self._running = self._closing_call()
         for call in refused:
             call.settle(SessionClosedError(self.id, reason))
-        if isinstance(self.lane, PerishableLane):
+        if isinstance(self.lane, RemoteLane):
             self.lane.ending()
         if unbuilt:  # its client left before the constructor was called
             self._end(None)
@@ -454,11 +454,11 @@ class Session:
         """Whether nothing runs and nothing waits."""
         return self.state is SessionState.READY
 
-    def _closing_call(self) -> Call:
+    def _closing_call(self) -> SessionCall:
         assert self._home is not None
-        return Call(self, CLOSE, None, _nobody_waits, self._home)
+        return SessionCall(self, CLOSE, None, _nobody_waits, self._home)
 
-    def start(self, call: Call) -> None:
+    def start(self, call: SessionCall) -> None:
         """Run a call that the session has been taken for."""
         operation = call.operation
         if (
@@ -470,7 +470,7 @@ class Session:
         else:
             call.launch()
 
-    def _finished(self, call: Call) -> None:
+    def _finished(self, call: SessionCall) -> None:
         """Take note of a finished call and start the next; called wherever the call ran."""
         kind = call.kind
         if kind == "close":
@@ -491,9 +491,9 @@ class Session:
         if following is not None:
             self.start(following)
 
-    def _following(self) -> Call | None:
+    def _following(self) -> SessionCall | None:
         """Choose what runs next; the caller holds the lock."""
-        following: Call | None = None
+        following: SessionCall | None = None
         if self.state is _CLOSING:
             following = self._closing_call() if self.env is not None else None
         elif self._waiting:
@@ -504,7 +504,7 @@ class Session:
         self._running = following
         return following
 
-    def _finished_first(self, call: Call) -> None:
+    def _finished_first(self, call: SessionCall) -> None:
         """The environment is built, or could not be."""
         if call.error is None:
             self.env = call.result
@@ -528,7 +528,7 @@ class Session:
         elif error is not None:
             self._end(None)
 
-    def _end(self, call: Call | None) -> None:
+    def _end(self, call: SessionCall | None) -> None:
         with self._lock:
             self.state = SessionState.CLOSED
             self._running = None
@@ -554,14 +554,14 @@ def _nobody_waits(_: Any, error: BaseException | None) -> None:
 _NEVER_RESET: Final = " (reset() has not been called in this session yet)"
 
 
-def hint(session: Session, kind: str) -> str:
+def error_hint(session: Session, kind: str) -> str:
     """Return what to append to the text of an exception that an operation of that kind has raised."""
     return _NEVER_RESET if kind == "step" and not session.was_reset else ""
 
 
-def hinted(shown: BaseException, session: Session, kind: str) -> BaseException:
+def with_hint(shown: BaseException, session: Session, kind: str) -> BaseException:
     """Return a failure as clients may see it, with a hint; what the framework itself raises stays as it is."""
-    text = hint(session, kind)
+    text = error_hint(session, kind)
     if not text or (isinstance(shown, OpenEnvError) and not isinstance(shown, ExecutionError)):
         return shown
     details = shown.details if isinstance(shown, OpenEnvError) else None

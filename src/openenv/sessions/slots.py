@@ -209,7 +209,7 @@ _NAMED = frozenset({SessionKind.HTTP, SessionKind.SOFT, SessionKind.RESUMABLE})
 OnPosition = Callable[[int], None]
 
 
-class Reservation(NamedTuple):
+class SlotReservation(NamedTuple):
     """What came of asking for a slot: a session, or whom to evict and what to wait for."""
 
     session: Session | None
@@ -352,26 +352,26 @@ class Slots:
                 if not line.unsubscribe(turn) and not was_called:
                     line.notify_one()  # called, but no longer waiting: the turn goes to the next
 
-    def _try(self, kind: SessionKind, account: Account, *, is_next: bool = False) -> Reservation:
+    def _try(self, kind: SessionKind, account: Account, *, is_next: bool = False) -> SlotReservation:
         """Reserve if possible; else name a session to evict, and what to wait for. Those in line come first."""
         with self._lock:
             if self._is_over(account):
-                return Reservation(None)
+                return SlotReservation(None)
             if self.is_closed or (self.queue and not is_next and kind is not SessionKind.ONCE):
-                return Reservation(None)
+                return SlotReservation(None)
             if self._is_unsure() and any(s.state is SessionState.CREATING for s in (*self._live.values(), *self._once)):
-                return Reservation(None, wait_for="class")  # the first will tell which it is, and what that allows
+                return SlotReservation(None, wait_for="class")  # the first will tell which it is, and what that allows
             held = self._once if kind is SessionKind.ONCE else self._live
             if len(held) < self.count:
-                return Reservation(self._insert(kind, account))
+                return SlotReservation(self._insert(kind, account))
             if kind is SessionKind.ONCE:
-                return Reservation(None, wait_for="slot")
+                return SlotReservation(None, wait_for="slot")
             soft = self._evictable()
             if kind is SessionKind.SOFT:  # one visitor does not put another out, who may be thinking
                 soft = [s for s in soft if s.is_idle and s.unused_s > _LEFT_AFTER_S]
             victim = min(soft, key=lambda s: (not s.is_idle, s.last_activity_at), default=None)
             closing = victim is not None or any(s.state is SessionState.CLOSING for s in self._live.values())
-            return Reservation(None, victim, "slot" if closing else None)
+            return SlotReservation(None, victim, "slot" if closing else None)
 
     def _is_over(self, account: Account) -> bool:
         """Whether those whom a session would count for have as many as they may."""

@@ -17,7 +17,7 @@ from ..runners import Dispatcher
 from ..sessions.events import RequestOrigin
 from ..sessions.manager import SessionManager
 from ..sessions.operations import Operation
-from ..sessions.session import Call, Done, Session
+from ..sessions.session import Done, Session, SessionCall
 from .histogram import Histograms
 
 Surrounding = Callable[["WatchedCall"], AbstractContextManager[None]]
@@ -62,7 +62,7 @@ class _Times(dict[str, Histograms]):
         return self.setdefault(kind, Histograms(len(PHASES)))
 
 
-class WatchedCall(Call):
+class WatchedCall(SessionCall):
     """A call that notes its times. The plain methods are called by name: `super()` costs more than they do."""
 
     __slots__ = ("_inside", "_watch", "asked", "began", "ended")
@@ -77,7 +77,7 @@ class WatchedCall(Call):
         hub: Dispatcher,
         origin: RequestOrigin | None = None,
     ) -> None:
-        Call.__init__(self, session, operation, argument, done, hub, origin)
+        SessionCall.__init__(self, session, operation, argument, done, hub, origin)
         self._watch = watch
         self._inside: ExitStack | None = None
         self.began = 0.0
@@ -93,13 +93,13 @@ class WatchedCall(Call):
         self.began = perf_counter()
         if self._watch.names_calls:
             self._enter()
-        Call.run(self)
+        SessionCall.run(self)
 
     async def _run_in_loop(self) -> None:
         self.began = perf_counter()
         if self._watch.names_calls:
             self._enter()
-        await Call._run_in_loop(self)
+        await SessionCall._run_in_loop(self)
 
     def _enter(self) -> None:
         self._inside = stack = ExitStack()
@@ -114,7 +114,7 @@ class WatchedCall(Call):
             # Before anything is handed on: other calls' answers may follow in the context in which this one's is.
             inside, self._inside = self._inside, None
             inside.close()
-        Call.settle(self, error)
+        SessionCall.settle(self, error)
 
     def deliver(self) -> None:
         """Hand the outcome over."""

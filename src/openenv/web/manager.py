@@ -21,7 +21,7 @@ from ..env.environment import Environment
 from ..errors import SessionLost
 from ..protocol.json_values import decode
 from ..server.service import EnvService, ServiceOptions
-from ..sessions.lifetime import SessionLimits, ending
+from ..sessions.lifetime import SessionLimits, client_reason
 from ..sessions.operations import read_state
 from ..sessions.session import Session, SessionState
 from ..types import EnvironmentMetadata
@@ -258,7 +258,7 @@ class WebInterfaceManager:
                 if call.done.done():
                     continue
                 if session.state is SessionState.CLOSED:
-                    raise SessionLost(ending(session.close_reason)) from None
+                    raise SessionLost(client_reason(session.close_reason)) from None
 
 
 class SharedEnvironment:

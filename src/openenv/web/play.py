@@ -22,7 +22,7 @@ from ..protocol.json_values import decode, encode
 from ..protocol.schema import deserialize_action_with_preprocessing
 from ..server.mcp.tool_calls import NoTools, ToolCall, ToolOperations
 from ..server.service import EnvService
-from ..sessions.lifetime import ending
+from ..sessions.lifetime import client_reason
 from ..sessions.operations import CALL
 from ..sessions.session import Session
 from .episode import HistoryEntry
@@ -251,7 +251,7 @@ def _draws(env_cls: type[Any]) -> bool:
 def _check(session: Session, visitor: Visitor) -> None:
     """See that the session is still the visitor's, now that a call has returned."""
     if visitor.session is not session or session.is_ending:
-        raise SessionLost(ending(session.close_reason))
+        raise SessionLost(client_reason(session.close_reason))
 
 
 def _lost(session: Session | None, exc: Exception) -> SessionLost | None:
@@ -259,7 +259,7 @@ def _lost(session: Session | None, exc: Exception) -> SessionLost | None:
     if isinstance(exc, SessionLost) and session is None:
         return exc
     if session is not None and session.is_ending and isinstance(exc, (SessionClosedError, SessionLost)):
-        return SessionLost(ending(session.close_reason))
+        return SessionLost(client_reason(session.close_reason))
     return None
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from ..errors import SessionLost
 from ..protocol.json_values import encode
 from ..sessions.events import SessionEvent
-from ..sessions.lifetime import CLOSED, CLOSED_BY_CLIENT, SHUTTING_DOWN, UNKNOWN, ending
+from ..sessions.lifetime import CLOSED, CLOSED_BY_CLIENT, SHUTTING_DOWN, UNKNOWN, client_reason
 from ..sessions.manager import SessionManager
 from ..sessions.session import Session, SessionKind
 from .episode import HistoryEntry, VisitorEpisode
@@ -116,7 +116,7 @@ class Visitor:
         if session is not None and not session.is_ending:
             return session
         if session is not None:
-            self.lose(ending(session.close_reason))
+            self.lose(client_reason(session.close_reason))
         if self.lost is not None and not anew:
             raise SessionLost(self.lost)
         session = await self._open()
@@ -322,7 +322,7 @@ class Visitors:
         for visitor in self.all():
             session = visitor.session
             if session is not None and session.is_ending:
-                visitor.lose(ending(session.close_reason))
+                visitor.lose(client_reason(session.close_reason))
             elif session is not None and visitor.watchers and session.is_idle and visitor.unused_s < _KEPT_S:
                 session.touch()
         self._tidy()
@@ -349,7 +349,7 @@ class Visitors:
     def _ended(self, event: SessionEvent) -> None:
         visitor = self._players.get(event.session_id)
         if visitor is not None:
-            visitor.lose(ending(event.reason))
+            visitor.lose(client_reason(event.reason))
 
     def leave(self) -> None:
         """Forget everybody, since the server stops; those who look on are told."""

@@ -30,10 +30,10 @@ from weakref import WeakKeyDictionary
 
 from ...env.tools.source import EVENTS, ToolEvents, ToolSource
 from ...sessions.operations import Encoder, Operation, StepInput, build_operations, interrupt_tools
-from ...sessions.session import Call, Session, SessionKind, SessionState
+from ...sessions.session import Session, SessionCall, SessionKind, SessionState
 from ..base import NotSendable
 from ..dispatch import Delivery, Dispatcher
-from ..thread import Profile, ThreadRunner
+from ..thread import CallProfile, ThreadRunner
 from .messages import (
     HEADER,
     MAIN_MODULE,
@@ -311,7 +311,7 @@ class _ImmediateDispatcher(Dispatcher):
         delivery.deliver()
 
 
-class _ThreadPerSession(Profile):
+class _ThreadPerSession(CallProfile):
     """Gives each session a thread of its own from the beginning: any of them may hang."""
 
     __slots__ = ()
@@ -343,7 +343,7 @@ class SessionHost:
         self._is_pinned = False
         self._sessions: dict[int, Session] = {}
         self._closing: dict[str, int] = {}
-        self._running: dict[int, tuple[int, Call]] = {}
+        self._running: dict[int, tuple[int, SessionCall]] = {}
         self._encoders: dict[int, Callable[[Any], Any]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from ...env.binding import Encoder
 from ...env.tools.source import ToolEvents
 from ...errors import SessionLost, message_of
-from ..base import WORKER_CRASHED, Lane, LaneCall, NotSendable, PerishableLane, ProcessOptions
+from ..base import WORKER_CRASHED, Lane, LaneCall, NotSendable, ProcessOptions, RemoteLane
 from ..dispatch import current_dispatcher
 from .messages import MessageKind, WorkerSetup, modules_of, pack, pack_factory
 from .stub import EnvironmentStub
@@ -105,7 +105,7 @@ class Placer(Protocol):
         ...
 
 
-class ProcessLane(PerishableLane):
+class ProcessLane(RemoteLane):
     """A place in a worker. Calls of the session that cannot be awaited run in a thread here, and wait."""
 
     is_shared = False

@@ -31,7 +31,7 @@ from ...protocol.jsonrpc import (
     result_message,
     status_of,
 )
-from ...sessions.ledger import Entry
+from ...sessions.ledger import LedgerEntry
 from ...sessions.lifetime import EXPIRED
 from ...sessions.manager import SessionManager
 from ...sessions.session import Session, SessionKind
@@ -196,7 +196,7 @@ class Once:
     def __init__(self, manager: SessionManager, session: Session, key: RequestKey, message: McpMessage) -> None:
         self._session = session
         self._refusal: tuple[int, bytes] | None = None
-        self._entry: Entry | None = None
+        self._entry: LedgerEntry | None = None
         try:
             self._entry = session.ledger.find(key.name)
             self.is_repeated = self._entry is not None
