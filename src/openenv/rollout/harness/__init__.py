@@ -10,7 +10,7 @@ from openenv.tool_types import RESERVED_TOOL_NAMES
 
 from .adapters import CLIHarnessAdapter, MCPHarnessAdapter
 from .bridge import SessionMCPBridge
-from .shapes import (
+from .interface import (
     HarnessAdapter,
     HarnessRolloutResult,
     HarnessRunLimits,

@@ -12,7 +12,7 @@ from typing import Any
 from openenv.tool_types import Tool
 
 from .bridge import SessionMCPBridge
-from .shapes import (
+from .interface import (
     HarnessAdapter,
     HarnessRolloutResult,
     HarnessRunLimits,

@@ -11,7 +11,7 @@ from typing import Any
 from openenv.protocol.jsonrpc import JsonRpcErrorCode
 from openenv.tool_types import RESERVED_TOOL_NAMES
 
-from .shapes import ResourceSession, plain
+from .interface import ResourceSession, plain
 
 
 class SessionMCPBridge:

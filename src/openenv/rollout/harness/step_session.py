@@ -13,7 +13,7 @@ from typing import Any
 from openenv.tool_types import RESERVED_TOOL_NAMES, Tool
 from openenv.types import StepResult
 
-from .shapes import Message, ResourceSession, ToolResult, VerifyResult, plain
+from .interface import Message, ResourceSession, ToolResult, VerifyResult, plain
 
 logger = logging.getLogger(__name__)
 

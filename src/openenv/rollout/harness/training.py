@@ -10,7 +10,7 @@ from collections.abc import Callable
 from math import isclose
 from typing import Any
 
-from .shapes import HarnessAdapter, HarnessRolloutResult, HarnessRunLimits, ModelStep, ResourceSession, VerifyResult
+from .interface import HarnessAdapter, HarnessRolloutResult, HarnessRunLimits, ModelStep, ResourceSession, VerifyResult
 
 _TOLERANCE = 1e-6
 
