@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import openenv
-from openenv.cli.diagnosis import EXTRAS, Finding, lacking
+from openenv.cli.doctor import EXTRAS, Finding, lacking
 
 Doctor = Callable[..., subprocess.CompletedProcess[str]]
 SOURCE = Path(openenv.__file__).parents[1]

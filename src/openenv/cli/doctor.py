@@ -5,16 +5,25 @@ Knows how findings are shown; what is looked at is in `diagnosis`.
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import platform
+import re
 import shutil
+import socket
+import subprocess
+import sys
 import textwrap
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Literal
 
 import typer
 
-if TYPE_CHECKING:
-    from .diagnosis import Finding
+from .. import settings
+from ..errors import OpenEnvError, message_of
 
 _EXAMPLES = """
 Say what works on this machine, what is missing and how to get it.
@@ -37,7 +46,7 @@ def doctor(
     purpose: str = typer.Option("serve", "--for", metavar="PURPOSE", help="What has to work: serve or rollouts."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    from .diagnosis import AREAS, examine, lacking  # other commands do not need it
+    from .doctor import AREAS, examine, lacking  # other commands do not need it
 
     if purpose not in _PURPOSES:
         raise typer.BadParameter(f"{purpose!r} is not one of serve, rollouts", param_hint="--for")
@@ -75,3 +84,213 @@ def _shown(finding: Finding, *, is_needed: bool) -> str:
     head = f"  {typer.style(f'{finding.state:<{_STATE}}', fg=colour)}{finding.name:<{_NAME}}{first}"
     advice = [f"{begin}> {finding.advice}"] if finding.advice else []
     return "\n".join([head, *(begin + line for line in rest), *advice])
+
+
+# diagnosis: What `openenv doctor` looks at: each check tries something for real and says what it found, or what to do.
+#
+# Knows where the parts are that need something of the machine; must not know how findings are shown.
+
+
+Area = Literal["serve", "rollouts", "extras"]
+State = Literal["ok", "missing", "note"]
+
+AREAS: dict[Area, str] = {
+    "serve": "To serve and step environments",
+    "rollouts": "To let agents work on tasks",
+    "extras": "Extras",
+}
+EXTRAS = {
+    "numpy": ("numpy", "arrays in observations"),
+    "images": ("PIL", "images in observations"),
+    "gymnasium": ("gymnasium", "environments of Gymnasium's, and ours as such"),
+    "parquet": ("pyarrow", "rollouts exported as training sequences"),
+    "e2b": ("e2b", "sandboxes of E2B"),
+    "gradio": ("gradio", "web pages made with Gradio"),
+}
+_OLDEST_PYTHON = (3, 10)
+_PORT = 8000
+_TRY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What came of one check.
+
+    Args:
+        area: What it is needed for.
+        name: What was looked for.
+        state: `missing` keeps something from working; a `note` does not.
+        text: What was found.
+        advice: What to do about it, where that is a command to copy.
+    """
+
+    area: Area
+    name: str
+    state: State
+    text: str
+    advice: str = ""
+
+
+def examine() -> Iterator[Finding]:
+    """Look at everything, one after the other."""
+    yield _python()
+    yield _packages()
+    yield _loopback()
+    yield _port()
+    yield _judged("rollouts", "local sandbox", _local_sandbox)
+    yield _judged("rollouts", "control groups", _control_groups)
+    yield _judged("rollouts", "containers", _containers)
+    npm = _npm()
+    yield npm
+    yield _opencode(has_npm=npm.state == "ok")
+    for extra, (module, purpose) in EXTRAS.items():
+        yield _extra(extra, module, purpose)
+
+
+def lacking(findings: list[Finding], area: Area) -> list[str]:
+    """Name what is missing so that something cannot be done: one kind of sandbox is enough, and so is one agent."""
+    here = {one.name for one in findings if one.state == "ok"}
+    needless = set()
+    if "containers" in here:
+        needless |= {"local sandbox", "control groups"}
+    if {"local sandbox", "control groups"} <= here:
+        needless.add("containers")
+    if "opencode" in here:
+        needless.add("npm")
+    missing = [one.name for one in findings if one.state == "missing" and one.area in ("serve", area)]
+    return [name for name in missing if name not in needless]
+
+
+def _judged(area: Area, name: str, check: Callable[[], str]) -> Finding:
+    """Turn what a check raises into what to do: those errors say it."""
+    try:
+        return Finding(area, name, "ok", check())
+    except (OpenEnvError, OSError, subprocess.SubprocessError) as exc:
+        text, _, advice = " ".join(message_of(exc).split()).partition(" Install it")
+        if not advice:
+            text, _, advice = text.partition(" Start it")
+        return Finding(area, name, "missing", text, advice.removeprefix(" with").removeprefix(":").strip())
+
+
+def _python() -> Finding:
+    version = platform.python_version()
+    if sys.version_info < _OLDEST_PYTHON:
+        return Finding("serve", "Python", "missing", f"{version} is too old: 3.10 or later is needed")
+    return Finding("serve", "Python", "ok", f"{version}, {sys.executable}")
+
+
+def _packages() -> Finding:
+    try:
+        wanted = metadata.requires("openenv") or []
+        version = metadata.version("openenv")
+    except metadata.PackageNotFoundError:
+        return Finding("serve", "packages", "note", "openenv is not installed, but used from its sources")
+    names = [line for line in wanted if "extra ==" not in line]
+    problems = [problem for line in names if (problem := _problem(line))]
+    if problems:
+        return Finding("serve", "packages", "missing", ", ".join(problems), "pip install --upgrade openenv")
+    return Finding("serve", "packages", "ok", f"openenv {version} and the {len(names)} it needs")
+
+
+def _problem(requirement: str) -> str | None:
+    """Say what is wrong with a required package, or None."""
+    line, _, marker = requirement.partition(";")
+    found = re.match(r"[\w.-]+", line.strip())
+    assert found is not None
+    name = found[0]
+    if ("win32" in marker and "!=" in marker and sys.platform == "win32") or "extra" in marker:
+        return None
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return f"{name} is not installed"
+    try:
+        from packaging.requirements import Requirement  # comes with others, and is not ours to ask for
+    except ImportError:
+        return None
+    asked = Requirement(line)
+    return None if asked.specifier.contains(version, prereleases=True) else f"{name} {version} is not {asked.specifier}"
+
+
+def _loopback() -> Finding:
+    try:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname(), timeout=5) as client,
+            server.accept()[0] as peer,
+        ):
+            client.sendall(b"x")
+            peer.settimeout(5)
+            peer.recv(1)
+    except OSError as exc:
+        return Finding("serve", "loopback", "missing", f"127.0.0.1 cannot be used: {exc}", "ip link set lo up")
+    return Finding("serve", "loopback", "ok", "127.0.0.1 answers")
+
+
+def _port() -> Finding:
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", _PORT))
+    except OSError:
+        return Finding("serve", f"port {_PORT}", "note", "taken by another program", "openenv serve --port 0")
+    return Finding("serve", f"port {_PORT}", "ok", "free")
+
+
+def _local_sandbox() -> str:
+    """Start one, without limits: whether those can be set is the next question."""
+    from ..sandboxes.local import LocalSandboxes
+    from ..sandboxes.local.bubblewrap import Bubblewrap, is_privileged
+
+    version = ".".join(map(str, Bubblewrap.find().version))
+    began = time.monotonic()
+    with LocalSandboxes(require_cgroup=False).open() as sandbox:
+        sandbox.exec(["true"], timeout=_TRY_S)
+    spent = (time.monotonic() - began) * 1000
+    namespaces = "as root" if is_privileged() else "with user namespaces"
+    return f"bubblewrap {version}, {namespaces}, started in {spent:.0f} ms"
+
+
+def _control_groups() -> str:
+    from ..sandboxes.local import cgroups
+
+    return f"version {cgroups.find().version}: memory, processes and processors can be limited"
+
+
+def _containers() -> str:
+    from ..sandboxes.container_cli import find_engine
+
+    engine = find_engine("auto", None)
+    engine.check()
+    return f"{engine.kind} answers"
+
+
+def _npm() -> Finding:
+    program = shutil.which("npm")
+    if program is None:
+        return Finding("rollouts", "npm", "missing", "agents are fetched with it", "apt-get install -y npm")
+    return _judged("rollouts", "npm", lambda: f"{_version_of(program)}, {program}")
+
+
+def _version_of(program: str) -> str:
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=_TRY_S, check=False)
+    if done.returncode != 0:
+        raise OSError(f"{program} does not run: {(done.stderr or done.stdout).strip()[:200]}")
+    return done.stdout.strip()
+
+
+def _opencode(*, has_npm: bool) -> Finding:
+    cached = sorted(place for place in settings.cache_dir().glob("agents/opencode-*") if place.is_dir())
+    if path := shutil.which("opencode"):
+        return Finding("rollouts", "opencode", "ok", path)
+    if cached:
+        return Finding("rollouts", "opencode", "ok", str(cached[-1]))
+    if has_npm:
+        return Finding("rollouts", "opencode", "note", "is fetched with npm when it is first used, 180 MB")
+    return Finding("rollouts", "opencode", "missing", "install npm, which fetches it, or put `opencode` on the PATH")
+
+
+def _extra(extra: str, module: str, purpose: str) -> Finding:
+    if importlib.util.find_spec(module) is None:
+        return Finding("extras", extra, "missing", purpose, f"pip install 'openenv[{extra}]'")
+    return Finding("extras", extra, "ok", purpose)
