@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from openenv.client.async_connection import AsyncConnection
 from openenv.client.blocking_connection import BlockingConnection
 from openenv.client.keepalive import Tender
-from openenv.client.loop_connection import LoopConnection
 from openenv.client.options import ConnectionOptions
 from openenv.client.url import parse_ws_url
 from openenv.errors import SessionLost
@@ -117,7 +117,7 @@ class DeafServer:
 async def test_a_server_that_does_not_answer_pings_is_given_up() -> None:
     async with DeafServer() as server:
         address = parse_ws_url(f"ws://127.0.0.1:{server.port}/")
-        awaited = LoopConnection(address, options(ping_interval_s=0.03, ping_timeout_s=0.06))
+        awaited = AsyncConnection(address, options(ping_interval_s=0.03, ping_timeout_s=0.06))
         await awaited.open()
         blocking = BlockingConnection(address, options(ping_interval_s=0.03, ping_timeout_s=0.06))
         await asyncio.to_thread(blocking.open)
@@ -136,7 +136,7 @@ async def test_a_server_that_does_not_answer_pings_is_given_up() -> None:
 @pytest.mark.anyio
 async def test_an_awaited_connection_stays_open_while_pongs_come(serve: Callable[..., Any]) -> None:
     server, done = silent_server(serve)
-    connection = LoopConnection(
+    connection = AsyncConnection(
         parse_ws_url(f"ws://127.0.0.1:{server.port}/"), options(ping_interval_s=0.03, ping_timeout_s=20)
     )
     await connection.open()

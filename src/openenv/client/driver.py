@@ -15,11 +15,11 @@ from typing import Any, Generic, TypeVar, cast
 
 from ..errors import ClientModeError, ProtocolError
 from ..protocol.client_sessions import SUBPROTOCOL_JSON, ClientSession, ResumableSession
+from .async_connection import AsyncConnection
 from .blocking_connection import BlockingConnection
 from .commands import Flow, run_blocking, run_on_loop
 from .keepalive import TENDER, ProcessLock, close_loop
 from .link import Reconnecting
-from .loop_connection import LoopConnection
 from .options import ConnectionOptions
 from .url import parse_ws_url
 
@@ -71,7 +71,7 @@ class Driver:
         self.url = url
         self.options = options
         self._pid = os.getpid()
-        self._connection: BlockingConnection | LoopConnection | None = None
+        self._connection: BlockingConnection | AsyncConnection | None = None
         self._blocking = False
         self._blocks_loops = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -294,7 +294,7 @@ class Driver:
         assert isinstance(self._connection, BlockingConnection)
         return self._connection.exchange(payload, timeout_s)
 
-    def _keep(self, connection: BlockingConnection | LoopConnection) -> None:
+    def _keep(self, connection: BlockingConnection | AsyncConnection) -> None:
         self._connection = connection
         if self._let_go is not None:
             self._let_go.detach()
@@ -330,7 +330,7 @@ class _LoopSide:
 
     async def open(self, limit_s: float | None = None) -> None:
         driver = self._driver
-        connection = LoopConnection(parse_ws_url(driver.url), driver.options)
+        connection = AsyncConnection(parse_ws_url(driver.url), driver.options)
         await connection.open(limit_s)
         driver._keep(connection)
         # The loop knows the connection, so it would outlive a client that nobody has any more.
@@ -339,12 +339,12 @@ class _LoopSide:
 
     def exchange(self, payload: bytes | None, timeout_s: float | None) -> Coroutine[Any, Any, bytes]:
         connection = self._driver._connection
-        assert isinstance(connection, LoopConnection)
+        assert isinstance(connection, AsyncConnection)
         return connection.exchange(payload, timeout_s)
 
     async def close(self, farewell: bytes | None) -> None:
         connection = self._driver._connection
-        assert isinstance(connection, LoopConnection)
+        assert isinstance(connection, AsyncConnection)
         await connection.close(farewell)
 
 
@@ -355,7 +355,7 @@ def named(work: Coroutine[Any, Any, T], name: str) -> Coroutine[Any, Any, T]:
     return work
 
 
-def _let_go(connection: LoopConnection, pid: int) -> None:
+def _let_go(connection: AsyncConnection, pid: int) -> None:
     loop = connection.loop
     if pid == os.getpid() and connection.is_open and not loop.is_closed():
         loop.call_soon_threadsafe(connection.let_go, "dropped by the client")

@@ -41,7 +41,7 @@ def _read_buffer(loop: asyncio.AbstractEventLoop) -> memoryview:
     return buffer
 
 
-class LoopConnection(asyncio.BufferedProtocol):
+class AsyncConnection(asyncio.BufferedProtocol):
     """A connection on an event loop. One exchange at a time; the caller holds a lock."""
 
     def __init__(self, address: Address, options: ConnectionOptions) -> None:
