@@ -13,7 +13,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from openenv.web import episode as episode_module
+from openenv.web import visitors as episode_module
 
 
 def test_the_page_gets_increments_that_are_counted(street: Any, visit: Callable[..., Any]) -> None:

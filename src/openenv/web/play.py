@@ -25,9 +25,8 @@ from ..server.service import EnvService
 from ..sessions.lifetime import client_reason
 from ..sessions.operations import CALL
 from ..sessions.session import Session
-from .episode import HistoryEntry
 from .page_operations import RENDER, RESET, STATE, STEP, EncodedObservation, Move, Render
-from .visitors import Visitor
+from .visitors import HistoryEntry, Visitor
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from openenv._lazy import lazy_exports
 
 _EXPORTS = {
-    "ActionLog": "openenv.web.episode",
-    "EpisodeState": "openenv.web.episode",
+    "ActionLog": "openenv.web.visitors",
+    "EpisodeState": "openenv.web.visitors",
     "WebInterfaceManager": "openenv.web.manager",
     "create_web_interface_app": "openenv.web.attach",
     "get_quick_start_markdown": "openenv.web.quickstart",
@@ -17,11 +17,11 @@ _EXPORTS = {
 
 if TYPE_CHECKING:
     from openenv.web.attach import create_web_interface_app as create_web_interface_app
-    from openenv.web.episode import ActionLog as ActionLog
-    from openenv.web.episode import EpisodeState as EpisodeState
     from openenv.web.manager import WebInterfaceManager as WebInterfaceManager
     from openenv.web.quickstart import get_quick_start_markdown as get_quick_start_markdown
     from openenv.web.readme import load_environment_metadata as load_environment_metadata
+    from openenv.web.visitors import ActionLog as ActionLog
+    from openenv.web.visitors import EpisodeState as EpisodeState
 
     __all__: list[str]
 else:
