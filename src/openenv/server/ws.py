@@ -13,15 +13,15 @@ from .fast.frame_socket import FrameSocket, open_socket
 from .mcp.openenv_rpc import OwnMethods
 from .service import EnvService
 from .sockets import AsgiSocket
-from .ws_v1 import GymConnection, RestrictedConnection
+from .ws_v1 import RestrictedConnection, V1Connection
 from .ws_v2 import MultiplexConnection, MultiplexService
 
 
 class WsEndpoint:
     """The ASGI endpoint of `/ws`."""
 
-    connection: ClassVar[type[GymConnection]] = GymConnection
-    restricted: ClassVar[type[GymConnection]] = RestrictedConnection  # for roles that may not do everything
+    connection: ClassVar[type[V1Connection]] = V1Connection
+    restricted: ClassVar[type[V1Connection]] = RestrictedConnection  # for roles that may not do everything
 
     def __init__(self, service: EnvService) -> None:
         self._service = service
@@ -48,9 +48,9 @@ class WsEndpoint:
         """Choose among what a client offers; None stands for protocol v1."""
         offered = header(scope, b"sec-websocket-protocol")
         codec = choose(name.strip() for name in offered.split(",")) if offered else None
-        return codec.name if codec is not None and self.connection is GymConnection else None
+        return codec.name if codec is not None and self.connection is V1Connection else None
 
-    def begin(self, scope: Scope, socket: FrameSocket | AsgiSocket) -> GymConnection | MultiplexConnection:
+    def begin(self, scope: Scope, socket: FrameSocket | AsgiSocket) -> V1Connection | MultiplexConnection:
         """Serve an accepted connection until its socket is lost."""
         chosen = self.subprotocol(scope)
         if chosen is not None:

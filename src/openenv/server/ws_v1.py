@@ -51,7 +51,7 @@ class _Oversize:
     size: int
 
 
-class GymConnection:
+class V1Connection:
     """One client's connection: takes frames, runs them on its session, answers."""
 
     role = Role.ORCHESTRATOR
@@ -297,7 +297,7 @@ class GymConnection:
         return error_frame(WSErrorCode.VALIDATION_ERROR, text, {"errors": [], "limit_bytes": limit})
 
 
-class RestrictedConnection(GymConnection):
+class RestrictedConnection(V1Connection):
     """The connection of a client whose role does not allow every kind of frame."""
 
     def _handle(self, payload: bytes) -> None:

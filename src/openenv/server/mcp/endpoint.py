@@ -65,7 +65,7 @@ from ..http_routes import (
 )
 from ..service import EnvService
 from ..ws import WsEndpoint
-from ..ws_v1 import GymConnection
+from ..ws_v1 import V1Connection
 from .mcp_sessions import Episodes, McpSession
 from .methods import Exchange, McpMethods, failure, negotiated, session_error
 from .openenv_rpc import OwnMethods
@@ -619,7 +619,7 @@ def _status(work: asyncio.Future[Any]) -> int:
 # Knows frames; what requests mean is in `own`, how a connection lives in `server.ws`.
 
 
-class RpcConnection(GymConnection):
+class RpcConnection(V1Connection):
     """A connection whose frames are JSON-RPC."""
 
     def _handle(self, payload: bytes) -> None:
