@@ -21,7 +21,7 @@ MAX_ACTIVE_CALLS = 64
 """How many calls of one rollout may be under way."""
 
 
-class Registry:
+class RolloutRegistry:
     """The rollouts that have a key, and for a while those that had one."""
 
     def __init__(self, closed_ttl_s: float) -> None:
@@ -74,7 +74,7 @@ class Registry:
 class AgentRoutes:
     """Answers the requests of agents."""
 
-    def __init__(self, registry: Registry, services: Services) -> None:
+    def __init__(self, registry: RolloutRegistry, services: Services) -> None:
         self._registry = registry
         self._services = services
 

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from openenv.errors import CaptureError
 from openenv.rollout.capture import export
-from openenv.rollout.capture.agent_routes import AgentRoutes, Registry
+from openenv.rollout.capture.agent_routes import AgentRoutes, RolloutRegistry
 from openenv.rollout.capture.captured_rollout import Rollout, Spending, Stats, digest
 from openenv.rollout.capture.control_routes import Admin
 from openenv.rollout.capture.export import Sequence
@@ -129,7 +129,7 @@ class CaptureServer:
         self._port = port
         self._admin_key = admin_key
         self._limits = InboundLimits(body=max_body, connections=_connections())
-        self._registry = Registry(closed_ttl_s)
+        self._registry = RolloutRegistry(closed_ttl_s)
         self._endpoints = Endpoints(tls)
         self._services = Services(self._endpoints, policy_header.lower(), backoff_s)
         self._proxy = AgentRoutes(self._registry, self._services)
