@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from openenv.tool_types import RESERVED_TOOL_NAMES
 
-from .adapters import CLIHarnessAdapter, MCPHarnessAdapter
-from .bridge import SessionMCPBridge
 from .interface import (
     HarnessAdapter,
     HarnessRolloutResult,
@@ -26,8 +24,8 @@ from .interface import (
     ToolTraceEntry,
     VerifyResult,
 )
+from .loops import CLIHarnessAdapter, MCPHarnessAdapter, SessionMCPBridge, build_harness_rollout_func
 from .step_session import StepEnvSessionAdapter
-from .training import build_harness_rollout_func
 
 __all__ = [
     "RESERVED_TOOL_NAMES",
