@@ -16,7 +16,7 @@ from openenv.client.mcp_sync_client import SyncMCPToolClient
 from openenv.core.mcp_client import MCPToolClient
 
 if TYPE_CHECKING:
-    from openenv.client.commands import Flow
+    from openenv.client.flows import Flow
     from openenv.client.mcp_flows import ProgressHandler
 
 TOOL = "run_rollout"

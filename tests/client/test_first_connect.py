@@ -17,8 +17,7 @@ from websockets.sync.client import connect
 from websockets.sync.server import serve as serve_sockets
 
 from openenv import GenericEnvClient, VectorEnv
-from openenv.client.connecting import Attempts
-from openenv.client.link import Reconnecting
+from openenv.client.flows import Attempts, Reconnecting
 from openenv.client.options import ConnectionOptions
 from openenv.client.tcp import connect_failure
 from openenv.client.url import parse_ws_url

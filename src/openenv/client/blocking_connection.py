@@ -21,7 +21,7 @@ from ..protocol.frames import (
     masked_control_frame,
     masked_text_frame,
 )
-from .commands import Unasked
+from .flows import Unasked
 from .options import READ_BYTES, ConnectionOptions, MaskKeys, closed_reason, oversize_reason
 from .tcp import connect_failure, open_socket, read_before
 from .url import Address

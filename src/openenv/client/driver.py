@@ -17,9 +17,8 @@ from ..errors import ClientModeError, ProtocolError
 from ..protocol.client_sessions import SUBPROTOCOL_JSON, ClientSession, ResumableSession
 from .async_connection import AsyncConnection
 from .blocking_connection import BlockingConnection
-from .commands import Flow, run_blocking, run_on_loop
+from .flows import Flow, Reconnecting, run_blocking, run_on_loop
 from .keepalive import TENDER, ProcessLock, close_loop
-from .link import Reconnecting
 from .options import ConnectionOptions
 from .url import parse_ws_url
 

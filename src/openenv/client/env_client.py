@@ -19,10 +19,8 @@ from ..errors import AccessDenied, SessionLost
 from ..protocol.client_sessions import ResumableSession
 from ..settings import client_mode
 from ..types import StepResult
-from .commands import Block, Flow
 from .driver import Driver, named
-from .flows import CLOSED_BY_CLIENT, connect, detach, hang_up, request
-from .link import Reconnecting
+from .flows import CLOSED_BY_CLIENT, Flow, Reconnecting, RunBlocking, connect, detach, hang_up, request
 from .options import PROTOCOLS, ConnectionOptions, ProtocolChoice, with_token
 from .provision import Bootstrap, provide_container, provide_space, start_provider, stop_provider
 from .url import socket_url
@@ -366,7 +364,7 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
         provider = self._provider
         try:
             self._provider_pid = os.getpid()
-            base_url: str = yield Block(lambda: start_provider(provider))
+            base_url: str = yield RunBlocking(lambda: start_provider(provider))
             self._ws_url = socket_url(base_url)
             self._base_url = base_url
         except BaseException:
@@ -376,7 +374,7 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
     def _stop_provider(self) -> Flow[None]:
         provider, self._provider = self._provider, None
         if provider is not None and self._provider_pid == os.getpid():  # a fork leaves it to its parent
-            yield Block(lambda: stop_provider(provider))
+            yield RunBlocking(lambda: stop_provider(provider))
 
     # -- drivers --------------------------------------------------------------------------------------------------
 

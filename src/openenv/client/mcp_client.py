@@ -26,8 +26,8 @@ from ..tool_types import (
     ToolErrorType,
 )
 from ..types import Observation, State, StepResult
-from .commands import Flow
 from .env_client import EnvClient
+from .flows import Flow
 from .mcp_flows import ProgressHandler, ToolRequests
 from .mcp_replies import read_tools
 

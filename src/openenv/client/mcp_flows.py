@@ -23,9 +23,7 @@ from ..errors import (
 from ..protocol.client_sessions import Event
 from ..protocol.jsonrpc import McpMethod
 from ..tool_types import CallToolAction, ListToolsAction, Tool
-from .commands import Flow, HangUp
-from .flows import next_reply, request
-from .link import Link
+from .flows import Flow, HangUp, Link, next_reply, request
 from .mcp_replies import knows_no_tools, listed_observation, read_observation, read_result, read_tools, rpc_error
 
 logger = logging.getLogger(__name__)

@@ -17,8 +17,7 @@ from typing import Any, Final
 
 from ...errors import AccessDenied, ConnectFailed, OpenEnvError, ProtocolError, RequestTimeout, SessionLost
 from ...protocol.client_sessions import error_from_frame, new_nonce
-from ..connecting import Attempts
-from ..link import Reconnecting
+from ..flows import Attempts, Reconnecting
 from ..options import ConnectionOptions
 from ..url import Address, parse_ws_url, socket_url
 from .connection import ConnectionBroken, VectorConnection
