@@ -21,12 +21,9 @@ from ..server.asgi import Handler
 from ..server.routes import DocumentedRoute
 from ..types import EnvironmentMetadata, ServerMode
 from .files import PageFiles
-from .login import Login
-from .operators import OperatorRoutes
 from .page import CustomTab, PageDescription, PageOptions
+from .page_routes import Login, OperatorRoutes, PlayRoutes, UiEndpoint
 from .play import Play
-from .routes import PlayRoutes
-from .updates import UiEndpoint
 from .visitors import Visitors
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from ..server.asgi import HeaderList, Receive, Scope, Send, cookie, header, respond_json
-from .login import is_https
+from .page_routes import is_https
 from .visitors import COOKIE, new_key
 
 FOLDER: Final = Path(__file__).parent / "static"
