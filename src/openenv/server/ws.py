@@ -13,7 +13,7 @@ from .fast.frame_socket import FrameSocket, open_socket
 from .mcp.openenv_rpc import OwnMethods
 from .service import EnvService
 from .sockets import AsgiSocket
-from .ws_v1 import RestrictedConnection, V1Connection
+from .ws_v1 import RestrictedV1Connection, V1Connection
 from .ws_v2 import MultiplexConnection, MultiplexService
 
 
@@ -21,7 +21,7 @@ class WsEndpoint:
     """The ASGI endpoint of `/ws`."""
 
     connection: ClassVar[type[V1Connection]] = V1Connection
-    restricted: ClassVar[type[V1Connection]] = RestrictedConnection  # for roles that may not do everything
+    restricted: ClassVar[type[V1Connection]] = RestrictedV1Connection  # for roles that may not do everything
 
     def __init__(self, service: EnvService) -> None:
         self._service = service

@@ -297,7 +297,7 @@ class V1Connection:
         return error_frame(WSErrorCode.VALIDATION_ERROR, text, {"errors": [], "limit_bytes": limit})
 
 
-class RestrictedConnection(V1Connection):
+class RestrictedV1Connection(V1Connection):
     """The connection of a client whose role does not allow every kind of frame."""
 
     def _handle(self, payload: bytes) -> None:
