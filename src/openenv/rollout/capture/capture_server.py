@@ -27,7 +27,7 @@ from openenv.errors import CaptureError
 from openenv.rollout.capture import export
 from openenv.rollout.capture.agent_routes import AgentRoutes, RolloutRegistry
 from openenv.rollout.capture.captured_rollout import Rollout, Spending, Stats, digest
-from openenv.rollout.capture.control_routes import Admin
+from openenv.rollout.capture.control_routes import ControlRoutes
 from openenv.rollout.capture.export import Sequence
 from openenv.rollout.capture.inbound import AgentConnection, AgentReply, AgentRequest, InboundLimits
 from openenv.rollout.capture.model_call import Services
@@ -133,7 +133,7 @@ class CaptureServer:
         self._endpoints = Endpoints(tls)
         self._services = Services(self._endpoints, policy_header.lower(), backoff_s)
         self._proxy = AgentRoutes(self._registry, self._services)
-        self._admin = Admin(self, admin_key) if admin_key else None
+        self._admin = ControlRoutes(self, admin_key) if admin_key else None
         self._peers: dict[AgentConnection, None] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None

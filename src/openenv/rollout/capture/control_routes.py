@@ -82,7 +82,7 @@ class _Answer(Exception):
         self.status = status
 
 
-class Admin:
+class ControlRoutes:
     """Answers the control routes."""
 
     def __init__(self, server: CaptureServer, admin_key: str) -> None:
