@@ -5,10 +5,10 @@ from __future__ import annotations
 from openenv._lazy import lazy_exports
 
 _EXPORTS = {
-    "Cheat": "openenv.rollout.cheats.cheat",
+    "Cheat": "openenv.testing.cheat_catalogue",
     "CheatReport": "openenv.rollout.cheats.run",
     "CheatResult": "openenv.rollout.cheats.run",
-    "all_cheats": "openenv.rollout.cheats.catalogue",
+    "all_cheats": "openenv.testing.cheat_catalogue",
     "run_cheats": "openenv.rollout.cheats.run",
 }
 

@@ -19,13 +19,12 @@ from openenv.rollout.agents.base import Agent
 from openenv.rollout.agents.builtin import Noop, Oracle, Shell
 from openenv.rollout.capture.capture_server import CaptureServer
 from openenv.rollout.cheats.bait import Bait, lay_out
-from openenv.rollout.cheats.catalogue import all_cheats
-from openenv.rollout.cheats.cheat import Cheat
 from openenv.rollout.engine import Engine, named_backend
 from openenv.rollout.outcome import Outcome
 from openenv.rollout.store import RolloutStore
 from openenv.rollout.task import Dialect, Model, Task
 from openenv.sandboxes.base import Sandboxes
+from openenv.testing.cheat_catalogue import Cheat, all_cheats
 
 _ONE_CALL = (
     'python3 -c "import json, os, urllib.request as u; '
