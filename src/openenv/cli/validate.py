@@ -18,7 +18,7 @@ from ..errors import message_of
 from .command import tidy_on_sigterm
 
 if TYPE_CHECKING:
-    from .validation.display import Display
+    from .validation.report import Display
 
 _EXAMPLES = """
 Check an environment: its files, its rewards, schemas, seeds and sessions.
@@ -138,7 +138,7 @@ def _running(
 def _display(as_json: bool, verbose: bool) -> Display:
     from rich.console import Console
 
-    from .validation.display import Display
+    from .validation.report import Display
 
     return Display(Console(highlight=False, quiet=as_json), verbose=verbose)
 
