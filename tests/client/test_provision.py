@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from openenv import GenericEnvClient, HTTPEnvClient
-from openenv.client.provision import load_provider, stop_provider
+from openenv.client.bootstrap import load_provider, stop_provider
 from openenv.errors import ConnectFailed
 
 

@@ -19,10 +19,10 @@ from ..errors import AccessDenied, SessionLost
 from ..protocol.client_sessions import ResumableSession
 from ..settings import client_mode
 from ..types import StepResult
+from .bootstrap import Bootstrap, provide_container, provide_space, start_provider, stop_provider
 from .driver import Driver, named
 from .flows import CLOSED_BY_CLIENT, Flow, Reconnecting, RunBlocking, connect, detach, hang_up, request
 from .options import PROTOCOLS, ConnectionOptions, ProtocolChoice, with_token
-from .provision import Bootstrap, provide_container, provide_space, start_provider, stop_provider
 from .url import socket_url
 
 if TYPE_CHECKING:

@@ -30,9 +30,9 @@ from ..errors import (
 from ..protocol.client_sessions import error_from_frame, field_errors
 from ..protocol.json_values import decode, encode
 from ..types import StepResult
+from .bootstrap import provide_container, stop_provider, stop_quietly
 from .flows import Reconnecting
 from .options import with_token
-from .provision import provide_container, stop_provider, stop_quietly
 from .url import parse_ws_url, socket_url
 
 ActT = TypeVar("ActT")
