@@ -18,14 +18,14 @@ from .inline import InlineRunner
 from .thread import ThreadRunner
 
 __all__ = [
-    "LaneExecutor",
     "Dispatcher",
     "InlineRunner",
     "Lane",
     "LaneCall",
+    "LaneExecutor",
     "NotSendable",
-    "RemoteLane",
     "ProcessOptions",
+    "RemoteLane",
     "Runner",
     "ThreadRunner",
     "build_in",

@@ -28,9 +28,8 @@ from ..errors import (
 )
 from ..runners import Lane, ProcessOptions, RemoteLane, Runner, build_in, current_dispatcher, make_runner
 from ..types import SessionInfo
-from . import lifetime as leases
 from .events import SessionEvent, SessionListener
-from .lifetime import CANCELLED, SHUTTING_DOWN, Reaper, SessionLimits, client_reason
+from .lifetime import CANCELLED, SHUTTING_DOWN, Reaper, SessionLimits, client_reason, close_expired, period_s
 from .resume import Attachments, Openings
 from .session import Account, CallFactory, ObserveStep, Session, SessionCall, SessionKind, SessionState
 from .slots import NO_ACCOUNT, Slots, WaitQueue, wait_until
@@ -86,7 +85,7 @@ class SessionManager:
         self.queue = self.slots.queue
         self.attachments = Attachments(self.slots.lookup, lambda: self.limits.grace_s)
         self.openings = Openings(self.slots.lookup, lambda: self.limits.grace_s)
-        self._reaper = Reaper(self._expired, period_s=leases.period_s(self.limits))
+        self._reaper = Reaper(self._expired, period_s=period_s(self.limits))
         self._check(limits)
         self._runner_spec = runner
         self._processes = processes
@@ -110,7 +109,7 @@ class SessionManager:
         self._check(limits)
         self.limits = limits
         self.slots.reconfigure(limits)
-        self._reaper = Reaper(self._expired, period_s=leases.period_s(self.limits))
+        self._reaper = Reaper(self._expired, period_s=period_s(self.limits))
         self._runner_spec = runner or self._runner_spec
         self._processes = processes or self._processes
         self._runner = self._make_runner()
@@ -447,7 +446,7 @@ class SessionManager:
     # -- ending -------------------------------------------------------------------------------------------------
 
     def _expired(self) -> bool:
-        return leases.close_expired(self.sessions(), self.limits, self._clock())
+        return close_expired(self.sessions(), self.limits, self._clock())
 
     def stop_admitting(self) -> None:
         """Open no more sessions, and refuse those who wait for one; what runs goes on."""

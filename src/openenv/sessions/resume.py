@@ -19,7 +19,7 @@ from ..errors import SessionLost
 from .lifetime import DISCONNECTED, EXPIRED, RESTARTED, TAKEN_OVER, UNKNOWN, client_reason
 from .session import Session, SessionHolder
 
-# tokens: Secrets that let their holder attach to a session from anywhere.
+# Secrets that let their holder attach to a session from anywhere.
 #
 # A token names the server process, the session, and a secret; so a token of an earlier process is told from a wrong one.
 # Knows text only.
@@ -124,7 +124,7 @@ class Attachments:
             session.close(DISCONNECTED)
 
 
-# openings: Sessions by the nonce that they were opened with: an `open` that is repeated gets the first one's session, no second.
+# Sessions by the nonce that they were opened with: an `open` that is repeated gets the first one's session, no second.
 #
 # A client whose answer was lost repeats its `open`, on any connection; a nonce is a secret of its choosing. Knows nonces
 # and sessions; must not know connections. Sessions are opened on the loop of whoever asks first.

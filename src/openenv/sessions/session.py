@@ -26,7 +26,7 @@ from .events import EpisodeStats, RequestOrigin
 from .ledger import Ledger
 from .operations import CLOSE, CONSTRUCT, Operation
 
-# lane_part: A piece of a coroutine's work that runs in its session's lane. Knows hubs and futures; must not know sessions.
+# A piece of a coroutine's work that runs in its session's lane. Knows hubs and futures; must not know sessions.
 
 
 class LanePart:
@@ -344,7 +344,7 @@ class Session:
 
         It must if it does not block, if calls are watched one by one, or if the session is busy or ending.
         """
-        if self.make_call is not Call and self.observe_step is None:
+        if self.make_call is not SessionCall and self.observe_step is None:
             return False
         if self._steps_in_loop and not (operation.prefers_lane and operation.prefers_lane(self.env, action)):
             return False

@@ -330,7 +330,7 @@ def _likeness(failure: RemoteFailure) -> BaseException:
     return error
 
 
-# description: What a server has to know of an environment that it does not hold. Made in the worker, read in the server.
+# What a server has to know of an environment that it does not hold. Made in the worker, read in the server.
 
 
 _FLAGS = ("SUPPORTS_CONCURRENT_SESSIONS", "REQUIRES_SINGLE_THREAD_EXECUTOR")

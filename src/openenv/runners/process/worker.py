@@ -37,7 +37,7 @@ from .messages import (
     unpack_error,
 )
 
-# switchboard: One thread that reads from all workers and notices when one has ended. Knows sockets and process ids only.
+# One thread that reads from all workers and notices when one has ended. Knows sockets and process ids only.
 
 
 logger = logging.getLogger(__name__)
