@@ -21,7 +21,7 @@ from openenv.server.access import AccessPolicy, Role, may
 from openenv.server.app import HTTPEnvServer, create_app
 from openenv.tool_types import CallToolAction, CallToolObservation
 from openenv.types import Action, Observation, State
-from openenv.web.attach import add_page
+from openenv.web.web_page import add_page
 
 TOKENS = {"orchestrator": "orch.token", "agent": "agent-token", "observer": "obs_token~"}
 CALLERS = ["nobody", "stranger", "agent", "observer", "orchestrator"]

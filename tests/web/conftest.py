@@ -100,7 +100,7 @@ class Slow(Street):
 
 def street_app(env: Any = Street, **kwargs: Any) -> FastAPI:
     """Build an application with the page."""
-    from openenv.web.attach import add_page
+    from openenv.web.web_page import add_page
 
     kwargs.setdefault("max_concurrent_envs", 8)
     app = create_app(env, Walk, View, **kwargs)

@@ -180,7 +180,7 @@ class Shy(Environment[Action, Observation, State]):
 
 
 def with_page(*args: Any, **kwargs: Any) -> Any:
-    from openenv.web.attach import add_page
+    from openenv.web.web_page import add_page
 
     app = create_app(*args, **kwargs)
     add_page(app)
@@ -320,7 +320,7 @@ def test_a_server_without_the_page_loads_none_of_it() -> None:
 
 
 def test_an_application_keeps_its_own_root_and_its_own_page(envs: dict[str, Any]) -> None:
-    from openenv.web.attach import attach_web
+    from openenv.web.web_page import attach_web
 
     app = create_app(envs["Street"], envs["Walk"], envs["View"])
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from openenv.web.files import FOLDER
+from openenv.web.web_page import FOLDER
 
 INDEX = (FOLDER / "index.html").read_text(encoding="utf-8")
 SCRIPTS = sorted(path.name for path in FOLDER.glob("*.js"))

@@ -55,7 +55,7 @@ class Shelf(MCPEnvironment):
 
 
 def shelf_app(**kwargs: Any) -> Any:
-    from openenv.web.attach import add_page
+    from openenv.web.web_page import add_page
 
     app = create_app(Shelf, CallToolAction, CallToolObservation, max_concurrent_envs=32, **kwargs)
     add_page(app)

@@ -630,7 +630,7 @@ def create_app(
     wish = PageWish(gradio_builder, custom_tab_name, custom_tab_primary, show_default_tab, title_override)
     app.state.openenv_page_wish = wish  # for `openenv serve`, which has a page in any case
     if web_interface_enabled():
-        from ..web.attach import add_page  # servers without the page do not load it
+        from ..web.web_page import add_page  # servers without the page do not load it
 
         add_page(app, wish)
     return app

@@ -187,7 +187,7 @@ def _add_page(app: Any, target: str) -> None:
     """Give an environment's application its web page, unless it has one."""
     if environment_server(app) is None:
         return
-    from ..web.attach import add_page  # servers without the page do not load it
+    from ..web.web_page import add_page  # servers without the page do not load it
 
     folder = Path(split_target(target)[0])
     wish = getattr(app.state, "openenv_page_wish", PageWish())

@@ -18,12 +18,12 @@ from starlette.routing import Mount
 
 from ..server.app import HTTPEnvServer
 from ..server.asgi import Handler, Message, Receive, Scope, Send
-from .attach import WebPage
 from .fields import action_fields, is_chat
 from .manager import WebInterfaceManager
 from .page import CUSTOM_PATH, title_of
 from .quickstart import get_quick_start_markdown
 from .readme import load_environment_metadata
+from .web_page import WebPage
 
 try:
     gr: Any = importlib.import_module("gradio")

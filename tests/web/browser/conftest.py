@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from openenv.server.app import create_app
-from openenv.web.attach import attach_web
+from openenv.web.web_page import attach_web
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = [

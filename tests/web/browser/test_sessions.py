@@ -10,7 +10,7 @@ import pytest
 
 from openenv import Action, Environment, Observation, State
 from openenv.server.app import create_app
-from openenv.web.attach import attach_web
+from openenv.web.web_page import attach_web
 
 expect = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright").expect
 

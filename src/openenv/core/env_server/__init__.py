@@ -68,7 +68,7 @@ _EXPORTS = {
     "JsonRpcResponse": "openenv.protocol.jsonrpc",
     "McpMethod": "openenv.protocol.jsonrpc",
     "WebInterfaceManager": "openenv.web.manager",
-    "create_web_interface_app": "openenv.web.attach",
+    "create_web_interface_app": "openenv.web.web_page",
 }
 _SUBMODULES = {
     name: f"{__name__}.{name}:"
@@ -147,8 +147,8 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.types import WSStateMessage as WSStateMessage
     from openenv.types import WSStateResponse as WSStateResponse
     from openenv.types import WSStepMessage as WSStepMessage
-    from openenv.web.attach import create_web_interface_app as create_web_interface_app
     from openenv.web.manager import WebInterfaceManager as WebInterfaceManager
+    from openenv.web.web_page import create_web_interface_app as create_web_interface_app
 
     from . import base_transforms as base_transforms
     from . import exceptions as exceptions

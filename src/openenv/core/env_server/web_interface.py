@@ -10,18 +10,18 @@ _EXPORTS = {
     "ActionLog": "openenv.web.visitors",
     "EpisodeState": "openenv.web.visitors",
     "WebInterfaceManager": "openenv.web.manager",
-    "create_web_interface_app": "openenv.web.attach",
+    "create_web_interface_app": "openenv.web.web_page",
     "get_quick_start_markdown": "openenv.web.quickstart",
     "load_environment_metadata": "openenv.web.readme",
 }
 
 if TYPE_CHECKING:
-    from openenv.web.attach import create_web_interface_app as create_web_interface_app
     from openenv.web.manager import WebInterfaceManager as WebInterfaceManager
     from openenv.web.quickstart import get_quick_start_markdown as get_quick_start_markdown
     from openenv.web.readme import load_environment_metadata as load_environment_metadata
     from openenv.web.visitors import ActionLog as ActionLog
     from openenv.web.visitors import EpisodeState as EpisodeState
+    from openenv.web.web_page import create_web_interface_app as create_web_interface_app
 
     __all__: list[str]
 else:
