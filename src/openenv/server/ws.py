@@ -14,7 +14,7 @@ from .mcp.openenv_rpc import OwnMethods
 from .service import EnvService
 from .sockets import AsgiSocket
 from .ws_v1 import RestrictedV1Connection, V1Connection
-from .ws_v2 import MultiplexConnection, MultiplexService
+from .ws_v2 import MultiplexService, V2Connection
 
 
 class WsEndpoint:
@@ -50,11 +50,11 @@ class WsEndpoint:
         codec = choose(name.strip() for name in offered.split(",")) if offered else None
         return codec.name if codec is not None and self.connection is V1Connection else None
 
-    def begin(self, scope: Scope, socket: FrameSocket | AsgiSocket) -> V1Connection | MultiplexConnection:
+    def begin(self, scope: Scope, socket: FrameSocket | AsgiSocket) -> V1Connection | V2Connection:
         """Serve an accepted connection until its socket is lost."""
         chosen = self.subprotocol(scope)
         if chosen is not None:
-            multiplex = MultiplexConnection(self._shared, socket, current_dispatcher(), BY_NAME[chosen], role_of(scope))
+            multiplex = V2Connection(self._shared, socket, current_dispatcher(), BY_NAME[chosen], role_of(scope))
             if self._service.manager.wants_origins:
                 multiplex.traceparent = origin_of(scope).traceparent
             socket.start(multiplex)

@@ -241,7 +241,7 @@ class MultiplexService:
         return found
 
 
-class MultiplexConnection:
+class V2Connection:
     """One client's connection."""
 
     def __init__(
