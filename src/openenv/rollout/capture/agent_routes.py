@@ -9,7 +9,7 @@ import hmac
 import time
 
 from openenv.errors import CaptureError
-from openenv.rollout.capture.captured_rollout import EXHAUSTED, Rollout, digest
+from openenv.rollout.capture.captured_rollout import EXHAUSTED, CapturedRollout, digest
 from openenv.rollout.capture.dialects import DIALECTS, Route, bridge, openai_chat, route
 from openenv.rollout.capture.dialects.dialect import DialectModule
 from openenv.rollout.capture.encoding import Json, dumps, load_object
@@ -25,11 +25,11 @@ class RolloutRegistry:
     """The rollouts that have a key, and for a while those that had one."""
 
     def __init__(self, closed_ttl_s: float) -> None:
-        self._by_key: dict[bytes, Rollout] = {}
-        self._by_id: dict[str, Rollout] = {}
+        self._by_key: dict[bytes, CapturedRollout] = {}
+        self._by_id: dict[str, CapturedRollout] = {}
         self._closed_ttl_s = closed_ttl_s
 
-    def add(self, rollout: Rollout) -> None:
+    def add(self, rollout: CapturedRollout) -> None:
         """Let a rollout in.
 
         Raises:
@@ -39,25 +39,25 @@ class RolloutRegistry:
             raise CaptureError(f"There is a rollout '{rollout.rollout_id}' already.")
         self._by_key[rollout.key_digest] = rollout
 
-    def by_key(self, key: str) -> Rollout | None:
+    def by_key(self, key: str) -> CapturedRollout | None:
         """Return the rollout that a key belongs to."""
         wanted = digest(key)
         rollout = self._by_key.get(wanted)
         return rollout if rollout is not None and hmac.compare_digest(rollout.key_digest, wanted) else None
 
-    def by_id(self, rollout_id: str) -> Rollout | None:
+    def by_id(self, rollout_id: str) -> CapturedRollout | None:
         """Return a rollout by its id."""
         return self._by_id.get(rollout_id)
 
-    def all(self) -> list[Rollout]:
+    def all(self) -> list[CapturedRollout]:
         """Return every rollout that is still known."""
         return list(self._by_id.values())
 
-    def forget_key(self, rollout: Rollout) -> None:
+    def forget_key(self, rollout: CapturedRollout) -> None:
         """Let no more calls in."""
         self._by_key.pop(rollout.key_digest, None)
 
-    def discard(self, rollout: Rollout) -> None:
+    def discard(self, rollout: CapturedRollout) -> None:
         """Forget a rollout altogether; its records stay on disk."""
         self.forget_key(rollout)
         if self._by_id.get(rollout.rollout_id) is rollout:
@@ -98,7 +98,7 @@ class AgentRoutes:
         else:
             await self._post(request, reply, rollout, found)
 
-    async def _post(self, request: AgentRequest, reply: AgentReply, rollout: Rollout, found: Route) -> None:
+    async def _post(self, request: AgentRequest, reply: AgentReply, rollout: CapturedRollout, found: Route) -> None:
         dialect = found.dialect
         body = None if request.headers.get("content-encoding") else load_object(request.body)
         if body is None:
@@ -138,7 +138,7 @@ class AgentRoutes:
             return
         await call.run()
 
-    def _out_of_budget(self, reply: AgentReply, rollout: Rollout, dialect: DialectModule, body: Json) -> bool:
+    def _out_of_budget(self, reply: AgentReply, rollout: CapturedRollout, dialect: DialectModule, body: Json) -> bool:
         limit = rollout.spending.exhausted()
         if limit is None:
             return False
@@ -167,11 +167,11 @@ def _dialect_of(request: AgentRequest) -> DialectModule:
     return DIALECTS["anthropic"] if "anthropic-version" in request.headers else openai_chat
 
 
-def _models(rollout: Rollout) -> Json:
+def _models(rollout: CapturedRollout) -> Json:
     model = _model(rollout)
     return {"object": "list", "data": [model], "has_more": False, "first_id": model["id"], "last_id": model["id"]}
 
 
-def _model(rollout: Rollout) -> Json:
+def _model(rollout: CapturedRollout) -> Json:
     name = rollout.model.name
     return {"id": name, "object": "model", "type": "model", "display_name": name, "created": 0, "owned_by": "openenv"}

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from openenv.errors import CaptureError
 from openenv.rollout.capture import export
 from openenv.rollout.capture.agent_routes import AgentRoutes, RolloutRegistry
-from openenv.rollout.capture.captured_rollout import Rollout, Spending, Stats, digest
+from openenv.rollout.capture.captured_rollout import CapturedRollout, Spending, Stats, digest
 from openenv.rollout.capture.control_routes import ControlRoutes
 from openenv.rollout.capture.export import Sequence
 from openenv.rollout.capture.inbound import AgentConnection, AgentReply, AgentRequest, InboundLimits
@@ -46,7 +46,7 @@ _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 class Capture:
     """One rollout's place at the proxy: its key, and what was captured. Usable from any thread."""
 
-    def __init__(self, server: CaptureServer, rollout: Rollout, key: str, path: Path) -> None:
+    def __init__(self, server: CaptureServer, rollout: CapturedRollout, key: str, path: Path) -> None:
         self._server = server
         self._rollout = rollout
         self.key = key
@@ -228,7 +228,9 @@ class CaptureServer:
         path = self.root / rollout_id
         recorder = Recorder(Journal(path / FILE))
         budget = budget or Budget()
-        rollout = Rollout(rollout_id, digest(key), model, Spending(budget), recorder, dict(metadata or {}), policy_url)
+        rollout = CapturedRollout(
+            rollout_id, digest(key), model, Spending(budget), recorder, dict(metadata or {}), policy_url
+        )
         self._registry.add(rollout)
         try:
             recorder._journal.create()
@@ -246,15 +248,15 @@ class CaptureServer:
             raise
         return Capture(self, rollout, key, path)
 
-    def rollouts(self) -> list[Rollout]:
+    def rollouts(self) -> list[CapturedRollout]:
         """Return every rollout that is still known."""
         return self._registry.all()
 
-    def find(self, rollout_id: str) -> Rollout | None:
+    def find(self, rollout_id: str) -> CapturedRollout | None:
         """Return a rollout by its id."""
         return self._registry.by_id(rollout_id)
 
-    def end(self, rollout: Rollout, how: Callable[[Rollout], Coroutine[Any, Any, None]]) -> None:
+    def end(self, rollout: CapturedRollout, how: Callable[[CapturedRollout], Coroutine[Any, Any, None]]) -> None:
         """Revoke or finish a rollout from another thread; a server that has stopped has done so."""
         try:
             self.run(how(rollout))
@@ -262,7 +264,7 @@ class CaptureServer:
             if rollout.closed_at is None:
                 raise
 
-    async def revoke(self, rollout: Rollout) -> None:
+    async def revoke(self, rollout: CapturedRollout) -> None:
         """Let no more calls of a rollout through, and end those under way."""
         fresh = not rollout.revoked
         rollout.revoked = True
@@ -275,7 +277,7 @@ class CaptureServer:
             with contextlib.suppress(JournalFull):  # the recorder has taken note of it
                 rollout.recorder.note("revoked")
 
-    async def finish(self, rollout: Rollout) -> None:
+    async def finish(self, rollout: CapturedRollout) -> None:
         """Revoke a rollout's key and let go of what is in memory."""
         await self.revoke(rollout)
         if rollout.closed_at is None:

@@ -79,7 +79,7 @@ def digest(key: str) -> bytes:
 
 
 @dataclass(slots=True, eq=False)
-class Rollout:
+class CapturedRollout:
     """One rollout as the proxy knows it."""
 
     rollout_id: str

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
 from openenv.errors import CaptureError
 from openenv.rollout.capture import export
-from openenv.rollout.capture.captured_rollout import Rollout
+from openenv.rollout.capture.captured_rollout import CapturedRollout
 from openenv.rollout.capture.encoding import Json, dumps, load_object
 from openenv.rollout.capture.inbound import AgentReply, AgentRequest
 from openenv.rollout.capture.records import read
@@ -146,7 +146,7 @@ class ControlRoutes:
         )
         return {"session_id": capture.rollout_id, "api_key": capture.key, "path": str(capture.path)}
 
-    def _about(self, rollout: Rollout) -> Json:
+    def _about(self, rollout: CapturedRollout) -> Json:
         return {
             "session_id": rollout.rollout_id,
             "metadata": rollout.metadata,
@@ -156,7 +156,7 @@ class ControlRoutes:
             "stats": asdict(rollout.stats()),
         }
 
-    def _export(self, rollout: Rollout, what: str, query: dict[str, list[str]]) -> tuple[int, Json]:
+    def _export(self, rollout: CapturedRollout, what: str, query: dict[str, list[str]]) -> tuple[int, Json]:
         recording = read(self._server.root / rollout.rollout_id)
         if what == "rollout":
             discarded = _flag(query, "include_discarded", default=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openenv.rollout.capture import encoding as sse
-from openenv.rollout.capture.captured_rollout import Rollout
+from openenv.rollout.capture.captured_rollout import CapturedRollout
 from openenv.rollout.capture.dialects.dialect import (
     STREAM,
     TOKEN_IDS,
@@ -229,7 +229,7 @@ class _Failed(Exception):
 class ActiveCall:
     """A call under way."""
 
-    def __init__(self, services: Services, rollout: Rollout, ask: Ask, reply: AgentReply) -> None:
+    def __init__(self, services: Services, rollout: CapturedRollout, ask: Ask, reply: AgentReply) -> None:
         self._services = services
         self._rollout = rollout
         self._ask = ask
