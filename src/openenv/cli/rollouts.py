@@ -22,9 +22,9 @@ from .sandboxes import look_here
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..rollout.cheats.run import CheatResult
     from ..rollout.outcome import CommandResult, Outcome, Progress
     from ..rollout.store import Record, RolloutRow, RolloutStore
+    from ..testing.cheats import CheatResult
 
 _EXAMPLES = """
 Run agents on tasks; look at, export and verify again what is stored.

@@ -27,7 +27,7 @@ _EXPORTS = {
     "agent": "openenv.rollout.agents.base",
     "load_task": "openenv.rollout.task",
     "reverify": "openenv.rollout.engine",
-    "run_cheats": "openenv.rollout.cheats.run",
+    "run_cheats": "openenv.testing.cheats",
     "run_many": "openenv.rollout.engine",
     "run_many_async": "openenv.rollout.engine",
     "run_rollout": "openenv.rollout.engine",
@@ -42,7 +42,6 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.rollout.agents.base import agent as agent
     from openenv.rollout.capture import Capture as Capture
     from openenv.rollout.capture import CaptureServer as CaptureServer
-    from openenv.rollout.cheats.run import run_cheats as run_cheats
     from openenv.rollout.engine import Engine as Engine
     from openenv.rollout.engine import reverify as reverify
     from openenv.rollout.engine import run_many as run_many
@@ -60,6 +59,7 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.rollout.task import Model as Model
     from openenv.rollout.task import Task as Task
     from openenv.rollout.task import load_task as load_task
+    from openenv.testing.cheats import run_cheats as run_cheats
 
     __all__: list[str]
 else:

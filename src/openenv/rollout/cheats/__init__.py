@@ -6,10 +6,10 @@ from openenv._lazy import lazy_exports
 
 _EXPORTS = {
     "Cheat": "openenv.testing.cheat_catalogue",
-    "CheatReport": "openenv.rollout.cheats.run",
-    "CheatResult": "openenv.rollout.cheats.run",
+    "CheatReport": "openenv.testing.cheats",
+    "CheatResult": "openenv.testing.cheats",
     "all_cheats": "openenv.testing.cheat_catalogue",
-    "run_cheats": "openenv.rollout.cheats.run",
+    "run_cheats": "openenv.testing.cheats",
 }
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)

