@@ -13,7 +13,7 @@ import pytest
 import openenv
 from openenv.cli.scaffold import Names, write_package
 from openenv.cli.validation.episodes import read_plan
-from openenv.cli.validation.policy import RULES
+from openenv.cli.validation.rules import RULES
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "howto" / "new_project.md"

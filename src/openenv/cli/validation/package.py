@@ -16,8 +16,8 @@ from . import runtime_checks, static_checks
 from .bench import Bench, Fault, Skip, last_line
 from .episodes import Door
 from .manifest import SIGNATURE, Manifest, Unreadable, read_validation
-from .policy import LEVELS, RULES, Rule
 from .report import Report, Result
+from .rules import LEVELS, RULES, Rule
 from .runtime_checks import Seen
 from .subject import NotServed, Subject
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .manifest import SIGNATURE, Manifest
-from .policy import RULE, Status, Verdict, verdict
+from .rules import RULE, Status, Verdict, verdict
 from .running import Criterion, RunningReport
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from ...errors import message_of
 from .bench import Bench
 from .episodes import Door
 from .package import check
-from .policy import RULES, WITHOUT_A_SERVER_OF_OURS
+from .rules import RULES, WITHOUT_A_SERVER_OF_OURS
 
 _UNKNOWN = "unknown"
 _CONTROLS = ("/reset", "/step", "/state")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .bench import Fault
 from .manifest import SIGNATURE, Manifest, Unreadable
-from .policy import BOUNDS
+from .rules import BOUNDS
 from .runtime_checks import Seen
 
 _ALWAYS = ("__init__.py", "client.py", "README.md", "pyproject.toml")
