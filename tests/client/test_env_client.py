@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from openenv import EnvClient, GenericAction, GenericEnvClient, SyncEnvClient
-from openenv.client.blocking import run_async_safely
+from openenv.client.driver import run_async_safely
 from openenv.errors import (
     ClientModeError,
     ConnectFailed,

@@ -11,6 +11,7 @@ import inspect
 import os
 import weakref
 from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar, cast
 
 from ..errors import ClientModeError, ProtocolError
@@ -367,3 +368,16 @@ def _let_go_blocking(connection: BlockingConnection, pid: int) -> None:
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
     return asyncio._get_running_loop()
+
+
+# blocking: Running a coroutine from code that is not one.
+#
+# Knows event loops and threads; must not know clients.
+
+
+def run_async_safely(coro: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end and return its result, also when a loop already runs in this thread."""
+    if asyncio._get_running_loop() is None:
+        return asyncio.run(coro)
+    with ThreadPoolExecutor(1, thread_name_prefix="openenv-run-async") as pool:
+        return pool.submit(asyncio.run, coro).result()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from openenv.client.blocking import (
-    run_async_safely,
-)
+from openenv.client.driver import run_async_safely
 from openenv.client.url import (
     convert_to_ws_url,
     hf_space_subdomain,
