@@ -13,8 +13,8 @@ import openenv.rollout
 from openenv.errors import SandboxUnavailable
 from openenv.rollout import load_task, run_rollout
 from openenv.rollout.agents import Shell
-from openenv.rollout.cheats import all_cheats
 from openenv.sandboxes.base import backend
+from openenv.testing import all_cheats
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "rollouts.md"
 PRINTED = {

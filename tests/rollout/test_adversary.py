@@ -351,7 +351,7 @@ def _sent(path: Path, key: str, megabytes: int, piece: bytes, *, keep: list[sock
 
 
 def test_a_submodule_does_not_take_the_place_of_the_function_of_its_name() -> None:
-    from openenv.rollout import engine as reverify
+    from openenv.rollout import reverify
     from openenv.sandboxes import self_check
 
     assert not isinstance(reverify, ModuleType)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("package", ["openenv.rollout", "openenv.rollout.agents", "openenv.rollout.cheats"])
+@pytest.mark.parametrize("package", ["openenv.rollout", "openenv.rollout.agents", "openenv.testing"])
 def test_every_listed_name_is_there(package: str) -> None:
     module = importlib.import_module(package)
     assert all(getattr(module, name) is not None for name in module.__all__)

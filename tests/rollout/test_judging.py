@@ -10,8 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from openenv.errors import SandboxError
-from openenv.rollout import Cancellation, Check, Outcome, Progress, RolloutStore, Task, run_rollout
-from openenv.rollout import engine as reverify
+from openenv.rollout import Cancellation, Check, Outcome, Progress, RolloutStore, Task, reverify, run_rollout
 from openenv.rollout.agents import Shell
 from openenv.rollout.verifier import needed
 from openenv.sandboxes import backend

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from openenv.errors import RolloutCancelled, SandboxError, StoreError
-from openenv.rollout import Cancellation, Outcome, RolloutStore, Task, run_rollout
-from openenv.rollout import engine as reverify
+from openenv.rollout import Cancellation, Outcome, RolloutStore, Task, reverify, run_rollout
 from openenv.rollout.agents import Shell
 from openenv.sandboxes.base import Sandboxes
 

@@ -268,7 +268,7 @@ def cheats(
       openenv rollouts cheats
       openenv rollouts cheats --sandbox docker --json
     """
-    from ..rollout.cheats import all_cheats, run_cheats
+    from ..testing import all_cheats, run_cheats
 
     unknown = set(name) - {cheat.name for cheat in all_cheats()}
     with _failures():

@@ -11,15 +11,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # the name that type checkers know; whatever Python runs the check need not have `typing` loaded
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from types import TracebackType
     from typing import Any
-
-
-TYPE_CHECKING = False  # the name that type checkers know; whatever Python runs the check need not have `typing` loaded
 
 _NAME = "openenv_proof"
 _PLUG_INS, _PATHS, _FOLDER = "PYTEST_PLUGINS", "PYTHONPATH", "OPENENV_PROOF"

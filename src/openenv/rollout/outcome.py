@@ -94,7 +94,8 @@ class Progress(BaseModel):
 
 # labels: Labels: what a rollout that went wrong is called, and whose fault it was.
 #
-# Knows facts about a run, and decides. The order of the rules is the order of trust: what the host saw comes before what
+# Knows facts about a run, and decides. The order of the rules is the order of trust: what the host saw comes before
+# what
 # the agent says of itself, so that a broken endpoint or a limit never counts as a failing policy.
 
 

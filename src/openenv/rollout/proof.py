@@ -1,6 +1,6 @@
 """Proof, on the host: which verify lines must show that they came to their own end, and whether they did.
 
-Knows the file `inside/openenv_proof.py`, which writes the proof in the verifier's sandbox. Must not know verdicts.
+Knows the file `openenv_proof.py`, which writes the proof in the verifier's sandbox. Must not know verdicts.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Proof:
         count = max(1, places) * (64 if _REPEATS.search(self.line) else 1)
         ours = sorted(posixpath.normpath(posixpath.join(self.root, path)) for path in self.files)
         self._secrets = [secrets.token_hex(16) for _ in range(count)]
-        source = resources.files("openenv.rollout.inside").joinpath(_FILE).read_bytes()
+        source = resources.files("openenv.rollout").joinpath(_FILE).read_bytes()
         with tarfile.open(archive, "w:") as out:
             _add(out, _FILE, source)
             for serial, secret in enumerate(self._secrets):

@@ -213,7 +213,8 @@ def _outside(path: str, home: str) -> bool:
 # lines: Verify lines: plain shell lines over the agent's work tree, all in one fresh sandbox.
 #
 # Knows what a line may be refused for although it exits with 0 (it was ended from within, its own files were changed),
-# and whose fault it is when a line dies: one that comes to an end on what the setup left was killed by the agent's code.
+# and whose fault it is when a line dies: one that comes to an end on what the setup left was killed by the agent's
+# code.
 
 
 _SCRIPTS = frozenset({".py", ".sh", ".bash", ".js", ".mjs", ".cjs", ".ts", ".rb", ".pl", ".ini", ".cfg", ".toml", ""})

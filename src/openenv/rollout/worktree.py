@@ -21,7 +21,8 @@ from openenv.sandboxes.base import WORKDIR, Limits
 # guards: Guards: what an agent's work tree must not bring to a verifier, beyond the patterns that a task protects.
 #
 # Knows names, links and the texts of a task. Python looks for modules where it is started and beside the script that it
-# runs, pytest runs every test it finds, and a link may lead to an answer that only the verifier has: a file of the agent
+# runs, pytest runs every test it finds, and a link may lead to an answer that only the verifier has: a file of the
+# agent
 # in such a place would decide over the checks without solving anything.
 
 

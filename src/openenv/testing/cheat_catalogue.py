@@ -364,7 +364,7 @@ PYTHON = (
 )
 
 
-# checked_code: Cheats by the code that a check loads into its process, or runs: it ends, kills, edits or fakes the check.
+# Cheats by the code that a check loads into its process, or runs: it ends, kills, edits or fakes the check.
 
 
 _WRONG = "\ndef square(n):\n    return -1\n"

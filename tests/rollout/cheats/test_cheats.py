@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from openenv.rollout import Check
-from openenv.rollout.cheats import Cheat, all_cheats, run_cheats
 from openenv.sandboxes.base import Sandbox, Sandboxes, SandboxSpec
+from openenv.testing import Cheat, all_cheats, run_cheats
 
 PAID_WHEN_PUBLISHED = (
     *("planted-reward", "background-writer", "edited-verify-script", "sitecustomize"),

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from openenv.rollout.cheats import run_cheats
 from openenv.sandboxes import DockerSandboxes
+from openenv.testing import run_cheats
 
 ENGINE = Path(__file__).resolve().parents[3] / "benchmarks" / "docker_engine.py"
 

@@ -91,7 +91,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 # npm: Agents that are one native program in an npm package: fetched by npm into the cache, mounted read-only.
 #
-# Knows npm, platforms and ELF files. Must not know any agent. Only the package of this platform is fetched and no script
+# Knows npm, platforms and ELF files. Must not know any agent. Only the package of this platform is fetched and no
+# script
 # of it is run, so no Node is needed inside a sandbox.
 
 

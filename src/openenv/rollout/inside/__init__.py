@@ -1,1 +1,0 @@
-"""What is handed into a verifier's sandbox: files that import nothing of this project."""
