@@ -225,7 +225,7 @@ def test_a_host_that_is_none_gets_into_no_program(serve: Serve, visit: Visit, ma
 def test_the_page_of_an_environment_that_hangs_is_shown(
     serve: Serve, visit: Visit, make_app: Any, envs: dict[str, type[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from openenv.web import page as page_module
+    from openenv.web import page_description as page_module
 
     gate = threading.Event()
     asked: list[int] = []

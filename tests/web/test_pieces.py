@@ -17,10 +17,8 @@ from openenv.env.environment import Environment
 from openenv.protocol.schema import deserialize_action
 from openenv.tool_types import CallToolAction
 from openenv.types import Action, EnvironmentMetadata, Observation, State
-from openenv.web.fields import action_fields, is_chat
-from openenv.web.page import reset_schema
+from openenv.web.page_description import action_fields, find_readme, is_chat, readme_html, reset_schema
 from openenv.web.quickstart import example_action
-from openenv.web.readme import find_readme, readme_html
 
 KEYS = [
     "name",

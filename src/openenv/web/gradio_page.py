@@ -18,11 +18,9 @@ from starlette.routing import Mount
 
 from ..server.app import HTTPEnvServer
 from ..server.asgi import Handler, Message, Receive, Scope, Send
-from .fields import action_fields, is_chat
 from .manager import WebInterfaceManager
-from .page import CUSTOM_PATH, title_of
+from .page_description import CUSTOM_PATH, action_fields, is_chat, load_environment_metadata, title_of
 from .quickstart import get_quick_start_markdown
-from .readme import load_environment_metadata
 from .web_page import WebPage
 
 try:

@@ -25,9 +25,9 @@ from ..sessions.lifetime import SessionLimits, client_reason
 from ..sessions.operations import read_state
 from ..sessions.session import Session, SessionState
 from ..types import EnvironmentMetadata
+from .page_description import load_environment_metadata
 from .page_operations import EncodedObservation
 from .play import Play, UnfitAction
-from .readme import load_environment_metadata
 from .visitors import MAX_ENTRIES, ActionLog, EpisodeState, Visitor, Visitors
 
 logger = logging.getLogger(__name__)

@@ -44,7 +44,7 @@ from ..server.sockets import Socket
 from ..sessions.manager import SessionManager
 from ..sessions.session import Session, SessionKind, SessionState
 from ..types import WSErrorCode
-from .page import PageDescription
+from .page_description import PageDescription
 from .play import NoState, Play, UnfitAction
 from .quickstart import DEFAULT_URL
 from .visitors import COOKIE, Visitor, Visitors

@@ -23,7 +23,7 @@ from ..server.app import HTTPEnvServer, PageWish, create_app
 from ..server.asgi import Handler, HeaderList, Receive, Scope, Send, cookie, header, respond_json
 from ..server.routes import DocumentedRoute
 from ..types import EnvironmentMetadata, ServerMode
-from .page import CustomTab, PageDescription, PageOptions
+from .page_description import CustomTab, PageDescription, PageOptions
 from .page_routes import Login, OperatorRoutes, PlayRoutes, UiEndpoint, is_https
 from .play import Play
 from .visitors import COOKIE, Visitors, new_key

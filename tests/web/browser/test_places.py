@@ -12,7 +12,7 @@ from starlette.routing import Route
 from openenv import Action, Environment, Observation, State
 from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
 from openenv.server.app import create_app
-from openenv.web.page import CustomTab, PageOptions
+from openenv.web.page_description import CustomTab, PageOptions
 from openenv.web.web_page import attach_web
 
 expect = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright").expect

@@ -12,13 +12,13 @@ _EXPORTS = {
     "WebInterfaceManager": "openenv.web.manager",
     "create_web_interface_app": "openenv.web.web_page",
     "get_quick_start_markdown": "openenv.web.quickstart",
-    "load_environment_metadata": "openenv.web.readme",
+    "load_environment_metadata": "openenv.web.page_description",
 }
 
 if TYPE_CHECKING:
     from openenv.web.manager import WebInterfaceManager as WebInterfaceManager
+    from openenv.web.page_description import load_environment_metadata as load_environment_metadata
     from openenv.web.quickstart import get_quick_start_markdown as get_quick_start_markdown
-    from openenv.web.readme import load_environment_metadata as load_environment_metadata
     from openenv.web.visitors import ActionLog as ActionLog
     from openenv.web.visitors import EpisodeState as EpisodeState
     from openenv.web.web_page import create_web_interface_app as create_web_interface_app

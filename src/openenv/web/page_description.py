@@ -1,31 +1,213 @@
-"""What the page shows of an environment: names, schemas, tools, README, quick start.
+"""The fields of an action as forms know them: `action_fields`, which custom pages are given.
 
-Most of it is found once. Knows the service and descriptions; must not know requests or visitors.
+Knows JSON schemas; the page itself makes its form from the whole schema.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import logging
-from collections.abc import Callable, Coroutine
+import re
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from ..env.binding import bind
+from .. import settings
+from ..env.binding import bind, factory_name
 from ..env.environment import Environment
 from ..protocol.schema import json_schema
 from ..server.access import Role
 from ..server.mcp.tool_calls import NoTools
 from ..server.service import EnvService
 from ..types import EnvironmentMetadata, ServerMode
-from .fields import action_fields, is_chat
 from .play import Play
 from .quickstart import quick_start
-from .readme import find_readme, load_environment_metadata, readme_html
+
+_LONG_TEXT = 100
+_LONG_NAMES = ("message", "code")
+_KINDS = {"boolean": "checkbox", "integer": "number", "number": "number", "string": "text"}
+
+
+def action_fields(action_cls: type[Any] | None) -> list[dict[str, Any]]:
+    """Describe each field of an action class; `metadata`, which every action has, is left out."""
+    if action_cls is None:
+        return []
+    try:
+        schema = json_schema(action_cls)
+    except Exception:  # a class that pydantic cannot describe has no form
+        return []
+    required = schema.get("required", ())
+    return [
+        _field(name, _resolved(described, schema), is_required=name in required)
+        for name, described in schema.get("properties", {}).items()
+        if name != "metadata"
+    ]
+
+
+def is_chat(action_cls: type[Any] | None) -> bool:
+    """Say whether an action is the tokens of a message: its field `tokens` is a tensor."""
+    described = getattr(action_cls, "model_fields", {}).get("tokens")
+    return described is not None and "Tensor" in str(described.annotation)
+
+
+def _field(name: str, schema: Mapping[str, Any], *, is_required: bool) -> dict[str, Any]:
+    description = schema.get("description", "")
+    kind = _kind(name, schema)
+    choices = schema.get("enum")
+    if choices is None and "const" in schema:
+        choices = [schema["const"]]
+    return {
+        "name": name,
+        "type": kind,
+        "required": is_required,
+        "description": description,
+        "default_value": schema.get("default"),
+        "choices": choices,
+        "min_value": schema.get("minimum", schema.get("exclusiveMinimum")),
+        "max_value": schema.get("maximum", schema.get("exclusiveMaximum")),
+        "min_length": schema.get("minLength"),
+        "max_length": schema.get("maxLength"),
+        "pattern": schema.get("pattern"),
+        "placeholder": _placeholder(name, kind),
+        "help_text": description or _help(name, kind),
+    }
+
+
+def _kind(name: str, schema: Mapping[str, Any]) -> str:
+    lower = name.lower()
+    if "tokens" in lower:
+        return "tensor"
+    if "enum" in schema or "const" in schema:
+        return "select"
+    kind = _KINDS.get(str(schema.get("type")), "text")
+    is_long = schema.get("maxLength", 0) > _LONG_TEXT or any(word in lower for word in _LONG_NAMES)
+    return "textarea" if kind == "text" and schema.get("type") == "string" and is_long else kind
+
+
+def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
+    """Follow references, and see through what only says that a value may be missing."""
+    found = dict(schema)
+    for _ in range(8):
+        if "$ref" in found:
+            target = root.get("$defs", {}).get(str(found.pop("$ref")).rsplit("/", 1)[-1], {})
+            found = {**target, **found}
+        options = [option for option in found.get("anyOf", ()) if option.get("type") != "null"]
+        if len(options) == 1:
+            del found["anyOf"]
+            found = {**options[0], **found}
+        elif "$ref" not in found:
+            break
+    return found
+
+
+def _placeholder(name: str, kind: str) -> str:
+    words = name.replace("_", " ")
+    if kind == "tensor":
+        return "Token ids, separated by commas: 1, 2, 3"
+    return f"{words[:1].upper()}{words[1:]}"
+
+
+def _help(name: str, kind: str) -> str:
+    lower = name.lower()
+    if kind == "tensor":
+        return "The ids of the tokens, as whole numbers separated by commas"
+    if "code" in lower:
+        return "Source code that the environment runs"
+    if "message" in lower:
+        return "What to say"
+    return ""
+
+
+# readme: An environment's README: where it is looked for, and how it is shown; metadata of environments that are not built.
+#
+# Knows files and Markdown. HTML inside of a README is shown as text, so that nothing of it can run.
+
+
+_FRONT_MATTER = re.compile(r"\A---\s*\n.*?\n---\s*(?:\n|\Z)", re.S)
+_MOST_CHARS = 1_000_000
+
+
+def load_environment_metadata(env: Any, env_name: str | None = None) -> EnvironmentMetadata:
+    """Describe an environment: an instance says it itself; of a class or a factory the name is taken, and the README.
+
+    Args:
+        env: The environment, or what makes it. Nothing is built.
+        env_name: Its name, for the README's place as well.
+    """
+    if isinstance(env, Environment):
+        return env.get_metadata()
+    while isinstance(env, functools.partial):
+        env = env.func
+    label = env.__name__ if inspect.isclass(env) else env_name or factory_name(env)
+    return EnvironmentMetadata(
+        name=env_name or label,
+        description=f"{label} environment",
+        version="1.0.0",
+        readme_content=find_readme(env_name),
+    )
+
+
+def find_readme(env_name: str | None, folder: Path | None = None) -> str | None:
+    """Return the text of an environment's README, if there is one.
+
+    Args:
+        env_name: The environment's name.
+        folder: The environment's own folder, where it is known.
+    """
+    for place in _places(env_name, folder):
+        try:
+            if place.is_file():
+                return place.read_text(encoding="utf-8")
+        except (OSError, ValueError):  # unreadable, or no text
+            continue
+    return None
+
+
+def _places(env_name: str | None, folder: Path | None) -> Iterator[Path]:
+    given = settings.readme_path()
+    if given is not None:
+        yield given
+    is_plain = env_name is not None and not {"/", "\\", "\0"}.intersection(env_name) and env_name not in (".", "..")
+    if is_plain:
+        yield Path("envs") / str(env_name) / "README.md"
+    if folder is not None:
+        yield folder / "README.md"
+    yield Path("/app/env/README.md")
+    yield Path("/app/README.md")
+    if is_plain:
+        yield Path("src/envs") / str(env_name) / "README.md"
+
+
+def readme_html(text: str | None) -> str | None:
+    """Render a README; the block of settings that some begin with is left out."""
+    if text is None or not text.strip():
+        return None
+    from markdown_it import MarkdownIt  # only the page needs it
+
+    parser = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
+    parser.add_render_rule("link_open", _outward_link)
+    rendered: str = parser.render(_FRONT_MATTER.sub("", text, count=1)[:_MOST_CHARS])
+    return rendered
+
+
+def _outward_link(renderer: Any, tokens: Any, index: int, options: Any, env: Any) -> str:
+    """Let links open beside the page, which learns nothing of it."""
+    if not str(tokens[index].attrGet("href") or "").startswith("#"):
+        tokens[index].attrSet("target", "_blank")
+        tokens[index].attrSet("rel", "noopener noreferrer")
+    rendered: str = renderer.renderToken(tokens, index, options, env)
+    return rendered
+
+
+# page: What the page shows of an environment: names, schemas, tools, README, quick start.
+#
+# Most of it is found once. Knows the service and descriptions; must not know requests or visitors.
+
 
 logger = logging.getLogger(__name__)
 
