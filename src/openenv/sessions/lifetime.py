@@ -118,7 +118,7 @@ def close_expired(sessions: Iterable[Session], limits: SessionLimits, now: float
 
 # The reaper: looks at unused sessions now and then, as long as there are any.
 #
-# It starts with the first session it has to watch, on whatever loop that session was opened, and needs no start-up hook.
+# It starts with the first session it has to watch, on whatever loop that session was opened, without a start-up hook.
 # Knows when to look; what counts as unused is in `leases`.
 
 

@@ -21,7 +21,7 @@ from .session import Session, SessionHolder
 
 # Secrets that let their holder attach to a session from anywhere.
 #
-# A token names the server process, the session, and a secret; so a token of an earlier process is told from a wrong one.
+# A token names the server process, the session, and a secret: a token of an earlier process differs from a wrong one.
 # Knows text only.
 
 
@@ -126,7 +126,7 @@ class Attachments:
 
 # Sessions by the nonce that they were opened with: an `open` that is repeated gets the first one's session, no second.
 #
-# A client whose answer was lost repeats its `open`, on any connection; a nonce is a secret of its choosing. Knows nonces
+# A client whose answer was lost repeats its `open`, on any connection; a nonce is its own secret. Knows nonces
 # and sessions; must not know connections. Sessions are opened on the loop of whoever asks first.
 
 
