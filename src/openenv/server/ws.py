@@ -14,7 +14,7 @@ from .mcp.openenv_rpc import OwnMethods
 from .service import EnvService
 from .sockets import AsgiSocket
 from .ws_v1 import RestrictedV1Connection, V1Connection
-from .ws_v2 import MultiplexService, V2Connection
+from .ws_v2 import V2Connection, V2Service
 
 
 class WsEndpoint:
@@ -26,7 +26,7 @@ class WsEndpoint:
     def __init__(self, service: EnvService) -> None:
         self._service = service
         self._rpc = OwnMethods(service)
-        self._shared = MultiplexService(service, self._rpc)
+        self._shared = V2Service(service, self._rpc)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Accept, open a session, serve it until the connection ends."""

@@ -223,7 +223,7 @@ _GOODBYES = frozenset({1000, 1001, 1005})
 _LARGE_BATCH = 4096  # bytes
 
 
-class MultiplexService:
+class V2Service:
     """What all v2 connections to one environment share."""
 
     def __init__(self, service: EnvService, rpc: OwnMethods) -> None:
@@ -245,7 +245,7 @@ class V2Connection:
     """One client's connection."""
 
     def __init__(
-        self, shared: MultiplexService, socket: Socket, hub: Dispatcher, codec: Codec, role: Role = Role.ORCHESTRATOR
+        self, shared: V2Service, socket: Socket, hub: Dispatcher, codec: Codec, role: Role = Role.ORCHESTRATOR
     ) -> None:
         self._shared = shared
         self._manager = shared.manager
