@@ -14,7 +14,7 @@ from openenv.rollout.capture.dialects import DIALECTS, Route, bridge, openai_cha
 from openenv.rollout.capture.dialects.dialect import DialectModule
 from openenv.rollout.capture.encoding import Json, dumps, load_object
 from openenv.rollout.capture.inbound import AgentReply, AgentRequest
-from openenv.rollout.capture.model_call import EVENTS, JSON, ActiveCall, Ask, Services
+from openenv.rollout.capture.model_call import EVENTS, JSON, Ask, ProxiedCall, Services
 from openenv.rollout.capture.records import JournalFull
 
 MAX_ACTIVE_CALLS = 64
@@ -125,7 +125,7 @@ class AgentRoutes:
         ask = Ask(dialect, path, body, request.headers, endpoint, between, query)
         rollout.spending.calls += 1
         try:
-            call = ActiveCall(self._services, rollout, ask, reply)
+            call = ProxiedCall(self._services, rollout, ask, reply)
         except JournalFull as exc:
             rollout.call_ended("record_failed")
             _refuse(reply, dialect, 507, f"this call could not be recorded: {exc}")

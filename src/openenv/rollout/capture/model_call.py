@@ -226,7 +226,7 @@ class _Failed(Exception):
         self.headers: list[tuple[str, str]] = []
 
 
-class ActiveCall:
+class ProxiedCall:
     """A call under way."""
 
     def __init__(self, services: Services, rollout: CapturedRollout, ask: Ask, reply: AgentReply) -> None:
