@@ -85,13 +85,13 @@ def loops_by_uvloop() -> Iterator[None]:
 def carriers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[type[Any], str]]:
     """What each accepted connection is carried on, and by which kind of loop; the choice itself is the real one."""
     chosen: list[tuple[type[Any], str]] = []
-    begin = ws_module.GymEndpoint.begin
+    begin = ws_module.WsEndpoint.begin
 
     def watching(endpoint: Any, scope: Any, socket: Any) -> Any:
         chosen.append((type(socket), type(asyncio.get_running_loop()).__module__.partition(".")[0]))
         return begin(endpoint, scope, socket)
 
-    monkeypatch.setattr(ws_module.GymEndpoint, "begin", watching)
+    monkeypatch.setattr(ws_module.WsEndpoint, "begin", watching)
     return chosen
 
 
