@@ -12,7 +12,7 @@ import pytest
 
 import openenv
 from openenv.cli.scaffold import Names, write_package
-from openenv.cli.validation.episodes import read_plan
+from openenv.cli.validation.probe import read_plan
 from openenv.cli.validation.rules import RULES
 
 ROOT = Path(__file__).parents[2]

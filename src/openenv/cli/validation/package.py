@@ -13,9 +13,8 @@ from typing import Any
 
 from ...errors import message_of
 from . import runtime_checks, static_checks
-from .bench import Bench, Fault, Skip, last_line
-from .episodes import Door
 from .manifest import SIGNATURE, Manifest, Unreadable, read_validation
+from .probe import Bench, Door, Fault, Skip, last_line
 from .report import Report, Result
 from .rules import LEVELS, RULES, Rule
 from .runtime_checks import Seen

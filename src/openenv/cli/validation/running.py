@@ -13,9 +13,8 @@ import httpx2
 
 from ...client.options import with_token
 from ...errors import message_of
-from .bench import Bench
-from .episodes import Door
 from .package import check
+from .probe import Bench, Door
 from .rules import RULES, WITHOUT_A_SERVER_OF_OURS
 
 _UNKNOWN = "unknown"

@@ -14,9 +14,21 @@ from typing import Any
 
 from ...errors import OpenEnvError, ServerError, SessionCapacityError, message_of
 from ...protocol.json_values import NONFINITE_REWARD_KEY
-from .bench import Bench, Fault, Skip
-from .episodes import LIST_TOOLS, PLAN, Client, Episode, has_tool_actions, is_tool_call, play, reset, step
 from .json_schema import misfits
+from .probe import (
+    LIST_TOOLS,
+    PLAN,
+    Bench,
+    Client,
+    Episode,
+    Fault,
+    Skip,
+    has_tool_actions,
+    is_tool_call,
+    play,
+    reset,
+    step,
+)
 from .subject import CLOSE_FAILED
 
 _SESSIONS = 10

@@ -6,8 +6,8 @@ import ast
 import re
 from pathlib import Path
 
-from .bench import Fault
 from .manifest import SIGNATURE, Manifest, Unreadable
+from .probe import Fault
 from .rules import BOUNDS
 from .runtime_checks import Seen
 
