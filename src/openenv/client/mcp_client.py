@@ -28,8 +28,7 @@ from ..tool_types import (
 from ..types import Observation, State, StepResult
 from .env_client import EnvClient
 from .flows import Flow
-from .mcp_flows import ProgressHandler, ToolRequests
-from .mcp_replies import read_tools
+from .mcp_requests import ProgressHandler, ToolRequests, read_tools
 
 if TYPE_CHECKING:
     from .mcp_sync_client import SyncMCPClient, SyncMCPToolClient

@@ -13,7 +13,7 @@ from typing_extensions import Self
 from ..tool_types import Tool
 from ..types import Observation, State
 from .mcp_client import MCPClientBase, MCPToolClient
-from .mcp_flows import ProgressHandler
+from .mcp_requests import ProgressHandler
 from .sync_client import SyncEnvClient
 
 
