@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TypedDict
 
-from ..serving import ThreadServer
+from ...testing.thread_server import ThreadServer
 from .app import Played, ScriptedApp
 from .dialects.base import Engine
 from .script import PREFIX, Script, Scripts, load_scripts
