@@ -27,7 +27,7 @@ from ..sessions.session import Session, SessionState
 from ..types import EnvironmentMetadata
 from .page_description import load_environment_metadata
 from .page_operations import EncodedObservation
-from .play import Play, UnfitAction
+from .visitor_actions import Play, UnfitAction
 from .visitors import MAX_ENTRIES, ActionLog, EpisodeState, Visitor, Visitors
 
 logger = logging.getLogger(__name__)

@@ -25,8 +25,8 @@ from ..server.access import Role
 from ..server.mcp.tool_calls import NoTools
 from ..server.service import EnvService
 from ..types import EnvironmentMetadata, ServerMode
-from .play import Play
 from .quickstart import quick_start
+from .visitor_actions import Play
 
 _LONG_TEXT = 100
 _LONG_NAMES = ("message", "code")

@@ -45,8 +45,8 @@ from ..sessions.manager import SessionManager
 from ..sessions.session import Session, SessionKind, SessionState
 from ..types import WSErrorCode
 from .page_description import PageDescription
-from .play import NoState, Play, UnfitAction
 from .quickstart import DEFAULT_URL
+from .visitor_actions import NoState, Play, UnfitAction
 from .visitors import COOKIE, Visitor, Visitors
 
 _MAX_BODY = 16 * 1024

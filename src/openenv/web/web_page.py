@@ -25,7 +25,7 @@ from ..server.routes import DocumentedRoute
 from ..types import EnvironmentMetadata, ServerMode
 from .page_description import CustomTab, PageDescription, PageOptions
 from .page_routes import Login, OperatorRoutes, PlayRoutes, UiEndpoint, is_https
-from .play import Play
+from .visitor_actions import Play
 from .visitors import COOKIE, Visitors, new_key
 
 FOLDER: Final = Path(__file__).parent / "static"
