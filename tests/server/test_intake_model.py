@@ -7,7 +7,7 @@ import asyncio
 import random
 from typing import Any
 
-from openenv.server.backpressure import Intake, Turns
+from openenv.server.backpressure import Backpressure, Turns
 
 MOST = 8
 
@@ -21,7 +21,7 @@ class Connection:
         self.under_way = self.sent = 0
         self.seen: list[int] = []
         wire: Any = self
-        self.intake = Intake(wire, self.take, self.is_loaded, lambda payload: payload.startswith(b"large"), turns)
+        self.intake = Backpressure(wire, self.take, self.is_loaded, lambda payload: payload.startswith(b"large"), turns)
 
     def pause(self) -> None:
         self.is_paused = True

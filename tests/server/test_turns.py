@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from openenv.server.backpressure import Intake, Turns
+from openenv.server.backpressure import Backpressure, Turns
 
 LARGE = 100
 
@@ -26,14 +26,14 @@ class Wire:
         self.is_paused = False
 
 
-def intake(turns: Turns, seen: list[Any], name: str) -> tuple[Intake, Wire]:
+def intake(turns: Turns, seen: list[Any], name: str) -> tuple[Backpressure, Wire]:
     wire = Wire()
     taken: Any = wire
 
     def take(payload: bytes, binary: bool) -> None:
         seen.append((name, len(payload)))
 
-    return Intake(taken, take, lambda: False, lambda payload: len(payload) >= LARGE, turns), wire
+    return Backpressure(taken, take, lambda: False, lambda payload: len(payload) >= LARGE, turns), wire
 
 
 async def passes(count: int) -> None:

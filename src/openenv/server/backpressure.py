@@ -59,7 +59,7 @@ class Turns:
             logger.exception("a message could not be handled in its turn")
 
 
-class Intake:
+class Backpressure:
     """The messages of one connection that have to wait.
 
     Args:
