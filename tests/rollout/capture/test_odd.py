@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from openenv.rollout.capture import export, read
 from openenv.rollout.capture.dialects import BRIDGES, DIALECTS
 from openenv.rollout.capture.dialects.dialect import Odd
-from openenv.rollout.capture.model_call import Tap
+from openenv.rollout.capture.model_call import StreamTap
 from openenv.rollout.capture.records import Journal, Recorder
 
 KEYS = [
@@ -82,7 +82,7 @@ def test_a_stream_of_anything_is_kept_and_read(
     recorder.opened({"rollout_id": "r"})
     call = recorder.begin({"dialect": agent, "to": agent, "path": "/"}, body, {**body, "model": "m"})
     names = frozenset({"logprobs", "return_token_ids", "stream_options"}) if forced else frozenset()
-    tap = Tap(call, module, names)
+    tap = StreamTap(call, module, names)
     call.head(200)
     for chunk in chunks:
         tap.feed(b"data: " + json.dumps(chunk).encode() + b"\n\n")

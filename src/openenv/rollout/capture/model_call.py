@@ -43,7 +43,7 @@ REFUSALS = frozenset({400, 413, 422})
 _EMPTY = "the stream held nothing"
 
 
-class Tap:
+class StreamTap:
     """One stream on its way."""
 
     def __init__(
@@ -499,7 +499,7 @@ class ProxiedCall:
     async def _relay(self, exchange: EndpointExchange, head: ResponseHead) -> None:
         ask = self._ask
         translator = ask.bridge.translator(ask.body) if ask.bridge is not None else None
-        tap = Tap(self._recorder, ask.endpoint, self._rewritten.forced, translator)
+        tap = StreamTap(self._recorder, ask.endpoint, self._rewritten.forced, translator)
         extra = [(name, value) for name, value in shown(head) if name != "content-type"]
         self._reply.start(200, [EVENTS, ("cache-control", "no-cache"), *extra])
 
