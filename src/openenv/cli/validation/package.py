@@ -18,7 +18,7 @@ from .probe import Bench, Door, Fault, Skip, last_line
 from .report import Report, Result
 from .rules import LEVELS, RULES, Rule
 from .runtime_checks import Seen
-from .subject import NotServed, Subject
+from .served_package import NotServed, Subject
 
 Listener = Callable[[Result], None]
 _STARTUP = "runtime.startup"

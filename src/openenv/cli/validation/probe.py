@@ -22,7 +22,7 @@ from ...client.sync_client import SyncEnvClient
 from ...errors import OpenEnvError, RequestValidationError, ServerError, SessionCapacityError, message_of
 from .json_schema import Unmakeable, make
 from .manifest import Manifest
-from .subject import NotServed, Subject
+from .served_package import NotServed, Subject
 
 # episodes: Episodes that are played for a check: the actions, and what came back. Knows clients; must not judge.
 

@@ -29,7 +29,7 @@ from .probe import (
     reset,
     step,
 )
-from .subject import CLOSE_FAILED
+from .served_package import CLOSE_FAILED
 
 _SESSIONS = 10
 _SETTLE_S = 10.0
