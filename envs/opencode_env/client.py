@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import TypedDict, Unpack
 
 from opencode_env.models import OpenCodeState, RolloutResult
-from openenv.client.mcp_sync_client import SyncMCPToolClient
+from openenv.client.mcp_client import SyncMCPToolClient
 from openenv.core.mcp_client import MCPToolClient
 
 if TYPE_CHECKING:

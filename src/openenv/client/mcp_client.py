@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Coroutine, Mapping
 from functools import cached_property
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 from typing_extensions import Self
@@ -29,9 +29,7 @@ from ..types import Observation, State, StepResult
 from .env_client import EnvClient
 from .flows import Flow
 from .mcp_requests import ProgressHandler, ToolRequests, read_tools
-
-if TYPE_CHECKING:
-    from .mcp_sync_client import SyncMCPClient, SyncMCPToolClient
+from .sync_client import SyncEnvClient
 
 
 class GenericMCPObservation(Observation):
@@ -80,7 +78,7 @@ class MCPClientBase(EnvClient[Any, Observation, State]):
 
     def sync(self) -> SyncMCPClient:
         """Return the blocking twin of this client."""
-        from .mcp_sync_client import SyncMCPClient  # the two know each other
+        from .mcp_client import SyncMCPClient  # the two know each other
 
         return SyncMCPClient(self)
 
@@ -185,7 +183,7 @@ class MCPToolClient(MCPClientBase):
 
     def sync(self) -> SyncMCPToolClient:
         """Return the blocking twin of this client."""
-        from .mcp_sync_client import SyncMCPToolClient  # the two know each other
+        from .mcp_client import SyncMCPToolClient  # the two know each other
 
         return SyncMCPToolClient(self)
 
@@ -237,3 +235,60 @@ def _tool_error(error: Any) -> ToolError | None:
     known = {kind.value for kind in ToolErrorType}
     kind = error.get("error_type") if error.get("error_type") in known else ToolErrorType.EXECUTION_ERROR
     return ToolError(error_type=ToolErrorType(kind), message=str(error.get("message", "")))
+
+
+# mcp_sync_client: The blocking twins of the tool clients: a plain socket and no event loop.
+#
+# Know their clients; add nothing to the protocol. A subclass that overrides a method is called, not passed by.
+
+
+class SyncMCPClient(SyncEnvClient[Any, Observation, State]):
+    """Blocks where its `MCPClientBase` would be awaited."""
+
+    def __init__(self, async_client: MCPClientBase) -> None:
+        super().__init__(async_client)
+        self._tool_client = async_client
+
+    def list_tools(self, use_cache: bool = True) -> list[Tool]:
+        """Return the environment's tools; see `MCPClientBase.list_tools`."""
+        tools: list[Tool] = self._driver.run_helper(self._tool_client.list_tools, use_cache=use_cache)
+        return tools
+
+    def new_session(self) -> Self:
+        """Return another blocking client of the same server, with a session of its own."""
+        return type(self)(self._tool_client.new_session())
+
+
+class SyncMCPToolClient(SyncMCPClient):
+    """Blocks where its `MCPToolClient` would be awaited."""
+
+    _tool_client: MCPToolClient
+
+    def __init__(self, async_client: MCPToolClient) -> None:
+        super().__init__(async_client)
+
+    def call_tool(self, tool_name: str = "", /, **kwargs: Any) -> Any:
+        """Call a tool; every keyword is an argument of the tool. See `MCPToolClient.call_tool`."""
+        return self._driver.run_helper(self._tool_client.call_tool, *([tool_name] if tool_name else []), **kwargs)
+
+    def call_tool_with(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
+        on_progress: ProgressHandler | None = None,
+    ) -> Any:
+        """Call a tool under a limit of its own, or listen to its progress. See `MCPToolClient.call_tool_with`."""
+        call = self._tool_client.call_tool_with
+        return self._driver.run_helper(call, name, arguments, timeout_s=timeout_s, on_progress=on_progress)
+
+    def get_tool(self, name: str) -> Tool | None:
+        """Return the tool of that name, or None."""
+        tool: Tool | None = self._driver.run_helper(self._tool_client.get_tool, name)
+        return tool
+
+    def has_tool(self, name: str) -> bool:
+        """Say whether there is a tool of that name."""
+        found: bool = self._driver.run_helper(self._tool_client.has_tool, name)
+        return found
