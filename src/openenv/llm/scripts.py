@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from shlex import quote
 
-from .scripted.script import Script, ScriptedCall, Turn
+from ..testing.scripted.script import Script, ScriptedCall, Turn
 
 BINARY_SEARCH = '''\
 def binary_search(items, target):

@@ -5,8 +5,7 @@ For tests, demonstrations and benchmarks; nothing here is a model, and every rep
 
 from __future__ import annotations
 
-from .app import Played
-from .script import (
+from ...testing.scripted.script import (
     CutFailure,
     Failure,
     HangFailure,
@@ -16,6 +15,7 @@ from .script import (
     Turn,
     load_scripts,
 )
+from .app import Played
 from .server import ModelAddress, ScriptedModel
 
 __all__ = [

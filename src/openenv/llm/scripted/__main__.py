@@ -9,9 +9,9 @@ import threading
 from collections.abc import Sequence
 from typing import get_args
 
+from ...testing.scripted.script import Script, load_scripts
 from .. import scripts
 from .dialects.base import Engine
-from .script import Script, load_scripts
 from .server import ScriptedModel
 
 

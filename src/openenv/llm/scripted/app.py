@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
+from ...testing.scripted.script import CutFailure, HangFailure, Script, StatusFailure
 from . import vocabulary
 from .conversation import prompt_ids
 from .dialects.base import Asked, BadRequest, Chunk, Dialect, Engine, Identity
@@ -22,7 +23,6 @@ from .dialects.chat import ChatDialect
 from .dialects.messages import MessagesDialect
 from .dialects.responses import ResponsesDialect
 from .player import Answer, Player, Step
-from .script import CutFailure, HangFailure, Script, StatusFailure
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

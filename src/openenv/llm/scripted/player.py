@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 from pydantic_core import to_json
 
+from ...testing.scripted.script import PREFIX, Failure, Script, ScriptedCall, Turn
 from . import vocabulary
 from .conversation import Call, Conversation, answer_ids, canonical, prompt_ids
-from .script import PREFIX, Failure, Script, ScriptedCall, Turn
 from .vocabulary import Tokenizer
 
 Finish = Literal["stop", "tool_calls", "length"]

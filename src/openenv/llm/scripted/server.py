@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TypedDict
 
+from ...testing.scripted.script import PREFIX, Script, Scripts, load_scripts
 from ...testing.thread_server import ThreadServer
 from .app import Played, ScriptedApp
 from .dialects.base import Engine
-from .script import PREFIX, Script, Scripts, load_scripts
 
 
 class ModelAddress(TypedDict):
