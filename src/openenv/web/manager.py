@@ -27,7 +27,7 @@ from ..sessions.session import Session, SessionState
 from ..types import EnvironmentMetadata
 from .page_description import load_environment_metadata
 from .page_operations import EncodedObservation
-from .visitor_actions import Play, UnfitAction
+from .visitor_actions import UnfitAction, VisitorActions
 from .visitors import MAX_ENTRIES, ActionLog, EpisodeState, Visitor, Visitors
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class WebInterfaceManager:
         observation_cls: type[Any],
         metadata: EnvironmentMetadata | None = None,
         *,
-        served: tuple[EnvService, Visitors, Play] | None = None,
+        served: tuple[EnvService, Visitors, VisitorActions] | None = None,
     ) -> None:
         self.action_cls = action_cls
         self.observation_cls = observation_cls
@@ -63,7 +63,7 @@ class WebInterfaceManager:
         self.connected_clients: list[Any] = []
         if served is None:
             service = _service_of(env, action_cls, observation_cls)
-            served = service, Visitors(service.manager), Play(service)
+            served = service, Visitors(service.manager), VisitorActions(service)
         self._service, self._visitors, self._play = served
         self._instance = env if isinstance(env, Environment) else None
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -26,7 +26,7 @@ from ..server.mcp.tool_calls import NoTools
 from ..server.service import EnvService
 from ..types import EnvironmentMetadata, ServerMode
 from .quickstart import quick_start
-from .visitor_actions import Play
+from .visitor_actions import VisitorActions
 
 _LONG_TEXT = 100
 _LONG_NAMES = ("message", "code")
@@ -254,7 +254,7 @@ class PageDescription:
         options: What the application says.
     """
 
-    def __init__(self, service: EnvService, play: Play, options: PageOptions) -> None:
+    def __init__(self, service: EnvService, play: VisitorActions, options: PageOptions) -> None:
         self._service = service
         self._play = play
         self._options = options

@@ -46,7 +46,7 @@ from ..sessions.session import Session, SessionKind, SessionState
 from ..types import WSErrorCode
 from .page_description import PageDescription
 from .quickstart import DEFAULT_URL
-from .visitor_actions import NoState, Play, UnfitAction
+from .visitor_actions import NoState, UnfitAction, VisitorActions
 from .visitors import COOKIE, Visitor, Visitors
 
 _MAX_BODY = 16 * 1024
@@ -155,7 +155,7 @@ class PlayRoutes:
         self,
         service: EnvService,
         visitors: Visitors,
-        play: Play,
+        play: VisitorActions,
         page: PageDescription,
         access: Callable[[], AccessPolicy],
     ) -> None:

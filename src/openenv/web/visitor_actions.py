@@ -55,7 +55,7 @@ class _Place:
     step_count: int | None
 
 
-class Play:
+class VisitorActions:
     """Plays for visitors of one served environment.
 
     Args:

@@ -25,7 +25,7 @@ from ..server.routes import DocumentedRoute
 from ..types import EnvironmentMetadata, ServerMode
 from .page_description import CustomTab, PageDescription, PageOptions
 from .page_routes import Login, OperatorRoutes, PlayRoutes, UiEndpoint, is_https
-from .visitor_actions import Play
+from .visitor_actions import VisitorActions
 from .visitors import COOKIE, Visitors, new_key
 
 FOLDER: Final = Path(__file__).parent / "static"
@@ -154,7 +154,7 @@ class WebPage:
         self.service = service
         self.options = options
         self.visitors = Visitors(service.manager)
-        self.play = Play(service)
+        self.play = VisitorActions(service)
         self.description = PageDescription(service, self.play, options)
         self._server = server
         self._routes = PlayRoutes(service, self.visitors, self.play, self.description, lambda: server.access)
