@@ -7,7 +7,7 @@ import asyncio
 import random
 from typing import Any
 
-from openenv.server.backpressure import Backpressure, Turns
+from openenv.server.backpressure import Backpressure, LoopTurns
 
 MOST = 8
 
@@ -15,7 +15,7 @@ MOST = 8
 class Connection:
     """A connection whose messages lead to calls; some are done at once, others when they are told to."""
 
-    def __init__(self, turns: Turns, rng: random.Random) -> None:
+    def __init__(self, turns: LoopTurns, rng: random.Random) -> None:
         self.rng = rng
         self.is_full = self.is_paused = self.is_lost = False
         self.under_way = self.sent = 0
@@ -79,7 +79,7 @@ class Connection:
 
 async def play(seed: int) -> None:
     rng = random.Random(seed)
-    turns = Turns(asyncio.get_running_loop())
+    turns = LoopTurns(asyncio.get_running_loop())
     connections = [Connection(turns, rng) for _ in range(rng.randint(1, 4))]
     for _ in range(300):
         connection = rng.choice(connections)
@@ -113,7 +113,7 @@ def test_a_message_that_is_done_in_its_turn_leaves_the_connection_open() -> None
             return 0.0
 
     async def scenario() -> None:
-        turns = Turns(asyncio.get_running_loop())
+        turns = LoopTurns(asyncio.get_running_loop())
         assert turns.take()
         connection = Connection(turns, Always())
         connection.intake.receive(b"large 0", False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from openenv.server.backpressure import Backpressure, Turns
+from openenv.server.backpressure import Backpressure, LoopTurns
 
 LARGE = 100
 
@@ -26,7 +26,7 @@ class Wire:
         self.is_paused = False
 
 
-def intake(turns: Turns, seen: list[Any], name: str) -> tuple[Backpressure, Wire]:
+def intake(turns: LoopTurns, seen: list[Any], name: str) -> tuple[Backpressure, Wire]:
     wire = Wire()
     taken: Any = wire
 
@@ -43,7 +43,7 @@ async def passes(count: int) -> None:
 
 def test_one_large_message_is_taken_in_each_pass() -> None:
     async def scenario() -> None:
-        turns = Turns.of(asyncio.get_running_loop())
+        turns = LoopTurns.of(asyncio.get_running_loop())
         seen: list[Any] = []
         intakes = [intake(turns, seen, name)[0] for name in "abc"]
         for one in intakes:
@@ -63,7 +63,7 @@ def test_one_large_message_is_taken_in_each_pass() -> None:
 
 def test_small_messages_do_not_wait_unless_their_own_connection_does() -> None:
     async def scenario() -> None:
-        turns = Turns.of(asyncio.get_running_loop())
+        turns = LoopTurns.of(asyncio.get_running_loop())
         seen: list[Any] = []
         first, second = intake(turns, seen, "a")[0], intake(turns, seen, "b")
         third = intake(turns, seen, "c")[0]
@@ -82,7 +82,7 @@ def test_small_messages_do_not_wait_unless_their_own_connection_does() -> None:
 
 def test_a_client_that_does_not_read_is_not_served_in_its_turn_but_afterwards() -> None:
     async def scenario() -> None:
-        turns = Turns.of(asyncio.get_running_loop())
+        turns = LoopTurns.of(asyncio.get_running_loop())
         seen: list[Any] = []
         first, (second, wire) = intake(turns, seen, "a")[0], intake(turns, seen, "b")
         first.receive(b"x" * LARGE, False)
@@ -101,7 +101,7 @@ def test_a_client_that_does_not_read_is_not_served_in_its_turn_but_afterwards() 
 
 def test_what_a_client_that_has_gone_was_waiting_with_is_dropped() -> None:
     async def scenario() -> None:
-        turns = Turns.of(asyncio.get_running_loop())
+        turns = LoopTurns.of(asyncio.get_running_loop())
         seen: list[Any] = []
         first, second = intake(turns, seen, "a")[0], intake(turns, seen, "b")[0]
         first.receive(b"x" * LARGE, False)

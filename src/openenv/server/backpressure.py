@@ -14,7 +14,7 @@ from collections.abc import Callable
 from ..runners import loop_local
 from .sockets import Socket
 
-# turns: Turns of an event loop's connections: one long piece of work a pass, so that its answer goes out before the next.
+# turns: LoopTurns of an event loop's connections: one long piece of work a pass, so that its answer goes out before the next.
 #
 # A loop writes at the end of a pass. With several of them in one pass nobody would hear of the first before the last is
 # done, and those who wait for the answers would have nothing to do meanwhile. Knows callables only.
@@ -23,7 +23,7 @@ from .sockets import Socket
 logger = logging.getLogger(__name__)
 
 
-class Turns:
+class LoopTurns:
     """Whose turn it is on one loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -32,7 +32,7 @@ class Turns:
         self._is_taken = False
 
     @classmethod
-    def of(cls, loop: asyncio.AbstractEventLoop) -> Turns:
+    def of(cls, loop: asyncio.AbstractEventLoop) -> LoopTurns:
         """Return the loop's own turns."""
         return loop_local(loop, cls, lambda: cls(loop))
 
@@ -76,7 +76,7 @@ class Backpressure:
         take: Callable[[bytes, bool], None],
         is_loaded: Callable[[], bool],
         takes_turns: Callable[[bytes], bool],
-        turns: Turns,
+        turns: LoopTurns,
     ) -> None:
         self._socket = socket
         self._take = take

@@ -32,7 +32,7 @@ from ..sessions.operations import Operation, Operations, StepInput, build_operat
 from ..sessions.session import Cancellable, Session, SessionCall, SessionHolder, SessionKind, with_hint
 from ..types import ServerMode, WSErrorCode
 from .access import Role, account_of, may
-from .backpressure import Backpressure, Turns
+from .backpressure import Backpressure, LoopTurns
 from .mcp.openenv_rpc import OwnMethods
 from .replies import Asked, Collected, Each, Message, Outcome, Place, Recent, Single, Target, answer_again
 from .service import EnvService
@@ -268,7 +268,7 @@ class V2Connection:
         self._rpcs: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._ready: list[bytes] = []
         self._compress: int | None = None
-        self._intake = Backpressure(socket, self._read, self._is_loaded, _is_large_batch, Turns.of(hub.loop))
+        self._intake = Backpressure(socket, self._read, self._is_loaded, _is_large_batch, LoopTurns.of(hub.loop))
         self._lost = False
         self.traceparent: str | None = None  # of the handshake, for requests that bring none
 
