@@ -14,7 +14,7 @@ from openenv.rollout.capture.dialects import DIALECTS, Route, bridge, openai_cha
 from openenv.rollout.capture.dialects.dialect import DialectModule
 from openenv.rollout.capture.encoding import Json, dumps, load_object
 from openenv.rollout.capture.inbound import AgentReply, AgentRequest
-from openenv.rollout.capture.model_call import EVENTS, JSON, Ask, ProxiedCall, Services
+from openenv.rollout.capture.model_call import EVENTS, JSON, CallRequest, ProxiedCall, Services
 from openenv.rollout.capture.records import JournalFull
 
 MAX_ACTIVE_CALLS = 64
@@ -122,7 +122,7 @@ class AgentRoutes:
         if self._out_of_budget(reply, rollout, dialect, body):
             return
         path, _, query = request.path.partition("?")
-        ask = Ask(dialect, path, body, request.headers, endpoint, between, query)
+        ask = CallRequest(dialect, path, body, request.headers, endpoint, between, query)
         rollout.spending.calls += 1
         try:
             call = ProxiedCall(self._services, rollout, ask, reply)

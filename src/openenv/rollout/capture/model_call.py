@@ -197,7 +197,7 @@ class Services:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class CallRequest:
     """What an agent asked: its dialect, its request, and how the endpoint is spoken to."""
 
     dialect: DialectModule
@@ -229,7 +229,7 @@ class _Failed(Exception):
 class ProxiedCall:
     """A call under way."""
 
-    def __init__(self, services: Services, rollout: CapturedRollout, ask: Ask, reply: AgentReply) -> None:
+    def __init__(self, services: Services, rollout: CapturedRollout, ask: CallRequest, reply: AgentReply) -> None:
         self._services = services
         self._rollout = rollout
         self._ask = ask
@@ -647,7 +647,7 @@ def tokens_read(value: Json) -> int | None:
 async def ask_prompt_ids(
     endpoints: Endpoints, base_url: str, body: Json, headers: Mapping[str, str], *, count: int
 ) -> list[int] | None:
-    """Ask the engine for the ids of a request's prompt; None where it does not say, or says something else."""
+    """CallRequest the engine for the ids of a request's prompt; None where it does not say, or says something else."""
     root = base_url.rstrip("/").removesuffix("/v1")
     try:
         rendered = await _post_json(endpoints, f"{root}/apply-template", body, headers)
