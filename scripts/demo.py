@@ -41,7 +41,7 @@ from rich.text import Text
 
 from gridworld_env import GridworldAction, GridworldEnv, GridworldObservation, GridworldState
 from gridworld_env.models import OFFSETS, Cell, Move
-from openenv.client.sync_client import SyncEnvClient
+from openenv.client.env_client import SyncEnvClient
 from openenv.types import StepResult
 
 ROOT = Path(__file__).resolve().parent.parent

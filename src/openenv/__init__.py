@@ -22,9 +22,9 @@ _EXPORTS = {
     "create_app": "openenv.server.app",
     "create_fastapi_app": "openenv.server.app",
     "EnvClient": "openenv.client.env_client",
-    "SyncEnvClient": "openenv.client.sync_client",
-    "GenericEnvClient": "openenv.client.generic",
-    "GenericAction": "openenv.client.generic",
+    "SyncEnvClient": "openenv.client.env_client",
+    "GenericEnvClient": "openenv.client.env_client",
+    "GenericAction": "openenv.client.env_client",
     "HTTPEnvClient": "openenv.client.http_client",
     "MCPToolClient": "openenv.client.mcp_client",
     "VectorEnv": "openenv.client.vector.vector_env",
@@ -39,11 +39,11 @@ _EXPORTS = {
 
 if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py holds the two together
     from openenv.client.env_client import EnvClient as EnvClient
-    from openenv.client.generic import GenericAction as GenericAction
-    from openenv.client.generic import GenericEnvClient as GenericEnvClient
+    from openenv.client.env_client import GenericAction as GenericAction
+    from openenv.client.env_client import GenericEnvClient as GenericEnvClient
+    from openenv.client.env_client import SyncEnvClient as SyncEnvClient
     from openenv.client.http_client import HTTPEnvClient as HTTPEnvClient
     from openenv.client.mcp_client import MCPToolClient as MCPToolClient
-    from openenv.client.sync_client import SyncEnvClient as SyncEnvClient
     from openenv.client.vector.vector_env import AsyncVectorEnv as AsyncVectorEnv
     from openenv.client.vector.vector_env import VectorEnv as VectorEnv
     from openenv.env.environment import Environment as Environment

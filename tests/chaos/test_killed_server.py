@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from openenv.client.generic import GenericEnvClient
+from openenv.client.env_client import GenericEnvClient
 from openenv.errors import SessionLost
 
 CLIENTS = 50

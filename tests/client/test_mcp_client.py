@@ -18,9 +18,8 @@ from fastapi import FastAPI
 from sample_tools import Shelf
 from sample_tools import app as shelf_app
 
-from openenv.client.generic import GenericEnvClient
+from openenv.client.env_client import GenericEnvClient, SyncEnvClient
 from openenv.client.mcp_client import GenericMCPObservation, MCPClientBase, MCPToolClient
-from openenv.client.sync_client import SyncEnvClient
 from openenv.errors import (
     ClientModeError,
     RequestTimeout,

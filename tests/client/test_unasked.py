@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from websockets.sync.server import ServerConnection, serve
 
-from openenv.client.generic import GenericEnvClient
+from openenv.client.env_client import GenericEnvClient
 from openenv.errors import SessionCapacityError, SessionLost
 
 

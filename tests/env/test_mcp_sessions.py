@@ -13,7 +13,7 @@ import pytest
 from fastmcp import Context, FastMCP
 
 from openenv import LocalEnv
-from openenv.client.generic import GenericEnvClient
+from openenv.client.env_client import GenericEnvClient
 from openenv.env.mcp_environment import MCPEnvironment
 from openenv.server.app import create_app
 from openenv.tool_types import CallToolAction, CallToolObservation, ListToolsAction

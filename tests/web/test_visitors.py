@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from websockets.sync.client import connect
 
-from openenv.client.generic import GenericEnvClient
+from openenv.client.env_client import GenericEnvClient
 from openenv.sessions import slots
 from openenv.sessions.session import SessionKind
 from openenv.web import visitors as visitors_module

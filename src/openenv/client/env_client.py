@@ -7,12 +7,15 @@ knows its models.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Generator
+from collections.abc import Coroutine, Generator, Mapping
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
+from pydantic import BaseModel
 from typing_extensions import Self
 
 from ..errors import AccessDenied, SessionLost
@@ -24,9 +27,6 @@ from .driver import Driver, named
 from .flows import CLOSED_BY_CLIENT, Flow, Reconnecting, RunBlocking, connect, detach, hang_up, request
 from .options import PROTOCOLS, ConnectionOptions, ProtocolChoice, with_token
 from .url import socket_url
-
-if TYPE_CHECKING:
-    from .sync_client import SyncEnvClient
 
 ActT = TypeVar("ActT")
 ObsT = TypeVar("ObsT")
@@ -228,7 +228,7 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
 
     def sync(self) -> SyncEnvClient[ActT, ObsT, StateT]:
         """Return the blocking twin of this client."""
-        from .sync_client import SyncEnvClient  # the two know each other
+        from .env_client import SyncEnvClient  # the two know each other
 
         return SyncEnvClient(self)
 
@@ -396,3 +396,122 @@ def _one_of(name: str, value: Any, choices: tuple[str, ...]) -> Any:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
     return value
+
+
+# sync_client: `SyncEnvClient`: the blocking twin of a client, a plain socket and no event loop.
+#
+# Works anywhere, also inside a running loop (a notebook). Knows `EnvClient`; adds nothing to the protocol.
+
+
+class SyncEnvClient(Generic[ActT, ObsT, StateT]):
+    """Blocks where its `EnvClient` would be awaited. Other methods of that client, coroutines too, work as well.
+
+    Raises:
+        ClientModeError: The client is already in asynchronous use.
+    """
+
+    def __init__(self, async_client: EnvClient[ActT, ObsT, StateT]) -> None:
+        async_client._driver.claim_blocking()
+        self._client = async_client
+        self._driver = async_client._driver
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._client!r}>"
+
+    @property
+    def async_client(self) -> EnvClient[ActT, ObsT, StateT]:
+        """The client that this one drives."""
+        return self._client
+
+    def connect(self) -> Self:
+        """Connect now instead of at the first request."""
+        self._driver.run_blocking(self._client._connect_flow())
+        return self
+
+    def reset(self, **kwargs: Any) -> StepResult[ObsT]:
+        """Begin an episode; keywords go to the environment's `reset`."""
+        return self._driver.run_blocking(self._client._reset_flow(kwargs))
+
+    def step(self, action: ActT, **kwargs: Any) -> StepResult[ObsT]:
+        """Take an action."""
+        return self._driver.run_blocking(self._client._step_flow(action, kwargs))
+
+    def state(self) -> StateT:
+        """Ask for the environment's state."""
+        return self._driver.run_blocking(self._client._state_flow())
+
+    def disconnect(self) -> None:
+        """End the session and hang up; the provider keeps running."""
+        self._driver.run_blocking(hang_up(self._driver))
+
+    def detach(self) -> str:
+        """Hang up but leave the session, and return the token that another client continues it with."""
+        return self._driver.run_blocking(detach(self._driver))
+
+    @property
+    def resume_token(self) -> str | None:
+        """What another client continues this session with; see `EnvClient.resume_token`."""
+        return self._client.resume_token
+
+    def close(self) -> None:
+        """End the session, the sessions of child clients, and the provider."""
+        self._client._close_blocking()
+
+    def new_session(self) -> SyncEnvClient[ActT, ObsT, StateT]:
+        """Return another blocking client of the same server, with a session of its own."""
+        return SyncEnvClient(self._client.new_session())
+
+    def __enter__(self) -> Self:
+        return self.connect()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        value = getattr(self._client, name)
+        if not callable(value) or inspect.isclass(value):
+            return value
+
+        @functools.wraps(value)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._driver.run_helper(value, *args, **kwargs)
+
+        return call
+
+
+# generic: Clients without models: dicts in, dicts out.
+#
+# Knows the payload's three keys and nothing of any environment.
+
+
+class GenericAction(dict[str, Any]):
+    """An action as a dict: `GenericAction(message="hi")`."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{key}={value!r}" for key, value in self.items())
+        return f"GenericAction({fields})"
+
+
+class GenericEnvClient(EnvClient[Any, dict[str, Any], dict[str, Any]]):
+    """A client for any environment, with dicts instead of models."""
+
+    def _step_payload(self, action: Any) -> dict[str, Any]:
+        if isinstance(action, (dict, Mapping)):  # dict is one, but asking for it first is quicker
+            return dict(action)
+        if isinstance(action, BaseModel):
+            return action.model_dump()
+        if hasattr(action, "__dict__"):
+            return dict(vars(action))
+        raise TypeError(f"an action must be a dict, a pydantic model or an object with fields, not {action!r}")
+
+    def _parse_result(self, payload: dict[str, Any]) -> StepResult[dict[str, Any]]:
+        get = payload.get
+        return StepResult(get("observation", {}), get("reward"), bool(get("done")), get("metadata"))
+
+    def _parse_state(self, payload: dict[str, Any]) -> dict[str, Any]:
+        return payload

@@ -26,10 +26,9 @@ from ..tool_types import (
     ToolErrorType,
 )
 from ..types import Observation, State, StepResult
-from .env_client import EnvClient
+from .env_client import EnvClient, SyncEnvClient
 from .flows import Flow
 from .mcp_requests import ProgressHandler, ToolRequests, read_tools
-from .sync_client import SyncEnvClient
 
 
 class GenericMCPObservation(Observation):

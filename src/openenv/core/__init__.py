@@ -8,9 +8,9 @@ from openenv._lazy import lazy_exports
 
 _CLIENTS = {
     "EnvClient": "openenv.client.env_client",
-    "SyncEnvClient": "openenv.client.sync_client",
-    "GenericEnvClient": "openenv.client.generic",
-    "GenericAction": "openenv.client.generic",
+    "SyncEnvClient": "openenv.client.env_client",
+    "GenericEnvClient": "openenv.client.env_client",
+    "GenericAction": "openenv.client.env_client",
     "HTTPEnvClient": "openenv.client.http_client",
     "MCPClientBase": "openenv.client.mcp_client",
     "MCPToolClient": "openenv.client.mcp_client",
@@ -28,12 +28,12 @@ _SUBMODULES = {
 
 if TYPE_CHECKING:  # the tables, for type checkers; tests/test_typing.py holds the two together
     from openenv.client.env_client import EnvClient as EnvClient
-    from openenv.client.generic import GenericAction as GenericAction
-    from openenv.client.generic import GenericEnvClient as GenericEnvClient
+    from openenv.client.env_client import GenericAction as GenericAction
+    from openenv.client.env_client import GenericEnvClient as GenericEnvClient
+    from openenv.client.env_client import SyncEnvClient as SyncEnvClient
     from openenv.client.http_client import HTTPEnvClient as HTTPEnvClient
     from openenv.client.mcp_client import MCPClientBase as MCPClientBase
     from openenv.client.mcp_client import MCPToolClient as MCPToolClient
-    from openenv.client.sync_client import SyncEnvClient as SyncEnvClient
     from openenv.env.environment import CompositeTransform as CompositeTransform
     from openenv.env.environment import Environment as Environment
     from openenv.env.environment import Message as Message

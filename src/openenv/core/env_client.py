@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from openenv.client.env_client import (
-    ActT,
-    EnvClient,
-    ObsT,
-    StateT,
-)
+from openenv.client.env_client import ActT, EnvClient, ObsT, StateT
 from openenv.client.url import (
     convert_to_ws_url,
     hf_space_subdomain,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from openenv.client.env_client import (
-    EnvClient,
-)
+from openenv.client.env_client import EnvClient
 from openenv.client.mcp_client import GenericMCPObservation, MCPClientBase, MCPToolClient
 from openenv.tool_types import (
     CallToolAction,

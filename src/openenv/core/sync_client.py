@@ -1,16 +1,8 @@
-"""Facade: the blocking client. Re-exports only; the code lives in `openenv.client.sync_client`."""
+"""Facade: the blocking client. Re-exports only; the code lives in `openenv.client.env_client`."""
 
 from __future__ import annotations
 
-from openenv.client.env_client import (
-    ActT,
-    EnvClient,
-    ObsT,
-    StateT,
-)
-from openenv.client.sync_client import (
-    SyncEnvClient,
-)
+from openenv.client.env_client import ActT, EnvClient, ObsT, StateT, SyncEnvClient
 from openenv.types import (
     StepResult,
 )

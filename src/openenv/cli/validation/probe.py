@@ -16,9 +16,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import httpx2
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ...client.generic import GenericEnvClient
+from ...client.env_client import GenericEnvClient, SyncEnvClient
 from ...client.options import with_token
-from ...client.sync_client import SyncEnvClient
 from ...errors import OpenEnvError, RequestValidationError, ServerError, SessionCapacityError, message_of
 from .json_schema import Unmakeable, make
 from .manifest import Manifest

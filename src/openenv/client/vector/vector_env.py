@@ -16,8 +16,7 @@ from typing_extensions import Self
 
 from ...errors import ClientModeError, OpenEnvError, RequestTimeout, SlotsFailed
 from ...protocol.codec import JSON, MSGPACK, SUBPROTOCOLS
-from ..env_client import EnvClient
-from ..generic import GenericEnvClient
+from ..env_client import EnvClient, GenericEnvClient
 from ..keepalive import TENDER, ProcessLock
 from ..options import PROTOCOLS, ConnectionOptions, ProtocolChoice, with_token
 from .pool import PoolConnection, SessionPool, Slot, placements
