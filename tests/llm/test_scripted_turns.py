@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from openenv.llm import scripts
-from openenv.llm.scripted import Script, ScriptedCall, ScriptedModel, Turn, vocabulary
+from openenv.llm.scripted import Script, ScriptedCall, ScriptedModel, Turn
+from openenv.testing.scripted import vocabulary
 
 Start = Callable[..., ScriptedModel]
 Speak = Callable[..., Any]

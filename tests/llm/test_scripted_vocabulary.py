@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openenv.llm.scripted import vocabulary
-from openenv.llm.scripted.vocabulary import Tokenizer, alternatives, decode, encode, logprob
+from openenv.testing.scripted import vocabulary
+from openenv.testing.scripted.vocabulary import Tokenizer, alternatives, decode, encode, logprob
 
 
 @given(st.text())

@@ -25,9 +25,9 @@ from openenv.llm.scripted import (
     StatusFailure,
     Turn,
     load_scripts,
-    vocabulary,
 )
 from openenv.llm.scripted.__main__ import main
+from openenv.testing.scripted import vocabulary
 
 Start = Callable[..., ScriptedModel]
 Speak = Callable[..., Any]

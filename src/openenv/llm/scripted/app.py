@@ -15,8 +15,8 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
+from ...testing.scripted import vocabulary
 from ...testing.scripted.script import CutFailure, HangFailure, Script, StatusFailure
-from . import vocabulary
 from .conversation import prompt_ids
 from .dialects.base import Asked, BadRequest, Chunk, Dialect, Engine, Identity
 from .dialects.chat import ChatDialect

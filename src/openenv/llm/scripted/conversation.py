@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from pydantic_core import from_json, to_json
 
-from . import vocabulary
-from .vocabulary import Tokenizer
+from ...testing.scripted import vocabulary
+from ...testing.scripted.vocabulary import Tokenizer
 
 Role = Literal["system", "user", "assistant", "tool"]
 

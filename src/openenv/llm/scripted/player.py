@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 from pydantic_core import to_json
 
+from ...testing.scripted import vocabulary
 from ...testing.scripted.script import PREFIX, Failure, Script, ScriptedCall, Turn
-from . import vocabulary
+from ...testing.scripted.vocabulary import Tokenizer
 from .conversation import Call, Conversation, answer_ids, canonical, prompt_ids
-from .vocabulary import Tokenizer
 
 Finish = Literal["stop", "tool_calls", "length"]
 

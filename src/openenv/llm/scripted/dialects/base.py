@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic_core import to_json
 
-from .. import vocabulary
+from ....testing.scripted import vocabulary
 from ..conversation import Conversation
 from ..player import Answer, Step
 
