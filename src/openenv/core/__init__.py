@@ -100,7 +100,7 @@ if TYPE_CHECKING:  # the tables, for type checkers; tests/test_typing.py holds t
     from openenv.types import WSStateMessage as WSStateMessage
     from openenv.types import WSStateResponse as WSStateResponse
     from openenv.types import WSStepMessage as WSStepMessage
-    from openenv.web.manager import WebInterfaceManager as WebInterfaceManager
+    from openenv.web.web_interface import WebInterfaceManager as WebInterfaceManager
     from openenv.web.web_page import create_web_interface_app as create_web_interface_app
 
     from . import client_types as client_types

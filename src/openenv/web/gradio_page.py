@@ -18,9 +18,9 @@ from starlette.routing import Mount
 
 from ..server.app import HTTPEnvServer
 from ..server.asgi import Handler, Message, Receive, Scope, Send
-from .manager import WebInterfaceManager
 from .page_description import CUSTOM_PATH, action_fields, is_chat, load_environment_metadata, title_of
 from .quickstart import get_quick_start_markdown
+from .web_interface import WebInterfaceManager
 from .web_page import WebPage
 
 try:

@@ -67,7 +67,7 @@ _EXPORTS = {
     "JsonRpcRequest": "openenv.protocol.jsonrpc",
     "JsonRpcResponse": "openenv.protocol.jsonrpc",
     "McpMethod": "openenv.protocol.jsonrpc",
-    "WebInterfaceManager": "openenv.web.manager",
+    "WebInterfaceManager": "openenv.web.web_interface",
     "create_web_interface_app": "openenv.web.web_page",
 }
 _SUBMODULES = {
@@ -147,7 +147,7 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.types import WSStateMessage as WSStateMessage
     from openenv.types import WSStateResponse as WSStateResponse
     from openenv.types import WSStepMessage as WSStepMessage
-    from openenv.web.manager import WebInterfaceManager as WebInterfaceManager
+    from openenv.web.web_interface import WebInterfaceManager as WebInterfaceManager
     from openenv.web.web_page import create_web_interface_app as create_web_interface_app
 
     from . import base_transforms as base_transforms
