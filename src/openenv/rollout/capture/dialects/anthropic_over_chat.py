@@ -162,7 +162,7 @@ def _tool_id() -> str:
     return f"toolu_{uuid.uuid4().hex}"
 
 
-class Translator:
+class MessageTranslator:
     """Turns the chunks of one chat completion into the events of a message."""
 
     def __init__(self, body: Json) -> None:
@@ -260,6 +260,6 @@ class Translator:
         return b"".join(out)
 
 
-def translator(body: Json) -> Translator:
+def translator(body: Json) -> MessageTranslator:
     """Return a translator for the events of one stream."""
-    return Translator(body)
+    return MessageTranslator(body)
