@@ -125,7 +125,7 @@ def _package(
 def _running(
     url: str, level: str, timeout: float, token: str | None, display: Display, as_json: bool, output: Path | None
 ) -> int:
-    from .validation.running import check_running
+    from .validation.running_server import check_running
 
     report = check_running(
         url, timeout_s=timeout, token=token, with_episodes=level != "static", listen=display.criterion

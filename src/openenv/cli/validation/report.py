@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .manifest import SIGNATURE, Manifest
 from .rules import RULE, Status, Verdict, verdict
-from .running import Criterion, RunningReport
+from .running_server import Criterion, RunningReport
 
 if TYPE_CHECKING:
     from rich.console import Console
