@@ -16,13 +16,12 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 from ...testing.scripted import vocabulary
+from ...testing.scripted.player import Player, SampledToken, ScriptedAnswer, prompt_ids
 from ...testing.scripted.script import CutFailure, HangFailure, Script, StatusFailure
-from .conversation import prompt_ids
 from .dialects.base import Asked, BadRequest, Chunk, Dialect, Engine, Identity
 from .dialects.chat import ChatDialect
 from .dialects.messages import MessagesDialect
 from .dialects.responses import ResponsesDialect
-from .player import Answer, Player, Step
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -51,7 +50,7 @@ class Played:
     finished: bool = False
     status: int = 200
 
-    def sent(self, steps: Sequence[Step]) -> None:
+    def sent(self, steps: Sequence[SampledToken]) -> None:
         """Take note of tokens that are on their way."""
         self.token_ids.extend([step.token for step in steps])
         self.logprobs.extend([step.logprob for step in steps])
@@ -63,7 +62,7 @@ class _Exchange:
 
     dialect: Dialect
     asked: Asked
-    answer: Answer
+    answer: ScriptedAnswer
     identity: Identity
     record: Played
     receive: Receive
@@ -121,7 +120,7 @@ class ScriptedApp:
             self._loop.call_soon_threadsafe(self._closing.set)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """ScriptedAnswer one request."""
         if scope["type"] != "http":
             return
         if self._closing is None:
@@ -227,7 +226,7 @@ class ScriptedApp:
         finally:
             left.cancel()
 
-    async def _goes_on(self, answer: Answer, number: int, left: asyncio.Future[None]) -> bool:
+    async def _goes_on(self, answer: ScriptedAnswer, number: int, left: asyncio.Future[None]) -> bool:
         """Fail where the script says so; return whether the stream goes on with this chunk."""
         failure = answer.failure
         if isinstance(failure, CutFailure):

@@ -13,8 +13,7 @@ from typing import Any, ClassVar, Literal
 from pydantic_core import to_json
 
 from ....testing.scripted import vocabulary
-from ..conversation import Conversation
-from ..player import Answer, Step
+from ....testing.scripted.player import Conversation, SampledToken, ScriptedAnswer
 
 Engine = Literal["vllm", "sglang", "plain"]
 """Where ids stand: as vLLM writes them, as SGLang writes them, or nowhere."""
@@ -29,7 +28,7 @@ class Chunk:
     """One piece of a stream, and the tokens that it carries."""
 
     data: bytes
-    steps: Sequence[Step] = ()
+    steps: Sequence[SampledToken] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +70,13 @@ class Dialect(ABC):
         """
 
     @abstractmethod
-    def whole(self, asked: Asked, answer: Answer, identity: Identity) -> dict[str, Any]:
+    def whole(self, asked: Asked, answer: ScriptedAnswer, identity: Identity) -> dict[str, Any]:
         """Write an answer as one body."""
 
     @abstractmethod
-    def stream(self, asked: Asked, answer: Answer, identity: Identity, *, tokens_per_chunk: int) -> Iterator[Chunk]:
+    def stream(
+        self, asked: Asked, answer: ScriptedAnswer, identity: Identity, *, tokens_per_chunk: int
+    ) -> Iterator[Chunk]:
         """Write an answer as server-sent events."""
 
     @abstractmethod
@@ -83,7 +84,7 @@ class Dialect(ABC):
         """Write an error."""
 
 
-def groups(steps: Sequence[Step], size: int) -> Iterator[Sequence[Step]]:
+def groups(steps: Sequence[SampledToken], size: int) -> Iterator[Sequence[SampledToken]]:
     """Cut an answer into runs of tokens that go out together; a run never spans text and a call, or two calls."""
     begin = 0
     while begin < len(steps):
@@ -94,7 +95,7 @@ def groups(steps: Sequence[Step], size: int) -> Iterator[Sequence[Step]]:
         begin = end
 
 
-def _alike(one: Step, other: Step) -> bool:
+def _alike(one: SampledToken, other: SampledToken) -> bool:
     return one.kind == other.kind and one.call == other.call
 
 
@@ -107,13 +108,13 @@ class Carrier:
     def __init__(self, asked: Asked, identity: Identity) -> None:
         self._asked = asked
         self._wanted = asked.token_ids and identity.engine != "plain"
-        self._waiting: list[Step] = []
+        self._waiting: list[SampledToken] = []
 
-    def hold(self, steps: Sequence[Step]) -> None:
+    def hold(self, steps: Sequence[SampledToken]) -> None:
         """Keep tokens for the next event."""
         self._waiting.extend(steps)
 
-    def chunk(self, name: str, data: dict[str, Any], steps: Sequence[Step] = ()) -> Chunk:
+    def chunk(self, name: str, data: dict[str, Any], steps: Sequence[SampledToken] = ()) -> Chunk:
         """Write an event with all tokens that wait, and its own."""
         carried = [*self._waiting, *steps]
         self._waiting.clear()
@@ -122,14 +123,14 @@ class Carrier:
             data["logprobs"] = logprob_entries(carried, self._asked)
         return Chunk(event(data, name), carried)
 
-    def add_to(self, body: dict[str, Any], answer: Answer) -> None:
+    def add_to(self, body: dict[str, Any], answer: ScriptedAnswer) -> None:
         """Put prompt and answer into a whole reply."""
         if self._wanted:
             body["prompt_token_ids"] = answer.prompt_ids
             body["token_ids"] = answer.token_ids
             body["logprobs"] = logprob_entries(answer.steps, self._asked)
 
-    def add_prompt(self, body: dict[str, Any], answer: Answer) -> None:
+    def add_prompt(self, body: dict[str, Any], answer: ScriptedAnswer) -> None:
         """Put the prompt into the first event."""
         if self._wanted:
             body["prompt_token_ids"] = answer.prompt_ids
@@ -148,7 +149,7 @@ def token_text(token: int) -> str:
     return vocabulary.bytes_of(token).decode("utf-8", "replace")
 
 
-def logprob_entries(steps: Sequence[Step], asked: Asked) -> list[dict[str, Any]]:
+def logprob_entries(steps: Sequence[SampledToken], asked: Asked) -> list[dict[str, Any]]:
     """Write log-probabilities as `logprobs.content` of OpenAI's chat completions has them."""
     return [
         {
@@ -167,13 +168,13 @@ def _entry(token: int, chance: float, asked: Asked) -> dict[str, Any]:
     return {"token": text, "logprob": chance, "bytes": list(vocabulary.bytes_of(token))}
 
 
-def shown(answer: Answer, call: int | None = None) -> str:
+def shown(answer: ScriptedAnswer, call: int | None = None) -> str:
     """Return what of an answer's text, or of a call's arguments, was within the token limit."""
     kind, index = ("text", -1) if call is None else ("arguments", call)
     return "".join(step.visible for step in answer.steps if step.kind == kind and step.call == index)
 
 
-def opened(answer: Answer) -> list[int]:
+def opened(answer: ScriptedAnswer) -> list[int]:
     """Return the calls of an answer that were begun within the token limit."""
     return [step.call for step in answer.steps if step.kind == "open"]
 

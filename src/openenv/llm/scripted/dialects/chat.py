@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..conversation import Call, Conversation, Message, Role, canonical, joined
-from ..player import Answer, Step
+from ....testing.scripted.player import (
+    Conversation,
+    Role,
+    SampledToken,
+    ScriptedAnswer,
+    ScriptedMessage,
+    ScriptedToolCall,
+    canonical,
+    joined,
+)
 from .base import (
     Asked,
     BadRequest,
@@ -64,7 +72,7 @@ class ChatDialect(Dialect):
             body=body,
         )
 
-    def whole(self, asked: Asked, answer: Answer, identity: Identity) -> dict[str, Any]:
+    def whole(self, asked: Asked, answer: ScriptedAnswer, identity: Identity) -> dict[str, Any]:
         """Write an answer as one body."""
         message: dict[str, Any] = {"role": "assistant", "content": shown(answer) or None}
         calls = [(answer.calls[index], shown(answer, index)) for index in opened(answer)]
@@ -81,7 +89,9 @@ class ChatDialect(Dialect):
             _add_ids(result, choice, answer.steps, answer.prompt_ids, identity)
         return result
 
-    def stream(self, asked: Asked, answer: Answer, identity: Identity, *, tokens_per_chunk: int) -> Iterator[Chunk]:
+    def stream(
+        self, asked: Asked, answer: ScriptedAnswer, identity: Identity, *, tokens_per_chunk: int
+    ) -> Iterator[Chunk]:
         """Write an answer as server-sent events."""
         first: dict[str, Any] = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
         opening = _envelope(asked, identity, "chat.completion.chunk", [first])
@@ -108,15 +118,15 @@ class ChatDialect(Dialect):
         return {"error": {"message": message, "type": kind, "param": None, "code": status}}
 
 
-def _message(message: Mapping[str, Any]) -> Message:
+def _message(message: Mapping[str, Any]) -> ScriptedMessage:
     role = _ROLES.get(str(message.get("role")))
     if role is None:
         raise BadRequest(f"no message has the role {message.get('role')!r}")
     calls = []
     for call in message.get("tool_calls") or ():
         function = call.get("function") or {}
-        calls.append(Call(str(function.get("name", "")), canonical(function.get("arguments") or {})))
-    return Message(role, text_of(message.get("content")), calls)
+        calls.append(ScriptedToolCall(str(function.get("name", "")), canonical(function.get("arguments") or {})))
+    return ScriptedMessage(role, text_of(message.get("content")), calls)
 
 
 def _envelope(asked: Asked, identity: Identity, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -133,7 +143,7 @@ def _envelope(asked: Asked, identity: Identity, kind: str, choices: list[dict[st
 def _add_ids(
     body: dict[str, Any],
     choice: dict[str, Any],
-    steps: Sequence[Step],
+    steps: Sequence[SampledToken],
     prompt: list[int] | None,
     identity: Identity,
 ) -> None:
@@ -144,7 +154,7 @@ def _add_ids(
         (body if identity.engine == "vllm" else choice)["prompt_token_ids"] = prompt
 
 
-def _delta(steps: Sequence[Step], answer: Answer) -> dict[str, Any]:
+def _delta(steps: Sequence[SampledToken], answer: ScriptedAnswer) -> dict[str, Any]:
     first = steps[0]
     visible = "".join(step.visible for step in steps)
     if first.kind == "open":
@@ -156,6 +166,6 @@ def _delta(steps: Sequence[Step], answer: Answer) -> dict[str, Any]:
     return {"content": visible} if visible else {}
 
 
-def _usage(answer: Answer) -> dict[str, int]:
+def _usage(answer: ScriptedAnswer) -> dict[str, int]:
     prompt, completion = len(answer.prompt_ids), len(answer.steps)
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

@@ -7,8 +7,16 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from ..conversation import Call, Conversation, Message, Role, canonical, joined
-from ..player import Answer, Finish
+from ....testing.scripted.player import (
+    Conversation,
+    Finish,
+    Role,
+    ScriptedAnswer,
+    ScriptedMessage,
+    ScriptedToolCall,
+    canonical,
+    joined,
+)
 from .base import Asked, BadRequest, Carrier, Chunk, Dialect, Identity, groups, opened, shown, text_of, whole_number
 
 _STOP_REASONS: dict[Finish, str] = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
@@ -25,7 +33,7 @@ class MessagesDialect(Dialect):
         given = body.get("messages")
         if not isinstance(given, list) or not all(isinstance(message, dict) for message in given):
             raise BadRequest("messages must be a list of objects")
-        messages = [Message("system", text_of(body["system"]))] if body.get("system") else []
+        messages = [ScriptedMessage("system", text_of(body["system"]))] if body.get("system") else []
         for message in given:
             messages.extend(_messages(message))
         schema = (body.get("output_config") or {}).get("format") or body.get("output_format") or {}
@@ -39,7 +47,7 @@ class MessagesDialect(Dialect):
             body=body,
         )
 
-    def whole(self, asked: Asked, answer: Answer, identity: Identity) -> dict[str, Any]:
+    def whole(self, asked: Asked, answer: ScriptedAnswer, identity: Identity) -> dict[str, Any]:
         """Write an answer as one body."""
         content: list[dict[str, Any]] = []
         if text := shown(answer):
@@ -55,7 +63,9 @@ class MessagesDialect(Dialect):
         Carrier(asked, identity).add_to(body, answer)
         return body
 
-    def stream(self, asked: Asked, answer: Answer, identity: Identity, *, tokens_per_chunk: int) -> Iterator[Chunk]:
+    def stream(
+        self, asked: Asked, answer: ScriptedAnswer, identity: Identity, *, tokens_per_chunk: int
+    ) -> Iterator[Chunk]:
         """Write an answer as server-sent events."""
         carrier = Carrier(asked, identity)
         message = _envelope(asked, answer, identity)
@@ -102,30 +112,30 @@ class MessagesDialect(Dialect):
         return {"type": "error", "error": {"type": kinds.get(status, kind), "message": message}}
 
 
-def _messages(message: Mapping[str, Any]) -> Iterator[Message]:
+def _messages(message: Mapping[str, Any]) -> Iterator[ScriptedMessage]:
     """Take a message apart: results of tools come inside messages of the user."""
     role = _ROLES.get(str(message.get("role")))
     if role is None:
         raise BadRequest(f"no message has the role {message.get('role')!r}")
     content = message.get("content")
     if not isinstance(content, list):
-        yield Message(role, text_of(content))
+        yield ScriptedMessage(role, text_of(content))
         return
     texts: list[str] = []
-    calls: list[Call] = []
+    calls: list[ScriptedToolCall] = []
     for block in content:
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "tool_use":
-            calls.append(Call(str(block.get("name", "")), canonical(block.get("input") or {})))
+            calls.append(ScriptedToolCall(str(block.get("name", "")), canonical(block.get("input") or {})))
         elif kind == "tool_result":
-            yield Message("tool", text_of(block.get("content")))
+            yield ScriptedMessage("tool", text_of(block.get("content")))
         elif kind not in ("thinking", "redacted_thinking"):
             texts.append(text_of([block]))
     if texts or calls:
-        yield Message(role, "\n".join(texts), calls)
+        yield ScriptedMessage(role, "\n".join(texts), calls)
 
 
-def _envelope(asked: Asked, answer: Answer, identity: Identity) -> dict[str, Any]:
+def _envelope(asked: Asked, answer: ScriptedAnswer, identity: Identity) -> dict[str, Any]:
     return {
         "id": f"msg_{identity.response_id}",
         "type": "message",

@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..conversation import Call, Conversation, Message, Role, canonical, joined
-from ..player import Answer, Step
+from ....testing.scripted.player import (
+    Conversation,
+    Role,
+    SampledToken,
+    ScriptedAnswer,
+    ScriptedMessage,
+    ScriptedToolCall,
+    canonical,
+    joined,
+)
 from .base import (
     Asked,
     BadRequest,
@@ -41,7 +49,7 @@ class ResponsesDialect(Dialect):
             raise BadRequest("input must be a text or a list of objects")
         if body.get("previous_response_id"):
             raise BadRequest("previous_response_id: no conversation is kept here; send all of its items")
-        messages = [Message("system", body["instructions"])] if body.get("instructions") else []
+        messages = [ScriptedMessage("system", body["instructions"])] if body.get("instructions") else []
         messages.extend(found for item in given if (found := _message(item)) is not None)
         schema = (body.get("text") or {}).get("format") or {}
         include = body.get("include") or []
@@ -56,7 +64,7 @@ class ResponsesDialect(Dialect):
             body=body,
         )
 
-    def whole(self, asked: Asked, answer: Answer, identity: Identity) -> dict[str, Any]:
+    def whole(self, asked: Asked, answer: ScriptedAnswer, identity: Identity) -> dict[str, Any]:
         """Write an answer as one body."""
         cut = answer.finish == "length"
         body = _envelope(asked, identity, "incomplete" if cut else "completed")
@@ -73,7 +81,9 @@ class ResponsesDialect(Dialect):
         Carrier(asked, identity).add_to(body, answer)
         return body
 
-    def stream(self, asked: Asked, answer: Answer, identity: Identity, *, tokens_per_chunk: int) -> Iterator[Chunk]:
+    def stream(
+        self, asked: Asked, answer: ScriptedAnswer, identity: Identity, *, tokens_per_chunk: int
+    ) -> Iterator[Chunk]:
         """Write an answer as server-sent events."""
         return _Stream(self, asked, answer, identity).chunks(tokens_per_chunk)
 
@@ -85,7 +95,7 @@ class ResponsesDialect(Dialect):
 class _Stream:
     """The events of one reply, numbered."""
 
-    def __init__(self, dialect: ResponsesDialect, asked: Asked, answer: Answer, identity: Identity) -> None:
+    def __init__(self, dialect: ResponsesDialect, asked: Asked, answer: ScriptedAnswer, identity: Identity) -> None:
         self._asked, self._answer, self._identity = asked, answer, identity
         self._carrier = Carrier(asked, identity)
         self._whole = dialect.whole(asked, answer, identity)
@@ -113,7 +123,7 @@ class _Stream:
         last = "response.incomplete" if self._answer.finish == "length" else "response.completed"
         yield self._event(last, response=self._whole)
 
-    def _event(self, kind: str, *, steps: Sequence[Step] = (), **data: Any) -> Chunk:
+    def _event(self, kind: str, *, steps: Sequence[SampledToken] = (), **data: Any) -> Chunk:
         self._number += 1
         return self._carrier.chunk(kind, {"type": kind, "sequence_number": self._number - 1, **data}, steps)
 
@@ -131,7 +141,7 @@ class _Stream:
             part = {"type": "output_text", "text": "", "annotations": []}
             yield self._event("response.content_part.added", **self._place(), content_index=0, part=part)
 
-    def _delta(self, steps: Sequence[Step]) -> Chunk:
+    def _delta(self, steps: Sequence[SampledToken]) -> Chunk:
         visible = "".join(step.visible for step in steps)
         item = self._item()
         if item["type"] != "message":
@@ -167,23 +177,23 @@ def _argument_event(item: Mapping[str, Any]) -> str:
     return "response.custom_tool_call_input" if free_form else "response.function_call_arguments"
 
 
-def _message(item: Mapping[str, Any]) -> Message | None:
+def _message(item: Mapping[str, Any]) -> ScriptedMessage | None:
     kind = item.get("type", "message")
     if kind in _CALLS:
         arguments = str(item.get("input", "")) if kind == "custom_tool_call" else canonical(item.get("arguments") or {})
-        return Message("assistant", "", [Call(str(item.get("name", "")), arguments)])
+        return ScriptedMessage("assistant", "", [ScriptedToolCall(str(item.get("name", "")), arguments)])
     if kind in _RESULTS:
         output = item.get("output")
-        return Message("tool", text_of(output) if isinstance(output, str | list) else canonical(output))
+        return ScriptedMessage("tool", text_of(output) if isinstance(output, str | list) else canonical(output))
     if kind == "message":
         role = _ROLES.get(str(item.get("role")))
         if role is None:
             raise BadRequest(f"no message has the role {item.get('role')!r}")
-        return Message(role, text_of(item.get("content")))
+        return ScriptedMessage(role, text_of(item.get("content")))
     return None  # reasoning and the like is nothing that a script has said
 
 
-def _output(asked: Asked, answer: Answer, identity: Identity) -> list[dict[str, Any]]:
+def _output(asked: Asked, answer: ScriptedAnswer, identity: Identity) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     status = "incomplete" if answer.finish == "length" else "completed"
     if text := shown(answer):

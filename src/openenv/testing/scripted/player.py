@@ -1,24 +1,166 @@
-"""The player: from a conversation to the answer that a script has for it, token by token.
+"""A conversation as every dialect has it: who said what, which tools were called, and the ids of all of it.
 
-Knows scripts, conversations and tokens. Must not know dialects or servers.
+Knows nothing of wire formats. The template is that of no real model, but behaves like one: the ids of a prompt are
+those of the prompt before it, its answer, and what came since.
 """
 
 from __future__ import annotations
 
 import codecs
+import json
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Literal
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
-from ...testing.scripted import vocabulary
-from ...testing.scripted.script import PREFIX, Failure, Script, ScriptedCall, Turn
-from ...testing.scripted.vocabulary import Tokenizer
-from .conversation import Call, Conversation, answer_ids, canonical, prompt_ids
+from . import vocabulary
+from .script import PREFIX, Failure, Script, ScriptedCall, Turn
+from .vocabulary import Tokenizer
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+_ROLE_TOKENS: dict[Role, int] = {
+    "system": vocabulary.SYSTEM,
+    "user": vocabulary.USER,
+    "assistant": vocabulary.ASSISTANT,
+    "tool": vocabulary.TOOL,
+}
+_FOLDERS = (
+    re.compile(r"<cwd>(/[^<]*)</cwd>"),  # Codex
+    re.compile(r"working directory:\s*`?(/[^\s`]*)", re.IGNORECASE),  # OpenCode, Claude Code
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedToolCall:
+    """A tool call with its arguments as text: canonical JSON, or the input of a free-form tool."""
+
+    name: str
+    arguments: str
+    call_id: str = ""
+    free_form: bool = False
+
+
+@dataclass(slots=True)
+class ScriptedMessage:
+    """What one side said."""
+
+    role: Role
+    text: str = ""
+    calls: list[ScriptedToolCall] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Conversation:
+    """What a request asks to be continued."""
+
+    messages: list[ScriptedMessage]
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    answer_schema: dict[str, Any] | None = None
+    """The JSON schema that the answer has to follow, where the request names one."""
+
+    def task(self, key: str | None) -> int:
+        """Return where the task is: the last user message with the key, or the first one; -1 if there is none."""
+        users = [index for index, message in enumerate(self.messages) if message.role == "user"]
+        if key is None:
+            return users[0] if users else -1
+        return next((index for index in reversed(users) if key in self.messages[index].text), -1)
+
+    def task_text(self, key: str | None) -> str:
+        """Return what the users said up to the task: agents send notes of their own before it."""
+        if key is not None and (found := self.task(key)) >= 0:
+            return self.messages[found].text
+        texts = []
+        for message in self.messages:
+            if message.role == "assistant":
+                break
+            if message.role == "user":
+                texts.append(message.text)
+        return "\n".join(texts)
+
+    def answers_since(self, index: int) -> list[ScriptedMessage]:
+        """Return the assistant's messages after an index."""
+        return [message for message in self.messages[index + 1 :] if message.role == "assistant"]
+
+    def last_result(self) -> str:
+        """Return the text of the last tool result, or of the last user message."""
+        for message in reversed(self.messages):
+            if message.role in ("tool", "user"):
+                return message.text
+        return ""
+
+    def folder(self) -> str:
+        """Return the folder that the agent says it works in, or "." where it says nothing."""
+        told = [message.text for message in self.messages if message.role in ("system", "user")]
+        for pattern in _FOLDERS:
+            for text in told:
+                if found := pattern.search(text):
+                    return found.group(1)
+        return "."
+
+
+def canonical(arguments: Any) -> str:
+    """Return arguments as JSON in one spelling: agents parse what they get and write it anew."""
+    if isinstance(arguments, str):
+        try:
+            arguments = from_json(arguments) if arguments.strip() else {}
+        except ValueError:
+            return str(arguments)
+    return json.dumps(arguments, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+
+
+def joined(messages: Iterable[ScriptedMessage]) -> list[ScriptedMessage]:
+    """Make one message of neighbouring ones of the assistant: some dialects send text and calls apart."""
+    result: list[ScriptedMessage] = []
+    for message in messages:
+        if message.role == "assistant" and result and result[-1].role == "assistant":
+            last = result[-1]
+            result[-1] = ScriptedMessage(
+                "assistant", "\n".join(filter(None, (last.text, message.text))), last.calls + message.calls
+            )
+        else:
+            result.append(message)
+    return result
+
+
+def prompt_ids(conversation: Conversation, tokenizer: Tokenizer) -> list[int]:
+    """Return the ids of a conversation and of the token that begins the answer."""
+    ids = [vocabulary.BEGIN]
+    if conversation.tools:
+        ids.append(vocabulary.TOOLS)
+        ids.extend(tokenizer.encode(to_json(conversation.tools).decode()))
+        ids.append(vocabulary.END)
+    for message in conversation.messages:
+        ids.append(_ROLE_TOKENS[message.role])
+        if message.role == "assistant":
+            ids.extend(answer_ids(message.text, message.calls, tokenizer))
+        else:
+            ids.extend(tokenizer.encode(message.text))
+            ids.append(vocabulary.END)
+    ids.append(vocabulary.ASSISTANT)
+    return ids
+
+
+def answer_ids(text: str, calls: Iterable[ScriptedToolCall], tokenizer: Tokenizer) -> list[int]:
+    """Return the ids of an answer, the token that ends it included."""
+    ids = list(tokenizer.encode(text.strip()))
+    for call in calls:
+        ids.append(vocabulary.CALL)
+        ids.extend(tokenizer.encode(call.name))
+        ids.append(vocabulary.ARGUMENTS)
+        ids.extend(tokenizer.encode(call.arguments))
+    ids.append(vocabulary.END)
+    return ids
+
+
+# player: The player: from a conversation to the answer that a script has for it, token by token.
+#
+# Knows scripts, conversations and tokens. Must not know dialects or servers.
+
 
 Finish = Literal["stop", "tool_calls", "length"]
 
@@ -27,7 +169,7 @@ _REMEMBERED_ATTEMPTS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SampledToken:
     """One sampled token, and what of it the caller gets to see."""
 
     token: int
@@ -40,7 +182,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ScriptedAnswer:
     """What is said, and how: the whole of one reply before any dialect has put it into words."""
 
     script: Script
@@ -48,9 +190,9 @@ class Answer:
     turn: int
     """The number of the turn; -1 for a side answer, and as many as there are for the ending."""
     text: str
-    calls: list[Call]
+    calls: list[ScriptedToolCall]
     prompt_ids: list[int]
-    steps: list[Step]
+    steps: list[SampledToken]
     finish: Finish
     failure: Failure | None = None
     first_token_delay_s: float = 0.0
@@ -84,7 +226,7 @@ class Player:
             return max(keyed, key=lambda found: found[0])[1]
         return next((script for script in self.scripts if script.key is None), self.scripts[0])
 
-    def answer(self, model: str, conversation: Conversation, *, max_tokens: int | None = None) -> Answer:
+    def answer(self, model: str, conversation: Conversation, *, max_tokens: int | None = None) -> ScriptedAnswer:
         """Return what comes next in a conversation.
 
         Args:
@@ -108,7 +250,7 @@ class Player:
         finish: Finish = "tool_calls" if calls else "stop"
         if max_tokens is not None and max_tokens < len(steps):
             steps, finish = steps[: max(max_tokens, 1)], "length"
-        return Answer(
+        return ScriptedAnswer(
             script=script,
             model=model,
             turn=number,
@@ -173,10 +315,10 @@ def _deeply_filled(value: Any, values: dict[str, str]) -> Any:
     return value
 
 
-def _call(call: ScriptedCall, values: dict[str, str], call_id: str) -> Call:
+def _call(call: ScriptedCall, values: dict[str, str], call_id: str) -> ScriptedToolCall:
     if isinstance(call.arguments, str):
-        return Call(call.name, _filled(call.arguments, values), call_id, free_form=True)
-    return Call(call.name, canonical(_deeply_filled(call.arguments, values)), call_id)
+        return ScriptedToolCall(call.name, _filled(call.arguments, values), call_id, free_form=True)
+    return ScriptedToolCall(call.name, canonical(_deeply_filled(call.arguments, values)), call_id)
 
 
 def _side_answer(script: Script, schema: dict[str, Any] | None) -> str:
@@ -189,8 +331,8 @@ def _side_answer(script: Script, schema: dict[str, Any] | None) -> str:
     return canonical({name: empty.get(str(kind), script.side_answer) for name, kind in kinds.items()})
 
 
-def _steps(text: str, calls: list[Call], tokenizer: Tokenizer, *, before: int) -> list[Step]:
-    steps: list[Step] = []
+def _steps(text: str, calls: list[ScriptedToolCall], tokenizer: Tokenizer, *, before: int) -> list[SampledToken]:
+    steps: list[SampledToken] = []
     decoder = codecs.getincrementaldecoder("utf-8")("replace")  # half a character is shown with its other half
     call, in_name = -1, False
     for position, token in enumerate(answer_ids(text, calls, tokenizer)):
@@ -198,13 +340,13 @@ def _steps(text: str, calls: list[Call], tokenizer: Tokenizer, *, before: int) -
         before = token
         if token == vocabulary.CALL:
             call, in_name = call + 1, True
-            steps.append(Step(token, chance, "hidden"))
+            steps.append(SampledToken(token, chance, "hidden"))
         elif token == vocabulary.ARGUMENTS:
             in_name = False
-            steps.append(Step(token, chance, "open", call=call))
+            steps.append(SampledToken(token, chance, "open", call=call))
         elif token == vocabulary.END or in_name:
-            steps.append(Step(token, chance, "hidden", call=call))
+            steps.append(SampledToken(token, chance, "hidden", call=call))
         else:
             visible = decoder.decode(vocabulary.bytes_of(token))
-            steps.append(Step(token, chance, "text" if call < 0 else "arguments", visible, call))
+            steps.append(SampledToken(token, chance, "text" if call < 0 else "arguments", visible, call))
     return steps
