@@ -23,8 +23,7 @@ from openenv.client.vector.vector_env import VectorEnv
 from openenv.env.binding import infer_models
 from openenv.errors import ClientModeError, RequestValidationError
 from openenv.gym import GymnasiumEnv, GymnasiumVectorEnv, gymnasium_environment
-from openenv.gym.derived import derive
-from openenv.gym.spaces import UnsupportedSpace, checked, describe, from_wire, schema_of, space_of, to_wire
+from openenv.gym.spaces import UnsupportedSpace, checked, derive, describe, from_wire, schema_of, space_of, to_wire
 from openenv.local import LocalEnv
 from openenv.protocol.codec import MSGPACK
 from openenv.protocol.json_values import decode, encode

@@ -12,8 +12,7 @@ from typing import Any
 import httpx2
 
 from ..settings import client_token
-from .derived import Derived, derive
-from .spaces import SPACE_KEY, SomeSpace, UnsupportedSpace, from_wire, space_of, to_wire
+from .spaces import SPACE_KEY, Derived, SomeSpace, UnsupportedSpace, derive, from_wire, space_of, to_wire
 
 _TIMEOUT_S = 30.0
 
