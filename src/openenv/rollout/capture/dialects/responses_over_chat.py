@@ -117,7 +117,7 @@ def _content(content: Any) -> Any:
 
 def response(body: Json, response: Json) -> Json:
     """Return a chat completion as a response."""
-    translator = Translator(body)
+    translator = ResponseTranslator(body)
     choice = (response.get("choices") or [{}])[0]
     message = dict(choice.get("message") or {})
     message["tool_calls"] = [{"index": index, **call} for index, call in enumerate(message.get("tool_calls") or ())]
@@ -127,7 +127,7 @@ def response(body: Json, response: Json) -> Json:
     return translator.whole
 
 
-class Translator:
+class ResponseTranslator:
     """Turns the chunks of one chat completion into the events of a response."""
 
     def __init__(self, body: Json) -> None:
@@ -281,6 +281,6 @@ def _usage(usage: Any) -> Json:
     }
 
 
-def translator(body: Json) -> Translator:
+def translator(body: Json) -> ResponseTranslator:
     """Return a translator for the events of one stream."""
-    return Translator(body)
+    return ResponseTranslator(body)
