@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from .manifest import SIGNATURE, Manifest
 from .rules import RULE, Status, Verdict, verdict
-from .running_server import Criterion, RunningReport
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from .running_server import Criterion, RunningReport
 
 
 _NOT_SOURCE = frozenset({".git", "__pycache__", ".venv", ".worktrees", "outputs", ".pytest_cache"})
