@@ -14,7 +14,7 @@ if find_spec("gymnasium") is None:
     raise ModuleNotFoundError("openenv.gym needs Gymnasium: pip install 'openenv[gymnasium]'", name="gymnasium")
 
 if TYPE_CHECKING:
-    from .environment import gymnasium_environment as gymnasium_environment
+    from .served_gymnasium import gymnasium_environment as gymnasium_environment
     from .single import GymnasiumEnv as GymnasiumEnv
     from .vector import GymnasiumVectorEnv as GymnasiumVectorEnv
 
@@ -24,6 +24,6 @@ __getattr__, __dir__, __all__ = lazy_exports(
     {
         "GymnasiumEnv": "openenv.gym.single",
         "GymnasiumVectorEnv": "openenv.gym.vector",
-        "gymnasium_environment": "openenv.gym.environment",
+        "gymnasium_environment": "openenv.gym.served_gymnasium",
     },
 )

@@ -14,7 +14,7 @@ from ..client.vector.results import SlotResult
 from ..client.vector.vector_env import VectorEnv
 from ..errors import SlotsFailed
 from .advertised import FromObservation, ToAction, interface_of
-from .environment import RENDER_KEY
+from .served_gymnasium import RENDER_KEY
 from .spaces import SomeSpace
 
 

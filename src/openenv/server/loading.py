@@ -95,7 +95,7 @@ def _gymnasium_app(target: str) -> Any:
     """Serve an environment by its Gymnasium id, such as `CartPole-v1`; `module:ID` imports a module first."""
     _add_to_path(Path.cwd())
     try:
-        from ..gym.environment import GymnasiumError, UnsupportedSpace, gymnasium_environment
+        from ..gym.served_gymnasium import GymnasiumError, UnsupportedSpace, gymnasium_environment
     except ModuleNotFoundError as exc:
         raise TargetError(f"{target} needs Gymnasium: pip install 'openenv[gymnasium]'") from exc
     with _loading(target):
