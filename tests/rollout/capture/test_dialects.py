@@ -171,9 +171,9 @@ def test_errors_have_the_dialects_shape(name: Any) -> None:
 
 
 def _wishes() -> Any:
-    from openenv.rollout.capture.dialects.dialect import Wishes
+    from openenv.rollout.capture.dialects.dialect import CallOptions
 
-    return Wishes(model="m")
+    return CallOptions(model="m")
 
 
 CHAT_DELTAS = [

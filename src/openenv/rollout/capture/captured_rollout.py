@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from openenv.rollout.capture.dialects.dialect import Wishes
+from openenv.rollout.capture.dialects.dialect import CallOptions
 from openenv.rollout.capture.encoding import Json
 from openenv.rollout.capture.records import Recorder
 from openenv.rollout.task import Budget, Model
@@ -102,11 +102,11 @@ class CapturedRollout:
     """Whether the endpoint was asked for the ids of a prompt, and did not know them."""
     endings: dict[str, int] = field(default_factory=dict)
 
-    def wishes(self) -> Wishes:
+    def wishes(self) -> CallOptions:
         """Return what is asked of the endpoint in the next call."""
         model = self.model
         caps = [cap for cap in (model.max_tokens_cap, self.spending.tokens_left()) if cap is not None]
-        return Wishes(
+        return CallOptions(
             model=model.name,
             top_logprobs=model.top_logprobs,
             return_token_ids=model.return_token_ids,

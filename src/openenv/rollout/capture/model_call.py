@@ -21,11 +21,11 @@ from openenv.rollout.capture.dialects.dialect import (
     STREAM,
     TOKEN_IDS,
     Bridge,
+    CallOptions,
     DialectModule,
     Odd,
     Rewritten,
     StreamTranslator,
-    Wishes,
 )
 from openenv.rollout.capture.encoding import Json, dumps, load_object
 from openenv.rollout.capture.inbound import AgentReply
@@ -248,7 +248,7 @@ class ProxiedCall:
         facts = {"dialect": ask.dialect.NAME, "to": ask.endpoint.NAME, "path": ask.path, "stream": ask.wants_stream}
         self._recorder: CallRecorder = rollout.recorder.begin(facts, ask.body, self._rewritten.body)
 
-    def _rewrite(self, wishes: Wishes) -> tuple[Rewritten, Wishes]:
+    def _rewrite(self, wishes: CallOptions) -> tuple[Rewritten, CallOptions]:
         ask = self._ask
         body = ask.bridge.request(ask.body) if ask.bridge is not None else ask.body
         return ask.endpoint.rewrite(body, wishes), wishes

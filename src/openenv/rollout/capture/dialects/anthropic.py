@@ -10,7 +10,7 @@ import uuid
 from typing import Any
 
 from openenv.rollout.capture import encoding as sse
-from openenv.rollout.capture.dialects.dialect import Completion, Rewritten, Wishes, capped, error_kind, text_length
+from openenv.rollout.capture.dialects.dialect import CallOptions, Completion, Rewritten, capped, error_kind, text_length
 from openenv.rollout.capture.encoding import Json, dumps
 from openenv.rollout.task import Dialect
 
@@ -19,7 +19,7 @@ PATH = "/messages"
 COUNT_PATH = "/messages/count_tokens"
 
 
-def rewrite(body: Json, wishes: Wishes) -> Rewritten:
+def rewrite(body: Json, wishes: CallOptions) -> Rewritten:
     """Return the request as the endpoint gets it; nothing is forced that the agent would see."""
     sent = dict(body)
     sent["model"] = wishes.model

@@ -128,7 +128,7 @@ STREAM = "stream"
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class CallOptions:
     """What is asked of an endpoint beyond what the agent asks."""
 
     model: str
@@ -139,7 +139,7 @@ class Wishes:
     refused: frozenset[str] = frozenset()
     """Parameters that this endpoint has turned down before."""
 
-    def without(self, parameter: str) -> Wishes:
+    def without(self, parameter: str) -> CallOptions:
         """Return the same wishes, less one parameter."""
         return replace(self, refused=self.refused | {parameter})
 
@@ -213,7 +213,7 @@ class DialectModule(Protocol):
     PATH: str
     """Where an endpoint of this dialect answers, below `/v1`."""
 
-    def rewrite(self, body: Json, wishes: Wishes) -> Rewritten:
+    def rewrite(self, body: Json, wishes: CallOptions) -> Rewritten:
         """Return the request as the endpoint gets it; the given body stays as it is."""
 
     def strip_event(self, chunk: Json, forced: frozenset[str]) -> Json | None:

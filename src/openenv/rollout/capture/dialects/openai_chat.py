@@ -17,10 +17,10 @@ from openenv.rollout.capture.dialects.dialect import (
     STREAM,
     TOKEN_IDS,
     USAGE,
+    CallOptions,
     Completion,
     Rewritten,
     TokenLog,
-    Wishes,
     capped,
     error_kind,
     text_length,
@@ -37,7 +37,7 @@ _CHOICE_IDS = ("token_ids", "completion_token_ids", "output_token_ids")
 _PROMPT_IDS = ("prompt_token_ids", "input_token_ids")
 
 
-def rewrite(body: Json, wishes: Wishes) -> Rewritten:
+def rewrite(body: Json, wishes: CallOptions) -> Rewritten:
     """Return the request as the endpoint gets it, and what was forced into it."""
     sent = dict(body)
     sent["model"] = wishes.model
@@ -65,7 +65,7 @@ def rewrite(body: Json, wishes: Wishes) -> Rewritten:
     return Rewritten(sent, frozenset(forced))
 
 
-def _force_usage(sent: Json, wishes: Wishes, forced: set[str]) -> None:
+def _force_usage(sent: Json, wishes: CallOptions, forced: set[str]) -> None:
     given = sent.get("stream_options")
     options = dict(given) if isinstance(given, dict) else {}
     if wishes.asks(USAGE) and options.get("include_usage") is not True:
@@ -73,7 +73,7 @@ def _force_usage(sent: Json, wishes: Wishes, forced: set[str]) -> None:
         sent["stream_options"] = {**options, "include_usage": True}
 
 
-def _limit_tokens(sent: Json, wishes: Wishes) -> None:
+def _limit_tokens(sent: Json, wishes: CallOptions) -> None:
     short_name = wishes.model.rpartition("/")[2]
     renames = short_name.startswith(RENAMES_MAX_TOKENS) or not wishes.asks("max_tokens")
     if renames and "max_tokens" in sent:

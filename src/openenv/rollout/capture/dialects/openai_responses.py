@@ -12,10 +12,10 @@ from typing import Any
 from openenv.rollout.capture import encoding as sse
 from openenv.rollout.capture.dialects.dialect import (
     LOGPROBS,
+    CallOptions,
     Completion,
     Rewritten,
     TokenLog,
-    Wishes,
     capped,
     error_kind,
     text_length,
@@ -31,7 +31,7 @@ INCLUDE = "message.output_text.logprobs"
 _ENDS = frozenset({"response.completed", "response.incomplete", "response.failed", "error"})
 
 
-def rewrite(body: Json, wishes: Wishes) -> Rewritten:
+def rewrite(body: Json, wishes: CallOptions) -> Rewritten:
     """Return the request as the endpoint gets it, and what was forced into it."""
     sent = dict(body)
     sent["model"] = wishes.model
