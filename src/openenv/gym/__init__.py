@@ -14,16 +14,16 @@ if find_spec("gymnasium") is None:
     raise ModuleNotFoundError("openenv.gym needs Gymnasium: pip install 'openenv[gymnasium]'", name="gymnasium")
 
 if TYPE_CHECKING:
+    from .gymnasium_env import GymnasiumEnv as GymnasiumEnv
+    from .gymnasium_env import GymnasiumVectorEnv as GymnasiumVectorEnv
     from .served_gymnasium import gymnasium_environment as gymnasium_environment
-    from .single import GymnasiumEnv as GymnasiumEnv
-    from .vector import GymnasiumVectorEnv as GymnasiumVectorEnv
 
 __getattr__: Any
 __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
-        "GymnasiumEnv": "openenv.gym.single",
-        "GymnasiumVectorEnv": "openenv.gym.vector",
+        "GymnasiumEnv": "openenv.gym.gymnasium_env",
+        "GymnasiumVectorEnv": "openenv.gym.gymnasium_env",
         "gymnasium_environment": "openenv.gym.served_gymnasium",
     },
 )
