@@ -100,7 +100,7 @@ def _rootfs() -> bytes:
     return out.getvalue()
 
 
-# marked_processes: Kills the processes of a command by their mark, from outside of the box, where its processes are of this machine.
+# Kills the processes of a command by their mark, from outside of the box, where its processes are of this machine.
 #
 # Does what `shell_script.kill_marked` does inside, but is not slowed by a box full of busy processes. Knows /proc.
 
