@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from openenv.rollout.capture.dialects.dialect import Odd
+from openenv.rollout.capture.dialects.dialect import MALFORMED
 from openenv.rollout.capture.encoding import dumps
 from openenv.rollout.capture.records import Call
 
@@ -127,7 +127,7 @@ def _message_marks(node: CallNode) -> tuple[list[bytes], list[bytes]]:
     try:
         question = [_digest(item) for item in module.items(call.sent)]
         answer = [_digest(item) for item in module.reply_items(call.response or {})]
-    except Odd:  # a conversation that makes no sense is linked to none
+    except MALFORMED:  # a conversation that makes no sense is linked to none
         return [_digest([call.number])], []
     return question, answer
 
@@ -136,7 +136,7 @@ def setting_of(call: Call) -> bytes:
     """Return what makes two conversations those of one agent, as bytes to compare."""
     try:
         return dumps(call.module.setting(call.sent))
-    except Odd:
+    except MALFORMED:
         return b""
 
 

@@ -18,12 +18,12 @@ from typing import Any
 from openenv.rollout.capture import encoding as sse
 from openenv.rollout.capture.captured_rollout import CapturedRollout
 from openenv.rollout.capture.dialects.dialect import (
+    MALFORMED,
     STREAM,
     TOKEN_IDS,
     Bridge,
     CallOptions,
     DialectModule,
-    Odd,
     Rewritten,
     StreamTranslator,
 )
@@ -110,7 +110,7 @@ class StreamTap:
                 kept_event, seen_event = self._read(event, chunk)
             else:
                 kept_event, seen_event = event, event if self._translator is None else b""
-        except Odd:  # not in the dialect: kept as it is, and nobody's business here
+        except MALFORMED:  # not in the dialect: kept as it is, and nobody's business here
             kept_event, seen_event = event, event if self._translator is None else b""
         kept.append(kept_event)
         seen.append(seen_event)

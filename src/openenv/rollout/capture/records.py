@@ -16,7 +16,7 @@ from typing import Any, cast
 from openenv.errors import CaptureError
 from openenv.rollout.capture import encoding as sse
 from openenv.rollout.capture.dialects import DIALECTS
-from openenv.rollout.capture.dialects.dialect import Completion, DialectModule, Odd
+from openenv.rollout.capture.dialects.dialect import MALFORMED, Completion, DialectModule
 from openenv.rollout.capture.encoding import Json, dumps, load_object, loads
 from openenv.rollout.task import Dialect
 
@@ -560,7 +560,7 @@ class _Draft:
             return call
         try:
             call.completion = call.module.completion(response)
-        except Odd as exc:
+        except MALFORMED as exc:
             call.error = call.error or {"message": f"the answer cannot be read: {exc}"}
         call.error = call.error or call.completion.error
         call.policy_version = call.policy_version or call.completion.policy_version
@@ -575,6 +575,6 @@ class _Draft:
             data = sse.data_of(event)
             chunk = load_object(data) if data is not None and data != sse.DONE else None
             if chunk is not None:
-                with contextlib.suppress(*Odd):  # what else the engine said can still be read
+                with contextlib.suppress(*MALFORMED):  # what else the engine said can still be read
                     assembler.feed(chunk)
         return assembler.response()

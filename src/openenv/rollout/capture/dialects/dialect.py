@@ -265,7 +265,7 @@ class DialectModule(Protocol):
         """Return what the response adds to the conversation, in the shape that `items` gives it later."""
 
 
-Odd = (TypeError, AttributeError, KeyError, ValueError, IndexError)
+MALFORMED = (TypeError, AttributeError, KeyError, ValueError, IndexError)
 """What a dialect module may raise over a value that is not in its dialect at all."""
 
 
