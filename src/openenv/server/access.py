@@ -243,12 +243,6 @@ def _take_from_address(scope: Scope) -> str | None:
     return None if found is None else unquote(found[len(b"token=") :].decode("latin-1"))
 
 
-# origin: Which web pages may use a server: its own, and those that a setting names.
-#
-# Browsers let any page send requests to a server on loopback or in a private network, and say in `Origin` where the page
-# is from. Programs send no such header and are not concerned. Knows ASGI and headers; must not know routes or sessions.
-
-
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -343,12 +337,6 @@ def _is_same(origin: str, host: str) -> bool:
         return bool(own.hostname) and (page.hostname, page.port or default) == (own.hostname, own.port or default)
     except (KeyError, ValueError):  # "null", the schemes of extensions and files, and nonsense
         return False
-
-
-# gate: The gate: the one place where requests are admitted or refused, in front of every route of an environment.
-#
-# Asks the origin policy about web pages and the access policy about tokens. Knows ASGI and how a refusal is worded; who
-# may do what is in `access`, which pages are foreign in `origin`.
 
 
 FOREIGN_ORIGIN = "FOREIGN_ORIGIN"

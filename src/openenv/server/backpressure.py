@@ -14,12 +14,6 @@ from collections.abc import Callable
 from ..runners import loop_local
 from .sockets import Socket
 
-# turns: LoopTurns of an event loop's connections: one long piece of work a pass, so that its answer goes out before the next.
-#
-# A loop writes at the end of a pass. With several of them in one pass nobody would hear of the first before the last is
-# done, and those who wait for the answers would have nothing to do meanwhile. Knows callables only.
-
-
 logger = logging.getLogger(__name__)
 
 

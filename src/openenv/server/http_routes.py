@@ -425,9 +425,6 @@ async def unprocessable(send: Send, exc: Exception, *, prefix: tuple[str, ...]) 
     await answer(send, 422, {"detail": errors})
 
 
-# session_routes: `/sessions`: open a session over HTTP, look at it, end it. Knows HTTP; sessions themselves are the manager's.
-
-
 class OpenRequest(BaseModel):
     """How to open a session.
 

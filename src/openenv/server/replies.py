@@ -170,11 +170,8 @@ class Outcome:
         self._connection.finished(self._session, self._request)
 
 
-# repeats: What tells a repeated request from another one with the same id: the message that the first one came in.
-#
-# The last few messages of each connection are kept as they came, while they are small, and looked into only when an id is
-# seen again: a client that gives an id away twice must not take the answer to one request for that to the other. Knows
-# messages and encodings; must not know sessions' lives or sockets.
+# A repeated request is told from another one with the same id by the message that the first one came in: the last few
+# messages of each connection are kept as they came, while they are small, and are only read when an id is seen again.
 
 
 KEPT: Final = 4

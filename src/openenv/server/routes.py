@@ -134,11 +134,9 @@ class DocumentedRoute(APIRoute):
             await super().handle(scope, receive, send)
 
 
-# documents: `/docs`, `/redoc` and `/openapi.json` on a server that asks for tokens.
-#
-# A browser cannot send a header with an address, so these take `?token=TOKEN` as well: the page then loads the document
-# with it, and the document says that the routes ask for a bearer token, which gives the page its Authorize button. Knows
-# FastAPI's pages; who may see them is the gate's business.
+# `/docs`, `/redoc` and `/openapi.json` on a server with tokens: a browser cannot send a header with an address, so these
+# take `?token=TOKEN` as well. The page then loads the document with it, and the document declares the bearer token,
+# which gives the page its Authorize button.
 
 
 SCHEME = "bearer"

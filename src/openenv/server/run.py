@@ -340,10 +340,8 @@ def check_port(options: ServeOptions) -> None:
             raise TargetError(f"cannot listen on {options.host}:{options.port} ({exc.strerror}); {advice}") from exc
 
 
-# reloading: `openenv serve --reload`: a process that watches the sources, and one that serves them and is started anew.
-#
-# While the sources cannot be loaded, every request is answered at once with 503 and the reason: nobody waits for a server
-# that is not there. Knows uvicorn's reloader and the processes it starts; must not know how anything is shown.
+# `openenv serve --reload`: one process watches the sources, another serves them and is restarted. While the sources cannot
+# be loaded, every request is answered at once with 503 and the reason.
 
 
 NOT_LOADED = "NOT_LOADED"

@@ -324,7 +324,7 @@ class V2Connection:
         for session in sessions.values():
             self._manager.attachments.release(session, self)
 
-    # -- SessionHolder ---------------------------------------------------------------------------------------------------
+    # -- SessionHolder --------------------------------------------------------------------------------------------
 
     def let_go(self, session: Session, reason: str) -> None:
         """Another connection has a session now, or it has ended; told from any thread."""
