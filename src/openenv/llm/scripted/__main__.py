@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import get_args
 
 from ...testing.scripted.script import Script, load_scripts
+from ...testing.scripted.wire_formats import EngineName
 from .. import scripts
-from .dialects.base import Engine
 from .server import ScriptedModel
 
 
@@ -24,7 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("script", help="a YAML or JSON file, or AGENT:binary_search for a ready one")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0 is any free one")
-    parser.add_argument("--engine", choices=get_args(Engine), default="vllm", help="where token ids stand in replies")
+    parser.add_argument(
+        "--engine", choices=get_args(EngineName), default="vllm", help="where token ids stand in replies"
+    )
     parser.add_argument("--tokens-per-chunk", type=int, default=1)
     parser.add_argument("--api-key", help="the key that requests must bring; without it, any")
     given = parser.parse_args(arguments)

@@ -18,10 +18,17 @@ from pydantic_core import from_json, to_json
 from ...testing.scripted import vocabulary
 from ...testing.scripted.player import Player, SampledToken, ScriptedAnswer, prompt_ids
 from ...testing.scripted.script import CutFailure, HangFailure, Script, StatusFailure
-from .dialects.base import Asked, BadRequest, Chunk, Dialect, Engine, Identity
-from .dialects.chat import ChatDialect
-from .dialects.messages import MessagesDialect
-from .dialects.responses import ResponsesDialect
+from ...testing.scripted.wire_formats import (
+    BadRequest,
+    ChatDialect,
+    Chunk,
+    EngineName,
+    Identity,
+    MessagesDialect,
+    ModelRequest,
+    ResponsesDialect,
+    WireFormat,
+)
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -60,8 +67,8 @@ class Played:
 class _Exchange:
     """A request that is being answered."""
 
-    dialect: Dialect
-    asked: Asked
+    dialect: WireFormat
+    asked: ModelRequest
     answer: ScriptedAnswer
     identity: Identity
     record: Played
@@ -89,7 +96,7 @@ class ScriptedApp:
         self,
         scripts: Iterable[Script],
         *,
-        engine: Engine = "vllm",
+        engine: EngineName = "vllm",
         tokens_per_chunk: int = 1,
         api_key: str | None = None,
         headers: Mapping[str, str] | None = None,
@@ -98,10 +105,10 @@ class ScriptedApp:
         self.player = Player(tuple(scripts))
         self.headers: dict[str, str] = dict(headers or {})
         self.played: deque[Played] = deque(maxlen=remembered)
-        self._engine: Engine = engine
+        self._engine: EngineName = engine
         self._tokens_per_chunk = tokens_per_chunk
         self._api_key = api_key
-        self._dialects: dict[str, Dialect] = {
+        self._dialects: dict[str, WireFormat] = {
             "/chat/completions": ChatDialect(),
             "/messages": MessagesDialect(),
             "/responses": ResponsesDialect(),
@@ -155,7 +162,7 @@ class ScriptedApp:
             missing = {"error": {"message": f"nothing is at {path}", "code": 404}}
             await self._reply(send, 200 if found else 404, found[0] if found else missing)
 
-    async def _generate(self, dialect: Dialect, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _generate(self, dialect: WireFormat, scope: Scope, receive: Receive, send: Send) -> None:
         asked = _read(dialect, await _body(receive))
         if self._api_key is not None and self._api_key not in _keys(scope):
             await self._reply(send, 401, dialect.error(401, "this key is not known here", "authentication_error"))
@@ -278,7 +285,7 @@ class ScriptedApp:
         await send({"type": "http.response.body", "body": body})
 
 
-def _read(dialect: Dialect, body: Mapping[str, Any]) -> Asked:
+def _read(dialect: WireFormat, body: Mapping[str, Any]) -> ModelRequest:
     try:
         return dialect.read(body)
     except (AttributeError, TypeError, KeyError) as exc:  # a part of it is of another type than it should be

@@ -10,9 +10,9 @@ from types import TracebackType
 from typing import TypedDict
 
 from ...testing.scripted.script import PREFIX, Script, Scripts, load_scripts
+from ...testing.scripted.wire_formats import EngineName
 from ...testing.thread_server import ThreadServer
 from .app import Played, ScriptedApp
-from .dialects.base import Engine
 
 
 class ModelAddress(TypedDict):
@@ -49,7 +49,7 @@ class ScriptedModel:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
-        engine: Engine = "vllm",
+        engine: EngineName = "vllm",
         tokens_per_chunk: int = 1,
         api_key: str | None = None,
         headers: Mapping[str, str] | None = None,
