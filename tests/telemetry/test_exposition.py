@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from openenv.telemetry.exposition import Family, render
-from openenv.telemetry.histogram import Histograms
+from openenv.telemetry.prometheus import Family, Histograms, render
 from openenv.telemetry.samples import parse
 
 # Lines are split at more characters than the format knows; none of them is in a label that we write.

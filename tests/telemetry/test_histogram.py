@@ -8,7 +8,7 @@ from bisect import bisect_right
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openenv.telemetry.histogram import SECONDS, Histograms
+from openenv.telemetry.prometheus import SECONDS, Histograms
 
 TIMES = st.floats(min_value=0, max_value=1000, allow_nan=False)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from openenv.telemetry.exposition import Family, render
-from openenv.telemetry.histogram import Histograms
+from openenv.telemetry.prometheus import Family, Histograms, render
 from openenv.telemetry.snapshot import NotOurs, Snapshot, quantile, read_snapshot
 
 

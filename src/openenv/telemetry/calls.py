@@ -18,7 +18,7 @@ from ..sessions.events import RequestOrigin
 from ..sessions.manager import SessionManager
 from ..sessions.operations import Operation
 from ..sessions.session import Done, Session, SessionCall
-from .histogram import Histograms
+from .prometheus import Histograms
 
 Surrounding = Callable[["WatchedCall"], AbstractContextManager[None]]
 PHASES = ("wait", "run", "reply")

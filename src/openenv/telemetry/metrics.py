@@ -16,7 +16,7 @@ from ..sessions.manager import SessionManager
 from ..sessions.session import Session, SessionKind, SessionState
 from . import process
 from .calls import PHASES, CallWatch
-from .exposition import Family, render
+from .prometheus import Family, render
 
 _DETACHED = "detached"
 _STATES = (*(state.value for state in SessionState if state is not SessionState.CLOSED), _DETACHED)
