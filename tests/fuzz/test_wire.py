@@ -20,8 +20,8 @@ from openenv.protocol.client_sessions import ClientSession
 from openenv.protocol.frames import (
     FrameError,
     FrameReader,
-    Message,
     Opcode,
+    WebSocketMessage,
     control_frame,
     masked_control_frame,
     masked_text_frame,
@@ -246,7 +246,7 @@ def chunked(wire: bytes, sizes: list[int]) -> list[bytes]:
     return chunks
 
 
-def feed_all(reader: FrameReader, chunks: list[bytes]) -> list[Message]:
+def feed_all(reader: FrameReader, chunks: list[bytes]) -> list[WebSocketMessage]:
     """Read all chunks."""
     return [message for chunk in chunks for message in reader.feed(chunk)]
 
@@ -295,7 +295,7 @@ def test_garbage_breaks_the_framing_rules_and_nothing_else(chunks: list[bytes], 
     reader = FrameReader(limit, masked=masked)
     with contextlib.suppress(FrameError):
         for chunk in chunks:
-            assert all(isinstance(message, Message) for message in reader.feed(chunk))
+            assert all(isinstance(message, WebSocketMessage) for message in reader.feed(chunk))
 
 
 @given(st.lists(messages, min_size=1, max_size=3), st.data())

@@ -12,8 +12,8 @@ from websockets.frames import Opcode as WireOpcode
 from openenv.protocol.frames import (
     FrameError,
     FrameReader,
-    Message,
     Opcode,
+    WebSocketMessage,
     close_payload,
     control_frame,
     masked_control_frame,
@@ -94,7 +94,7 @@ def test_a_message_over_the_limit_is_skipped_reported_and_followed_by_the_next(c
     stream = frame(1, b"x" * 101, mask=True) + frame(1, b"y" * 100, mask=True)
     pieces = [stream] if cut is None else [stream[i : i + cut] for i in range(0, len(stream), cut)]
     messages = [message for piece in pieces for message in reader.feed(piece)]
-    assert messages == [Message(Opcode.OVERSIZE, b"", size=101), Message(Opcode.TEXT, b"y" * 100)]
+    assert messages == [WebSocketMessage(Opcode.OVERSIZE, b"", size=101), WebSocketMessage(Opcode.TEXT, b"y" * 100)]
 
 
 def test_fragments_that_add_up_to_too_much_are_one_oversized_message() -> None:

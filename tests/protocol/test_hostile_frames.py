@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from openenv.protocol.frames import FrameReader, Message, Opcode
+from openenv.protocol.frames import FrameReader, Opcode, WebSocketMessage
 
 START, MIDDLE, END = b"\x01", b"\x00", b"\x80"
 KEY = bytes(4)  # a mask that changes nothing
@@ -30,10 +30,10 @@ def test_pieces_take_no_more_than_their_bytes(payload: bytes) -> None:
     finally:
         tracemalloc.stop()
     assert grown < 100_000  # for 20,000 pieces
-    assert reader.feed(piece(END, b"!")) == [Message(Opcode.TEXT, payload * 20_001 + b"!")]
+    assert reader.feed(piece(END, b"!")) == [WebSocketMessage(Opcode.TEXT, payload * 20_001 + b"!")]
 
 
 def test_pieces_of_binary_messages_are_bytes_when_they_are_whole() -> None:
     reader = FrameReader(1000)
-    assert reader.feed(piece(b"\x02", b"ab") + piece(END, b"cd")) == [Message(Opcode.BINARY, b"abcd")]
+    assert reader.feed(piece(b"\x02", b"ab") + piece(END, b"cd")) == [WebSocketMessage(Opcode.BINARY, b"abcd")]
     assert type(reader.feed(piece(b"\x02", b"ab") + piece(END, b"cd"))[0].payload) is bytes

@@ -16,8 +16,8 @@ from ..errors import AccessDenied, ConnectFailed, RequestTimeout, SessionLost
 from ..protocol.frames import (
     FrameError,
     FrameReader,
-    Message,
     Opcode,
+    WebSocketMessage,
     close_payload,
     masked_control_frame,
     masked_text_frame,
@@ -298,7 +298,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         except FrameError as exc:
             self._drop(f"connection lost: {exc}")
 
-    def _handle(self, message: Message) -> None:
+    def _handle(self, message: WebSocketMessage) -> None:
         if message.opcode in (Opcode.TEXT, Opcode.BINARY):
             self._messages.append(message.payload)
             self._wake()

@@ -15,8 +15,8 @@ from ..errors import AccessDenied, ConnectFailed, RequestTimeout, SessionLost
 from ..protocol.frames import (
     FrameError,
     FrameReader,
-    Message,
     Opcode,
+    WebSocketMessage,
     close_payload,
     masked_control_frame,
     masked_text_frame,
@@ -212,7 +212,7 @@ class BlockingConnection:
         for message in self._reader.feed(data):
             self._handle(message)
 
-    def _handle(self, message: Message) -> None:
+    def _handle(self, message: WebSocketMessage) -> None:
         if message.opcode in (Opcode.TEXT, Opcode.BINARY):
             self._messages.append(message.payload)
         elif message.opcode == Opcode.PING and self._socket is not None:

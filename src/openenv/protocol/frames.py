@@ -29,7 +29,7 @@ class Opcode(IntEnum):
 
 
 @dataclass(slots=True)
-class Message:
+class WebSocketMessage:
     """A whole message, or a control frame. For OVERSIZE the payload is empty and `size` says what was announced."""
 
     opcode: int
@@ -118,14 +118,14 @@ class FrameReader:
         self._oversize = 0
         self._skipped_final = True
 
-    def feed(self, data: bytes) -> list[Message]:
+    def feed(self, data: bytes) -> list[WebSocketMessage]:
         """Take in bytes, give out what is whole.
 
         Raises:
             FrameError: The connection must be closed.
         """
         payload = self.whole(data)
-        return [Message(data[0] & 0x0F, payload)] if payload is not None else self._feed_slowly(data)
+        return [WebSocketMessage(data[0] & 0x0F, payload)] if payload is not None else self._feed_slowly(data)
 
     def whole(self, data: bytes) -> bytes | None:
         """Return the payload of data that is exactly one short text or binary message; None, and nothing taken, if not.
@@ -147,8 +147,8 @@ class FrameReader:
         payload = data[start:]
         return apply_mask(payload, data[start - 4 : start]) if self._masked else payload
 
-    def _feed_slowly(self, data: bytes) -> list[Message]:
-        messages: list[Message] = []
+    def _feed_slowly(self, data: bytes) -> list[WebSocketMessage]:
+        messages: list[WebSocketMessage] = []
         if self._skip:
             skipped = min(self._skip, len(data))
             self._skip -= skipped
@@ -168,7 +168,7 @@ class FrameReader:
         self._chunks, self._size = ([rest] if rest else []), len(rest)
         return messages
 
-    def _next_frame(self, buffer: bytes, at: int, messages: list[Message]) -> int | None:
+    def _next_frame(self, buffer: bytes, at: int, messages: list[WebSocketMessage]) -> int | None:
         """Read the frame at a position; return where the next one is, or None while this one is not whole."""
         present = len(buffer) - at
         self._needed = 2
@@ -215,9 +215,9 @@ class FrameReader:
         else:
             raise FrameError(1002, f"unknown opcode {opcode}")
 
-    def _take(self, opcode: int, final: bool, payload: bytes, messages: list[Message]) -> None:
+    def _take(self, opcode: int, final: bool, payload: bytes, messages: list[WebSocketMessage]) -> None:
         if opcode >= 0x8 or (final and opcode != Opcode.CONTINUATION):
-            messages.append(Message(opcode, payload))
+            messages.append(WebSocketMessage(opcode, payload))
             return
         if opcode != Opcode.CONTINUATION:
             self._fragment_opcode = opcode
@@ -228,7 +228,7 @@ class FrameReader:
             self._finish_fragments(messages)
 
     def _start_skipping(
-        self, opcode: int, final: bool, length: int, buffer: bytes, start: int, messages: list[Message]
+        self, opcode: int, final: bool, length: int, buffer: bytes, start: int, messages: list[WebSocketMessage]
     ) -> int | None:
         if len(buffer) < start:  # the mask key is still to come; it counts as part of what is skipped
             length, start = length + start - len(buffer), len(buffer)
@@ -243,16 +243,16 @@ class FrameReader:
             self._end_of_frame(messages)
         return start + present
 
-    def _end_of_frame(self, messages: list[Message]) -> None:
+    def _end_of_frame(self, messages: list[WebSocketMessage]) -> None:
         if self._skipped_final:
             self._finish_fragments(messages)
 
-    def _finish_fragments(self, messages: list[Message]) -> None:
+    def _finish_fragments(self, messages: list[WebSocketMessage]) -> None:
         assert self._fragment_opcode is not None
         if self._oversize:
-            messages.append(Message(Opcode.OVERSIZE, b"", size=self._oversize))
+            messages.append(WebSocketMessage(Opcode.OVERSIZE, b"", size=self._oversize))
         else:
-            messages.append(Message(self._fragment_opcode, bytes(self._fragments)))
+            messages.append(WebSocketMessage(self._fragment_opcode, bytes(self._fragments)))
         self._fragments.clear()
         self._fragment_opcode = None
         self._fragment_size = 0

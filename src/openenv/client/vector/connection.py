@@ -29,8 +29,8 @@ from ...protocol.codec import BY_NAME, JSON, Codec
 from ...protocol.frames import (
     FrameError,
     FrameReader,
-    Message,
     Opcode,
+    WebSocketMessage,
     close_payload,
     masked_binary_frame,
     masked_control_frame,
@@ -370,7 +370,7 @@ class VectorConnection:
         for message in self._reader.feed(data):
             self._handle(message)
 
-    def _handle(self, message: Message) -> None:
+    def _handle(self, message: WebSocketMessage) -> None:
         if message.opcode in (Opcode.TEXT, Opcode.BINARY):
             dialect = self.dialect
             assert dialect is not None
