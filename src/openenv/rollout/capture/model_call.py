@@ -24,7 +24,7 @@ from openenv.rollout.capture.dialects.dialect import (
     Bridge,
     CallOptions,
     DialectModule,
-    Rewritten,
+    RewrittenRequest,
     StreamTranslator,
 )
 from openenv.rollout.capture.encoding import Json, dumps, load_object
@@ -248,7 +248,7 @@ class ProxiedCall:
         facts = {"dialect": ask.dialect.NAME, "to": ask.endpoint.NAME, "path": ask.path, "stream": ask.wants_stream}
         self._recorder: CallRecorder = rollout.recorder.begin(facts, ask.body, self._rewritten.body)
 
-    def _rewrite(self, wishes: CallOptions) -> tuple[Rewritten, CallOptions]:
+    def _rewrite(self, wishes: CallOptions) -> tuple[RewrittenRequest, CallOptions]:
         ask = self._ask
         body = ask.bridge.request(ask.body) if ask.bridge is not None else ask.body
         return ask.endpoint.rewrite(body, wishes), wishes

@@ -10,7 +10,14 @@ import uuid
 from typing import Any
 
 from openenv.rollout.capture import encoding as sse
-from openenv.rollout.capture.dialects.dialect import CallOptions, Completion, Rewritten, capped, error_kind, text_length
+from openenv.rollout.capture.dialects.dialect import (
+    CallOptions,
+    Completion,
+    RewrittenRequest,
+    capped,
+    error_kind,
+    text_length,
+)
 from openenv.rollout.capture.encoding import Json, dumps
 from openenv.rollout.task import Dialect
 
@@ -19,7 +26,7 @@ PATH = "/messages"
 COUNT_PATH = "/messages/count_tokens"
 
 
-def rewrite(body: Json, wishes: CallOptions) -> Rewritten:
+def rewrite(body: Json, wishes: CallOptions) -> RewrittenRequest:
     """Return the request as the endpoint gets it; nothing is forced that the agent would see."""
     sent = dict(body)
     sent["model"] = wishes.model
@@ -27,7 +34,7 @@ def rewrite(body: Json, wishes: CallOptions) -> Rewritten:
         sent["max_tokens"] = capped(sent.get("max_tokens"), wishes.max_tokens)
     if wishes.disable_thinking:
         sent.pop("thinking", None)
-    return Rewritten(sent)
+    return RewrittenRequest(sent)
 
 
 def strip_event(chunk: Json, forced: frozenset[str]) -> Json | None:

@@ -149,7 +149,7 @@ class CallOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Rewritten:
+class RewrittenRequest:
     """A request as it goes to the endpoint, and what was forced into it that the agent must not see again."""
 
     body: Json
@@ -213,7 +213,7 @@ class DialectModule(Protocol):
     PATH: str
     """Where an endpoint of this dialect answers, below `/v1`."""
 
-    def rewrite(self, body: Json, wishes: CallOptions) -> Rewritten:
+    def rewrite(self, body: Json, wishes: CallOptions) -> RewrittenRequest:
         """Return the request as the endpoint gets it; the given body stays as it is."""
 
     def strip_event(self, chunk: Json, forced: frozenset[str]) -> Json | None:

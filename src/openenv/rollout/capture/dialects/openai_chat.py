@@ -19,7 +19,7 @@ from openenv.rollout.capture.dialects.dialect import (
     USAGE,
     CallOptions,
     Completion,
-    Rewritten,
+    RewrittenRequest,
     TokenLog,
     capped,
     error_kind,
@@ -37,7 +37,7 @@ _CHOICE_IDS = ("token_ids", "completion_token_ids", "output_token_ids")
 _PROMPT_IDS = ("prompt_token_ids", "input_token_ids")
 
 
-def rewrite(body: Json, wishes: CallOptions) -> Rewritten:
+def rewrite(body: Json, wishes: CallOptions) -> RewrittenRequest:
     """Return the request as the endpoint gets it, and what was forced into it."""
     sent = dict(body)
     sent["model"] = wishes.model
@@ -62,7 +62,7 @@ def rewrite(body: Json, wishes: CallOptions) -> Rewritten:
         given = sent.get("chat_template_kwargs")
         sent["chat_template_kwargs"] = {**(given if isinstance(given, dict) else {}), "enable_thinking": False}
     _limit_tokens(sent, wishes)
-    return Rewritten(sent, frozenset(forced))
+    return RewrittenRequest(sent, frozenset(forced))
 
 
 def _force_usage(sent: Json, wishes: CallOptions, forced: set[str]) -> None:

@@ -14,7 +14,7 @@ from openenv.rollout.capture.dialects.dialect import (
     LOGPROBS,
     CallOptions,
     Completion,
-    Rewritten,
+    RewrittenRequest,
     TokenLog,
     capped,
     error_kind,
@@ -31,7 +31,7 @@ INCLUDE = "message.output_text.logprobs"
 _ENDS = frozenset({"response.completed", "response.incomplete", "response.failed", "error"})
 
 
-def rewrite(body: Json, wishes: CallOptions) -> Rewritten:
+def rewrite(body: Json, wishes: CallOptions) -> RewrittenRequest:
     """Return the request as the endpoint gets it, and what was forced into it."""
     sent = dict(body)
     sent["model"] = wishes.model
@@ -45,7 +45,7 @@ def rewrite(body: Json, wishes: CallOptions) -> Rewritten:
             sent["top_logprobs"] = wishes.top_logprobs
     if wishes.max_tokens is not None:
         sent["max_output_tokens"] = capped(sent.get("max_output_tokens"), wishes.max_tokens)
-    return Rewritten(sent, frozenset(forced))
+    return RewrittenRequest(sent, frozenset(forced))
 
 
 def strip_event(chunk: Json, forced: frozenset[str]) -> Json | None:
