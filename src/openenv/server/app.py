@@ -533,7 +533,7 @@ _TAGS = [
 
 
 @dataclass(frozen=True, slots=True)
-class PageOptions:
+class PageArguments:
     """What an application says about its web page.
 
     Args:
@@ -627,7 +627,7 @@ def create_app(
         env_processes=env_processes,
         sessions_per_process=sessions_per_process,
     )
-    wish = PageOptions(gradio_builder, custom_tab_name, custom_tab_primary, show_default_tab, title_override)
+    wish = PageArguments(gradio_builder, custom_tab_name, custom_tab_primary, show_default_tab, title_override)
     app.state.openenv_page_wish = wish  # for `openenv serve`, which has a page in any case
     if web_interface_enabled():
         from ..web.web_page import add_page  # servers without the page do not load it

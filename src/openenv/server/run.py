@@ -34,7 +34,7 @@ from ..protocol.json_values import encode
 from ..runners import NotSendable
 from ..sessions.manager import SessionManager
 from .access import AccessPolicy
-from .app import HTTPEnvServer, PageOptions
+from .app import HTTPEnvServer, PageArguments
 from .asgi import Receive, Scope, Send, respond
 from .fast.http import FirstRead
 from .fast.upgrade import UpgradeProtocol
@@ -190,7 +190,7 @@ def _add_page(app: Any, target: str) -> None:
     from ..web.web_page import add_page  # servers without the page do not load it
 
     folder = Path(split_target(target)[0])
-    wish = getattr(app.state, "openenv_page_wish", PageOptions())
+    wish = getattr(app.state, "openenv_page_wish", PageArguments())
     add_page(app, wish, folder=folder.resolve() if folder.is_dir() else None)
 
 

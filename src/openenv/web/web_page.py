@@ -19,7 +19,7 @@ from fastapi import Body, FastAPI
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from .. import settings
-from ..server.app import HTTPEnvServer, PageOptions, create_app
+from ..server.app import HTTPEnvServer, PageArguments, create_app
 from ..server.asgi import Handler, HeaderList, Receive, Scope, Send, cookie, header, respond_json
 from ..server.routes import DocumentedRoute
 from ..types import EnvironmentMetadata, ServerMode
@@ -251,7 +251,7 @@ def attach_web(app: FastAPI, options: PageOptions | None = None) -> WebPage | No
     return page
 
 
-def add_page(app: FastAPI, wish: PageOptions | None = None, *, folder: Path | None = None) -> WebPage | None:
+def add_page(app: FastAPI, wish: PageArguments | None = None, *, folder: Path | None = None) -> WebPage | None:
     """Put the page onto an application, with a Gradio page of the environment's own if there is a builder of one.
 
     Without Gradio the standard page is there alone, and the log says so: trainers are not concerned.
@@ -267,8 +267,7 @@ def add_page(app: FastAPI, wish: PageOptions | None = None, *, folder: Path | No
     Raises:
         TypeError: The builder returned no Gradio page.
     """
-    wish = wish or PageOptions()
-    wish = wish or PageOptions()
+    wish = wish or PageArguments()
     mount = None if wish.gradio_builder is None else _gradio_mount()
     custom = None
     if mount is not None:
