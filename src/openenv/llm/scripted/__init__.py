@@ -15,8 +15,7 @@ from ...testing.scripted.script import (
     Turn,
     load_scripts,
 )
-from .app import Played
-from .server import ModelAddress, ScriptedModel
+from ...testing.scripted.server import ModelAddress, Played, ScriptedModel
 
 __all__ = [
     "CutFailure",
