@@ -202,7 +202,7 @@ def error_data(exc: BaseException) -> dict[str, Any]:
     return {"message": message_of(exc), "code": WSErrorCode.EXECUTION_ERROR.value}
 
 
-class Reply(NamedTuple):
+class EncodedReply(NamedTuple):
     """An answer without its envelope, so that it can be sent again, with another id or on another connection."""
 
     kind: str
@@ -237,28 +237,28 @@ class Writer(ABC):
         """Encode any data."""
         return self.codec.encode(value)
 
-    def error(self, exc: BaseException) -> Reply:
+    def error(self, exc: BaseException) -> EncodedReply:
         """Report a failure."""
-        return Reply("error", self.data(error_data(exc)), self)
+        return EncodedReply("error", self.data(error_data(exc)), self)
 
-    def opened(self, message: bytes, request_id: int, session: str) -> Reply:
+    def opened(self, message: bytes, request_id: int, session: str) -> EncodedReply:
         """Take its envelope off the answer to a step."""
         for kind in ("observation", "error"):
             head = self.message(kind, request_id, session, b"").removesuffix(self.closing)
             if message.startswith(head):
-                return Reply(kind, message[len(head) : len(message) - len(self.closing)], self)
+                return EncodedReply(kind, message[len(head) : len(message) - len(self.closing)], self)
         raise ValueError("not the answer to that step")
 
-    def reply(self, reply: Reply, request_id: int | None, session: str | None) -> bytes:
+    def reply(self, reply: EncodedReply, request_id: int | None, session: str | None) -> bytes:
         """Write an answer, in this codec whichever it was encoded in."""
         if reply.writer is not self:
             reply = self._translated(reply)
         return self.message(reply.kind, request_id, session, reply.data)
 
-    def _translated(self, reply: Reply) -> Reply:
+    def _translated(self, reply: EncodedReply) -> EncodedReply:
         codec = reply.writer.codec
         try:
-            return Reply(reply.kind, self.data(codec.decode(reply.data, binary=codec.is_binary)), self)
+            return EncodedReply(reply.kind, self.data(codec.decode(reply.data, binary=codec.is_binary)), self)
         except ValueError as exc:  # nested too deeply, or a number of thousands of digits
             return self.error(ExecutionError(f"The reply is kept in another encoding, and cannot be read there: {exc}"))
 

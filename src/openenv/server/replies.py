@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple, Protocol
 
-from ..protocol.server_v2 import Refused, Reply, Request, Writer
+from ..protocol.server_v2 import EncodedReply, Refused, Request, Writer
 from ..sessions.group import StepGroup
 from ..sessions.ledger import LedgerEntry
 from ..sessions.session import Session
@@ -21,11 +21,11 @@ class Answering(Protocol):
 
     writer: Writer
 
-    def send_reply(self, reply: Reply, request: Request | Refused) -> None:
+    def send_reply(self, reply: EncodedReply, request: Request | Refused) -> None:
         """Send an answer alone."""
         ...
 
-    def send_soon(self, reply: Reply, request: Request | Refused) -> None:
+    def send_soon(self, reply: EncodedReply, request: Request | Refused) -> None:
         """Send an answer together with others that are ready in the same moment."""
         ...
 
@@ -33,11 +33,11 @@ class Answering(Protocol):
         """Send answers together."""
         ...
 
-    def written(self, reply: Reply, request: Request | Refused) -> bytes:
+    def written(self, reply: EncodedReply, request: Request | Refused) -> bytes:
         """Write an answer."""
         ...
 
-    def failure(self, error: BaseException, session: Session, request_id: int, kind: str) -> Reply:
+    def failure(self, error: BaseException, session: Session, request_id: int, kind: str) -> EncodedReply:
         """Say why a request of that kind failed."""
         ...
 
@@ -53,7 +53,7 @@ class Answering(Protocol):
 class Target:
     """Where an answer goes."""
 
-    def answer(self, reply: Reply) -> None:
+    def answer(self, reply: EncodedReply) -> None:
         """Take it."""
         raise NotImplementedError
 
@@ -61,7 +61,7 @@ class Target:
 def answer_again(entry: LedgerEntry, session: Session, target: Target) -> None:
     """Answer a request that was sent once more; of a step in a group the whole message is kept."""
 
-    def answer(kept: Reply | bytes) -> None:
+    def answer(kept: EncodedReply | bytes) -> None:
         writer: Writer = entry.asked.message.writer
         target.answer(writer.opened(kept, int(entry.key), session.id) if isinstance(kept, bytes) else kept)
 
@@ -77,7 +77,7 @@ class Single(Target):
         self._connection = connection
         self._request = request
 
-    def answer(self, reply: Reply) -> None:
+    def answer(self, reply: EncodedReply) -> None:
         self._connection.send_reply(reply, self._request)
 
 
@@ -90,7 +90,7 @@ class Each(Target):
         self._connection = connection
         self._request = request
 
-    def answer(self, reply: Reply) -> None:
+    def answer(self, reply: EncodedReply) -> None:
         self._connection.send_soon(reply, self._request)
 
 
@@ -105,7 +105,7 @@ class Collected:
         self._replies: list[bytes] = [b""] * count
         self._missing = count
 
-    def put(self, place: int, reply: Reply, request: Request | Refused) -> None:
+    def put(self, place: int, reply: EncodedReply, request: Request | Refused) -> None:
         """Keep an answer at its place; the last one sends them all."""
         self._replies[place] = self._connection.written(reply, request)
         self._missing -= 1
@@ -143,7 +143,7 @@ class Place(Target):
         self._place = place
         self._request = request
 
-    def answer(self, reply: Reply) -> None:
+    def answer(self, reply: EncodedReply) -> None:
         self._collected.put(self._place, reply, self._request)
 
 
@@ -163,7 +163,7 @@ class Outcome:
         writer = self._connection.writer
         if error is None:
             kind = "state" if self._request.type == "state" else "observation"
-            reply = Reply(kind, result, writer)
+            reply = EncodedReply(kind, result, writer)
         else:
             reply = self._connection.failure(error, self._session, self._request.id, self._request.type)
         self._session.ledger.finish(self._entry, reply, len(reply.data))

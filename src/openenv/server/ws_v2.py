@@ -22,7 +22,17 @@ from ..errors import (
     StaleRequest,
 )
 from ..protocol.codec import Codec
-from ..protocol.server_v2 import Batch, Parsed, Refused, Reply, Request, ServerProtocolV2, Writer, request_of, writer_of
+from ..protocol.server_v2 import (
+    Batch,
+    EncodedReply,
+    Parsed,
+    Refused,
+    Request,
+    ServerProtocolV2,
+    Writer,
+    request_of,
+    writer_of,
+)
 from ..runners import Dispatcher, LaneExecutor
 from ..sessions.events import RequestOrigin
 from ..sessions.group import StepGroup
@@ -368,7 +378,7 @@ class V2Connection:
     def _handle_one(self, request: Request | Refused, target: Target, message: Message) -> None:
         if isinstance(request, Refused):
             self._manager.report_error(request.error["code"])
-            target.answer(Reply("error", self.writer.data(request.error), self.writer))
+            target.answer(EncodedReply("error", self.writer.data(request.error), self.writer))
         else:
             self._handle(request, target, message)
 
@@ -454,7 +464,7 @@ class V2Connection:
             self.sessions.pop(session.id, None)
             session.holder = None
             session.close(CLOSED_BY_CLIENT)  # first, so that nothing of it is run any more once its client is told
-            session.ledger.finish(entry, Reply("closed", self.writer.data({}), self.writer), 0)
+            session.ledger.finish(entry, EncodedReply("closed", self.writer.data({}), self.writer), 0)
             return
         operation, argument = self._operation(request)
         running = Outcome(self, session, request, entry)
@@ -466,7 +476,7 @@ class V2Connection:
 
     def _answer_error(self, target: Target, code: WSErrorCode, text: str, session: Session) -> None:
         self._manager.report_error(code.value, session)
-        target.answer(Reply("error", self.writer.data({"message": text, "code": code.value}), self.writer))
+        target.answer(EncodedReply("error", self.writer.data({"message": text, "code": code.value}), self.writer))
 
     def _origin(self, request: Request) -> RequestOrigin:
         given = (request.extra or {}).get("traceparent")
@@ -522,7 +532,7 @@ class V2Connection:
 
         try:
             answer = await self._shared.rpc.answer(request.data, own=session, notify=notify, role=self._role)
-            reply = Reply("mcp", self.writer.data(answer), self.writer)
+            reply = EncodedReply("mcp", self.writer.data(answer), self.writer)
         except asyncio.CancelledError:
             reply = self.writer.error(RequestCancelled())
         except Exception as exc:
@@ -606,11 +616,11 @@ class V2Connection:
         """Say that a request failed."""
         self.send_reply(self.writer.error(exc), request)
 
-    def send_reply(self, reply: Reply, request: Request | Refused) -> None:
+    def send_reply(self, reply: EncodedReply, request: Request | Refused) -> None:
         """Send an answer alone."""
         self._send(self.written(reply, request))
 
-    def failure(self, error: BaseException, session: Session, request_id: int, kind: str) -> Reply:
+    def failure(self, error: BaseException, session: Session, request_id: int, kind: str) -> EncodedReply:
         """Say why a request failed."""
         if isinstance(error, SessionClosedError):
             error = SessionLost(client_reason(error.reason))
@@ -618,7 +628,7 @@ class V2Connection:
             logger.info("session %s: %s failed (request %d)", session.id, kind, request_id, exc_info=error)
         return self.writer.error(with_hint(self._shared.service.errors.shown(error), session, kind))
 
-    def written(self, reply: Reply, request: Request | Refused) -> bytes:
+    def written(self, reply: EncodedReply, request: Request | Refused) -> bytes:
         """Write an answer."""
         return self.writer.reply(reply, request.id, request.session)
 
@@ -626,7 +636,7 @@ class V2Connection:
         """Send answers together."""
         self._send(self._codec.batch(replies, batch_id))
 
-    def send_soon(self, reply: Reply, request: Request | Refused) -> None:
+    def send_soon(self, reply: EncodedReply, request: Request | Refused) -> None:
         """Send an answer together with others that are ready in the same moment."""
         if not self._ready:
             self._hub.loop.call_soon(self._send_ready)

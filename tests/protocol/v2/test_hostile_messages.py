@@ -11,7 +11,7 @@ import pytest
 
 from openenv.protocol import binary_values as arrays
 from openenv.protocol.codec import JSON, MSGPACK
-from openenv.protocol.server_v2 import Refused, Reply, ServerProtocolV2, writer_of
+from openenv.protocol.server_v2 import EncodedReply, Refused, ServerProtocolV2, writer_of
 from openenv.types import Action
 
 
@@ -55,7 +55,7 @@ def test_an_environments_array_of_many_empty_rows_is_sent_as_what_the_other_side
 @pytest.mark.parametrize("codec", [JSON, MSGPACK], ids=["json", "msgpack"])
 def test_a_reply_names_the_session_that_was_named_whatever_is_in_the_name(codec: Any, name: str) -> None:
     writer = writer_of(codec)
-    reply = Reply("error", writer.data({"code": "SESSION_NOT_FOUND"}), writer)
+    reply = EncodedReply("error", writer.data({"code": "SESSION_NOT_FOUND"}), writer)
     message = codec.decode(writer.reply(reply, 7, name), binary=codec.is_binary)
     assert message == {"type": "error", "id": 7, "session": name, "data": {"code": "SESSION_NOT_FOUND"}}
 
