@@ -53,7 +53,7 @@ _END = re.compile(rb"\r\n\r\n|\n\n|\r\r|\n\r\n")
 _LONGEST_END = 4
 
 
-class Splitter:
+class EventSplitter:
     """Cuts a stream into whole events; what is not yet whole waits."""
 
     def __init__(self) -> None:
