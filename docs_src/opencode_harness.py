@@ -2,8 +2,8 @@ from opencode_env import OpenCodeConfig, OpenCodeSessionFactory, OpenCodeTask
 from opencode_env.sandbox.base import SandboxHandle
 from openenv.core.harness import VerifyResult
 from openenv.llm.scripted import ScriptedModel
-from openenv.llm.scripts import write_file
 from openenv.sandboxes import LocalSandboxes
+from openenv.testing.scripted.agent_scripts import write_file
 
 
 def verifier(sandbox: SandboxHandle, task: OpenCodeTask) -> VerifyResult:

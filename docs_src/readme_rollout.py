@@ -1,6 +1,6 @@
 from openenv.llm.scripted import ScriptedModel
-from openenv.llm.scripts import binary_search
 from openenv.rollout import Model, Task, run_rollout
+from openenv.testing.scripted.agent_scripts import binary_search
 
 task = Task(
     instruction="Write a function binary_search(items, target) into binary_search.py.",

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from openenv.llm import scripts
 from openenv.llm.scripted import Script, ScriptedCall, ScriptedModel, Turn
+from openenv.testing.scripted import agent_scripts as scripts
 from openenv.testing.scripted import vocabulary
 
 Start = Callable[..., ScriptedModel]

@@ -14,8 +14,8 @@ from opencode_env.opencode_runtime import SandboxPaths, build_opencode_json, bui
 from opencode_env.sandbox.base import ExecResult, SandboxHandle
 from openenv.core.harness import ResourceSession, ResourceSessionFactory, VerifyResult
 from openenv.llm.scripted import HangFailure, Script, ScriptedModel, Turn
-from openenv.llm.scripts import run_command, write_file
 from openenv.sandboxes import LocalSandboxes
+from openenv.testing.scripted.agent_scripts import run_command, write_file
 
 Play = Callable[..., ScriptedModel]
 KEY = "sk-the-real-one"

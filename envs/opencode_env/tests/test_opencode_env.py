@@ -19,7 +19,7 @@ from opencode_env.server.settings import ServerSettings
 from openenv import LocalEnv
 from openenv.core.env_server.types import Action
 from openenv.errors import ToolArgumentsError, ToolCallError, ToolTimeout
-from openenv.llm.scripts import run_command
+from openenv.testing.scripted.agent_scripts import run_command
 
 INSTRUCTION = "Write a function binary_search(items, target) into binary_search.py."
 CHECK = "python3 -c 'from binary_search import binary_search as b; assert b([1, 2, 4], 4) == 2 and b([1], 3) == -1'"

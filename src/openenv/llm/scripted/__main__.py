@@ -9,10 +9,10 @@ import threading
 from collections.abc import Sequence
 from typing import get_args
 
+from ...testing.scripted import agent_scripts as scripts
 from ...testing.scripted.script import Script, load_scripts
 from ...testing.scripted.server import ScriptedModel
 from ...testing.scripted.wire_formats import EngineName
-from .. import scripts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

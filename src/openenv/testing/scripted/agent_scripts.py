@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from shlex import quote
 
-from ..testing.scripted.script import Script, ScriptedCall, Turn
+from .script import Script, ScriptedCall, Turn
 
 BINARY_SEARCH = '''\
 def binary_search(items, target):
@@ -74,7 +74,7 @@ def _here_document(path: str, content: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Tongue:
+class AgentTools:
     """How one agent is told to do things."""
 
     write: Callable[[str, str], ScriptedCall]
@@ -83,11 +83,11 @@ class Tongue:
     """The call that ends the run, for an agent that does not end by saying something."""
 
 
-AGENTS: Mapping[str, Tongue] = {
-    "opencode": Tongue(opencode_write, opencode_shell),
-    "claude-code": Tongue(claude_code_write, claude_code_shell),
-    "codex": Tongue(codex_write, codex_shell),
-    "mini-swe-agent": Tongue(
+AGENTS: Mapping[str, AgentTools] = {
+    "opencode": AgentTools(opencode_write, opencode_shell),
+    "claude-code": AgentTools(claude_code_write, claude_code_shell),
+    "codex": AgentTools(codex_write, codex_shell),
+    "mini-swe-agent": AgentTools(
         mini_swe_agent_write,
         mini_swe_agent_shell,
         (mini_swe_agent_shell("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),),
@@ -137,5 +137,5 @@ def binary_search(agent: str = "opencode", *, name: str = "binary_search") -> Sc
     return write_file(agent, "binary_search.py", BINARY_SEARCH, name=name, then="binary_search.py is written.")
 
 
-def _turns(tongue: Tongue, call: ScriptedCall, then: str) -> tuple[Turn, ...]:
+def _turns(tongue: AgentTools, call: ScriptedCall, then: str) -> tuple[Turn, ...]:
     return (Turn(calls=(call,)), Turn(text=then, calls=tongue.ending))
