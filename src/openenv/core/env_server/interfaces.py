@@ -1,21 +1,9 @@
-"""Facade: the environment's base class. Re-exports only; the code lives in `openenv.env.environment`."""
+"""Facade: the environment's base class. Re-exports only; the code lives in `openenv.env.environment` and `openenv.types`."""
 
 from __future__ import annotations
 
-from openenv.env.environment import (
-    Action,
-    ActT,
-    Environment,
-    EnvironmentMetadata,
-    Message,
-    ModelTokenizer,
-    Observation,
-    ObsT,
-    State,
-    StateT,
-    TaskProvider,
-    Transform,
-)
+from openenv.env.environment import Environment, Message, ModelTokenizer, TaskProvider, Transform
+from openenv.types import Action, ActT, EnvironmentMetadata, Observation, ObsT, State, StateT
 
 __all__ = [
     "ActT",
