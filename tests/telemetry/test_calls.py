@@ -15,7 +15,7 @@ from openenv.sessions.manager import SessionLimits, SessionManager
 from openenv.sessions.operations import CALL
 from openenv.sessions.session import Session, SessionCall, SessionKind
 from openenv.telemetry.calls import CallWatch, WatchedCall
-from openenv.telemetry.metrics import ServerMetrics
+from openenv.telemetry.server_metrics import ServerMetrics
 
 pytestmark = pytest.mark.anyio
 

@@ -25,8 +25,8 @@ from .._version import load_package_version
 from ..errors import SessionCapacityError
 from ..sessions.operations import CALL
 from ..telemetry.calls import CallWatch
-from ..telemetry.metrics import ServerMetrics
 from ..telemetry.prometheus import CONTENT_TYPE
+from ..telemetry.server_metrics import ServerMetrics
 from ..types import GetTaskRangeRequest, GetTaskRequest, ListTasksRequest, NumTasksRequest, SessionInfo
 from .access import ADDRESS_TOKEN, AccessPolicy
 from .asgi import BodyLimit, Handler, Receive, Scope, Send, respond_json

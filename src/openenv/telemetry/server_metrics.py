@@ -1,22 +1,48 @@
-"""The metrics of one server, counted from the events of its sessions and, once somebody asks, from each call.
-
-What is rare is counted from the beginning. Calls are timed from the first reading on: a server that nobody watches pays
-nothing for it. Knows sessions and the exposition format; must not know HTTP.
-"""
+"""What a process says about itself: memory and threads. Knows `/proc` and its fallbacks."""
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 from ..sessions.events import SessionEvent
 from ..sessions.manager import SessionManager
 from ..sessions.session import Session, SessionKind, SessionState
-from . import process
 from .calls import PHASES, CallWatch
 from .prometheus import Family, render
+
+_STATM = Path("/proc/self/statm")
+
+
+def resident_bytes() -> int:
+    """Return the memory that is in use now, or the most that ever was where the system tells no more."""
+    try:
+        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        import resource  # not on every system
+    except ImportError:
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def thread_count() -> int:
+    """Return how many of Python's threads are alive."""
+    return threading.active_count()
+
+
+# metrics: The metrics of one server, counted from the events of its sessions and, once somebody asks, from each call.
+#
+# What is rare is counted from the beginning. Calls are timed from the first reading on: a server that nobody watches pays
+# nothing for it. Knows sessions and the exposition format; must not know HTTP.
+
 
 _DETACHED = "detached"
 _STATES = (*(state.value for state in SessionState if state is not SessionState.CLOSED), _DETACHED)
@@ -131,8 +157,8 @@ class ServerMetrics:
 
     def _process_families(self) -> list[Family]:
         return [
-            Family("process_resident_memory_bytes", "gauge", "Memory in use.").add(process.resident_bytes()),
-            Family("process_threads", "gauge", "Python's threads.").add(process.thread_count()),
+            Family("process_resident_memory_bytes", "gauge", "Memory in use.").add(resident_bytes()),
+            Family("process_threads", "gauge", "Python's threads.").add(thread_count()),
             Family("process_start_time_seconds", "gauge", "When the process began, in seconds since 1970.").add(
                 round(self._started_at, 3)
             ),
