@@ -39,21 +39,21 @@ class Request:
 
 @dataclass(slots=True)
 class Batch:
-    """Requests that run side by side; one that is malformed is `Refused`."""
+    """Requests that run side by side; one that is malformed is `RefusedRequest`."""
 
     id: int
-    requests: list[Request | Refused]
+    requests: list[Request | RefusedRequest]
     each: bool = False
     steps: list[dict[str, Any]] | None = None
     """Where all of them are steps, the steps as they came and were checked; `requests` is empty then."""
 
-    def in_full(self) -> list[Request | Refused]:
+    def in_full(self) -> list[Request | RefusedRequest]:
         """Return the requests, steps too."""
         return self.requests if self.steps is None else [request_of(step) for step in self.steps]
 
 
 @dataclass(slots=True)
-class Refused:
+class RefusedRequest:
     """A message that is no request: the error to answer with."""
 
     id: int | None
@@ -61,7 +61,7 @@ class Refused:
     error: dict[str, Any]
 
 
-Parsed = Request | Batch | Refused
+Parsed = Request | Batch | RefusedRequest
 
 NONCE_CHARS: Final = (16, 128)
 _OF_SESSION: Final = ("reset", "step", "state", "mcp", "close")
@@ -122,7 +122,7 @@ class ServerProtocolV2:
         return self.read(message)
 
     def read(self, message: Any) -> Parsed:
-        """Read a decoded message; whatever is wrong with it comes back as `Refused`."""
+        """Read a decoded message; whatever is wrong with it comes back as `RefusedRequest`."""
         if not isinstance(message, dict):
             return _refused(None, WSErrorCode.INVALID_JSON, "Invalid JSON: expected an object")
         request_id = message.get("id")
@@ -169,7 +169,7 @@ class ServerProtocolV2:
         requests = message.get("requests")
         if not isinstance(requests, list):
             raise Invalid("requests", "expected a list")
-        found: list[Request | Refused] = []
+        found: list[Request | RefusedRequest] = []
         for one in requests:
             parsed = self.read(one)
             if isinstance(parsed, Batch) or (isinstance(parsed, Request) and parsed.type not in _OF_SESSION):
@@ -346,8 +346,8 @@ def request_of(found: dict[str, Any]) -> Request:
     )
 
 
-def _refused(request_id: int | None, code: WSErrorCode, text: str, **details: Any) -> Refused:
-    return Refused(request_id, None, {"message": text, "code": code.value, **details})
+def _refused(request_id: int | None, code: WSErrorCode, text: str, **details: Any) -> RefusedRequest:
+    return RefusedRequest(request_id, None, {"message": text, "code": code.value, **details})
 
 
 def _optional(message: Mapping[str, Any], key: str, kind: type[Any]) -> Any:

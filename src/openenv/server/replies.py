@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple, Protocol
 
-from ..protocol.server_v2 import EncodedReply, Refused, Request, Writer
+from ..protocol.server_v2 import EncodedReply, RefusedRequest, Request, Writer
 from ..sessions.group import StepGroup
 from ..sessions.ledger import LedgerEntry
 from ..sessions.session import Session
@@ -21,11 +21,11 @@ class Answering(Protocol):
 
     writer: Writer
 
-    def send_reply(self, reply: EncodedReply, request: Request | Refused) -> None:
+    def send_reply(self, reply: EncodedReply, request: Request | RefusedRequest) -> None:
         """Send an answer alone."""
         ...
 
-    def send_soon(self, reply: EncodedReply, request: Request | Refused) -> None:
+    def send_soon(self, reply: EncodedReply, request: Request | RefusedRequest) -> None:
         """Send an answer together with others that are ready in the same moment."""
         ...
 
@@ -33,7 +33,7 @@ class Answering(Protocol):
         """Send answers together."""
         ...
 
-    def written(self, reply: EncodedReply, request: Request | Refused) -> bytes:
+    def written(self, reply: EncodedReply, request: Request | RefusedRequest) -> bytes:
         """Write an answer."""
         ...
 
@@ -86,7 +86,7 @@ class Each(Target):
 
     __slots__ = ("_connection", "_request")
 
-    def __init__(self, connection: Answering, request: Request | Refused) -> None:
+    def __init__(self, connection: Answering, request: Request | RefusedRequest) -> None:
         self._connection = connection
         self._request = request
 
@@ -105,7 +105,7 @@ class Collected:
         self._replies: list[bytes] = [b""] * count
         self._missing = count
 
-    def put(self, place: int, reply: EncodedReply, request: Request | Refused) -> None:
+    def put(self, place: int, reply: EncodedReply, request: Request | RefusedRequest) -> None:
         """Keep an answer at its place; the last one sends them all."""
         self._replies[place] = self._connection.written(reply, request)
         self._missing -= 1
@@ -138,7 +138,7 @@ class Place(Target):
 
     __slots__ = ("_collected", "_place", "_request")
 
-    def __init__(self, collected: Collected, place: int, request: Request | Refused) -> None:
+    def __init__(self, collected: Collected, place: int, request: Request | RefusedRequest) -> None:
         self._collected = collected
         self._place = place
         self._request = request

@@ -26,7 +26,7 @@ from ..protocol.server_v2 import (
     Batch,
     EncodedReply,
     Parsed,
-    Refused,
+    RefusedRequest,
     Request,
     ServerProtocolV2,
     Writer,
@@ -375,8 +375,8 @@ class V2Connection:
         if collected is not None and not count:
             collected.send()
 
-    def _handle_one(self, request: Request | Refused, target: Target, message: Message) -> None:
-        if isinstance(request, Refused):
+    def _handle_one(self, request: Request | RefusedRequest, target: Target, message: Message) -> None:
+        if isinstance(request, RefusedRequest):
             self._manager.report_error(request.error["code"])
             target.answer(EncodedReply("error", self.writer.data(request.error), self.writer))
         else:
@@ -616,7 +616,7 @@ class V2Connection:
         """Say that a request failed."""
         self.send_reply(self.writer.error(exc), request)
 
-    def send_reply(self, reply: EncodedReply, request: Request | Refused) -> None:
+    def send_reply(self, reply: EncodedReply, request: Request | RefusedRequest) -> None:
         """Send an answer alone."""
         self._send(self.written(reply, request))
 
@@ -628,7 +628,7 @@ class V2Connection:
             logger.info("session %s: %s failed (request %d)", session.id, kind, request_id, exc_info=error)
         return self.writer.error(with_hint(self._shared.service.errors.shown(error), session, kind))
 
-    def written(self, reply: EncodedReply, request: Request | Refused) -> bytes:
+    def written(self, reply: EncodedReply, request: Request | RefusedRequest) -> bytes:
         """Write an answer."""
         return self.writer.reply(reply, request.id, request.session)
 
@@ -636,7 +636,7 @@ class V2Connection:
         """Send answers together."""
         self._send(self._codec.batch(replies, batch_id))
 
-    def send_soon(self, reply: EncodedReply, request: Request | Refused) -> None:
+    def send_soon(self, reply: EncodedReply, request: Request | RefusedRequest) -> None:
         """Send an answer together with others that are ready in the same moment."""
         if not self._ready:
             self._hub.loop.call_soon(self._send_ready)

@@ -11,7 +11,7 @@ import pytest
 
 from openenv.protocol import binary_values as arrays
 from openenv.protocol.codec import JSON, MSGPACK
-from openenv.protocol.server_v2 import EncodedReply, Refused, ServerProtocolV2, writer_of
+from openenv.protocol.server_v2 import EncodedReply, RefusedRequest, ServerProtocolV2, writer_of
 from openenv.types import Action
 
 
@@ -34,7 +34,7 @@ def test_an_array_without_values_that_would_be_many_empty_lists_is_refused(shape
 def test_an_array_without_values_is_read_and_can_be_shown_as_lists(shape: list[int]) -> None:
     message = MSGPACK.decode(packed(shape), binary=True)
     assert message["data"]["message"].shape == tuple(shape)
-    assert isinstance(ServerProtocolV2(Say).read(message), Refused)  # it is no text, and was looked at as lists
+    assert isinstance(ServerProtocolV2(Say).read(message), RefusedRequest)  # it is no text, and was looked at as lists
 
 
 def test_without_numpy_the_same_arrays_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,10 +67,10 @@ def test_a_reply_without_data_is_whole_too() -> None:
 @pytest.mark.parametrize("given", [10**400, -1, "5", True, [], -0.5])
 def test_how_long_to_wait_has_to_be_a_number_of_seconds(given: Any) -> None:
     parsed = ServerProtocolV2(Say).read({"type": "open", "id": 1, "wait_s": given})
-    assert isinstance(parsed, Refused)
+    assert isinstance(parsed, RefusedRequest)
     assert parsed.error["errors"][0]["loc"] == ["wait_s"]
 
 
 @pytest.mark.parametrize("given", [None, 0, 0.0, 3, 86_400.5, float("inf")])
 def test_numbers_of_seconds_are_taken(given: Any) -> None:
-    assert not isinstance(ServerProtocolV2(Say).read({"type": "open", "id": 1, "wait_s": given}), Refused)
+    assert not isinstance(ServerProtocolV2(Say).read({"type": "open", "id": 1, "wait_s": given}), RefusedRequest)
