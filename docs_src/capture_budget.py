@@ -4,9 +4,9 @@ from pathlib import Path
 
 import httpx2
 
-from openenv.llm.scripted import Script, ScriptedModel, Turn
 from openenv.rollout.capture import CaptureServer, export, read
 from openenv.rollout.task import Budget, Model
+from openenv.testing import Script, ScriptedModel, Turn
 
 root = Path(tempfile.mkdtemp())
 stack = contextlib.ExitStack()

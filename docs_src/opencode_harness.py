@@ -1,8 +1,8 @@
 from opencode_env import OpenCodeConfig, OpenCodeSessionFactory, OpenCodeTask
 from opencode_env.sandbox.base import SandboxHandle
 from openenv.core.harness import VerifyResult
-from openenv.llm.scripted import ScriptedModel
 from openenv.sandboxes import LocalSandboxes
+from openenv.testing import ScriptedModel
 from openenv.testing.scripted.agent_scripts import write_file
 
 

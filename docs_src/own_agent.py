@@ -1,6 +1,6 @@
-from openenv.llm.scripted import Script, ScriptedModel, Turn
 from openenv.rollout import Agent, AgentRun, Launch, Model, Task, run_rollout
 from openenv.sandboxes import Sandbox
+from openenv.testing import Script, ScriptedModel, Turn
 
 PROGRAM = """
 import json, os, urllib.request

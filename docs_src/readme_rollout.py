@@ -1,5 +1,5 @@
-from openenv.llm.scripted import ScriptedModel
 from openenv.rollout import Model, Task, run_rollout
+from openenv.testing import ScriptedModel
 from openenv.testing.scripted.agent_scripts import binary_search
 
 task = Task(

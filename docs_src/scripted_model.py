@@ -1,7 +1,7 @@
 import asyncio
 
 from openenv.llm import OpenAIClient
-from openenv.llm.scripted import Script, ScriptedCall, ScriptedModel, Turn
+from openenv.testing import Script, ScriptedCall, ScriptedModel, Turn
 
 # region: script
 script = Script(

@@ -3,9 +3,9 @@ import tempfile
 
 import httpx2
 
-from openenv.llm.scripted import Script, ScriptedModel, Turn
 from openenv.rollout.capture import CaptureServer
 from openenv.rollout.task import Model
+from openenv.testing import Script, ScriptedModel, Turn
 
 stack = contextlib.ExitStack()
 endpoint = stack.enter_context(ScriptedModel(Script(turns=(Turn(text="Two."),))))

@@ -32,11 +32,11 @@ from rich.table import Table
 from rich.text import Text
 
 from openenv.errors import AgentUnavailable, OpenEnvError, SandboxUnavailable
-from openenv.llm.scripted import ScriptedModel
 from openenv.rollout import Model, Outcome, Progress, RolloutStore, RolloutTurn, Task, agent, run_rollout
 from openenv.rollout.outcome import Phase
 from openenv.sandboxes import LocalSandboxes
 from openenv.settings import cache_dir, rollout_store
+from openenv.testing import ScriptedModel
 from openenv.testing.scripted.agent_scripts import binary_search
 
 CHECKS = """\

@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from openenv.llm.scripted import Script, ScriptedCall, ScriptedModel, Turn
+from openenv.testing import Script, ScriptedCall, ScriptedModel, Turn
 
 Json = dict[str, Any]
 

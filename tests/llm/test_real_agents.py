@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from openenv.llm.scripted import CutFailure, Script, ScriptedModel, StatusFailure, Turn
 from openenv.rollout.capture import CaptureServer
 from openenv.rollout.task import Model
+from openenv.testing import CutFailure, Script, ScriptedModel, StatusFailure, Turn
 from openenv.testing.scripted import agent_scripts as scripts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from openenv.llm.scripted import Script, ScriptedCall, ScriptedModel, Turn
+from openenv.testing import Script, ScriptedCall, ScriptedModel, Turn
 from openenv.testing.scripted import agent_scripts as scripts
 from openenv.testing.scripted import vocabulary
 

@@ -16,7 +16,7 @@ import httpx2
 import pytest
 
 import openenv
-from openenv.llm.scripted import (
+from openenv.testing import (
     CutFailure,
     HangFailure,
     Script,
@@ -26,8 +26,8 @@ from openenv.llm.scripted import (
     Turn,
     load_scripts,
 )
-from openenv.llm.scripted.__main__ import main
 from openenv.testing.scripted import vocabulary
+from openenv.testing.scripted.__main__ import main
 
 Start = Callable[..., ScriptedModel]
 Speak = Callable[..., Any]
@@ -278,7 +278,7 @@ def test_it_runs_as_a_process_and_stops_on_a_signal(tmp_path: Path, http: httpx2
     file = tmp_path / "script.json"
     file.write_text(talk(Turn(text="from a process")).model_dump_json())
     environment = {**os.environ, "PYTHONPATH": str(Path(openenv.__file__).parents[1])}
-    command = [sys.executable, "-m", "openenv.llm.scripted", str(file), "--engine", "sglang"]
+    command = [sys.executable, "-m", "openenv.testing.scripted", str(file), "--engine", "sglang"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path)
     try:
         assert process.stdout is not None

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from openenv.errors import AgentUnavailable, RolloutError, SandboxError, SandboxGone, StoreError
-from openenv.llm.scripted import Script, ScriptedCall, ScriptedModel, Turn
 from openenv.rollout import (
     Budget,
     Cancellation,
@@ -28,6 +27,7 @@ from openenv.rollout import (
 )
 from openenv.rollout.agents import Shell
 from openenv.sandboxes.base import ExecResult, Limits, Sandbox, Sandboxes, SandboxSpec
+from openenv.testing import Script, ScriptedCall, ScriptedModel, Turn
 
 SUM = Task(
     instruction="Write 42 into answer.txt.",

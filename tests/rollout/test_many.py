@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from openenv.errors import StoreError
-from openenv.llm.scripted import Script, ScriptedModel, Turn
 from openenv.rollout import (
     Cancellation,
     Engine,
@@ -31,6 +30,7 @@ from openenv.rollout import (
 )
 from openenv.rollout.agents import Shell
 from openenv.sandboxes.base import Sandboxes
+from openenv.testing import Script, ScriptedModel, Turn
 
 ASK = (
     'python3 -c "import json, os, re, urllib.request as u; '

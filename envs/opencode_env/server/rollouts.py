@@ -23,11 +23,11 @@ from opencode_env.server.carried_agent import CarriedOpenCode
 from opencode_env.server.catalog import SCRIPTED, EndpointError, resolve_for_caller, with_version
 from opencode_env.server.settings import ServerSettings
 from openenv.errors import AgentUnavailable, OpenEnvError, SandboxError
-from openenv.llm.scripted import Script, ScriptedModel
 from openenv.rollout import Check, Model, Outcome, Progress, RolloutStore, Task, run_rollout_async
 from openenv.rollout.capture import CaptureServer, export, read
 from openenv.rollout.scratch import scratch
 from openenv.sandboxes import Sandboxes, backend
+from openenv.testing import Script, ScriptedModel
 from openenv.testing.scripted.agent_scripts import binary_search
 
 logger = logging.getLogger(__name__)

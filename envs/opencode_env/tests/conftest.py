@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 
 from openenv.errors import SandboxUnavailable
-from openenv.llm.scripted import Script, ScriptedModel
 from openenv.rollout.agents.opencode import OpenCode
 from openenv.sandboxes import LocalSandboxes
 from openenv.sandboxes.base import ExecResult
 from openenv.settings import cache_dir
+from openenv.testing import Script, ScriptedModel
 
 
 class FolderJob:

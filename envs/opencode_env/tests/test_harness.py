@@ -13,8 +13,8 @@ from opencode_env import OpenCodeConfig, OpenCodeSession, OpenCodeSessionFactory
 from opencode_env.opencode_runtime import SandboxPaths, build_opencode_json, build_run_command
 from opencode_env.sandbox.base import ExecResult, SandboxHandle
 from openenv.core.harness import ResourceSession, ResourceSessionFactory, VerifyResult
-from openenv.llm.scripted import HangFailure, Script, ScriptedModel, Turn
 from openenv.sandboxes import LocalSandboxes
+from openenv.testing import HangFailure, Script, ScriptedModel, Turn
 from openenv.testing.scripted.agent_scripts import run_command, write_file
 
 Play = Callable[..., ScriptedModel]

@@ -26,7 +26,7 @@ from opencode_env.sandbox.interception import (
     stripped,
     without_refused,
 )
-from openenv.llm.scripted import CutFailure, Script, ScriptedCall, ScriptedModel, StatusFailure, Turn
+from openenv.testing import CutFailure, Script, ScriptedCall, ScriptedModel, StatusFailure, Turn
 
 Play = Callable[..., ScriptedModel]
 TALK = Script(name="talk", turns=(Turn(text="one two three four five"),))

@@ -12,11 +12,11 @@ import pytest
 from opencode_env.sandbox import E2BSandboxBackend, SandboxBackend
 from opencode_env.server.carried_agent import CarriedOpenCode
 from openenv.errors import SandboxUnsupported
-from openenv.llm.scripted import Script, ScriptedModel, Turn
 from openenv.rollout import Model, Outcome, Task, run_rollout_async
 from openenv.sandboxes.base import SandboxSpec
 from openenv.sandboxes.local import LocalSandboxes
 from openenv.sandboxes.local.sandbox import LocalSandbox
+from openenv.testing import Script, ScriptedModel, Turn
 from openenv.testing.scripted.agent_scripts import write_file
 
 ENVS = Path(__file__).parents[2]

@@ -106,7 +106,7 @@ def run(
 
     With a model that plays a script instead of one that thinks, in another terminal:
 
-      python -m openenv.llm.scripted opencode:binary_search --port 8001
+      python -m openenv.testing.scripted opencode:binary_search --port 8001
       openenv rollouts run task.yaml --base-url http://localhost:8001/v1 \\
           --model scripted/binary_search
     """

@@ -10,16 +10,42 @@ _EXPORTS = {
     "Cheat": "openenv.testing.cheat_catalogue",
     "CheatReport": "openenv.testing.cheats",
     "CheatResult": "openenv.testing.cheats",
+    "CheckResult": "openenv.sandboxes.self_check",
+    "CutFailure": "openenv.testing.scripted.script",
+    "Failure": "openenv.testing.scripted.script",
+    "HangFailure": "openenv.testing.scripted.script",
+    "ModelAddress": "openenv.testing.scripted.server",
+    "Played": "openenv.testing.scripted.server",
+    "Script": "openenv.testing.scripted.script",
+    "ScriptedCall": "openenv.testing.scripted.script",
+    "ScriptedModel": "openenv.testing.scripted.server",
+    "StatusFailure": "openenv.testing.scripted.script",
+    "Turn": "openenv.testing.scripted.script",
     "all_cheats": "openenv.testing.cheat_catalogue",
+    "load_scripts": "openenv.testing.scripted.script",
     "run_cheats": "openenv.testing.cheats",
+    "self_check": "openenv.sandboxes.self_check",
 }
 
 if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py holds the two together
+    from openenv.sandboxes.self_check import CheckResult as CheckResult
+    from openenv.sandboxes.self_check import self_check as self_check
     from openenv.testing.cheat_catalogue import Cheat as Cheat
     from openenv.testing.cheat_catalogue import all_cheats as all_cheats
     from openenv.testing.cheats import CheatReport as CheatReport
     from openenv.testing.cheats import CheatResult as CheatResult
     from openenv.testing.cheats import run_cheats as run_cheats
+    from openenv.testing.scripted.script import CutFailure as CutFailure
+    from openenv.testing.scripted.script import Failure as Failure
+    from openenv.testing.scripted.script import HangFailure as HangFailure
+    from openenv.testing.scripted.script import Script as Script
+    from openenv.testing.scripted.script import ScriptedCall as ScriptedCall
+    from openenv.testing.scripted.script import StatusFailure as StatusFailure
+    from openenv.testing.scripted.script import Turn as Turn
+    from openenv.testing.scripted.script import load_scripts as load_scripts
+    from openenv.testing.scripted.server import ModelAddress as ModelAddress
+    from openenv.testing.scripted.server import Played as Played
+    from openenv.testing.scripted.server import ScriptedModel as ScriptedModel
 
     __all__: list[str]
 else:

@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from openenv.llm.scripted import Script, ScriptedModel, Turn
 from openenv.rollout.agents.base import Agent
 from openenv.rollout.agents.builtin import Noop, Oracle, Shell
 from openenv.rollout.capture.capture_server import CaptureServer
@@ -27,6 +26,7 @@ from openenv.rollout.store import RolloutStore
 from openenv.rollout.task import Dialect, Model, Task
 from openenv.sandboxes.base import Sandboxes
 from openenv.testing.cheat_catalogue import Cheat, all_cheats
+from openenv.testing.scripted import Script, ScriptedModel, Turn
 
 # bait: Bait on the host: a port, an abstract socket, a file and a process's argument that no sandbox may reach.
 #

@@ -12,11 +12,11 @@ import pytest
 
 from openenv import settings
 from openenv.errors import AgentUnavailable
-from openenv.llm.scripted import Script, ScriptedCall, ScriptedModel, StatusFailure, Turn
 from openenv.rollout import AgentRun, Installation, Model, Outcome, RolloutStore, Task, run_many, run_rollout
 from openenv.rollout.agents import OpenCode
 from openenv.rollout.agents.opencode import opencode_json
 from openenv.sandboxes.base import Sandboxes
+from openenv.testing import Script, ScriptedCall, ScriptedModel, StatusFailure, Turn
 
 WRITE = Task(
     # It begins with a dash and is longer than an argument may be.

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from openenv.llm.scripted import Script, ScriptedCall, ScriptedModel, Turn
 from openenv.rollout import Model, Task, run_rollout
 from openenv.sandboxes.base import Sandboxes
+from openenv.testing import Script, ScriptedCall, ScriptedModel, Turn
 
 WRITE = Task(
     instruction="Write 42 into answer.txt.", verify=("grep -qx 42 answer.txt",), agent_timeout_s=100, task_id="write"

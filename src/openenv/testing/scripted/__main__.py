@@ -1,4 +1,4 @@
-"""`python -m openenv.llm.scripted SCRIPT.yaml`: a scripted model as a process."""
+"""`python -m openenv.testing.scripted SCRIPT.yaml`: a scripted model as a process."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import threading
 from collections.abc import Sequence
 from typing import get_args
 
-from ...testing.scripted import agent_scripts as scripts
-from ...testing.scripted.script import Script, load_scripts
-from ...testing.scripted.server import ScriptedModel
-from ...testing.scripted.wire_formats import EngineName
+from . import agent_scripts
+from .script import Script, load_scripts
+from .server import ScriptedModel
+from .wire_formats import EngineName
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until a signal comes."""
     parser = argparse.ArgumentParser(
-        prog="python -m openenv.llm.scripted",
+        prog="python -m openenv.testing.scripted",
         description="Serve a model that plays scripts. It is no real model, and says so in every reply.",
     )
     parser.add_argument("script", help="a YAML or JSON file, or AGENT:binary_search for a ready one")
@@ -54,9 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _scripts(source: str) -> tuple[Script, ...]:
     agent, _, ready = source.rpartition(":")
-    if agent in scripts.AGENTS and ready == "binary_search":
-        return (scripts.binary_search(agent),)
-    if agent in scripts.AGENTS:
+    if agent in agent_scripts.AGENTS and ready == "binary_search":
+        return (agent_scripts.binary_search(agent),)
+    if agent in agent_scripts.AGENTS:
         raise ValueError(f"there is no ready script {ready!r}, only {agent}:binary_search")
     return load_scripts(source)
 

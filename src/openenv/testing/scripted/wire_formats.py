@@ -501,7 +501,7 @@ def _input(arguments: str) -> Any:
         return {}
 
 
-# responses: OpenAI's responses. Ids stand beside the events and the body, where asked for: the dialect has no place for them.
+# OpenAI responses. Ids stand beside the events and the body, where asked for: the dialect has no place for them.
 
 
 _RESPONSES_ROLES: dict[str, Role] = {
