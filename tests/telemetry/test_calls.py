@@ -14,8 +14,8 @@ from openenv.runners import current_dispatcher
 from openenv.sessions.manager import SessionLimits, SessionManager
 from openenv.sessions.operations import CALL
 from openenv.sessions.session import Session, SessionCall, SessionKind
-from openenv.telemetry.calls import CallWatch, WatchedCall
 from openenv.telemetry.server_metrics import ServerMetrics
+from openenv.telemetry.watched_calls import CallWatch, WatchedCall
 
 pytestmark = pytest.mark.anyio
 

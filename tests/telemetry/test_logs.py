@@ -16,8 +16,8 @@ from openenv.sessions.events import RequestOrigin
 from openenv.sessions.manager import SessionLimits, SessionManager
 from openenv.sessions.operations import CALL, build_operations
 from openenv.sessions.session import Session, SessionKind
-from openenv.telemetry.calls import CURRENT, CallWatch
 from openenv.telemetry.logs import JsonFormatter
+from openenv.telemetry.watched_calls import CURRENT, CallWatch
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 OPERATIONS = build_operations(lambda observation: observation, lambda state: state)

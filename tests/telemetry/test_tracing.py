@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from websockets.sync.client import connect
 
 from openenv import Action, Environment, Observation, State, create_app
-from openenv.telemetry.tracing import Tracer
+from openenv.telemetry.watched_calls import Tracer
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARENT = f"00-{TRACE}-{SPAN}-01"

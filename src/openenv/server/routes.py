@@ -24,9 +24,9 @@ from starlette.routing import BaseRoute, Match, Route
 from .._version import load_package_version
 from ..errors import SessionCapacityError
 from ..sessions.operations import CALL
-from ..telemetry.calls import CallWatch
 from ..telemetry.prometheus import CONTENT_TYPE
 from ..telemetry.server_metrics import ServerMetrics
+from ..telemetry.watched_calls import CallWatch
 from ..types import GetTaskRangeRequest, GetTaskRequest, ListTasksRequest, NumTasksRequest, SessionInfo
 from .access import ADDRESS_TOKEN, AccessPolicy
 from .asgi import BodyLimit, Handler, Receive, Scope, Send, respond_json
@@ -249,7 +249,7 @@ class MetricsRoutes:
     def begin(self) -> None:
         """Trace calls from the start of the server on, if the application has set up OpenTelemetry."""
         if not self._is_tracing and OPENTELEMETRY in sys.modules:
-            from ..telemetry.tracing import trace_if_set_up  # not needed otherwise
+            from ..telemetry.watched_calls import trace_if_set_up  # not needed otherwise
 
             self._is_tracing = trace_if_set_up(self.watch)
 

@@ -11,7 +11,7 @@ import logging
 from datetime import datetime, timezone
 from typing import Any
 
-from .calls import CURRENT
+from .watched_calls import CURRENT
 
 # What every record has; whatever else is there was given with `extra`. `color_message` is uvicorn's, with escapes.
 _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}

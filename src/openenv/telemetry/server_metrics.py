@@ -13,8 +13,8 @@ from pathlib import Path
 from ..sessions.events import SessionEvent
 from ..sessions.manager import SessionManager
 from ..sessions.session import Session, SessionKind, SessionState
-from .calls import PHASES, CallWatch
 from .prometheus import Family, render
+from .watched_calls import PHASES, CallWatch
 
 _STATM = Path("/proc/self/statm")
 
