@@ -257,14 +257,14 @@ OnAnswer = Callable[[Slot, str, Any, "OpenEnvError | None"], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ConnectionPlan:
     """A connection to be made, and the slots that it carries."""
 
     url: str
     slots: range
 
 
-def placements(urls: Sequence[str], n: int, connections: int) -> list[Place]:
+def placements(urls: Sequence[str], n: int, connections: int) -> list[ConnectionPlan]:
     """Spread slots over connections and connections over servers, as evenly as whole numbers allow.
 
     Args:
@@ -277,7 +277,7 @@ def placements(urls: Sequence[str], n: int, connections: int) -> list[Place]:
     places, first = [], 0
     for url, share, lines in zip(used, shares(n, len(used)), shares(wanted, len(used)), strict=True):
         for size in shares(share, min(lines, share)):
-            places.append(Place(url, range(first, first + size)))
+            places.append(ConnectionPlan(url, range(first, first + size)))
             first += size
     return places
 
@@ -302,7 +302,7 @@ class SessionPool:
 
     def __init__(
         self,
-        places: Sequence[Place],
+        places: Sequence[ConnectionPlan],
         *,
         options: ConnectionOptions,
         subprotocols: Sequence[str],
