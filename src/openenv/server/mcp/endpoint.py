@@ -67,7 +67,7 @@ from ..service import EnvService
 from ..ws import WsEndpoint
 from ..ws_v1 import V1Connection
 from .mcp_sessions import Episodes, McpSession
-from .methods import Exchange, McpMethods, failure, negotiated, session_error
+from .methods import McpExchange, McpMethods, failure, negotiated, session_error
 from .openenv_rpc import OwnMethods
 from .tool_calls import NoTools
 
@@ -389,7 +389,7 @@ class McpEndpoint:
         if once is not None and once.is_repeated:
             await once.answer_again(send, named)
             return
-        exchange = Exchange("handshake", client.session, reply.notify, client)
+        exchange = McpExchange("handshake", client.session, reply.notify, client)
         work = asyncio.ensure_future(self._methods.answer(message, exchange))
         assert message.id is not None
         client.running[message.id] = work
@@ -488,7 +488,7 @@ class McpEndpoint:
             await once.answer_again(send, extra)
             return
         reply = Reply(send, extra)
-        work = asyncio.ensure_future(self._methods.answer(message, Exchange("modern", session, reply.notify)))
+        work = asyncio.ensure_future(self._methods.answer(message, McpExchange("modern", session, reply.notify)))
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
             await reply.follow(work, gone)

@@ -54,7 +54,7 @@ _HANDSHAKE_ONLY = frozenset({"ping", "logging/setLevel"})
 
 
 @dataclass(slots=True)
-class Exchange:
+class McpExchange:
     """One request on its way: whose it is, and where notifications go before its answer."""
 
     era: Era
@@ -71,7 +71,7 @@ class McpMethods:
         self._operations = ToolOperations(service.action_cls)
         self._described: list[dict[str, Any]] | None = None
         self._server_info: dict[str, Any] | None = None
-        self._table: Mapping[str, Callable[[McpMessage, Exchange], Awaitable[dict[str, Any]]]] = {
+        self._table: Mapping[str, Callable[[McpMessage, McpExchange], Awaitable[dict[str, Any]]]] = {
             "ping": self._ping,
             "logging/setLevel": self._set_level,
             "server/discover": self._discover,
@@ -112,7 +112,7 @@ class McpMethods:
         instructions = getattr(getattr(client.session.env, "mcp_server", None), "instructions", None)
         return {**result, "instructions": instructions} if instructions else result
 
-    async def answer(self, message: McpMessage, exchange: Exchange) -> dict[str, Any]:
+    async def answer(self, message: McpMessage, exchange: McpExchange) -> dict[str, Any]:
         """Answer one request with its result.
 
         Raises:
@@ -131,10 +131,10 @@ class McpMethods:
 
     # -- about the server -----------------------------------------------------------------------------------------
 
-    async def _ping(self, message: McpMessage, exchange: Exchange) -> dict[str, Any]:
+    async def _ping(self, message: McpMessage, exchange: McpExchange) -> dict[str, Any]:
         return {}
 
-    async def _set_level(self, message: McpMessage, exchange: Exchange) -> dict[str, Any]:
+    async def _set_level(self, message: McpMessage, exchange: McpExchange) -> dict[str, Any]:
         level = message.params.get("level")
         if level not in LOG_LEVELS:
             raise invalid_params(f"Invalid level: choose one of {', '.join(LOG_LEVELS)}")
@@ -142,12 +142,12 @@ class McpMethods:
             exchange.client.log_level = level
         return {}
 
-    async def _discover(self, message: McpMessage, exchange: Exchange) -> dict[str, Any]:
+    async def _discover(self, message: McpMessage, exchange: McpExchange) -> dict[str, Any]:
         return {"supportedVersions": list(supported_versions()), "capabilities": _capabilities()}
 
     # -- tools ----------------------------------------------------------------------------------------------------
 
-    async def _list_tools(self, message: McpMessage, exchange: Exchange) -> dict[str, Any]:
+    async def _list_tools(self, message: McpMessage, exchange: McpExchange) -> dict[str, Any]:
         tools = [_without_nulls(tool) for tool in await self._tools(exchange.session)]
         return _listed("tools", tools, message)
 
@@ -163,7 +163,7 @@ class McpMethods:
                 self._described = await borrowed.run(self._operations.list)
         return self._described
 
-    async def _call_tool(self, message: McpMessage, exchange: Exchange) -> dict[str, Any]:
+    async def _call_tool(self, message: McpMessage, exchange: McpExchange) -> dict[str, Any]:
         session = exchange.session
         assert session is not None
         call = self._tool_call(message, exchange)
@@ -192,7 +192,7 @@ class McpMethods:
         )
 
     @staticmethod
-    def _tool_call(message: McpMessage, exchange: Exchange) -> ToolCall:
+    def _tool_call(message: McpMessage, exchange: McpExchange) -> ToolCall:
         name, arguments = message.params.get("name"), message.params.get("arguments")
         if not isinstance(name, str) or not name:
             raise invalid_params("Missing 'name' in params")
@@ -202,17 +202,17 @@ class McpMethods:
 
     # -- what the FastMCP server has ------------------------------------------------------------------------------
 
-    async def _list_resources(self, message: McpMessage, exchange: Exchange) -> dict[str, Any]:
+    async def _list_resources(self, message: McpMessage, exchange: McpExchange) -> dict[str, Any]:
         return _listed("resources", await self._ask(exchange, lambda client: client.list_resources()), message)
 
-    async def _list_templates(self, message: McpMessage, exchange: Exchange) -> dict[str, Any]:
+    async def _list_templates(self, message: McpMessage, exchange: McpExchange) -> dict[str, Any]:
         found = await self._ask(exchange, lambda client: client.list_resource_templates())
         return _listed("resourceTemplates", found, message)
 
-    async def _list_prompts(self, message: McpMessage, exchange: Exchange) -> dict[str, Any]:
+    async def _list_prompts(self, message: McpMessage, exchange: McpExchange) -> dict[str, Any]:
         return _listed("prompts", await self._ask(exchange, lambda client: client.list_prompts()), message)
 
-    async def _read_resource(self, message: McpMessage, exchange: Exchange) -> dict[str, Any]:
+    async def _read_resource(self, message: McpMessage, exchange: McpExchange) -> dict[str, Any]:
         uri = message.params.get("uri")
         if not isinstance(uri, str):
             raise invalid_params("Missing 'uri' in params")
@@ -225,14 +225,14 @@ class McpMethods:
             raise
         return found
 
-    async def _get_prompt(self, message: McpMessage, exchange: Exchange) -> dict[str, Any]:
+    async def _get_prompt(self, message: McpMessage, exchange: McpExchange) -> dict[str, Any]:
         name, arguments = message.params.get("name"), message.params.get("arguments") or {}
         if not isinstance(name, str):
             raise invalid_params("Missing 'name' in params")
         found: dict[str, Any] = await self._ask(exchange, lambda client: client.get_prompt_mcp(name, arguments))
         return found
 
-    async def _complete(self, message: McpMessage, exchange: Exchange) -> dict[str, Any]:
+    async def _complete(self, message: McpMessage, exchange: McpExchange) -> dict[str, Any]:
         ref, argument = message.params.get("ref"), message.params.get("argument")
         if not isinstance(ref, dict) or not isinstance(argument, dict):
             raise invalid_params("'ref' and 'argument' must be objects")
@@ -244,7 +244,7 @@ class McpMethods:
             raise
         return found
 
-    async def _ask(self, exchange: Exchange, work: Callable[[Any], Awaitable[Any]]) -> Any:
+    async def _ask(self, exchange: McpExchange, work: Callable[[Any], Awaitable[Any]]) -> Any:
         async def asked(client: Any) -> Any:
             try:
                 return await work(client)
@@ -306,7 +306,7 @@ def _observed(observation: Any) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": text}], "isError": False}
 
 
-def _events(message: McpMessage, exchange: Exchange) -> ToolEvents:
+def _events(message: McpMessage, exchange: McpExchange) -> ToolEvents:
     """Let a running tool tell its progress and log, as far as the client wants to know."""
     token = message.progress_token
     level = message.meta.get(META_LOG_LEVEL) if exchange.era == "modern" else None

@@ -29,7 +29,7 @@ from ...protocol.jsonrpc import (
 from ...sessions.session import Session, SessionKind
 from ..service import EnvService
 from .mcp_sessions import Episodes, McpSession
-from .methods import Exchange, McpMethods, negotiated, session_error
+from .methods import McpExchange, McpMethods, negotiated, session_error
 from .tool_calls import NoTools
 
 logger = logging.getLogger(__name__)
@@ -108,12 +108,12 @@ class StdioConversation:
         if META_VERSION in message.meta:
             check_modern({}, message)
             session = await self._own_session() if self._methods.needs_session(message.method) else self._session
-            return await self._methods.answer(message, Exchange("modern", session, self._write))
+            return await self._methods.answer(message, McpExchange("modern", session, self._write))
         async with self._opening:  # a handshake may still be under way
             client = self._client
         if client is None:
             raise McpError(JsonRpcErrorCode.INVALID_REQUEST.value, "Begin with initialize, or name a version in _meta")
-        return await self._methods.answer(message, Exchange("handshake", client.session, self._write, client))
+        return await self._methods.answer(message, McpExchange("handshake", client.session, self._write, client))
 
     async def _own_session(self) -> Session:
         """The process has one client, so it has one session; it begins with the first call that needs one."""
