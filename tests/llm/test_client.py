@@ -14,7 +14,7 @@ import pytest
 from openenv.core import llm_client as facade
 from openenv.errors import OpenEnvError
 from openenv.llm import AnthropicClient, LLMClient, LLMError, LLMResponse, OpenAIClient, ToolCall, create_llm_client
-from openenv.llm.messages import openai_messages_to_anthropic
+from openenv.llm.client import openai_messages_to_anthropic
 from openenv.rubrics import LLMJudge
 from openenv.testing import Script, ScriptedCall, ScriptedModel, StatusFailure, Turn
 

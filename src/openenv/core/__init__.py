@@ -16,9 +16,9 @@ _CLIENTS = {
     "MCPToolClient": "openenv.client.mcp_client",
     "AnthropicClient": "openenv.llm.client",
     "LLMClient": "openenv.llm.client",
-    "LLMResponse": "openenv.llm.messages",
+    "LLMResponse": "openenv.llm.client",
     "OpenAIClient": "openenv.llm.client",
-    "ToolCall": "openenv.llm.messages",
+    "ToolCall": "openenv.llm.client",
     "create_llm_client": "openenv.llm.client",
 }
 _SUBMODULES = {
@@ -50,10 +50,10 @@ if TYPE_CHECKING:  # the tables, for type checkers; tests/test_typing.py holds t
     from openenv.errors import SessionNotFoundError as SessionNotFoundError
     from openenv.llm.client import AnthropicClient as AnthropicClient
     from openenv.llm.client import LLMClient as LLMClient
+    from openenv.llm.client import LLMResponse as LLMResponse
     from openenv.llm.client import OpenAIClient as OpenAIClient
+    from openenv.llm.client import ToolCall as ToolCall
     from openenv.llm.client import create_llm_client as create_llm_client
-    from openenv.llm.messages import LLMResponse as LLMResponse
-    from openenv.llm.messages import ToolCall as ToolCall
     from openenv.protocol.json_values import serialize_observation as serialize_observation
     from openenv.protocol.jsonrpc import JsonRpcError as JsonRpcError
     from openenv.protocol.jsonrpc import JsonRpcErrorCode as JsonRpcErrorCode

@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-from openenv.llm.client import (
-    AnthropicClient,
-    LLMClient,
-    OpenAIClient,
-    create_llm_client,
-)
-from openenv.llm.messages import (
-    LLMResponse,
-    ToolCall,
-)
-from openenv.llm.messages import (
-    clean_mcp_schema as _clean_mcp_schema,
-)
-from openenv.llm.messages import (
-    mcp_tools_to_anthropic as _mcp_tools_to_anthropic,
-)
-from openenv.llm.messages import (
-    mcp_tools_to_openai as _mcp_tools_to_openai,
-)
-from openenv.llm.messages import (
-    openai_messages_to_anthropic as _openai_msgs_to_anthropic,
-)
+from openenv.llm.client import AnthropicClient, LLMClient, LLMResponse, OpenAIClient, ToolCall, create_llm_client
+from openenv.llm.client import clean_mcp_schema as _clean_mcp_schema
+from openenv.llm.client import mcp_tools_to_anthropic as _mcp_tools_to_anthropic
+from openenv.llm.client import mcp_tools_to_openai as _mcp_tools_to_openai
+from openenv.llm.client import openai_messages_to_anthropic as _openai_msgs_to_anthropic
 
 __all__ = [
     "AnthropicClient",

@@ -13,10 +13,10 @@ if TYPE_CHECKING:  # the table, for type checkers
     from .client import AnthropicClient as AnthropicClient
     from .client import LLMClient as LLMClient
     from .client import LLMError as LLMError
+    from .client import LLMResponse as LLMResponse
     from .client import OpenAIClient as OpenAIClient
+    from .client import ToolCall as ToolCall
     from .client import create_llm_client as create_llm_client
-    from .messages import LLMResponse as LLMResponse
-    from .messages import ToolCall as ToolCall
 
     __all__: list[str]
 else:
