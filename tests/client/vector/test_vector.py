@@ -13,8 +13,8 @@ import pytest
 from pydantic import BaseModel
 
 from openenv.client.env_client import EnvClient
-from openenv.client.vector.pool import placements
 from openenv.client.vector.results import ended
+from openenv.client.vector.session_pool import placements
 from openenv.client.vector.vector_env import VectorEnv
 from openenv.errors import AccessDenied, ClientModeError, ConnectFailed, RequestTimeout, SessionCapacityError
 from openenv.server.app import create_app

@@ -19,8 +19,8 @@ from ...protocol.codec import JSON, MSGPACK, SUBPROTOCOLS
 from ..env_client import EnvClient, GenericEnvClient
 from ..keepalive import TENDER, ProcessLock
 from ..options import PROTOCOLS, ConnectionOptions, ProtocolChoice, with_token
-from .pool import PoolConnection, SessionPool, Slot, placements
 from .results import AUTORESETS, POLICIES, Autoreset, OnFailure, SlotEpisode, VectorResult
+from .session_pool import PoolConnection, SessionPool, Slot, placements
 
 ActT = TypeVar("ActT")
 ObsT = TypeVar("ObsT")
