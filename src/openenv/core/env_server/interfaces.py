@@ -1,4 +1,4 @@
-"""Facade: the environment's base class. Re-exports only; the code lives in `openenv.env.environment` and `openenv.types`."""
+"""Facade: re-exports the environment's base class and its models; the code lives in `openenv.env` and `openenv.types`."""
 
 from __future__ import annotations
 
