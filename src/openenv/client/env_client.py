@@ -228,8 +228,6 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
 
     def sync(self) -> SyncEnvClient[ActT, ObsT, StateT]:
         """Return the blocking twin of this client."""
-        from .env_client import SyncEnvClient  # the two know each other
-
         return SyncEnvClient(self)
 
     def new_session(self) -> Self:

@@ -31,8 +31,8 @@ from .options import ConnectionOptions
 
 # commands: What flows ask for, and the two drivers that carry it out, blocking or awaiting.
 #
-# A flow is a generator that yields commands (connect, exchange, hang up, pause, call something slow) and gets the outcome
-# sent back. It decides what a failure means; a driver only does the work. Knows no protocol.
+# A flow is a generator that yields commands (connect, exchange, hang up, pause, call something slow) and
+# gets the outcome sent back. It decides what a failure means; a driver only does the work. Knows no protocol.
 
 
 T = TypeVar("T")
@@ -247,7 +247,8 @@ class Link(Protocol):
         ...
 
 
-# connecting: How often a client tries to connect, and for how long: until its time is over, or a failure will not go away.
+# connecting: How often a client tries to connect, and for how long: until its time is over, or a failure
+# will not go away.
 #
 # Knows failures and time; must not know sockets or protocols.
 
@@ -322,7 +323,8 @@ def reach(link: Link) -> Flow[None]:
         yield Pause(pause_s)
 
 
-# resumption: Request flows of protocol v2: a lost connection is replaced, the session resumed, the unanswered request repeated.
+# resumption: Request flows of protocol v2: a lost connection is replaced, the session resumed, the
+# unanswered request repeated.
 #
 # The caller notices nothing, or gets `SessionLost`: a request is never answered by another session or another request's
 # reply. Knows the protocol's client side; must not know sockets.

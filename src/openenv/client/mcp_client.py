@@ -77,8 +77,6 @@ class MCPClientBase(EnvClient[Any, Observation, State]):
 
     def sync(self) -> SyncMCPClient:
         """Return the blocking twin of this client."""
-        from .mcp_client import SyncMCPClient  # the two know each other
-
         return SyncMCPClient(self)
 
     def _clone(self) -> Self:
@@ -182,8 +180,6 @@ class MCPToolClient(MCPClientBase):
 
     def sync(self) -> SyncMCPToolClient:
         """Return the blocking twin of this client."""
-        from .mcp_client import SyncMCPToolClient  # the two know each other
-
         return SyncMCPToolClient(self)
 
     def _call_flow(
