@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from mcp.types import TextContent
 
-from openenv.env.tools.source import Block
+from openenv.env.tools.source import ContentBlock
 
 SAMPLE = Path(__file__).parent / "conformance_env.py"
 
@@ -82,6 +82,6 @@ def test_a_schema_is_listed_as_its_author_wrote_it(client: Any, sample: Any) -> 
 
 
 def test_what_a_block_says_about_itself_is_written_once_in_either_protocol() -> None:
-    block = Block.read(TextContent.model_validate({"type": "text", "text": "a", "_meta": {"k": 1}}))
+    block = ContentBlock.read(TextContent.model_validate({"type": "text", "text": "a", "_meta": {"k": 1}}))
     assert block == {"type": "text", "text": "a", "annotations": None, "meta": {"k": 1}}
     assert block.as_mcp() == {"type": "text", "text": "a", "_meta": {"k": 1}}

@@ -88,7 +88,7 @@ class ToolSource(ABC):
 # Knows FastMCP's results by their attributes; must not know how tools are called, nor which FastMCP it is.
 
 
-class Block(dict[str, Any]):
+class ContentBlock(dict[str, Any]):
     """One block of content, `type` and what belongs to it; its keys are readable as attributes too."""
 
     def __getattr__(self, name: str) -> Any:
@@ -98,7 +98,7 @@ class Block(dict[str, Any]):
             raise AttributeError(name) from None
 
     @classmethod
-    def read(cls, block: Any) -> Block:
+    def read(cls, block: Any) -> ContentBlock:
         """Take over a block of FastMCP's; every release of it writes the same keys here."""
         if type(block).__name__ == "TextContent" and block.annotations is None and block.meta is None:
             return cls(type="text", text=block.text, annotations=None, meta=None)
@@ -124,7 +124,7 @@ class ToolOutcome:
         is_error: Whether the tool itself reports a failure.
     """
 
-    content: list[Block]
+    content: list[ContentBlock]
     structured_content: dict[str, Any] | None = None
     meta: dict[str, Any] | None = None
     data: Any = None
@@ -141,13 +141,13 @@ class ToolOutcome:
         data = structured
         if structured is not None and wraps_result:
             data = structured.get("result")
-        content = [Block.read(block) for block in result.content]
+        content = [ContentBlock.read(block) for block in result.content]
         return cls(content, structured, result.meta, data, bool(getattr(result, "is_error", False)))
 
     @classmethod
     def of_text(cls, text: str) -> ToolOutcome:
         """Build what FastMCP makes of plain text that a tool is declared to return."""
-        block = Block(type="text", text=text, annotations=None, meta=None)
+        block = ContentBlock(type="text", text=text, annotations=None, meta=None)
         return cls([block], {"result": text}, {"fastmcp": {"wrap_result": True}}, text)
 
     def text(self) -> str:
