@@ -34,7 +34,7 @@ Notify = Callable[[dict[str, Any]], None]
 _ALL_FIELDS = ("title", "description", "inputSchema", "outputSchema", "icons", "annotations", "meta", "execution")
 
 
-class Refused(Exception):
+class RpcRefused(Exception):
     """A request that is answered with an error."""
 
     def __init__(self, code: JsonRpcErrorCode, message: str, data: Any = None) -> None:
@@ -78,7 +78,7 @@ class OwnMethods:
             return JsonRpcResponse.error_response(JsonRpcErrorCode.INVALID_REQUEST, text).model_dump()
         try:
             result = await self._dispatch(request, own, notify, role)
-        except Refused as exc:
+        except RpcRefused as exc:
             if exc.__cause__ is None:  # or it was counted where it happened
                 self._manager.report_error(exc.code.name)
             response = JsonRpcResponse.error_response(exc.code, str(exc), exc.data, request.id)
@@ -98,7 +98,7 @@ class OwnMethods:
                 return await self._create(own, role)
             case "openenv/session/close":
                 return self._close(params, own, role)
-        raise Refused(JsonRpcErrorCode.METHOD_NOT_FOUND, f"Method not found: {request.method}")
+        raise RpcRefused(JsonRpcErrorCode.METHOD_NOT_FOUND, f"Method not found: {request.method}")
 
     async def _run(self, operation: Operation, argument: Any, request: JsonRpcRequest, own: Session | None) -> Any:
         """Run on the connection's session, the named one, or an environment that lives for this request."""
@@ -111,18 +111,18 @@ class OwnMethods:
             async with self._manager.borrow() as borrowed:
                 return await borrowed.run(operation, argument, cancellable=True, origin=origin)
         except NoTools as exc:
-            raise Refused(JsonRpcErrorCode.INTERNAL_ERROR, str(exc)) from exc
+            raise RpcRefused(JsonRpcErrorCode.INTERNAL_ERROR, str(exc)) from exc
         except ToolNotFoundError as exc:
             text = f"Unknown tool: {exc.tool_name!r}"
-            raise Refused(JsonRpcErrorCode.INTERNAL_ERROR, text, {"error_type": exc.error_type}) from exc
+            raise RpcRefused(JsonRpcErrorCode.INTERNAL_ERROR, text, {"error_type": exc.error_type}) from exc
         except ToolCallError as exc:
-            raise Refused(JsonRpcErrorCode.INTERNAL_ERROR, str(exc), {"error_type": exc.error_type}) from exc
+            raise RpcRefused(JsonRpcErrorCode.INTERNAL_ERROR, str(exc), {"error_type": exc.error_type}) from exc
         except OpenEnvError as exc:
             raise refusal(self._errors.shown(exc)) from exc
-        except Refused:
+        except RpcRefused:
             raise
         except Exception as exc:
-            raise Refused(JsonRpcErrorCode.INTERNAL_ERROR, self._errors.text(exc)) from exc
+            raise RpcRefused(JsonRpcErrorCode.INTERNAL_ERROR, self._errors.text(exc)) from exc
 
     def _named(self, params: Mapping[str, Any]) -> Session | None:
         name = params.get("session_id")
@@ -132,9 +132,9 @@ class OwnMethods:
             session = self._manager.find(str(name))
         except (SessionNotFoundError, SessionLost) as exc:
             known = "" if isinstance(exc, SessionNotFoundError) else f" ({exc.reason})"
-            raise Refused(JsonRpcErrorCode.INVALID_PARAMS, f"Unknown session_id: {name}{known}") from exc
+            raise RpcRefused(JsonRpcErrorCode.INVALID_PARAMS, f"Unknown session_id: {name}{known}") from exc
         if session.state is SessionState.CREATING:
-            raise Refused(JsonRpcErrorCode.INVALID_REQUEST, f"Session {name} is still initializing")
+            raise RpcRefused(JsonRpcErrorCode.INVALID_REQUEST, f"Session {name} is still initializing")
         return session
 
     async def _create(self, own: Session | None, role: Role) -> dict[str, Any]:
@@ -148,13 +148,15 @@ class OwnMethods:
 
     def _close(self, params: Mapping[str, Any], own: Session | None, role: Role) -> dict[str, Any]:
         if params.get("session_id") is None:
-            raise Refused(JsonRpcErrorCode.INVALID_PARAMS, "Missing 'session_id' in params")
+            raise RpcRefused(JsonRpcErrorCode.INVALID_PARAMS, "Missing 'session_id' in params")
         if own is not None and params["session_id"] == own.id:
-            raise Refused(JsonRpcErrorCode.INVALID_REQUEST, "A connection's own session ends with the connection")
+            raise RpcRefused(JsonRpcErrorCode.INVALID_REQUEST, "A connection's own session ends with the connection")
         session = self._named(params)
         assert session is not None
         if role is Role.AGENT and not session.account.is_agent:
-            raise Refused(JsonRpcErrorCode.INVALID_REQUEST, "An agent can only close sessions that agents have opened")
+            raise RpcRefused(
+                JsonRpcErrorCode.INVALID_REQUEST, "An agent can only close sessions that agents have opened"
+            )
         if session.is_attached:
             session.close_when_detached = True
             return {"session_id": session.id, "closed": False, "closing": True}
@@ -162,21 +164,21 @@ class OwnMethods:
         return {"session_id": session.id, "closed": True}
 
 
-def refusal(exc: OpenEnvError) -> Refused:
+def refusal(exc: OpenEnvError) -> RpcRefused:
     """Word a failure to open or use a session."""
     if isinstance(exc, (SessionCapacityError, EnvironmentFactoryError)):
-        return Refused(JsonRpcErrorCode.SERVER_ERROR, str(exc), exc.details)
-    return Refused(JsonRpcErrorCode.SERVER_ERROR, str(exc), {"code": exc.code, **exc.details})
+        return RpcRefused(JsonRpcErrorCode.SERVER_ERROR, str(exc), exc.details)
+    return RpcRefused(JsonRpcErrorCode.SERVER_ERROR, str(exc), {"code": exc.code, **exc.details})
 
 
 def _tool_call(params: Mapping[str, Any], notify: Notify | None) -> ToolCall:
     name, arguments, timeout_s = params.get("name"), params.get("arguments"), params.get("timeout_s")
     if not isinstance(name, str) or not name:
-        raise Refused(JsonRpcErrorCode.INVALID_PARAMS, "Missing 'name' in params")
+        raise RpcRefused(JsonRpcErrorCode.INVALID_PARAMS, "Missing 'name' in params")
     if arguments is not None and not isinstance(arguments, dict):
-        raise Refused(JsonRpcErrorCode.INVALID_PARAMS, "'arguments' must be an object")
+        raise RpcRefused(JsonRpcErrorCode.INVALID_PARAMS, "'arguments' must be an object")
     if timeout_s is not None and not (isinstance(timeout_s, (int, float)) and timeout_s > 0):
-        raise Refused(JsonRpcErrorCode.INVALID_PARAMS, "'timeout_s' must be a positive number")
+        raise RpcRefused(JsonRpcErrorCode.INVALID_PARAMS, "'timeout_s' must be a positive number")
     return ToolCall(name, arguments or {}, timeout_s, _events(params, notify))
 
 
