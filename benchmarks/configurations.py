@@ -16,7 +16,7 @@ UVICORN = "{python} -m uvicorn {app}:app --host 127.0.0.1 --port {port} --log-le
 SERVE = "{python} -m openenv.cli serve {app}:app --host 127.0.0.1 --port {port} --log-level warning"
 STUB = "{python} stub_server.py --port {port}"
 
-PUBLISHED, OURS = "published", "ours"
+PUBLISHED, OURS, BEFORE = "published", "ours", "before"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,20 @@ class Configuration:
     label: str
     side: str
     command: str
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it runs this project, as it is or as it was before."""
+        return self.side in (OURS, BEFORE)
+
+    def before(self) -> Configuration:
+        """Return the same configuration of another checkout of this project."""
+        return Configuration(
+            key=self.key.replace(OURS, BEFORE),
+            label=self.label.replace(OURS, BEFORE),
+            side=BEFORE,
+            command=self.command,
+        )
 
 
 CONFIGURATIONS = (
@@ -55,6 +69,7 @@ CONFIGURATIONS = (
         command=f"{UVICORN} --loop uvloop --http httptools",
     ),
 )
+BEFORE_CONFIGURATIONS = tuple(c.before() for c in CONFIGURATIONS if c.side == OURS)
 STUB_SERVER = Configuration(key="stub", label="stub server", side="", command=STUB)
 
 # what is measured on one server beside its plain figure
@@ -67,13 +82,13 @@ VARIANTS = {
 }
 
 LABELS = (
-    {configuration.key: configuration.label for configuration in CONFIGURATIONS}
-    | {PUBLISHED: "openenv 0.10.0", OURS: "ours"}
+    {configuration.key: configuration.label for configuration in CONFIGURATIONS + BEFORE_CONFIGURATIONS}
+    | {PUBLISHED: "openenv 0.10.0", OURS: "ours", BEFORE: "before"}
     | {
         f"{configuration.key} {variant}": f"{configuration.label}, {words}"
-        for configuration in CONFIGURATIONS
+        for configuration in CONFIGURATIONS + BEFORE_CONFIGURATIONS
         for variant, words in VARIANTS.items()
-        if configuration.side == OURS or variant == "clients"
+        if configuration.is_ours or variant == "clients"
     }
 )
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from configurations import BENCHMARKS, OURS, PUBLISHED
+from configurations import BEFORE, BENCHMARKS, OURS, PUBLISHED
 from interpreters import Interpreter
 from plan import MeasurementError, Plan, run_json
 from samples import Sample
 from servers import Server, ServerError
 
 KINDS = ("async", "sync")
-PUBLISHED_SERVER, OUR_SERVER = "published-uvloop", "ours-thread"
+OWN_SERVERS = {PUBLISHED: "published-uvloop", OURS: "ours-thread", BEFORE: "before-thread"}
 
 
 def round_trips(interpreter: Interpreter, server: Server, *, kind: str, steps: int) -> dict[str, float]:
@@ -36,7 +36,7 @@ def measure_clients(plan: Plan) -> None:
             servers: dict[str, Server] = {}
             failures: dict[str, str] = {}
             for runnable in (plan.stub, *plan.runnables):
-                if runnable.key in (plan.stub.key, PUBLISHED_SERVER, OUR_SERVER):
+                if runnable.key in (plan.stub.key, *OWN_SERVERS.values()):
                     try:
                         servers[runnable.key] = stack.enter_context(Server(runnable))
                     except ServerError as error:
@@ -48,14 +48,14 @@ def measure_clients(plan: Plan) -> None:
 def measure_round(plan: Plan, servers: dict[str, Server], *, failures: dict[str, str], kind: str, round_: int) -> None:
     """Measure one kind of client once in each case."""
     cases = {
-        "stub": {PUBLISHED: "stub", OURS: "stub"},
-        "published": {PUBLISHED: PUBLISHED_SERVER, OURS: PUBLISHED_SERVER},
-        "own": {PUBLISHED: PUBLISHED_SERVER, OURS: OUR_SERVER},
+        "stub": dict.fromkeys(plan.interpreters, plan.stub.key),
+        "published": dict.fromkeys(plan.interpreters, OWN_SERVERS[PUBLISHED]),
+        "own": OWN_SERVERS,
     }
-    interpreters = {PUBLISHED: plan.published, OURS: plan.ours}
-    for case, sides in cases.items():
-        for side, key in sides.items():
-            interpreter, server = interpreters[side], servers.get(key)
+    for case, keys in cases.items():
+        for side, interpreter in plan.interpreters.items():
+            key = keys[side]
+            server = servers.get(key)
             values: dict[str, float] = {}
             failure = ""
             if interpreter is None:

@@ -10,7 +10,7 @@ import os
 import sys
 from contextlib import ExitStack
 
-from configurations import BENCHMARKS, OURS
+from configurations import BENCHMARKS
 from interpreters import child_environment
 from plan import MeasurementError, Plan, run_json
 from samples import Sample
@@ -30,7 +30,7 @@ def load(server: Server, *, seconds: float, sessions: int, extra: tuple[str, ...
         MeasurementError: no session could be opened or a reply was wrong.
     """
     if not server.running():
-        raise MeasurementError(f"server died: {server.last_words()}")
+        raise MeasurementError(f"server died: {server.last_line()}")
     command = [sys.executable, str(BENCHMARKS / "loadgen.py"), "--url", server.url, "--pid", str(server.pid)]
     command += ["--sessions", str(sessions), "--seconds", str(seconds), "--setup-timeout", str(SETUP_TIMEOUT_S), *extra]
     limit = SETUP_TIMEOUT_S + seconds + 240
@@ -71,7 +71,7 @@ def measure_http(plan: Plan) -> None:
         with ExitStack() as stack:
             for server in plan.start_servers(stack, section="http", round_=round_):
                 where = {"section": "http", "case": str(HTTP_CONNECTIONS)}
-                if server.runnable.configuration.side == OURS:
+                if server.runnable.configuration.is_ours:
                     sample(plan, server, **where, round_=round_, sessions=HTTP_CONNECTIONS, extra=stateful)
                     subject = f"{server.runnable.key} stateless"
                 else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from configurations import BENCHMARKS, OURS, PUBLISHED
+from configurations import BENCHMARKS
 from plan import MeasurementError, Plan, run_json
 from samples import Sample
 from servers import Server, ServerError
@@ -12,9 +12,8 @@ IMPORTS = 5
 
 def measure_import(plan: Plan) -> None:
     """Import the client in fresh interpreters; the first import of each side is thrown away (it writes bytecode)."""
-    sides = {PUBLISHED: plan.published, OURS: plan.ours}
     for turn in range(IMPORTS + 1):
-        for side, interpreter in sides.items():
+        for side, interpreter in plan.interpreters.items():
             if interpreter is None:
                 values, failure = {}, f"not available: {plan.missing}"
             else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from configurations import BENCHMARKS, OURS
+from configurations import BENCHMARKS
 from measure_load import sample
 from plan import MeasurementError, Plan, run_json
 from samples import Sample
@@ -28,13 +28,14 @@ def vector_steps(plan: Plan, server: Server, *, sessions: int, codec: str, extra
     Raises:
         MeasurementError: the client failed.
     """
-    assert plan.ours
+    interpreter = plan.interpreters[server.runnable.configuration.side]
+    assert interpreter
     if not server.running():
-        raise MeasurementError(f"server died: {server.last_words()}")
-    command = [plan.ours.python, str(BENCHMARKS / "clients" / "vector_steps.py"), "--url", server.url]
+        raise MeasurementError(f"server died: {server.last_line()}")
+    command = [interpreter.python, str(BENCHMARKS / "clients" / "vector_steps.py"), "--url", server.url]
     command += ["--pid", str(server.pid), "--sessions", str(sessions), "--connections", str(CONNECTIONS)]
     command += ["--codec", codec, "--seconds", str(plan.seconds), *extra]
-    return run_json(command, environment=plan.ours.environment, timeout=300, cwd=BENCHMARKS)
+    return run_json(command, environment=interpreter.environment, timeout=300, cwd=BENCHMARKS)
 
 
 def vector_sample(
@@ -61,16 +62,16 @@ def vector_sample(
 
 def clients_sample(plan: Plan, server: Server, *, case: str, round_: int, sessions: int) -> None:
     """Take and record one sample of the asynchronous clients of the server's own package, a failure included."""
-    is_ours = server.runnable.configuration.side == OURS
-    interpreter = plan.ours if is_ours else plan.published
+    configuration = server.runnable.configuration
+    interpreter = plan.interpreters[configuration.side]
     assert interpreter
     command = [interpreter.python, str(BENCHMARKS / "clients" / "gathered_steps.py"), "--url", server.url]
     command += ["--pid", str(server.pid), "--sessions", str(sessions), "--seconds", str(plan.seconds)]
-    command += ["--protocol", "v1"] if is_ours else []
+    command += ["--protocol", "v1"] if configuration.is_ours else []
     subject = f"{server.runnable.key} {CLIENTS}"
     try:
         if not server.running():
-            raise MeasurementError(f"server died: {server.last_words()}")
+            raise MeasurementError(f"server died: {server.last_line()}")
         values = run_json(command, environment=interpreter.environment, timeout=300, cwd=BENCHMARKS)
         taken = Sample("vector", subject, case, round_, values)
     except MeasurementError as error:
@@ -83,7 +84,7 @@ def measure_vector(plan: Plan) -> None:
     for round_ in range(1, plan.rounds + 1):
         with ExitStack() as stack:
             for server in plan.start_servers(stack, section="vector", round_=round_):
-                is_ours = server.runnable.configuration.side == OURS
+                is_ours = server.runnable.configuration.is_ours
                 subject = f"{server.runnable.key} sockets" if is_ours else server.runnable.key
                 sample(
                     plan, server, section="vector", case=SESSIONS_CASE, round_=round_, sessions=SESSIONS,
@@ -98,7 +99,7 @@ def measure_vector(plan: Plan) -> None:
                         extra=("--first", str(FIRST)), variant="first",
                     )  # fmt: skip
         with ExitStack() as stack:
-            for server in plan.start_servers(stack, section="vector", round_=round_, app="pixel_app", side=OURS):
+            for server in plan.start_servers(stack, section="vector", round_=round_, app="pixel_app", only_ours=True):
                 for codec in ("json", "msgpack"):
                     vector_sample(
                         plan, server, case=IMAGE_CASE, round_=round_, sessions=IMAGE_SESSIONS, codec=codec,

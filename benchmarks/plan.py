@@ -26,8 +26,7 @@ class Plan:
 
     runnables: Sequence[Runnable]
     stub: Runnable
-    published: Interpreter
-    ours: Interpreter | None
+    interpreters: Mapping[str, Interpreter | None]  # by side
     rounds: int
     seconds: float
     levels: Sequence[int]
@@ -47,11 +46,11 @@ class Plan:
         )
 
     def start_servers(
-        self, stack: ExitStack, *, section: str, round_: int, app: str = "echo_app", side: str = ""
+        self, stack: ExitStack, *, section: str, round_: int, app: str = "echo_app", only_ours: bool = False
     ) -> list[Server]:
-        """Start one fresh server per configuration, or per one of a side; those that fail are recorded and left out."""
+        """Start one fresh server per configuration; those that fail are recorded and left out."""
         servers = []
-        chosen = [one for one in self.runnables if not side or one.configuration.side == side]
+        chosen = [one for one in self.runnables if one.configuration.is_ours or not only_ours]
         for runnable in (replace(runnable, app=app) for runnable in chosen):
             try:
                 servers.append(stack.enter_context(Server(runnable)))

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from configurations import LABELS
+from configurations import BEFORE, LABELS, OURS
 from samples import Samples
-from targets import Judgement, judgements, ratio, show_ratio
+from targets import HIGHER_IS_BETTER, Judgement, judgements, ratio, show_ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +232,30 @@ def render_summary(judged: Sequence[Judgement]) -> str:
     )
 
 
+def render_change(samples: Samples) -> str:
+    """Render what changed since the other checkout: each figure divided by the older one, better is above 1."""
+    rows = []
+    for table in TABLES:
+        subjects = list(dict.fromkeys(s.subject for s in samples.all if s.section == table.section))
+        for case in samples.cases(table.section):
+            if table.least_sessions and int(case) < table.least_sessions:
+                continue
+            for subject in (s for s in subjects if s.startswith(OURS)):
+                for column in (c for c in table.columns if c.ratio_title):
+                    where = {"case": case, "metric": column.metric}
+                    now = samples.median(table.section, subject, **where)
+                    then = samples.median(table.section, subject.replace(OURS, BEFORE, 1), **where)
+                    if now and then:
+                        gain = now / then if column.metric in HIGHER_IS_BETTER else then / now
+                        figures = [f"{then:,.{column.digits}f}", f"{now:,.{column.digits}f}", show_ratio(gain)]
+                        rows.append([f"{table.title}: {column.title}", LABELS[subject], case, *figures])
+    if not rows:
+        return ""
+    intro = "Beside the other checkout in the same run. Above 1x is better than before: more per second, or less time."
+    header = ["what", "configuration", "case", "before", "now", "gain"]
+    return f"## Change\n\n{intro}\n\n" + markdown(header, rows)
+
+
 def render_report(samples: Samples, facts: Mapping[str, str], *, plot: str | None) -> str:
     """Render the whole report.
 
@@ -254,7 +278,9 @@ def render_report(samples: Samples, facts: Mapping[str, str], *, plot: str | Non
     facts_table = markdown(["what", "value"], [[name, value] for name, value in shown.items()])
     tables = [render_table(samples, table, judged) for table in TABLES if table.section in samples.sections()]
     image = f"![steps per second by sessions]({plot})\n" if plot else ""
-    return head + "\n".join(part for part in [facts_table, render_summary(judged), image, *tables] if part)
+    return head + "\n".join(
+        part for part in [facts_table, render_summary(judged), render_change(samples), image, *tables] if part
+    )
 
 
 def write_json(path: Path, samples: Samples, facts: Mapping[str, str]) -> None:

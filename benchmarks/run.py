@@ -20,6 +20,7 @@ examples:
   python benchmarks/run.py                          all of it, about 20 minutes; writes RESULTS.md beside this file
   python benchmarks/run.py --quick                  a few minutes, rough figures
   python benchmarks/run.py --only ws --levels 64,1000 --out ws.md --json ws.json --plot ws.png
+  python benchmarks/run.py --before ../old          another checkout of this project too, and what changed since
   python benchmarks/run.py --published PYTHON       an interpreter that already has openenv==0.10.0 uvloop httptools
 
 Without --published, one is made in .bench/published (pip install; the only step that needs a network). Run with nothing
@@ -37,7 +38,17 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from configurations import BENCHMARKS, CONFIGURATIONS, PUBLISHED, STUB_SERVER, Runnable
+from configurations import (
+    BEFORE,
+    BEFORE_CONFIGURATIONS,
+    BENCHMARKS,
+    CONFIGURATIONS,
+    OURS,
+    PUBLISHED,
+    STUB_SERVER,
+    Configuration,
+    Runnable,
+)
 from interpreters import (
     SOURCE,
     Interpreter,
@@ -100,6 +111,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         type=os.path.abspath,
         help="interpreter that runs the source tree (default: this one)",
     )
+    p.add_argument(
+        "--before",
+        metavar="CHECKOUT",
+        type=Path,
+        help="another checkout of this project, such as a git worktree of an older commit, measured in the same run "
+        "with the interpreter of --ours",
+    )
     p.add_argument("--rounds", type=int, help="interleaved rounds (default 3)")
     p.add_argument("--seconds", type=float, help="load per measurement (default 3)")
     p.add_argument("--levels", type=levels, help="session counts of ws (default 1,64,256,1000,4000)")
@@ -121,20 +139,20 @@ def make_plan(options: argparse.Namespace, environment: Mapping[str, str]) -> Pl
         published = find_interpreter(options.published or create_published_venv(environment), environment)
     except InterpreterError as error:
         raise SystemExit(f"the published package cannot be used: {error}") from error
-    ours, missing = None, ""
+    interpreters: dict[str, Interpreter | None] = {PUBLISHED: published, OURS: None}
+    python, missing = options.ours or sys.executable, ""
     try:
-        ours = find_interpreter(options.ours or sys.executable, environment, source=SOURCE)
+        interpreters[OURS] = find_interpreter(python, environment, source=SOURCE)
+        if options.before:
+            interpreters[BEFORE] = find_interpreter(python, environment, source=options.before.resolve() / "src")
     except InterpreterError as error:
         missing = without_directories(str(error))
         print(f"ours is not available: {missing}", file=sys.stderr)
     driver = Interpreter(python=sys.executable, environment=child_environment(environment), versions={})
     return Plan(
-        runnables=[
-            Runnable(c, published) if c.side == PUBLISHED else Runnable(c, ours, missing) for c in CONFIGURATIONS
-        ],
+        runnables=[Runnable(c, interpreters[c.side], missing) for c in _in_turn(bool(options.before))],
         stub=Runnable(STUB_SERVER, driver),
-        published=published,
-        ours=ours,
+        interpreters=interpreters,
         rounds=options.rounds,
         seconds=options.seconds,
         levels=options.levels,
@@ -143,11 +161,26 @@ def make_plan(options: argparse.Namespace, environment: Mapping[str, str]) -> Pl
     )
 
 
+def _in_turn(with_before: bool) -> list[Configuration]:
+    """Return what is compared; a configuration and what it was before are measured one after the other."""
+    if not with_before:
+        return list(CONFIGURATIONS)
+    older = {c.key: c for c in BEFORE_CONFIGURATIONS}
+    pairs = ([c, older.get(c.before().key)] if c.side == OURS else [c] for c in CONFIGURATIONS)
+    return [c for pair in pairs for c in pair if c]
+
+
 def command_line(arguments: list[str]) -> str:
     """Return the command without the places of interpreters and files on this machine."""
     shown = []
     for before, argument in zip(["", *arguments], arguments, strict=False):
-        shown.append("PYTHON" if before in ("--published", "--ours") else without_directories(argument))
+        shown.append(
+            "PYTHON"
+            if before in ("--published", "--ours")
+            else "CHECKOUT"
+            if before == "--before"
+            else without_directories(argument)
+        )
     return " ".join(["python benchmarks/run.py", *shown])
 
 
@@ -165,8 +198,8 @@ def facts(plan: Plan, arguments: list[str]) -> dict[str, str]:
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "CPUs": str(os.cpu_count()),
         "rounds, seconds each": f"{plan.rounds}, {plan.seconds:g}",
-        "published": versions(plan.published, ""),
-        "ours": versions(plan.ours, plan.missing),
+        "published": versions(plan.interpreters[PUBLISHED], ""),
+        "ours": versions(plan.interpreters[OURS], plan.missing),
     }
 
 

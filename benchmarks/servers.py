@@ -100,13 +100,13 @@ class Server:
         if self._log:
             self._log.close()
 
-    def last_words(self) -> str:
+    def last_line(self) -> str:
         """Return the last line of text the process wrote."""
         assert self._log
         self._log.seek(0)
         lines = [line.strip(" │|") for line in self._log.read().decode("utf-8", "replace").splitlines()]
-        told = [line for line in lines if any(map(str.isalnum, line))]  # not the frames that CLIs draw
-        return without_directories(told[-1])[:200] if told else "no output"
+        written = [line for line in lines if any(map(str.isalnum, line))]  # not the frames that CLIs draw
+        return without_directories(written[-1])[:200] if written else "no output"
 
     def running(self) -> bool:
         """Say whether the process is alive."""
@@ -116,7 +116,7 @@ class Server:
         while time.perf_counter() < limit:
             if not self.running():
                 assert self._process
-                raise ServerError(f"exit code {self._process.returncode} at start: {self.last_words()}")
+                raise ServerError(f"exit code {self._process.returncode} at start: {self.last_line()}")
             with contextlib.suppress(OSError, http.client.HTTPException):
                 connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
                 try:
@@ -126,4 +126,4 @@ class Server:
                 finally:
                     connection.close()
             time.sleep(POLL_S)
-        raise ServerError(f"not healthy after {START_TIMEOUT_S:.0f} s: {self.last_words()}")
+        raise ServerError(f"not healthy after {START_TIMEOUT_S:.0f} s: {self.last_line()}")
