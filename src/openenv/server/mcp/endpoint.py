@@ -86,7 +86,7 @@ _STREAM_HEADERS = [
 ]
 
 
-class Reply:
+class McpReply:
     """Writes one answer. `notify` may be called at any time before the result is there."""
 
     def __init__(self, send: Send, headers: HeaderList = ()) -> None:
@@ -380,7 +380,7 @@ class McpEndpoint:
             self._take_note(message, client)
             await respond(send, 202, b"", named)
             return
-        reply = Reply(send, named)
+        reply = McpReply(send, named)
         if message.method == "initialize":  # once more: the session stays as it is
             await reply.finish(result_message(message.id, self._methods.initialized(message.params, client)))
             return
@@ -487,7 +487,7 @@ class McpEndpoint:
         if once is not None and once.is_repeated:
             await once.answer_again(send, extra)
             return
-        reply = Reply(send, extra)
+        reply = McpReply(send, extra)
         work = asyncio.ensure_future(self._methods.answer(message, McpExchange("modern", session, reply.notify)))
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
