@@ -20,7 +20,7 @@ from ..env.tools.source import ToolEvents, ToolOutcome
 from ..errors import ExecutionError, OpenEnvError, SessionClosedError, SessionLost, ToolCallError, message_of
 from ..protocol.json_values import decode, encode
 from ..protocol.schema import deserialize_action_with_preprocessing
-from ..server.mcp.tool_calls import NoTools, ToolCall, ToolOperations
+from ..server.mcp.tool_calls import NoTools, ToolOperations, ToolRequest
 from ..server.service import EnvService
 from ..sessions.lifetime import client_reason
 from ..sessions.operations import CALL
@@ -119,7 +119,7 @@ class VisitorActions:
         """
         async with self._turn(visitor) as session:
             taken_at, began = self._now().isoformat(), time.perf_counter()
-            call = ToolCall(name, arguments, events=self._events(visitor))
+            call = ToolRequest(name, arguments, events=self._events(visitor))
             try:
                 called = Called(_result(await visitor.unless_gone(session.run(self._tools.call, call))), None)
             except ToolCallError as exc:

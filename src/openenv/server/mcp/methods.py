@@ -41,8 +41,8 @@ from .tool_calls import (
     NoTools,
     StepOutcome,
     StepTools,
-    ToolCall,
     ToolOperations,
+    ToolRequest,
     origin_of_rpc,
     outcome_of,
     raise_error,
@@ -192,13 +192,13 @@ class McpMethods:
         )
 
     @staticmethod
-    def _tool_call(message: McpMessage, exchange: McpExchange) -> ToolCall:
+    def _tool_call(message: McpMessage, exchange: McpExchange) -> ToolRequest:
         name, arguments = message.params.get("name"), message.params.get("arguments")
         if not isinstance(name, str) or not name:
             raise invalid_params("Missing 'name' in params")
         if arguments is not None and not isinstance(arguments, dict):
             raise invalid_params("'arguments' must be an object")
-        return ToolCall(name, arguments or {}, events=_events(message, exchange))
+        return ToolRequest(name, arguments or {}, events=_events(message, exchange))
 
     # -- what the FastMCP server has ------------------------------------------------------------------------------
 

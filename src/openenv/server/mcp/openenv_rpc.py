@@ -28,7 +28,7 @@ from ...sessions.operations import Operation
 from ...sessions.session import Session, SessionKind, SessionState
 from ..access import Role, account_of
 from ..service import EnvService
-from .tool_calls import NoTools, ToolCall, ToolOperations, origin_of_rpc
+from .tool_calls import NoTools, ToolOperations, ToolRequest, origin_of_rpc
 
 Notify = Callable[[dict[str, Any]], None]
 _ALL_FIELDS = ("title", "description", "inputSchema", "outputSchema", "icons", "annotations", "meta", "execution")
@@ -171,7 +171,7 @@ def refusal(exc: OpenEnvError) -> RpcRefused:
     return RpcRefused(JsonRpcErrorCode.SERVER_ERROR, str(exc), {"code": exc.code, **exc.details})
 
 
-def _tool_call(params: Mapping[str, Any], notify: Notify | None) -> ToolCall:
+def _tool_call(params: Mapping[str, Any], notify: Notify | None) -> ToolRequest:
     name, arguments, timeout_s = params.get("name"), params.get("arguments"), params.get("timeout_s")
     if not isinstance(name, str) or not name:
         raise RpcRefused(JsonRpcErrorCode.INVALID_PARAMS, "Missing 'name' in params")
@@ -179,7 +179,7 @@ def _tool_call(params: Mapping[str, Any], notify: Notify | None) -> ToolCall:
         raise RpcRefused(JsonRpcErrorCode.INVALID_PARAMS, "'arguments' must be an object")
     if timeout_s is not None and not (isinstance(timeout_s, (int, float)) and timeout_s > 0):
         raise RpcRefused(JsonRpcErrorCode.INVALID_PARAMS, "'timeout_s' must be a positive number")
-    return ToolCall(name, arguments or {}, timeout_s, _events(params, notify))
+    return ToolRequest(name, arguments or {}, timeout_s, _events(params, notify))
 
 
 def _events(params: Mapping[str, Any], notify: Notify | None) -> ToolEvents | None:

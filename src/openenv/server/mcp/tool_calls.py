@@ -123,7 +123,7 @@ def outcome_of(observation: Any) -> ToolOutcome | None:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
+class ToolRequest:
     """A call that a client asks for."""
 
     name: str
@@ -154,15 +154,15 @@ class ToolOperations:
     async def _list(self, env: Any, _: Any) -> list[dict[str, Any]]:
         return await tools_of(env, self._action_cls).describe()
 
-    async def _call(self, env: Any, call: ToolCall) -> Any:
+    async def _call(self, env: Any, call: ToolRequest) -> Any:
         tools = tools_of(env, self._action_cls)
         return await tools.call(call.name, call.arguments, timeout_s=call.timeout_s, events=call.events)
 
-    def _call_blocking(self, env: Any, call: ToolCall) -> Any:
+    def _call_blocking(self, env: Any, call: ToolRequest) -> Any:
         tools = tools_of(env, self._action_cls)
         return tools.call_blocking(call.name, call.arguments, timeout_s=call.timeout_s, events=call.events)
 
-    def _only_blocks(self, env: Any, call: ToolCall) -> bool:
+    def _only_blocks(self, env: Any, call: ToolRequest) -> bool:
         try:
             return tools_of(env, self._action_cls).is_blocking(call.name)
         except NoTools:
@@ -171,20 +171,20 @@ class ToolOperations:
     async def _ask(self, env: Any, work: Callable[[Any], Awaitable[Any]]) -> Any:
         return await tools_of(env, self._action_cls).ask_server(work)
 
-    def _step(self, env: Any, call: ToolCall) -> StepOutcome:
+    def _step(self, env: Any, call: ToolRequest) -> StepOutcome:
         token = EVENTS.set(call.events)
         try:
             return _stepped(env.step(_action(call), **_limit(env, call)))
         finally:
             EVENTS.reset(token)
 
-    async def _step_async(self, env: Any, call: ToolCall) -> StepOutcome:
+    async def _step_async(self, env: Any, call: ToolRequest) -> StepOutcome:
         EVENTS.set(call.events)  # a task of its own: nobody else sees it
         step = getattr(env, bind(type(env)).step.name)
         return _stepped(await step(_action(call), **_limit(env, call)))
 
 
-def _step_only_blocks(env: Any, call: ToolCall) -> bool:
+def _step_only_blocks(env: Any, call: ToolRequest) -> bool:
     tools = getattr(env, "tools", None)
     return bind(type(env)).step_is_twofold and isinstance(tools, ToolSource) and tools.is_blocking(call.name)
 
@@ -193,11 +193,11 @@ def _never(env: Any, argument: Any) -> Any:
     raise AssertionError("tool operations run on the event loop")
 
 
-def _action(call: ToolCall) -> CallToolAction:
+def _action(call: ToolRequest) -> CallToolAction:
     return CallToolAction(tool_name=call.name, arguments=dict(call.arguments))
 
 
-def _limit(env: Any, call: ToolCall) -> dict[str, Any]:
+def _limit(env: Any, call: ToolRequest) -> dict[str, Any]:
     return {} if call.timeout_s is None else bind(type(env)).step.accept({"timeout_s": call.timeout_s})
 
 
