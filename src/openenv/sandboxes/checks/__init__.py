@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from openenv.sandboxes.checks import commands, endings, files, isolation, jobs, limits, output, ports, times, trees
+from openenv.sandboxes.checks import commands, endings, files, isolation, limits, ports, trees
+from openenv.sandboxes.checks import commands as jobs
+from openenv.sandboxes.checks import commands as output
+from openenv.sandboxes.checks import commands as times
 from openenv.sandboxes.checks.bench import Bench, Check, NotOffered
 
 CHECKS: tuple[Check, ...] = (

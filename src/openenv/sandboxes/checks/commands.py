@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from openenv.sandboxes.checks.bench import Bench, Check, holds, same
+import concurrent.futures
+import hashlib
+import threading
+import time
+from collections import Counter
+
+from openenv.errors import SandboxGone
+from openenv.sandboxes.base import BgJob, Stream
+from openenv.sandboxes.checks.bench import Bench, Check, eventually, holds, raises, running, same, seconds
 
 _TEXT = "naïve ☃ 🦊 \u202e שלום"
 
@@ -108,7 +116,7 @@ def large_command(bench: Bench) -> None:
     same((result.exit_code, result.stdout.strip()), (0, "100000"), "the result")
 
 
-CHECKS = (
+COMMANDS = (
     Check("exec.exit-code", "The exit code is the command's.", exit_codes),
     Check("exec.signal", "A command that a signal ended has exit code 128 and the signal's number.", signals),
     Check("exec.missing", "A program that is not there has exit code 127.", missing_program),
@@ -123,4 +131,326 @@ CHECKS = (
     Check("exec.input", "Input arrives byte by byte.", given_input),
     Check("exec.unread-input", "Input that nobody reads does not delay the result.", unread_input),
     Check("exec.large", "Commands and variables may be large.", large_command),
+)
+
+
+# output: Checks: what comes out of a command.
+
+
+_HUNDRED_MB = 100 * 1024 * 1024
+
+
+class _Stop(Exception):
+    """Raised by a check's own callback."""
+
+
+def streams(bench: Bench) -> None:
+    """Write to both streams."""
+    result = bench.box.exec("echo out; echo err >&2; exit 5")
+    same((result.exit_code, result.stdout, result.stderr), (5, "out\n", "err\n"), "the result")
+    holds(0 < result.duration_s < 60, "the duration is not set")
+
+
+def binary(bench: Bench) -> None:
+    """Write every byte value many times."""
+    content = bytes(range(256)) * 4096
+    bench.box.write_bytes("bytes.bin", content)
+    got: dict[Stream, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
+    result = bench.box.exec("cat bytes.bin; cat bytes.bin >&2", on_output=lambda stream, data: got[stream].extend(data))
+    same(result.exit_code, 0, "the exit code")
+    for stream, received in got.items():
+        same(hashlib.sha256(received).hexdigest(), hashlib.sha256(content).hexdigest(), f"the hash of {stream}")
+
+
+def huge(bench: Bench) -> None:
+    """Write 100 MB."""
+    count: Counter[str] = Counter()
+    command = f"head -c {_HUNDRED_MB} /dev/zero"
+    result = bench.box.exec(
+        command, timeout=120, max_output=1000, on_output=lambda stream, data: count.update({stream: len(data)})
+    )
+    same((result.exit_code, count["stdout"]), (0, _HUNDRED_MB), "exit code and size")
+    same((len(result.stdout), result.truncated), (1000, True), "what was kept")
+
+
+def kept(bench: Bench) -> None:
+    """Write more than is kept, and exactly as much."""
+    result = bench.box.exec("printf 0123456789; printf abc >&2", max_output=4)
+    same((result.stdout, result.stderr, result.truncated), ("0123", "abc", True), "what was kept")
+    result = bench.box.exec("printf 0123", max_output=4)
+    same((result.stdout, result.truncated), ("0123", False), "what was kept")
+
+
+def streaming(bench: Bench) -> None:
+    """Write something, wait, and write again."""
+    seen: list[tuple[float, bytes]] = []
+    bench.box.exec(
+        "echo first; sleep 0.7; echo second", on_output=lambda stream, data: seen.append((time.monotonic(), data))
+    )
+    same(b"".join(data for _, data in seen), b"first\nsecond\n", "the output")
+    holds(len(seen) > 1 and seen[-1][0] - seen[0][0] > 0.3, "the first line did not come before the second was written")
+
+
+def both(bench: Bench) -> None:
+    """Fill both streams at once."""
+    command = "head -c 5000000 /dev/zero >&2 & head -c 5000000 /dev/zero; wait"
+    result = bench.box.exec(command, timeout=60)
+    same((len(result.stdout), len(result.stderr), result.exit_code), (5_000_000, 5_000_000, 0), "sizes and exit code")
+
+
+def callback_error(bench: Bench) -> None:
+    """Raise while output comes in."""
+
+    def refuse(stream: Stream, data: bytes) -> None:
+        raise _Stop
+
+    with raises(_Stop):
+        bench.box.exec("echo x; sleep 60", on_output=refuse, timeout=30)
+    same(bench.box.exec("echo still here").stdout, "still here\n", "the next command's output")
+
+
+OUTPUT = (
+    Check("output.streams", "Both streams are kept apart.", streams),
+    Check("output.binary", "Every byte comes out as it was written.", binary),
+    Check("output.huge", "100 MB pass through, and only the beginning is kept.", huge),
+    Check("output.kept", "More than max_output bytes of a stream are dropped, and that is said.", kept),
+    Check("output.streaming", "Output is passed on while the command runs.", streaming),
+    Check("output.both", "Two full streams do not block each other.", both),
+    Check("output.callback", "An exception of the callback ends the command and is raised.", callback_error),
+)
+
+
+# times: Checks: commands whose time is over, what they leave behind, and sandboxes whose time is over.
+
+
+# The inner shell's parents end at once, and it has a session of its own.
+_DAEMON = "(setsid sh -c 'sleep {0} & sleep {0}' </dev/null >/dev/null 2>&1 &) ; "
+
+
+def timeout(bench: Bench) -> None:
+    """Take too long."""
+    result = bench.box.exec("echo begun; echo oops >&2; sleep 60; echo never", timeout=1)
+    same((result.exit_code, result.timed_out), (124, True), "the result")
+    same((result.stdout, result.stderr), ("begun\n", "oops\n"), "the output so far")
+    holds(result.duration_s < 20, "it took too long to notice")
+
+
+def tree(bench: Bench) -> None:
+    """Take too long with children and grandchildren."""
+    first, second, third = seconds(), seconds(), seconds()
+    command = f"sh -c 'sleep {first} & sh -c \"sleep {second}\"' & sleep {third}"
+    same(bench.box.exec(command, timeout=1).timed_out, True, "timed_out")
+    eventually(lambda: not any(running(bench.box, word) for word in (first, second, third)), "a child still runs")
+
+
+def daemon(bench: Bench) -> None:
+    """Take too long after a daemon was started."""
+    word = seconds()
+    same(bench.box.exec(_DAEMON.format(word) + "sleep 60", timeout=1).timed_out, True, "timed_out")
+    eventually(lambda: not running(bench.box, word), "the daemon still runs")
+
+
+def stubborn(bench: Bench) -> None:
+    """Take too long and ignore signals."""
+    command = "trap '' TERM INT HUP QUIT; while :; do sleep 1; done"
+    result = bench.box.exec(command, timeout=1)
+    same((result.exit_code, result.timed_out), (124, True), "the result")
+
+
+def others(bench: Bench) -> None:
+    """Take too long beside another command."""
+    word = seconds()
+    job = bench.box.start_bg(f"sleep {word}; exit 3")
+    try:
+        same(bench.box.exec("sleep 60", timeout=0.5).timed_out, True, "timed_out")
+        holds(running(bench.box, word), "another command was killed as well")
+    finally:
+        job.kill()
+
+
+def background(bench: Bench) -> None:
+    """Leave something behind that holds the output open."""
+    started = time.monotonic()
+    result = bench.box.exec("sleep 20 & echo done", timeout=15)
+    same((result.exit_code, result.stdout, result.timed_out), (0, "done\n", False), "the result")
+    holds(time.monotonic() - started < 10, "what was left behind delayed the result")
+    result = bench.box.exec("(while :; do echo noise; done) & sleep 0.2; exit 7", timeout=30, max_output=100)
+    same((result.exit_code, result.timed_out), (7, False), "the result beside endless output")
+    bench.box.stop_processes()
+
+
+def unlimited(bench: Bench) -> None:
+    """Have no time limit."""
+    same(bench.box.exec("sleep 0.2; echo done", timeout=None).stdout, "done\n", "the output")
+
+
+def expiry(bench: Bench) -> None:
+    """Outlive the sandbox's time."""
+    box = bench.open(timeout_s=3)
+    started = time.monotonic()
+    with raises(SandboxGone):
+        box.exec("sleep 100", timeout=60)
+    holds(time.monotonic() - started < 30, "the sandbox lived on")
+    with raises(SandboxGone):
+        box.read_bytes("/etc/hostname")
+
+
+TIMES = (
+    Check("time.timeout", "A command whose time is over is killed, with code 124 and its output so far.", timeout),
+    Check("time.tree", "Its children are killed with it.", tree),
+    Check("time.daemon", "Daemons that it started are killed, too.", daemon, "trees"),
+    Check("time.stubborn", "It cannot refuse to end.", stubborn),
+    Check("time.others", "Other commands go on.", others),
+    Check("time.background", "What a command leaves behind does not delay its result.", background),
+    Check("time.unlimited", "Without a limit, a command runs to its end.", unlimited),
+    Check("time.expiry", "A sandbox ends by itself when its time is over.", expiry, "expiry"),
+)
+
+
+# jobs: Checks: background jobs, the end of all processes, the end of the sandbox, and many threads.
+
+
+_HIDING = """
+for each in 1 2 3; do
+  (setsid sh -c "trap '' TERM HUP INT; (sleep {0}; sleep {0}) & sleep {0}" </dev/null >/dev/null 2>&1 &)
+done
+"""
+
+
+def wait(bench: Bench) -> None:
+    """Wait for a job."""
+    job = bench.box.start_bg("sleep 0.3; exit 6")
+    holds(isinstance(job, BgJob), "a job is not a BgJob")
+    holds(job.pid > 0, "a job has no process id")
+    same(job.wait(30), 6, "the exit code")
+    same(job.wait(), 6, "the exit code when asked again")
+
+
+def not_yet(bench: Bench) -> None:
+    """Wait for a job that does not end, and kill it."""
+    word = seconds()
+    job = bench.box.start_bg(f"sleep {word} & sleep {word}")
+    with raises(TimeoutError):
+        job.wait(0.2)
+    job.kill()
+    same(job.wait(30), 137, "the exit code of a killed job")
+    eventually(lambda: not running(bench.box, word), "a child of the job still runs")
+    job.kill()
+
+
+def job_output(bench: Bench) -> None:
+    """Read a job's output while it runs."""
+    seen: list[bytes] = []
+    arrived = threading.Event()
+
+    def take(stream: str, data: bytes) -> None:
+        seen.append(data)
+        arrived.set()
+
+    job = bench.box.start_bg('printf "%s" "$WORD"; sleep 30', envs={"WORD": "begun"}, cwd="/", on_output=take)
+    holds(arrived.wait(20), "no output came")
+    same(seen, [b"begun"], "the output")
+    job.kill()
+
+
+def job_and_files(bench: Bench) -> None:
+    """See what a job writes."""
+    bench.box.exec(["rm", "-f", "from-job"])
+    job = bench.box.start_bg("echo yes > from-job; sleep 30")
+    eventually(lambda: bench.box.exists("from-job"), "the job wrote nothing")
+    job.kill()
+
+
+def stop(bench: Bench) -> None:
+    """Stop daemons that hide, and go on."""
+    box = bench.open()
+    box.write_text("kept.txt", "kept")
+    word = seconds()
+    box.exec(_HIDING.format(word))
+    job = box.start_bg(f"sleep {word}")
+    eventually(lambda: running(box, word), "the daemons did not start")
+    box.stop_processes()
+    same(job.wait(10), 137, "the exit code of a job that was stopped")
+    holds(not running(box, word), "a process survived")
+    same(box.read_text("kept.txt"), "kept", "a file from before")
+    same(box.exec("echo on").stdout, "on\n", "the next command's output")
+    box.stop_processes()
+
+
+def stop_under_exec(bench: Bench) -> None:
+    """Stop all processes while another thread waits for a command."""
+    box = bench.open()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        word = seconds()
+        pending = pool.submit(box.exec, f"sleep {word}")
+        eventually(lambda: running(box, word), "the command did not start")
+        box.stop_processes()
+        same(pending.result(30).exit_code, 137, "the exit code of the command that was stopped")
+
+
+def kill(bench: Bench) -> None:
+    """Kill the sandbox while another thread waits for a command."""
+    box = bench.open()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(box.exec, "sleep 100", timeout=None)
+        time.sleep(0.3)
+        started = time.monotonic()
+        box.kill()
+        with raises(SandboxGone):
+            pending.result(30)
+        holds(time.monotonic() - started < 15, "the command went on for long")
+
+
+def gone(bench: Bench) -> None:
+    """Use a sandbox that is gone."""
+    box = bench.open()
+    job = box.start_bg("sleep 100")
+    box.kill()
+    box.kill()
+    box.close()
+    folder = bench.folder()
+    (folder / "file").write_text("x")
+    for use in (
+        lambda: box.exec("true"),
+        lambda: box.start_bg("true"),
+        lambda: box.read_bytes("x"),
+        lambda: box.write_bytes("x", b""),
+        lambda: box.exists("x"),
+        lambda: box.stop_processes(),
+        lambda: box.upload(folder / "file", "x"),
+        lambda: box.pack("/tmp", folder / "x.tar"),
+    ):
+        with raises(SandboxGone):
+            use()
+    with raises(SandboxGone):
+        job.wait(20)
+
+
+def threads(bench: Bench) -> None:
+    """Use one sandbox from 16 threads."""
+    box = bench.open()
+
+    def work(number: int) -> None:
+        for turn in range(4):
+            word = f"{number}-{turn}"
+            box.write_text(f"t/{word}", word)
+            result = box.exec(f"cat t/{word}; echo {word} >&2; exit {number}")
+            same((result.exit_code, result.stdout, result.stderr), (number, word, f"{word}\n"), "the result")
+            same(box.read_text(f"t/{word}"), word, "the file")
+
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        for done in [pool.submit(work, number) for number in range(16)]:
+            done.result(240)
+
+
+JOBS = (
+    Check("job.wait", "A job's exit code can be waited for.", wait),
+    Check("job.kill", "A job can be killed with its children; waiting has a limit.", not_yet),
+    Check("job.output", "A job's output is passed on while it runs.", job_output),
+    Check("job.files", "What a job writes can be read while it runs.", job_and_files),
+    Check("stop.daemons", "All processes can be killed, those that hide too; files stay.", stop, "trees"),
+    Check("stop.exec", "A command that is stopped so has exit code 137.", stop_under_exec),
+    Check("kill.exec", "Killing a sandbox ends the command under way.", kill),
+    Check("kill.gone", "A sandbox that is gone says so at every use.", gone),
+    Check("use.threads", "Many threads can use one sandbox, and nothing is mixed up.", threads),
 )
