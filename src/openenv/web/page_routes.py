@@ -132,7 +132,7 @@ class Unfit(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PageAnswer:
     """What a route answers."""
 
     body: bytes
@@ -168,52 +168,56 @@ class PlayRoutes:
     async def page(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `GET /web/page`."""
 
-        async def answer() -> Answer:
+        async def answer() -> PageAnswer:
             asks = not self._access().is_open
-            return Answer(encode(await self._page.describe(role_of(scope), url=address_of(scope), asks_for_token=asks)))
+            return PageAnswer(
+                encode(await self._page.describe(role_of(scope), url=address_of(scope), asks_for_token=asks))
+            )
 
         await self._answer(send, answer)
 
     async def metadata(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `GET /web/metadata`."""
 
-        async def answer() -> Answer:
-            return Answer(encode((await self._page.metadata()).model_dump()))
+        async def answer() -> PageAnswer:
+            return PageAnswer(encode((await self._page.metadata()).model_dump()))
 
         await self._answer(send, answer)
 
     async def state(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `GET /web/state`."""
 
-        async def answer() -> Answer:
+        async def answer() -> PageAnswer:
             try:
-                return Answer(await self._play.state(self._visitor(scope)))
+                return PageAnswer(await self._play.state(self._visitor(scope)))
             except NoState as exc:
-                return Answer(encode({"detail": str(exc), "code": NO_STATE}), 409)
+                return PageAnswer(encode({"detail": str(exc), "code": NO_STATE}), 409)
 
         await self._answer(send, answer)
 
     async def reset(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `POST /web/reset`."""
 
-        async def answer() -> Answer:
+        async def answer() -> PageAnswer:
             kwargs = await self._object(receive)
-            return Answer((await self._play.reset(self._visitors.of(cookie(scope, COOKIE) or None), kwargs)).payload)
+            return PageAnswer(
+                (await self._play.reset(self._visitors.of(cookie(scope, COOKIE) or None), kwargs)).payload
+            )
 
         await self._answer(send, answer)
 
     async def step(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `POST /web/step`."""
 
-        async def answer() -> Answer:
+        async def answer() -> PageAnswer:
             body = await self._object(receive)
             visitor = self._visitor(scope)
             if "message" in body and "action" not in body:
-                return Answer((await self._play.say(visitor, str(body["message"]))).payload)
+                return PageAnswer((await self._play.say(visitor, str(body["message"]))).payload)
             action = body.get("action", {})
             if not isinstance(action, dict):
                 raise Unfit("'action' has to be an object")
-            return Answer((await self._play.step(visitor, action)).payload)
+            return PageAnswer((await self._play.step(visitor, action)).payload)
 
         await self._answer(send, answer)
 
@@ -224,13 +228,13 @@ class PlayRoutes:
     async def call(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `POST /web/call`."""
 
-        async def answer() -> Answer:
+        async def answer() -> PageAnswer:
             body = await self._object(receive)
             name, arguments = body.get("name"), body.get("arguments") or {}
             if not isinstance(name, str) or not isinstance(arguments, dict):
                 raise Unfit("expected the 'name' of a tool, and its 'arguments' as an object")
             called = await self._play.call(self._visitor(scope), name, arguments)
-            return Answer(encode({"result": called.result, "error": called.error}))
+            return PageAnswer(encode({"result": called.result, "error": called.error}))
 
         await self._answer(send, answer)
 
@@ -250,49 +254,49 @@ class PlayRoutes:
         return body or {}
 
     async def _answer(self, send: Send, work: Callable[[], Any]) -> None:
-        """Answer with what the work returns, or with what went wrong."""
+        """PageAnswer with what the work returns, or with what went wrong."""
         try:
-            answer: Answer = await work()
+            answer: PageAnswer = await work()
         except ClientGone:
             return
         except BodyTooLarge as exc:
             self._service.manager.report_error(BODY_TOO_LARGE)
             body = {"detail": str(exc), "code": BODY_TOO_LARGE, "limit_bytes": exc.limit}
-            answer = Answer(encode(body), 413)
+            answer = PageAnswer(encode(body), 413)
         except (Unfit, UnfitAction) as exc:
             self._service.manager.report_error(_UNFIT)
             answer = _unfit(exc)
         except NoTools:
-            answer = Answer(encode({"detail": "This environment has no tools.", "code": NO_TOOLS}), 404)
+            answer = PageAnswer(encode({"detail": "This environment has no tools.", "code": NO_TOOLS}), 404)
         except OpenEnvError as exc:
             answer = self._refusal(exc)
         except Exception as exc:
             logger.exception("a request of the web page failed")
-            answer = Answer(encode({"detail": message_of(exc), "code": _FAILED}), 500)
+            answer = PageAnswer(encode({"detail": message_of(exc), "code": _FAILED}), 500)
         await respond(send, answer.status, answer.body, answer.headers)
 
-    def _refusal(self, exc: OpenEnvError) -> Answer:
+    def _refusal(self, exc: OpenEnvError) -> PageAnswer:
         reason = exc.details.get("reason") if isinstance(exc, EnvironmentFactoryError) else None
         text = str(exc) if reason is None else f"{exc} {reason}"
         body = encode({"detail": text, "code": exc.code, **exc.details})
         if isinstance(exc, SessionLost):
-            return Answer(body, 410)
+            return PageAnswer(body, 410)
         if isinstance(exc, SessionCapacityError):
             later = str(max(1, int(self._service.manager.retry_after_s))).encode()
-            return Answer(body, 503, [*_NO_STORE, (b"retry-after", later)])
+            return PageAnswer(body, 503, [*_NO_STORE, (b"retry-after", later)])
         if not isinstance(exc, EnvironmentFactoryError):
             logger.error("a request of the web page failed", exc_info=exc)
-        return Answer(body, 500)
+        return PageAnswer(body, 500)
 
 
-def _unfit(exc: Unfit | UnfitAction) -> Answer:
+def _unfit(exc: Unfit | UnfitAction) -> PageAnswer:
     if isinstance(exc, Unfit):
         text, errors = str(exc), exc.errors
     else:
         cause = exc.__cause__
         assert isinstance(cause, Exception)
         text, errors = "The action does not fit.", error_list(cause)
-    return Answer(encode({"detail": text, "code": _UNFIT, "errors": errors}), 422)
+    return PageAnswer(encode({"detail": text, "code": _UNFIT, "errors": errors}), 422)
 
 
 def address_of(scope: Scope) -> str:
