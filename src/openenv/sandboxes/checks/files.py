@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import os
+import stat
+import tarfile
+from pathlib import Path
+
 from openenv.errors import SandboxError
+from openenv.sandboxes.base import Sandbox
 from openenv.sandboxes.checks.bench import Bench, Check, holds, raises, same
 
 _NAMES = (
@@ -113,7 +120,7 @@ def relative(bench: Bench) -> None:
     same(bench.box.read_text("../workdir/rel/x"), "1", "the content by another path")
 
 
-CHECKS = (
+FILES = (
     Check("file.content", "Files hold exactly what was written.", contents),
     Check("file.large", "20 MB go in and come out.", large),
     Check("file.parents", "Folders above a file are made, and its mode is set.", parents),
@@ -125,4 +132,209 @@ CHECKS = (
     Check("file.exists", "exists() knows files, folders and links to them.", exist),
     Check("file.not-files", "Pipes and devices are refused, and nothing hangs.", not_files),
     Check("file.relative", "Relative paths begin in the work folder.", relative),
+)
+
+
+# trees: Checks: whole trees, and what hostile ones can do.
+
+
+_SAMPLE = """
+rm -rf tree && mkdir -p tree/empty tree/deep/er 'tree/odd name' && cd tree &&
+printf hello > deep/er/file && printf '#!/bin/sh\\necho ran\\n' > run.sh && chmod 755 run.sh && printf s > secret &&
+chmod 600 secret && printf o > 'odd name/☃ $x' && ln -s deep/er/file link && ln -s /etc/passwd out && ln -s nowhere lost
+"""
+_LISTING = """
+cd {0} && find . | sort && cat deep/er/file 'odd name/☃ $x' && ./run.sh &&
+for one in link out lost; do readlink $one; done && stat -c %a run.sh secret
+"""
+
+
+def round_trip(bench: Bench) -> None:
+    """Take a tree out of one sandbox and put it into another one."""
+    box, other = bench.box, bench.open()
+    same(box.exec(_SAMPLE).exit_code, 0, "making the tree")
+    archive = bench.folder() / "tree.tar"
+    box.pack("tree", archive)
+    other.unpack(archive, "copied/tree")
+    wanted = box.exec(_LISTING.format("tree"))
+    same(wanted.exit_code, 0, "listing the tree")
+    same(other.exec(_LISTING.format("copied/tree")).stdout, wanted.stdout, "the listing of the copy")
+
+
+def specials(bench: Bench) -> None:
+    """Pack a tree with pipes and links to devices."""
+    archive = bench.folder() / "tree.tar"
+    bench.box.exec(
+        "rm -rf special; mkdir special; mkfifo special/pipe; ln -s /dev/zero special/zero; touch special/file"
+    )
+    bench.box.pack("special", archive)
+    with tarfile.open(archive) as opened:
+        kinds = {os.path.basename(member.name): member.type for member in opened if not member.isdir()}
+    same(kinds, {"file": tarfile.REGTYPE, "zero": tarfile.SYMTYPE}, "the entries")
+
+
+def limit(bench: Bench) -> None:
+    """Pack more than is allowed, also where a file only claims to be large."""
+    archive = bench.folder() / "tree.tar"
+    bench.box.exec("rm -rf heavy; mkdir heavy; head -c 3000000 /dev/zero > heavy/file")
+    with raises(SandboxError):
+        bench.box.pack("heavy", archive, max_bytes=1_000_000)
+    holds(not archive.exists(), "a part of the archive was left")
+    bench.box.exec("rm heavy/file; truncate -s 100G heavy/file 2>/dev/null || head -c 30000000 /dev/zero > heavy/file")
+    with raises(SandboxError):
+        bench.box.pack("heavy", archive, max_bytes=10_000_000)
+    bench.box.exec(["rm", "-r", "heavy"])
+    with raises((OSError, SandboxError)):
+        bench.box.pack("no/such/tree", archive)
+
+
+def closed_files(bench: Bench) -> None:
+    """Pack a tree whose files nobody may read."""
+    archive = bench.folder() / "tree.tar"
+    bench.box.exec("rm -rf shut; mkdir -p shut/in; echo x > shut/in/file; chmod 000 shut/in/file; chmod 000 shut/in")
+    bench.box.pack("shut", archive)
+    with tarfile.open(archive) as opened:
+        files = {member.name.removeprefix("./"): member.size for member in opened if member.isreg()}
+    same(files, {"in/file": 2}, "the files in the archive")
+    bench.box.exec("chmod -R u+rwx shut")
+
+
+def upload(bench: Bench) -> None:
+    """Copy a file and a tree of the host into the sandbox."""
+    folder = bench.folder()
+    (folder / "sub").mkdir()
+    (folder / "sub" / "run.sh").write_text("#!/bin/sh\necho ran\n")
+    (folder / "sub" / "run.sh").chmod(0o755)
+    (folder / "link").symlink_to("sub/run.sh")
+    bench.box.upload(folder, "up/tree")
+    same(bench.box.exec("up/tree/sub/run.sh; readlink up/tree/link").stdout, "ran\nsub/run.sh\n", "the copy")
+    bench.box.upload(folder / "sub" / "run.sh", "up/file")
+    same(bench.box.exec(["up/file"]).stdout, "ran\n", "the copied file's output")
+
+
+def download(bench: Bench) -> None:
+    """Copy a file and a tree to the host."""
+    folder = bench.folder()
+    bench.box.exec(_SAMPLE)
+    bench.box.download("tree", folder / "tree")
+    same((folder / "tree/deep/er/file").read_text(), "hello", "a file")
+    holds((folder / "tree/empty").is_dir(), "an empty folder is missing")
+    holds(os.stat(folder / "tree/run.sh").st_mode & stat.S_IXUSR, "a program cannot be run")
+    same((folder / "tree/link").read_text(), "hello", "a file behind a link")
+    bench.box.download("tree/deep/er/file", folder / "new" / "file")
+    same((folder / "new" / "file").read_text(), "hello", "a single file")
+    with raises((OSError, SandboxError)):
+        bench.box.download("no/such/file", folder / "none")
+
+
+def no_host_files(bench: Bench) -> None:
+    """Make links to a file of the host and have them read, downloaded and packed."""
+    folder = bench.folder()
+    (folder / "secret").write_text("HOST SECRET")
+    box = bench.box
+    script = 'rm -rf lure; mkdir lure; ln -s "$1/secret" lure/x; ln -s "$1" lure/d'
+    box.exec(["/bin/sh", "-c", script, "sh", str(folder)])
+    with raises((OSError, SandboxError)):
+        box.read_bytes("lure/x")
+    with raises((OSError, SandboxError)):
+        box.read_bytes("lure/d/secret")
+    box.download("lure", folder / "got")
+    for path in (folder / "got").rglob("*"):
+        holds(not path.is_symlink(), "a link that leads out of the tree was downloaded")
+    box.pack("lure", folder / "lure.tar")
+    holds(b"HOST SECRET" not in (folder / "lure.tar").read_bytes(), "the host's file is in the archive")
+
+
+def hostile_download(bench: Bench) -> None:
+    """Replace folders by links while the same tree is downloaded to the same place again."""
+    folder = bench.folder()
+    (folder / "outside").mkdir()
+    box = bench.box
+    box.exec(
+        ["/bin/sh", "-c", 'rm -rf sly; mkdir sly; ln -s "$1" sly/a; ln -s .. sly/up', "sh", str(folder / "outside")]
+    )
+    box.download("sly", folder / "target")
+    box.exec("rm sly/a sly/up; mkdir sly/a sly/up; echo bad > sly/a/file; echo bad > sly/up/file")
+    try:
+        box.download("sly", folder / "target")
+    except SandboxError:
+        pass
+    same(sorted(path.name for path in folder.iterdir()), ["outside", "target"], "the folder around it")
+    same(list((folder / "outside").iterdir()), [], "what lies outside")
+
+
+def hostile_names(bench: Bench) -> None:
+    """Unpack archives whose entries lie outside."""
+    for name in ("../escaped", "/tmp/escaped", "a/../../escaped"):
+        _unpack(bench, bench.box, [(name, "file", "bad")], "jail")
+    found = bench.box.exec(["find", "/tmp", bench.box.home, "-name", "escaped"]).stdout.splitlines()
+    holds(all("/jail/" in path for path in found), f"an entry landed outside: {found}")
+
+
+def hostile_links(bench: Bench) -> None:
+    """Unpack archives that write through their own links."""
+    box = bench.box
+    box.exec("rm -rf jail victim; mkdir victim; echo good > victim/file")
+    victim = f"{box.workdir}/victim"
+    _unpack(bench, box, [("a", "link", victim), ("a/file", "file", "bad"), ("a/new", "file", "bad")], "jail")
+    _unpack(bench, box, [("b", "link", f"{victim}/file"), ("b", "file", "bad")], "jail")
+    _unpack(bench, box, [("c", "hard", f"{victim}/file"), ("c", "file", "bad")], "jail")
+    _unpack(bench, box, [("d", "hard", "../victim/file"), ("d", "file", "bad")], "jail")
+    same(box.exec("ls victim; cat victim/file").stdout, "file\ngood\n", "what lies outside")
+
+
+def unpack_over(bench: Bench) -> None:
+    """Unpack over what is there already."""
+    box = bench.box
+    box.exec("rm -rf over-tree; mkdir -p over-tree/a; echo old > over-tree/a/file; echo stays > over-tree/other")
+    _unpack(bench, box, [("a/file", "file", "new")], "over-tree")
+    same(box.exec("cat over-tree/a/file over-tree/other").stdout, "newstays\n", "the files")
+
+
+def broken_archive(bench: Bench) -> None:
+    """Unpack what is no archive."""
+    archive = bench.folder() / "broken.tar"
+    archive.write_bytes(b"this is no archive" * 1000)
+    with raises((OSError, SandboxError)):
+        bench.box.unpack(archive, "broken")
+    same(bench.box.exec("echo on").stdout, "on\n", "the next command's output")
+
+
+def _unpack(bench: Bench, box: Sandbox, entries: list[tuple[str, str, str]], path: str) -> None:
+    """Unpack an archive; it may be refused or be taken in part."""
+    archive = bench.folder() / "hostile.tar"
+    _make(archive, entries)
+    try:
+        box.unpack(archive, path)
+    except (SandboxError, OSError, ValueError):
+        pass
+
+
+def _make(archive: Path, entries: list[tuple[str, str, str]]) -> None:
+    with tarfile.open(archive, "w") as opened:
+        for name, kind, value in entries:
+            entry = tarfile.TarInfo(name)
+            entry.mode = 0o644
+            if kind == "file":
+                entry.size = len(value)
+                opened.addfile(entry, io.BytesIO(value.encode()))
+            else:
+                entry.type = tarfile.SYMTYPE if kind == "link" else tarfile.LNKTYPE
+                entry.linkname = value
+                opened.addfile(entry)
+
+
+TREES = (
+    Check("tree.round-trip", "A tree goes from one sandbox to another as it is; links stay links.", round_trip),
+    Check("tree.specials", "Pipes and devices are left out.", specials),
+    Check("tree.limit", "A tree larger than allowed is refused.", limit),
+    Check("tree.closed", "Files that their owner may not read are taken as well.", closed_files),
+    Check("tree.upload", "Files and trees of the host can be copied in.", upload),
+    Check("tree.download", "Files and trees can be copied out.", download),
+    Check("tree.no-host-files", "A link inside never leads to a file of the host.", no_host_files, "isolation"),
+    Check("tree.hostile-download", "Nothing is written outside of the target of a download.", hostile_download),
+    Check("tree.hostile-names", "No entry of an archive lands outside by its name.", hostile_names),
+    Check("tree.hostile-links", "No entry of an archive lands outside through a link.", hostile_links),
+    Check("tree.over", "Unpacking replaces files and keeps the others.", unpack_over),
+    Check("tree.broken", "What is no archive is refused.", broken_archive),
 )
