@@ -26,11 +26,11 @@ DECISIVE = frozenset({"is_async", "_rubric_children", "last_score", "__setattr__
 """What a subclass must leave alone for its tree's `is_async` to be remembered, and its score to be stored directly."""
 
 
-class Node:
+class RubricNode:
     """Mark what can be a child; `isinstance` with a class that is no ABC is several times faster, on every call."""
 
 
-class Rubric(Node, ABC):
+class Rubric(RubricNode, ABC):
     """Score an action and the observation it led to.
 
     Subclasses write `forward`, as `def` or as `async def`. A rubric assigned to an attribute is a child: the
@@ -57,17 +57,17 @@ class Rubric(Node, ABC):
     if not TYPE_CHECKING:  # To a type checker, these two would allow any attribute.
 
         def __setattr__(self, name: str, value: object) -> None:
-            if isinstance(value, Node):
+            if isinstance(value, RubricNode):
                 self._set_child(name, value)
                 forget_trees()
                 return
-            replaces_child = isinstance(self.__dict__.get(name), Node)
+            replaces_child = isinstance(self.__dict__.get(name), RubricNode)
             super().__setattr__(name, value)
             if replaces_child:
                 forget_trees()
 
         def __delattr__(self, name: str) -> None:
-            removes_child = isinstance(self.__dict__.get(name), Node)
+            removes_child = isinstance(self.__dict__.get(name), RubricNode)
             super().__delattr__(name)
             if removes_child:
                 forget_trees()
@@ -197,7 +197,7 @@ class Rubric(Node, ABC):
         # Copied at once, because another thread's call may set an attribute meanwhile.
         attributes = list(vars(self).items())
         # Only rubrics are nodes, which the type checker cannot know.
-        return {name: value for name, value in attributes if isinstance(value, Node)}  # type: ignore[misc]
+        return {name: value for name, value in attributes if isinstance(value, RubricNode)}  # type: ignore[misc]
 
 
 def forget_trees() -> None:
