@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from openenv.sandboxes.checks import commands, endings, files, isolation, limits, ports
+from openenv.sandboxes.checks import commands, files, isolation
 from openenv.sandboxes.checks import commands as jobs
 from openenv.sandboxes.checks import commands as output
 from openenv.sandboxes.checks import commands as times
 from openenv.sandboxes.checks import files as trees
+from openenv.sandboxes.checks import isolation as endings
+from openenv.sandboxes.checks import isolation as limits
+from openenv.sandboxes.checks import isolation as ports
 from openenv.sandboxes.checks.bench import Bench, Check, NotOffered
 
 CHECKS: tuple[Check, ...] = (

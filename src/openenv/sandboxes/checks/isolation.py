@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from openenv.sandboxes.base import Mount
-from openenv.sandboxes.checks.bench import Bench, Check, holds, same
+from openenv.errors import SandboxError, SandboxGone
+from openenv.sandboxes.base import Limits, Mount, Sandbox
+from openenv.sandboxes.checks.bench import Bench, Check, holds, raises, same
 
 _CONNECT = """
 import socket, sys
@@ -239,22 +243,416 @@ def _own_address() -> str:
             return "127.0.0.1"
 
 
-_FEATURE = "isolation"
-CHECKS = (
-    Check("isolation.tcp", "No address outside can be connected to.", tcp, _FEATURE),
-    Check("isolation.udp", "No datagram gets out.", udp, _FEATURE),
-    Check("isolation.dns", "No name is resolved.", dns, _FEATURE),
-    Check("isolation.loopback", "The host's own servers cannot be reached.", host_loopback, _FEATURE),
-    Check("isolation.sockets", "Unix sockets of the host cannot be reached, by name or path.", host_sockets, _FEATURE),
-    Check("isolation.processes", "The host's processes cannot be seen or killed.", host_processes, _FEATURE),
-    Check("isolation.environment", "The host's variables are not inside.", host_environment, _FEATURE),
-    Check("isolation.secrets", "The host's files cannot be read.", host_secrets, _FEATURE),
-    Check("isolation.files", "The host's files cannot be written to.", host_files, _FEATURE),
-    Check("isolation.user", "Commands do not run as root and have no capabilities.", user, _FEATURE),
-    Check("isolation.no-gain", "No program gives more rights.", no_gain, _FEATURE),
-    Check("isolation.kernel", "The kernel's dangerous doors are shut.", kernel, _FEATURE),
-    Check("isolation.first-process", "What runs the sandbox cannot be harmed from inside.", first_process, _FEATURE),
-    Check("isolation.devices", "There are no disks.", devices, _FEATURE),
+_ISOLATION = "isolation"
+ISOLATION = (
+    Check("isolation.tcp", "No address outside can be connected to.", tcp, _ISOLATION),
+    Check("isolation.udp", "No datagram gets out.", udp, _ISOLATION),
+    Check("isolation.dns", "No name is resolved.", dns, _ISOLATION),
+    Check("isolation.loopback", "The host's own servers cannot be reached.", host_loopback, _ISOLATION),
+    Check(
+        "isolation.sockets", "Unix sockets of the host cannot be reached, by name or path.", host_sockets, _ISOLATION
+    ),
+    Check("isolation.processes", "The host's processes cannot be seen or killed.", host_processes, _ISOLATION),
+    Check("isolation.environment", "The host's variables are not inside.", host_environment, _ISOLATION),
+    Check("isolation.secrets", "The host's files cannot be read.", host_secrets, _ISOLATION),
+    Check("isolation.files", "The host's files cannot be written to.", host_files, _ISOLATION),
+    Check("isolation.user", "Commands do not run as root and have no capabilities.", user, _ISOLATION),
+    Check("isolation.no-gain", "No program gives more rights.", no_gain, _ISOLATION),
+    Check("isolation.kernel", "The kernel's dangerous doors are shut.", kernel, _ISOLATION),
+    Check("isolation.first-process", "What runs the sandbox cannot be harmed from inside.", first_process, _ISOLATION),
+    Check("isolation.devices", "There are no disks.", devices, _ISOLATION),
     Check("isolation.mounts", "Mounts can be read and not written to.", mounts, "mounts"),
-    Check("isolation.two", "Two sandboxes see nothing of each other.", two_sandboxes, _FEATURE),
+    Check("isolation.two", "Two sandboxes see nothing of each other.", two_sandboxes, _ISOLATION),
+)
+
+
+# limits: Checks: what a sandbox may use, and that it lives on after it tried to use more.
+
+
+_BOMB = """
+import os, time
+end = time.monotonic() + 10
+while time.monotonic() < end:
+    try:
+        os.fork()
+    except OSError:
+        time.sleep(0.01)
+"""
+_FORKS = """
+import os, time
+count = 0
+try:
+    while count < 500:
+        if os.fork() == 0:
+            time.sleep(60)
+            os._exit(0)
+        count += 1
+except OSError:
+    pass
+print(count)
+"""
+_BURN = """
+import os, time
+children = []
+for _ in range(3):
+    pid = os.fork()
+    if pid == 0:
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end: pass
+        os._exit(0)
+    children.append(pid)
+for pid in children: os.waitpid(pid, 0)
+print(os.times().children_user + os.times().children_system)
+"""
+
+
+def memory(bench: Bench) -> None:
+    """Use more memory than there is."""
+    box = bench.open(limits=Limits(memory_mb=128, disk_mb=64))
+    result = bench.python(box, "x = [bytearray(10_000_000) for _ in range(300)]", timeout=60)
+    holds(result.exit_code != 0 and not result.timed_out, "nothing stopped it")
+    same(box.exec("echo on").stdout, "on\n", "the next command's output")
+    result = bench.python(box, "x = bytearray(2_000_000_000); print('GOT IT')", timeout=60)
+    holds("GOT IT" not in result.stdout, "2 GB were available")
+
+
+def processes(bench: Bench) -> None:
+    """Start more processes than are allowed."""
+    box = bench.open(limits=Limits(pids=64))
+    result = bench.python(box, _FORKS, timeout=60)
+    holds(0 < int(result.stdout) <= 64, f"{result.stdout.strip()} processes could be started")
+    box.stop_processes()
+    same(box.exec("echo on").stdout, "on\n", "the next command's output")
+
+
+def fork_bomb(bench: Bench) -> None:
+    """Run a fork bomb into a time limit, and one into a stop."""
+    box = bench.open(limits=Limits(pids=100, cpus=1.0))
+    holds(int(bench.python(box, _FORKS, timeout=60).stdout) <= 100, "there is no limit")  # or the host would be hit
+    box.stop_processes()
+    result = bench.python(box, _BOMB, timeout=2)
+    same(result.timed_out, True, "timed_out")
+    same(box.exec("echo on", timeout=30).stdout, "on\n", "the next command's output")
+    job = box.start_bg(["python3", "-c", _BOMB])
+    box.stop_processes()
+    same(job.wait(30), 137, "the exit code of the bomb")
+    same(box.exec("echo on", timeout=30).stdout, "on\n", "the next command's output")
+
+
+def cpu(bench: Bench) -> None:
+    """Burn three processors' time with half of one allowed."""
+    box = bench.open(limits=Limits(cpus=0.5))
+    used = float(bench.python(box, _BURN, timeout=60).stdout)
+    holds(used < 1.3, f"1.5 s took {used:.2f} s of processor time")
+
+
+def disk(bench: Bench) -> None:
+    """Fill the disk."""
+    box = bench.open(limits=Limits(disk_mb=64))
+    for path in ("$HOME/full", "/tmp/full", "/dev/shm/full"):
+        result = box.exec(f"head -c 200000000 /dev/zero > {path}", timeout=60)
+        holds(result.exit_code != 0, f"200 MB fit into {path}")
+    same(box.exec("echo on").stdout, "on\n", "the next command's output")
+    same(box.exec("rm -f $HOME/full /tmp/full; echo x > $HOME/again").exit_code, 0, "writing after making room")
+
+
+def disk_default(bench: Bench) -> None:
+    """Fill the disk when it is as large as the memory."""
+    box = bench.open(limits=Limits(memory_mb=96, disk_mb=96))
+    result = box.exec("head -c 500000000 /dev/zero > $HOME/full; head -c 500000000 /dev/zero > /tmp/full", timeout=60)
+    holds(result.exit_code != 0, "500 MB fit into 96 MB")
+    same(box.exec("echo on").stdout, "on\n", "the next command's output")
+
+
+_LIMITS = "limits"
+LIMITS = (
+    Check("limit.memory", "A process that uses up the memory is ended, and the sandbox lives.", memory, _LIMITS),
+    Check("limit.processes", "There is a limit to the number of processes.", processes, _LIMITS),
+    Check("limit.fork-bomb", "A fork bomb can be ended, and the sandbox lives.", fork_bomb, _LIMITS),
+    Check("limit.cpu", "There is a limit to processor time.", cpu, _LIMITS),
+    Check("limit.disk", "A full disk is an error of the writer.", disk, _LIMITS),
+    Check("limit.disk-and-memory", "Filling the disk does not end the sandbox.", disk_default, _LIMITS),
+)
+
+
+# ports: Checks: sockets of the host that a sandbox may reach.
+
+
+_ASK = """
+import socket
+s = socket.create_connection(("127.0.0.1", {port}), 10)
+s.sendall(b"question")
+s.shutdown(socket.SHUT_WR)
+got = b""
+while True:
+    data = s.recv(65536)
+    if not data: break
+    got += data
+print(got.decode())
+"""
+_MANY = """
+import socket, threading
+wrong = []
+def ask(number):
+    word = b"w%d" % number
+    s = socket.create_connection(("127.0.0.1", {port}), 30)
+    s.sendall(word)
+    s.shutdown(socket.SHUT_WR)
+    got = b""
+    while True:
+        data = s.recv(4096)
+        if not data: break
+        got += data
+    if got != b"<" + word + b">": wrong.append(got)
+threads = [threading.Thread(target=ask, args=(n,)) for n in range(100)]
+for t in threads: t.start()
+for t in threads: t.join()
+print(len(wrong))
+"""
+_STREAM = """
+import socket, time
+s = socket.create_connection(("127.0.0.1", {port}), 10)
+s.sendall(b"go")
+times = []
+while True:
+    data = s.recv(4096)
+    if not data: break
+    times.append(time.monotonic())
+print(len(times), times[-1] - times[0])
+"""
+_LARGE = """
+import hashlib, socket, threading
+s = socket.create_connection(("127.0.0.1", {port}), 30)
+sent = bytes(range(256)) * 80_000
+def send():
+    s.sendall(sent)
+    s.shutdown(socket.SHUT_WR)
+t = threading.Thread(target=send)
+t.start()
+got = hashlib.sha256()
+size = 0
+while True:
+    data = s.recv(1 << 20)
+    if not data: break
+    got.update(data)
+    size += len(data)
+t.join()
+print(size, got.hexdigest() == hashlib.sha256(sent).hexdigest())
+"""
+
+
+def ask(bench: Bench) -> None:
+    """Ask a server of the host something, by a connection closed on one side."""
+    with _served(bench, _answer) as (box, port):
+        same(bench.python(box, _ASK.format(port=port)).stdout, "<question>\n", "the answer")
+
+
+def url(bench: Bench) -> None:
+    """Get the address of a port."""
+    with _serving(bench.folder() / "s", _answer) as path:
+        port = _free_port()
+        same(bench.open().expose(path, port=port), f"http://127.0.0.1:{port}", "the URL")
+
+
+def streaming(bench: Bench) -> None:
+    """Receive parts as they are sent."""
+    with _served(bench, _drip) as (box, port):
+        count, seconds = bench.python(box, _STREAM.format(port=port)).stdout.split()
+        holds(int(count) >= 5 and float(seconds) > 0.3, f"{count} parts within {seconds} s: they were held back")
+
+
+def many(bench: Bench) -> None:
+    """Make 100 connections at once."""
+    with _served(bench, _answer) as (box, port):
+        same(bench.python(box, _MANY.format(port=port), timeout=60).stdout, "0\n", "the number of wrong answers")
+
+
+def large(bench: Bench) -> None:
+    """Send and receive 20 MB at once."""
+    with _served(bench, _echo) as (box, port):
+        same(bench.python(box, _LARGE.format(port=port), timeout=60).stdout, "20480000 True\n", "size and hash")
+
+
+def nothing_else(bench: Bench) -> None:
+    """Try other ports, and have no server behind the port."""
+    with _served(bench, _answer) as (box, _):
+        holds(bench.python(box, _ASK.format(port=1)).exit_code != 0, "another port was open")
+        silent = _free_port()
+        box.expose(bench.folder() / "nobody", port=silent)
+        result = bench.python(box, _ASK.format(port=silent), timeout=20)
+        holds("<" not in result.stdout and not result.timed_out, "a port without a server answered or hung")
+
+
+def stays(bench: Bench) -> None:
+    """Kill all processes inside, and ask again."""
+    with _served(bench, _answer) as (box, port):
+        box.stop_processes()
+        same(bench.python(box, _ASK.format(port=port)).stdout, "<question>\n", "the answer")
+
+
+def two_ports(bench: Bench) -> None:
+    """Expose two sockets, and one port twice."""
+    with _serving(bench.folder() / "a", _answer) as one, _serving(bench.folder() / "b", _echo) as two:
+        box = bench.open()
+        first, second = _free_port(), _free_port()
+        box.expose(one, port=first)
+        box.expose(two, port=second)
+        same(bench.python(box, _ASK.format(port=first)).stdout, "<question>\n", "the first answer")
+        same(bench.python(box, _ASK.format(port=second)).stdout, "question\n", "the second answer")
+        with raises(SandboxError):
+            box.expose(one, port=first)
+
+
+def not_outside(bench: Bench) -> None:
+    """Connect to the port from the host."""
+    with _served(bench, _answer) as (_, port), raises(OSError):
+        socket.create_connection(("127.0.0.1", port), 2).close()
+
+
+def _free_port() -> int:
+    """Return a port that is free on the host, for backends that share the host's network."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def _served(bench: Bench, answer: Callable[[socket.socket], None]) -> Iterator[tuple[Sandbox, int]]:
+    with _serving(bench.folder() / "s", answer) as path:
+        box, port = bench.open(), _free_port()
+        box.expose(path, port=port)
+        yield box, port
+
+
+@contextlib.contextmanager
+def _serving(path: Path, answer: Callable[[socket.socket], None]) -> Iterator[Path]:
+    """Serve a unix socket of the host, a thread for each connection."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen(128)
+    thread = threading.Thread(target=_accept, args=(listener, answer), daemon=True)
+    thread.start()
+    try:
+        yield path
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(10)
+
+
+def _accept(listener: socket.socket, answer: Callable[[socket.socket], None]) -> None:
+    while True:
+        try:
+            accepted, _ = listener.accept()
+        except OSError:
+            return
+        threading.Thread(target=_talk, args=(accepted, answer), daemon=True).start()
+
+
+def _talk(connection: socket.socket, answer: Callable[[socket.socket], None]) -> None:
+    with connection, contextlib.suppress(OSError):
+        answer(connection)
+
+
+def _answer(connection: socket.socket) -> None:
+    asked = b""
+    while data := connection.recv(65536):
+        asked += data
+    connection.sendall(b"<" + asked + b">")
+
+
+def _drip(connection: socket.socket) -> None:
+    connection.recv(100)
+    for _ in range(6):
+        connection.sendall(b"drop")
+        time.sleep(0.1)
+
+
+def _echo(connection: socket.socket) -> None:
+    while data := connection.recv(65536):
+        connection.sendall(data)
+
+
+_PORTS = "ports"
+PORTS = (
+    Check("port.ask", "A port inside reaches a socket of the host; a half-closed connection still answers.", ask),
+    Check("port.url", "The URL of a port is on the loopback address.", url),
+    Check("port.stream", "Bytes are passed on as they come.", streaming),
+    Check("port.many", "100 connections at once get their own answers.", many),
+    Check("port.large", "20 MB go both ways at once.", large),
+    Check("port.nothing-else", "Other ports are closed, and one without a server ends the connection.", nothing_else),
+    Check("port.stays", "A port outlives the processes inside.", stays),
+    Check("port.two", "There can be several ports, each once.", two_ports),
+    Check("port.not-outside", "The port is not open on the host.", not_outside, _PORTS),
+)
+
+
+# endings: Checks: what is left when a sandbox has ended.
+
+
+def nothing_left(bench: Bench) -> None:
+    """Use sandboxes in every way, and close them."""
+    bench.box.exec("true")
+    before = sorted(bench.backend.leftovers())
+    for end in ("close", "kill"):
+        box = bench.open()
+        box.start_bg("(setsid sleep 600 &); sleep 600")
+        box.exec("sleep 600 & (setsid sleep 600 &); echo x > $HOME/file; mkdir /tmp/folder")
+        box.exec("sleep 60", timeout=0.3)
+        getattr(box, end)()
+        same(sorted(bench.backend.leftovers()), before, f"what is left after {end}()")
+
+
+def descriptors(bench: Bench) -> None:
+    """Open and close sandboxes, and count open files."""
+    self_fds = "/proc/self/fd"
+    if not os.path.isdir(self_fds):
+        return
+    counts = []
+    for _ in range(3):
+        box = bench.open()
+        box.exec("echo x >&2", stdin=b"x")
+        box.write_text("a", "b")
+        box.read_text("a")
+        box.close()
+        counts.append(len(os.listdir(self_fds)))
+    holds(counts[-1] <= counts[0], f"open files grow: {counts}")
+
+
+def threads(bench: Bench) -> None:
+    """Open and close sandboxes, and count threads."""
+    counts = []
+    for _ in range(3):
+        box = bench.open()
+        box.start_bg("sleep 0.1; echo x", on_output=lambda stream, data: None).wait(20)
+        box.exec("true")
+        box.close()
+        counts.append(threading.active_count())
+    holds(counts[-1] <= counts[0] + 1, f"threads grow: {counts}")
+
+
+def context_manager(bench: Bench) -> None:
+    """Leave a with block by an exception."""
+    box = bench.open()
+    with raises(ZeroDivisionError), box as same_box:
+        same(same_box, box, "what the with block gives")
+        raise ZeroDivisionError
+    with raises(SandboxGone):
+        box.exec("true")
+
+
+def identity(bench: Bench) -> None:
+    """Open two sandboxes, one of them as existing code does."""
+    one, two = bench.open(), bench.backend.create(timeout_s=60, envs={"A": "b"}, metadata={"who": "check"})
+    with two:
+        holds(one.sandbox_id and one.sandbox_id != two.sandbox_id, "two sandboxes have the same name")
+        same(two.exec('printf "%s" "$A"').stdout, "b", "the variable")
+
+
+ENDINGS = (
+    Check("end.nothing-left", "A closed or killed sandbox leaves nothing on the host.", nothing_left),
+    Check("end.descriptors", "Open files do not grow.", descriptors),
+    Check("end.threads", "Threads do not grow.", threads),
+    Check("end.with", "A with block closes its sandbox, whatever happens in it.", context_manager),
+    Check("end.identity", "Every sandbox has a name of its own.", identity),
 )
