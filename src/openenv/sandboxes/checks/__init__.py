@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from openenv.sandboxes.checks import commands, files, isolation
-from openenv.sandboxes.checks import commands as jobs
-from openenv.sandboxes.checks import commands as output
-from openenv.sandboxes.checks import commands as times
-from openenv.sandboxes.checks import files as trees
-from openenv.sandboxes.checks import isolation as endings
-from openenv.sandboxes.checks import isolation as limits
-from openenv.sandboxes.checks import isolation as ports
-from openenv.sandboxes.checks.bench import Bench, Check, NotOffered
+from .bench import Bench, Check, NotOffered
+from .commands import COMMANDS, JOBS, OUTPUT, TIMES
+from .files import FILES, TREES
+from .isolation import ENDINGS, ISOLATION, LIMITS, PORTS
 
 CHECKS: tuple[Check, ...] = (
-    *commands.CHECKS,
-    *output.CHECKS,
-    *times.CHECKS,
-    *jobs.CHECKS,
-    *files.CHECKS,
-    *trees.CHECKS,
-    *isolation.CHECKS,
-    *limits.CHECKS,
-    *ports.CHECKS,
-    *endings.CHECKS,
+    *COMMANDS,
+    *OUTPUT,
+    *TIMES,
+    *JOBS,
+    *FILES,
+    *TREES,
+    *ISOLATION,
+    *LIMITS,
+    *PORTS,
+    *ENDINGS,
 )
 
 __all__ = ["CHECKS", "Bench", "Check", "NotOffered"]
