@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from .bench import Bench, Check, NotOffered
+from .bench import Bench, ContractCheck, NotOffered
 from .commands import COMMANDS, JOBS, OUTPUT, TIMES
 from .files import FILES, TREES
 from .isolation import ENDINGS, ISOLATION, LIMITS, PORTS
 
-CHECKS: tuple[Check, ...] = (
+CHECKS: tuple[ContractCheck, ...] = (
     *COMMANDS,
     *OUTPUT,
     *TIMES,
@@ -20,4 +20,4 @@ CHECKS: tuple[Check, ...] = (
     *ENDINGS,
 )
 
-__all__ = ["CHECKS", "Bench", "Check", "NotOffered"]
+__all__ = ["CHECKS", "Bench", "ContractCheck", "NotOffered"]

@@ -22,7 +22,7 @@ class NotOffered(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class ContractCheck:
     """One thing that holds for every sandbox, and how to find out."""
 
     id: str

@@ -10,7 +10,7 @@ from collections import Counter
 
 from openenv.errors import SandboxGone
 from openenv.sandboxes.base import BgJob, Stream
-from openenv.sandboxes.checks.bench import Bench, Check, eventually, holds, raises, running, same, seconds
+from openenv.sandboxes.checks.bench import Bench, ContractCheck, eventually, holds, raises, running, same, seconds
 
 _TEXT = "naïve ☃ 🦊 \u202e שלום"
 
@@ -117,20 +117,20 @@ def large_command(bench: Bench) -> None:
 
 
 COMMANDS = (
-    Check("exec.exit-code", "The exit code is the command's.", exit_codes),
-    Check("exec.signal", "A command that a signal ended has exit code 128 and the signal's number.", signals),
-    Check("exec.missing", "A program that is not there has exit code 127.", missing_program),
-    Check("exec.not-executable", "A file that is no program has exit code 126.", not_executable),
-    Check("exec.arguments", "An argument list arrives as it is, no shell reads it.", arguments),
-    Check("exec.shell", "A text is a shell line.", shell_lines),
-    Check("exec.environment", "Variables come from the spec and the call, and the call's win.", environment),
-    Check("exec.folder", "Commands start in the work folder or where they are told to.", folders),
-    Check("exec.home", "Home and work folder exist and can be written to.", home),
-    Check("exec.text", "Text comes out as it is, with replacements for what is none.", text),
-    Check("exec.no-input", "A command without input reads the end of it at once.", no_input),
-    Check("exec.input", "Input arrives byte by byte.", given_input),
-    Check("exec.unread-input", "Input that nobody reads does not delay the result.", unread_input),
-    Check("exec.large", "Commands and variables may be large.", large_command),
+    ContractCheck("exec.exit-code", "The exit code is the command's.", exit_codes),
+    ContractCheck("exec.signal", "A command that a signal ended has exit code 128 and the signal's number.", signals),
+    ContractCheck("exec.missing", "A program that is not there has exit code 127.", missing_program),
+    ContractCheck("exec.not-executable", "A file that is no program has exit code 126.", not_executable),
+    ContractCheck("exec.arguments", "An argument list arrives as it is, no shell reads it.", arguments),
+    ContractCheck("exec.shell", "A text is a shell line.", shell_lines),
+    ContractCheck("exec.environment", "Variables come from the spec and the call, and the call's win.", environment),
+    ContractCheck("exec.folder", "Commands start in the work folder or where they are told to.", folders),
+    ContractCheck("exec.home", "Home and work folder exist and can be written to.", home),
+    ContractCheck("exec.text", "Text comes out as it is, with replacements for what is none.", text),
+    ContractCheck("exec.no-input", "A command without input reads the end of it at once.", no_input),
+    ContractCheck("exec.input", "Input arrives byte by byte.", given_input),
+    ContractCheck("exec.unread-input", "Input that nobody reads does not delay the result.", unread_input),
+    ContractCheck("exec.large", "Commands and variables may be large.", large_command),
 )
 
 
@@ -210,13 +210,13 @@ def callback_error(bench: Bench) -> None:
 
 
 OUTPUT = (
-    Check("output.streams", "Both streams are kept apart.", streams),
-    Check("output.binary", "Every byte comes out as it was written.", binary),
-    Check("output.huge", "100 MB pass through, and only the beginning is kept.", huge),
-    Check("output.kept", "More than max_output bytes of a stream are dropped, and that is said.", kept),
-    Check("output.streaming", "Output is passed on while the command runs.", streaming),
-    Check("output.both", "Two full streams do not block each other.", both),
-    Check("output.callback", "An exception of the callback ends the command and is raised.", callback_error),
+    ContractCheck("output.streams", "Both streams are kept apart.", streams),
+    ContractCheck("output.binary", "Every byte comes out as it was written.", binary),
+    ContractCheck("output.huge", "100 MB pass through, and only the beginning is kept.", huge),
+    ContractCheck("output.kept", "More than max_output bytes of a stream are dropped, and that is said.", kept),
+    ContractCheck("output.streaming", "Output is passed on while the command runs.", streaming),
+    ContractCheck("output.both", "Two full streams do not block each other.", both),
+    ContractCheck("output.callback", "An exception of the callback ends the command and is raised.", callback_error),
 )
 
 
@@ -296,14 +296,16 @@ def expiry(bench: Bench) -> None:
 
 
 TIMES = (
-    Check("time.timeout", "A command whose time is over is killed, with code 124 and its output so far.", timeout),
-    Check("time.tree", "Its children are killed with it.", tree),
-    Check("time.daemon", "Daemons that it started are killed, too.", daemon, "trees"),
-    Check("time.stubborn", "It cannot refuse to end.", stubborn),
-    Check("time.others", "Other commands go on.", others),
-    Check("time.background", "What a command leaves behind does not delay its result.", background),
-    Check("time.unlimited", "Without a limit, a command runs to its end.", unlimited),
-    Check("time.expiry", "A sandbox ends by itself when its time is over.", expiry, "expiry"),
+    ContractCheck(
+        "time.timeout", "A command whose time is over is killed, with code 124 and its output so far.", timeout
+    ),
+    ContractCheck("time.tree", "Its children are killed with it.", tree),
+    ContractCheck("time.daemon", "Daemons that it started are killed, too.", daemon, "trees"),
+    ContractCheck("time.stubborn", "It cannot refuse to end.", stubborn),
+    ContractCheck("time.others", "Other commands go on.", others),
+    ContractCheck("time.background", "What a command leaves behind does not delay its result.", background),
+    ContractCheck("time.unlimited", "Without a limit, a command runs to its end.", unlimited),
+    ContractCheck("time.expiry", "A sandbox ends by itself when its time is over.", expiry, "expiry"),
 )
 
 
@@ -444,13 +446,13 @@ def threads(bench: Bench) -> None:
 
 
 JOBS = (
-    Check("job.wait", "A job's exit code can be waited for.", wait),
-    Check("job.kill", "A job can be killed with its children; waiting has a limit.", not_yet),
-    Check("job.output", "A job's output is passed on while it runs.", job_output),
-    Check("job.files", "What a job writes can be read while it runs.", job_and_files),
-    Check("stop.daemons", "All processes can be killed, those that hide too; files stay.", stop, "trees"),
-    Check("stop.exec", "A command that is stopped so has exit code 137.", stop_under_exec),
-    Check("kill.exec", "Killing a sandbox ends the command under way.", kill),
-    Check("kill.gone", "A sandbox that is gone says so at every use.", gone),
-    Check("use.threads", "Many threads can use one sandbox, and nothing is mixed up.", threads),
+    ContractCheck("job.wait", "A job's exit code can be waited for.", wait),
+    ContractCheck("job.kill", "A job can be killed with its children; waiting has a limit.", not_yet),
+    ContractCheck("job.output", "A job's output is passed on while it runs.", job_output),
+    ContractCheck("job.files", "What a job writes can be read while it runs.", job_and_files),
+    ContractCheck("stop.daemons", "All processes can be killed, those that hide too; files stay.", stop, "trees"),
+    ContractCheck("stop.exec", "A command that is stopped so has exit code 137.", stop_under_exec),
+    ContractCheck("kill.exec", "Killing a sandbox ends the command under way.", kill),
+    ContractCheck("kill.gone", "A sandbox that is gone says so at every use.", gone),
+    ContractCheck("use.threads", "Many threads can use one sandbox, and nothing is mixed up.", threads),
 )

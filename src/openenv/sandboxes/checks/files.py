@@ -10,7 +10,7 @@ from pathlib import Path
 
 from openenv.errors import SandboxError
 from openenv.sandboxes.base import Sandbox
-from openenv.sandboxes.checks.bench import Bench, Check, holds, raises, same
+from openenv.sandboxes.checks.bench import Bench, ContractCheck, holds, raises, same
 
 _NAMES = (
     "with space", "quo'te", 'dou"ble', "new\nline", "-dash", "dollar$HOME", "star*", "snow☃", "back\\slash", "..odd",
@@ -121,17 +121,17 @@ def relative(bench: Bench) -> None:
 
 
 FILES = (
-    Check("file.content", "Files hold exactly what was written.", contents),
-    Check("file.large", "20 MB go in and come out.", large),
-    Check("file.parents", "Folders above a file are made, and its mode is set.", parents),
-    Check("file.missing", "What is no file raises what open() would.", missing),
-    Check("file.part", "The beginning of a file can be read.", part),
-    Check("file.owner", "Files belong to the sandbox's user.", owner),
-    Check("file.names", "Any name is just a name.", names),
-    Check("file.overwrite", "Writing replaces what was there, also behind a link.", overwrite),
-    Check("file.exists", "exists() knows files, folders and links to them.", exist),
-    Check("file.not-files", "Pipes and devices are refused, and nothing hangs.", not_files),
-    Check("file.relative", "Relative paths begin in the work folder.", relative),
+    ContractCheck("file.content", "Files hold exactly what was written.", contents),
+    ContractCheck("file.large", "20 MB go in and come out.", large),
+    ContractCheck("file.parents", "Folders above a file are made, and its mode is set.", parents),
+    ContractCheck("file.missing", "What is no file raises what open() would.", missing),
+    ContractCheck("file.part", "The beginning of a file can be read.", part),
+    ContractCheck("file.owner", "Files belong to the sandbox's user.", owner),
+    ContractCheck("file.names", "Any name is just a name.", names),
+    ContractCheck("file.overwrite", "Writing replaces what was there, also behind a link.", overwrite),
+    ContractCheck("file.exists", "exists() knows files, folders and links to them.", exist),
+    ContractCheck("file.not-files", "Pipes and devices are refused, and nothing hangs.", not_files),
+    ContractCheck("file.relative", "Relative paths begin in the work folder.", relative),
 )
 
 
@@ -325,16 +325,16 @@ def _make(archive: Path, entries: list[tuple[str, str, str]]) -> None:
 
 
 TREES = (
-    Check("tree.round-trip", "A tree goes from one sandbox to another as it is; links stay links.", round_trip),
-    Check("tree.specials", "Pipes and devices are left out.", specials),
-    Check("tree.limit", "A tree larger than allowed is refused.", limit),
-    Check("tree.closed", "Files that their owner may not read are taken as well.", closed_files),
-    Check("tree.upload", "Files and trees of the host can be copied in.", upload),
-    Check("tree.download", "Files and trees can be copied out.", download),
-    Check("tree.no-host-files", "A link inside never leads to a file of the host.", no_host_files, "isolation"),
-    Check("tree.hostile-download", "Nothing is written outside of the target of a download.", hostile_download),
-    Check("tree.hostile-names", "No entry of an archive lands outside by its name.", hostile_names),
-    Check("tree.hostile-links", "No entry of an archive lands outside through a link.", hostile_links),
-    Check("tree.over", "Unpacking replaces files and keeps the others.", unpack_over),
-    Check("tree.broken", "What is no archive is refused.", broken_archive),
+    ContractCheck("tree.round-trip", "A tree goes from one sandbox to another as it is; links stay links.", round_trip),
+    ContractCheck("tree.specials", "Pipes and devices are left out.", specials),
+    ContractCheck("tree.limit", "A tree larger than allowed is refused.", limit),
+    ContractCheck("tree.closed", "Files that their owner may not read are taken as well.", closed_files),
+    ContractCheck("tree.upload", "Files and trees of the host can be copied in.", upload),
+    ContractCheck("tree.download", "Files and trees can be copied out.", download),
+    ContractCheck("tree.no-host-files", "A link inside never leads to a file of the host.", no_host_files, "isolation"),
+    ContractCheck("tree.hostile-download", "Nothing is written outside of the target of a download.", hostile_download),
+    ContractCheck("tree.hostile-names", "No entry of an archive lands outside by its name.", hostile_names),
+    ContractCheck("tree.hostile-links", "No entry of an archive lands outside through a link.", hostile_links),
+    ContractCheck("tree.over", "Unpacking replaces files and keeps the others.", unpack_over),
+    ContractCheck("tree.broken", "What is no archive is refused.", broken_archive),
 )

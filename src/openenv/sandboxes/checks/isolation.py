@@ -17,7 +17,7 @@ from pathlib import Path
 
 from openenv.errors import SandboxError, SandboxGone
 from openenv.sandboxes.base import Limits, Mount, Sandbox
-from openenv.sandboxes.checks.bench import Bench, Check, holds, raises, same
+from openenv.sandboxes.checks.bench import Bench, ContractCheck, holds, raises, same
 
 _CONNECT = """
 import socket, sys
@@ -245,24 +245,26 @@ def _own_address() -> str:
 
 _ISOLATION = "isolation"
 ISOLATION = (
-    Check("isolation.tcp", "No address outside can be connected to.", tcp, _ISOLATION),
-    Check("isolation.udp", "No datagram gets out.", udp, _ISOLATION),
-    Check("isolation.dns", "No name is resolved.", dns, _ISOLATION),
-    Check("isolation.loopback", "The host's own servers cannot be reached.", host_loopback, _ISOLATION),
-    Check(
+    ContractCheck("isolation.tcp", "No address outside can be connected to.", tcp, _ISOLATION),
+    ContractCheck("isolation.udp", "No datagram gets out.", udp, _ISOLATION),
+    ContractCheck("isolation.dns", "No name is resolved.", dns, _ISOLATION),
+    ContractCheck("isolation.loopback", "The host's own servers cannot be reached.", host_loopback, _ISOLATION),
+    ContractCheck(
         "isolation.sockets", "Unix sockets of the host cannot be reached, by name or path.", host_sockets, _ISOLATION
     ),
-    Check("isolation.processes", "The host's processes cannot be seen or killed.", host_processes, _ISOLATION),
-    Check("isolation.environment", "The host's variables are not inside.", host_environment, _ISOLATION),
-    Check("isolation.secrets", "The host's files cannot be read.", host_secrets, _ISOLATION),
-    Check("isolation.files", "The host's files cannot be written to.", host_files, _ISOLATION),
-    Check("isolation.user", "Commands do not run as root and have no capabilities.", user, _ISOLATION),
-    Check("isolation.no-gain", "No program gives more rights.", no_gain, _ISOLATION),
-    Check("isolation.kernel", "The kernel's dangerous doors are shut.", kernel, _ISOLATION),
-    Check("isolation.first-process", "What runs the sandbox cannot be harmed from inside.", first_process, _ISOLATION),
-    Check("isolation.devices", "There are no disks.", devices, _ISOLATION),
-    Check("isolation.mounts", "Mounts can be read and not written to.", mounts, "mounts"),
-    Check("isolation.two", "Two sandboxes see nothing of each other.", two_sandboxes, _ISOLATION),
+    ContractCheck("isolation.processes", "The host's processes cannot be seen or killed.", host_processes, _ISOLATION),
+    ContractCheck("isolation.environment", "The host's variables are not inside.", host_environment, _ISOLATION),
+    ContractCheck("isolation.secrets", "The host's files cannot be read.", host_secrets, _ISOLATION),
+    ContractCheck("isolation.files", "The host's files cannot be written to.", host_files, _ISOLATION),
+    ContractCheck("isolation.user", "Commands do not run as root and have no capabilities.", user, _ISOLATION),
+    ContractCheck("isolation.no-gain", "No program gives more rights.", no_gain, _ISOLATION),
+    ContractCheck("isolation.kernel", "The kernel's dangerous doors are shut.", kernel, _ISOLATION),
+    ContractCheck(
+        "isolation.first-process", "What runs the sandbox cannot be harmed from inside.", first_process, _ISOLATION
+    ),
+    ContractCheck("isolation.devices", "There are no disks.", devices, _ISOLATION),
+    ContractCheck("isolation.mounts", "Mounts can be read and not written to.", mounts, "mounts"),
+    ContractCheck("isolation.two", "Two sandboxes see nothing of each other.", two_sandboxes, _ISOLATION),
 )
 
 
@@ -366,12 +368,14 @@ def disk_default(bench: Bench) -> None:
 
 _LIMITS = "limits"
 LIMITS = (
-    Check("limit.memory", "A process that uses up the memory is ended, and the sandbox lives.", memory, _LIMITS),
-    Check("limit.processes", "There is a limit to the number of processes.", processes, _LIMITS),
-    Check("limit.fork-bomb", "A fork bomb can be ended, and the sandbox lives.", fork_bomb, _LIMITS),
-    Check("limit.cpu", "There is a limit to processor time.", cpu, _LIMITS),
-    Check("limit.disk", "A full disk is an error of the writer.", disk, _LIMITS),
-    Check("limit.disk-and-memory", "Filling the disk does not end the sandbox.", disk_default, _LIMITS),
+    ContractCheck(
+        "limit.memory", "A process that uses up the memory is ended, and the sandbox lives.", memory, _LIMITS
+    ),
+    ContractCheck("limit.processes", "There is a limit to the number of processes.", processes, _LIMITS),
+    ContractCheck("limit.fork-bomb", "A fork bomb can be ended, and the sandbox lives.", fork_bomb, _LIMITS),
+    ContractCheck("limit.cpu", "There is a limit to processor time.", cpu, _LIMITS),
+    ContractCheck("limit.disk", "A full disk is an error of the writer.", disk, _LIMITS),
+    ContractCheck("limit.disk-and-memory", "Filling the disk does not end the sandbox.", disk_default, _LIMITS),
 )
 
 
@@ -575,15 +579,19 @@ def _echo(connection: socket.socket) -> None:
 
 _PORTS = "ports"
 PORTS = (
-    Check("port.ask", "A port inside reaches a socket of the host; a half-closed connection still answers.", ask),
-    Check("port.url", "The URL of a port is on the loopback address.", url),
-    Check("port.stream", "Bytes are passed on as they come.", streaming),
-    Check("port.many", "100 connections at once get their own answers.", many),
-    Check("port.large", "20 MB go both ways at once.", large),
-    Check("port.nothing-else", "Other ports are closed, and one without a server ends the connection.", nothing_else),
-    Check("port.stays", "A port outlives the processes inside.", stays),
-    Check("port.two", "There can be several ports, each once.", two_ports),
-    Check("port.not-outside", "The port is not open on the host.", not_outside, _PORTS),
+    ContractCheck(
+        "port.ask", "A port inside reaches a socket of the host; a half-closed connection still answers.", ask
+    ),
+    ContractCheck("port.url", "The URL of a port is on the loopback address.", url),
+    ContractCheck("port.stream", "Bytes are passed on as they come.", streaming),
+    ContractCheck("port.many", "100 connections at once get their own answers.", many),
+    ContractCheck("port.large", "20 MB go both ways at once.", large),
+    ContractCheck(
+        "port.nothing-else", "Other ports are closed, and one without a server ends the connection.", nothing_else
+    ),
+    ContractCheck("port.stays", "A port outlives the processes inside.", stays),
+    ContractCheck("port.two", "There can be several ports, each once.", two_ports),
+    ContractCheck("port.not-outside", "The port is not open on the host.", not_outside, _PORTS),
 )
 
 
@@ -650,9 +658,9 @@ def identity(bench: Bench) -> None:
 
 
 ENDINGS = (
-    Check("end.nothing-left", "A closed or killed sandbox leaves nothing on the host.", nothing_left),
-    Check("end.descriptors", "Open files do not grow.", descriptors),
-    Check("end.threads", "Threads do not grow.", threads),
-    Check("end.with", "A with block closes its sandbox, whatever happens in it.", context_manager),
-    Check("end.identity", "Every sandbox has a name of its own.", identity),
+    ContractCheck("end.nothing-left", "A closed or killed sandbox leaves nothing on the host.", nothing_left),
+    ContractCheck("end.descriptors", "Open files do not grow.", descriptors),
+    ContractCheck("end.threads", "Threads do not grow.", threads),
+    ContractCheck("end.with", "A with block closes its sandbox, whatever happens in it.", context_manager),
+    ContractCheck("end.identity", "Every sandbox has a name of its own.", identity),
 )
