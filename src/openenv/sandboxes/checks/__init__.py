@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .bench import Bench, ContractCheck, NotOffered
+from .bench import CheckBench, ContractCheck, NotOffered
 from .commands import COMMANDS, JOBS, OUTPUT, TIMES
 from .files import FILES, TREES
 from .isolation import ENDINGS, ISOLATION, LIMITS, PORTS
@@ -20,4 +20,4 @@ CHECKS: tuple[ContractCheck, ...] = (
     *ENDINGS,
 )
 
-__all__ = ["CHECKS", "Bench", "ContractCheck", "NotOffered"]
+__all__ = ["CHECKS", "CheckBench", "ContractCheck", "NotOffered"]

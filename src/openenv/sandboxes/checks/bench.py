@@ -28,12 +28,12 @@ class ContractCheck:
     id: str
     says: str
     """A sentence: what is true when the check passes."""
-    run: Callable[[Bench], None]
+    run: Callable[[CheckBench], None]
     feature: str | None = None
     """Which of a backend's features this is about, if it may do without."""
 
 
-class Bench:
+class CheckBench:
     """A backend, a sandbox that checks share, others of their own, and a folder of the host. A context manager."""
 
     def __init__(self, backend: Sandboxes) -> None:
@@ -45,7 +45,7 @@ class Bench:
         self._is_alive = False
         self._folders = 0
 
-    def __enter__(self) -> Bench:
+    def __enter__(self) -> CheckBench:
         folder = tempfile.TemporaryDirectory(prefix="openenv-check-", ignore_cleanup_errors=True)
         self._root = Path(self._stack.enter_context(folder))
         return self

@@ -10,24 +10,24 @@ from collections import Counter
 
 from openenv.errors import SandboxGone
 from openenv.sandboxes.base import BgJob, Stream
-from openenv.sandboxes.checks.bench import Bench, ContractCheck, eventually, holds, raises, running, same, seconds
+from openenv.sandboxes.checks.bench import CheckBench, ContractCheck, eventually, holds, raises, running, same, seconds
 
 _TEXT = "naïve ☃ 🦊 \u202e שלום"
 
 
-def exit_codes(bench: Bench) -> None:
+def exit_codes(bench: CheckBench) -> None:
     """Exit with several codes."""
     for code in (0, 1, 3, 42, 255):
         same(bench.box.exec(f"exit {code}").exit_code, code, "the exit code")
 
 
-def signals(bench: Bench) -> None:
+def signals(bench: CheckBench) -> None:
     """End by a signal."""
     same(bench.box.exec("kill -TERM $$").exit_code, 143, "the exit code after SIGTERM")
     same(bench.box.exec("kill -KILL $$").exit_code, 137, "the exit code after SIGKILL")
 
 
-def missing_program(bench: Bench) -> None:
+def missing_program(bench: CheckBench) -> None:
     """Start what is not there."""
     result = bench.box.exec(["/no/such/program"])
     same(result.exit_code, 127, "the exit code of a missing program")
@@ -35,26 +35,26 @@ def missing_program(bench: Bench) -> None:
     same(bench.box.exec("no-such-program").exit_code, 127, "the shell's exit code")
 
 
-def not_executable(bench: Bench) -> None:
+def not_executable(bench: CheckBench) -> None:
     """Start a file that is no program."""
     bench.box.write_text("plain.txt", "not a program")
     same(bench.box.exec(["./plain.txt"]).exit_code, 126, "the exit code")
 
 
-def arguments(bench: Bench) -> None:
+def arguments(bench: CheckBench) -> None:
     """Pass arguments that a shell would change."""
     odd = ["$HOME", "a b", "'", '"', "*", "x\ny", "", "-n", _TEXT, "\\", ";exit 9"]
     result = bench.box.exec(["/bin/sh", "-c", 'for a in "$@"; do printf "[%s]" "$a"; done', "sh", *odd])
     same(result.stdout, "".join(f"[{part}]" for part in odd), "what arrived")
 
 
-def shell_lines(bench: Bench) -> None:
+def shell_lines(bench: CheckBench) -> None:
     """Run a line with pipes, quotes and a here-document."""
     result = bench.box.exec("cat <<'END' | tr a-z A-Z\nit's $HOME\nEND\nexit 4")
     same((result.exit_code, result.stdout), (4, "IT'S $HOME\n"), "the result")
 
 
-def environment(bench: Bench) -> None:
+def environment(bench: CheckBench) -> None:
     """Set variables for the sandbox and for one command."""
     box = bench.open(envs={"FIRST": "spec", "SECOND": "spec"})
     result = box.exec('printf "%s %s %s" "$FIRST" "$SECOND" "$THIRD"', envs={"SECOND": "call", "THIRD": f"{_TEXT}\n"})
@@ -62,7 +62,7 @@ def environment(bench: Bench) -> None:
     same(box.exec('printf "%s" "${THIRD-unset}"').stdout, "unset", "a variable of an earlier command")
 
 
-def folders(bench: Bench) -> None:
+def folders(bench: CheckBench) -> None:
     """Start in the work folder, or in another one."""
     box = bench.box
     same(box.exec("pwd").stdout.strip(), box.workdir, "the folder that commands start in")
@@ -73,27 +73,27 @@ def folders(bench: Bench) -> None:
     same((result.exit_code, result.stdout), (126, ""), "the result in a folder that is not there")
 
 
-def home(bench: Bench) -> None:
+def home(bench: CheckBench) -> None:
     """Find a home that can be written to."""
     box = bench.box
     same(box.exec('printf "%s" "$HOME"').stdout, box.home, "HOME")
     same(box.exec('touch "$HOME/x" && touch "$HOME/workdir/x"').exit_code, 0, "writing to home and work folder")
 
 
-def text(bench: Bench) -> None:
+def text(bench: CheckBench) -> None:
     """Pass text that is not ASCII in and out."""
     same(bench.box.exec(["printf", "%s", _TEXT]).stdout, _TEXT, "the text")
     result = bench.box.exec(r"printf 'a\377b'")
     same(result.stdout, "a\ufffdb", "bytes that are not UTF-8")
 
 
-def no_input(bench: Bench) -> None:
+def no_input(bench: CheckBench) -> None:
     """Read input when there is none."""
     result = bench.box.exec("cat; echo end", timeout=10)
     same((result.stdout, result.timed_out), ("end\n", False), "the result")
 
 
-def given_input(bench: Bench) -> None:
+def given_input(bench: CheckBench) -> None:
     """Read input of every byte, and of a megabyte."""
     every = bytes(range(256))
     got = bytearray()
@@ -104,13 +104,13 @@ def given_input(bench: Bench) -> None:
     same(bench.box.exec("cat; echo end", stdin=b"").stdout, "end\n", "the result with an empty input")
 
 
-def unread_input(bench: Bench) -> None:
+def unread_input(bench: CheckBench) -> None:
     """Do not read the input."""
     result = bench.box.exec(["true"], stdin=bytes(8_000_000), timeout=20)
     same((result.exit_code, result.timed_out), (0, False), "the result")
 
 
-def large_command(bench: Bench) -> None:
+def large_command(bench: CheckBench) -> None:
     """Run a line and an environment of 100 kB each."""
     result = bench.box.exec(f': {"x" * 100_000}; printf %s "$BIG" | wc -c', envs={"BIG": "y" * 100_000})
     same((result.exit_code, result.stdout.strip()), (0, "100000"), "the result")
@@ -144,14 +144,14 @@ class _Stop(Exception):
     """Raised by a check's own callback."""
 
 
-def streams(bench: Bench) -> None:
+def streams(bench: CheckBench) -> None:
     """Write to both streams."""
     result = bench.box.exec("echo out; echo err >&2; exit 5")
     same((result.exit_code, result.stdout, result.stderr), (5, "out\n", "err\n"), "the result")
     holds(0 < result.duration_s < 60, "the duration is not set")
 
 
-def binary(bench: Bench) -> None:
+def binary(bench: CheckBench) -> None:
     """Write every byte value many times."""
     content = bytes(range(256)) * 4096
     bench.box.write_bytes("bytes.bin", content)
@@ -162,7 +162,7 @@ def binary(bench: Bench) -> None:
         same(hashlib.sha256(received).hexdigest(), hashlib.sha256(content).hexdigest(), f"the hash of {stream}")
 
 
-def huge(bench: Bench) -> None:
+def huge(bench: CheckBench) -> None:
     """Write 100 MB."""
     count: Counter[str] = Counter()
     command = f"head -c {_HUNDRED_MB} /dev/zero"
@@ -173,7 +173,7 @@ def huge(bench: Bench) -> None:
     same((len(result.stdout), result.truncated), (1000, True), "what was kept")
 
 
-def kept(bench: Bench) -> None:
+def kept(bench: CheckBench) -> None:
     """Write more than is kept, and exactly as much."""
     result = bench.box.exec("printf 0123456789; printf abc >&2", max_output=4)
     same((result.stdout, result.stderr, result.truncated), ("0123", "abc", True), "what was kept")
@@ -181,7 +181,7 @@ def kept(bench: Bench) -> None:
     same((result.stdout, result.truncated), ("0123", False), "what was kept")
 
 
-def streaming(bench: Bench) -> None:
+def streaming(bench: CheckBench) -> None:
     """Write something, wait, and write again."""
     seen: list[tuple[float, bytes]] = []
     bench.box.exec(
@@ -191,14 +191,14 @@ def streaming(bench: Bench) -> None:
     holds(len(seen) > 1 and seen[-1][0] - seen[0][0] > 0.3, "the first line did not come before the second was written")
 
 
-def both(bench: Bench) -> None:
+def both(bench: CheckBench) -> None:
     """Fill both streams at once."""
     command = "head -c 5000000 /dev/zero >&2 & head -c 5000000 /dev/zero; wait"
     result = bench.box.exec(command, timeout=60)
     same((len(result.stdout), len(result.stderr), result.exit_code), (5_000_000, 5_000_000, 0), "sizes and exit code")
 
 
-def callback_error(bench: Bench) -> None:
+def callback_error(bench: CheckBench) -> None:
     """Raise while output comes in."""
 
     def refuse(stream: Stream, data: bytes) -> None:
@@ -227,7 +227,7 @@ OUTPUT = (
 _DAEMON = "(setsid sh -c 'sleep {0} & sleep {0}' </dev/null >/dev/null 2>&1 &) ; "
 
 
-def timeout(bench: Bench) -> None:
+def timeout(bench: CheckBench) -> None:
     """Take too long."""
     result = bench.box.exec("echo begun; echo oops >&2; sleep 60; echo never", timeout=1)
     same((result.exit_code, result.timed_out), (124, True), "the result")
@@ -235,7 +235,7 @@ def timeout(bench: Bench) -> None:
     holds(result.duration_s < 20, "it took too long to notice")
 
 
-def tree(bench: Bench) -> None:
+def tree(bench: CheckBench) -> None:
     """Take too long with children and grandchildren."""
     first, second, third = seconds(), seconds(), seconds()
     command = f"sh -c 'sleep {first} & sh -c \"sleep {second}\"' & sleep {third}"
@@ -243,21 +243,21 @@ def tree(bench: Bench) -> None:
     eventually(lambda: not any(running(bench.box, word) for word in (first, second, third)), "a child still runs")
 
 
-def daemon(bench: Bench) -> None:
+def daemon(bench: CheckBench) -> None:
     """Take too long after a daemon was started."""
     word = seconds()
     same(bench.box.exec(_DAEMON.format(word) + "sleep 60", timeout=1).timed_out, True, "timed_out")
     eventually(lambda: not running(bench.box, word), "the daemon still runs")
 
 
-def stubborn(bench: Bench) -> None:
+def stubborn(bench: CheckBench) -> None:
     """Take too long and ignore signals."""
     command = "trap '' TERM INT HUP QUIT; while :; do sleep 1; done"
     result = bench.box.exec(command, timeout=1)
     same((result.exit_code, result.timed_out), (124, True), "the result")
 
 
-def others(bench: Bench) -> None:
+def others(bench: CheckBench) -> None:
     """Take too long beside another command."""
     word = seconds()
     job = bench.box.start_bg(f"sleep {word}; exit 3")
@@ -268,7 +268,7 @@ def others(bench: Bench) -> None:
         job.kill()
 
 
-def background(bench: Bench) -> None:
+def background(bench: CheckBench) -> None:
     """Leave something behind that holds the output open."""
     started = time.monotonic()
     result = bench.box.exec("sleep 20 & echo done", timeout=15)
@@ -279,12 +279,12 @@ def background(bench: Bench) -> None:
     bench.box.stop_processes()
 
 
-def unlimited(bench: Bench) -> None:
+def unlimited(bench: CheckBench) -> None:
     """Have no time limit."""
     same(bench.box.exec("sleep 0.2; echo done", timeout=None).stdout, "done\n", "the output")
 
 
-def expiry(bench: Bench) -> None:
+def expiry(bench: CheckBench) -> None:
     """Outlive the sandbox's time."""
     box = bench.open(timeout_s=3)
     started = time.monotonic()
@@ -319,7 +319,7 @@ done
 """
 
 
-def wait(bench: Bench) -> None:
+def wait(bench: CheckBench) -> None:
     """Wait for a job."""
     job = bench.box.start_bg("sleep 0.3; exit 6")
     holds(isinstance(job, BgJob), "a job is not a BgJob")
@@ -328,7 +328,7 @@ def wait(bench: Bench) -> None:
     same(job.wait(), 6, "the exit code when asked again")
 
 
-def not_yet(bench: Bench) -> None:
+def not_yet(bench: CheckBench) -> None:
     """Wait for a job that does not end, and kill it."""
     word = seconds()
     job = bench.box.start_bg(f"sleep {word} & sleep {word}")
@@ -340,7 +340,7 @@ def not_yet(bench: Bench) -> None:
     job.kill()
 
 
-def job_output(bench: Bench) -> None:
+def job_output(bench: CheckBench) -> None:
     """Read a job's output while it runs."""
     seen: list[bytes] = []
     arrived = threading.Event()
@@ -355,7 +355,7 @@ def job_output(bench: Bench) -> None:
     job.kill()
 
 
-def job_and_files(bench: Bench) -> None:
+def job_and_files(bench: CheckBench) -> None:
     """See what a job writes."""
     bench.box.exec(["rm", "-f", "from-job"])
     job = bench.box.start_bg("echo yes > from-job; sleep 30")
@@ -363,7 +363,7 @@ def job_and_files(bench: Bench) -> None:
     job.kill()
 
 
-def stop(bench: Bench) -> None:
+def stop(bench: CheckBench) -> None:
     """Stop daemons that hide, and go on."""
     box = bench.open()
     box.write_text("kept.txt", "kept")
@@ -379,7 +379,7 @@ def stop(bench: Bench) -> None:
     box.stop_processes()
 
 
-def stop_under_exec(bench: Bench) -> None:
+def stop_under_exec(bench: CheckBench) -> None:
     """Stop all processes while another thread waits for a command."""
     box = bench.open()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -390,7 +390,7 @@ def stop_under_exec(bench: Bench) -> None:
         same(pending.result(30).exit_code, 137, "the exit code of the command that was stopped")
 
 
-def kill(bench: Bench) -> None:
+def kill(bench: CheckBench) -> None:
     """Kill the sandbox while another thread waits for a command."""
     box = bench.open()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -403,7 +403,7 @@ def kill(bench: Bench) -> None:
         holds(time.monotonic() - started < 15, "the command went on for long")
 
 
-def gone(bench: Bench) -> None:
+def gone(bench: CheckBench) -> None:
     """Use a sandbox that is gone."""
     box = bench.open()
     job = box.start_bg("sleep 100")
@@ -428,7 +428,7 @@ def gone(bench: Bench) -> None:
         job.wait(20)
 
 
-def threads(bench: Bench) -> None:
+def threads(bench: CheckBench) -> None:
     """Use one sandbox from 16 threads."""
     box = bench.open()
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from openenv.errors import SandboxError
 from openenv.sandboxes.base import Sandbox
-from openenv.sandboxes.checks.bench import Bench, ContractCheck, holds, raises, same
+from openenv.sandboxes.checks.bench import CheckBench, ContractCheck, holds, raises, same
 
 _NAMES = (
     "with space", "quo'te", 'dou"ble', "new\nline", "-dash", "dollar$HOME", "star*", "snow☃", "back\\slash", "..odd",
 )  # fmt: skip
 
 
-def contents(bench: Bench) -> None:
+def contents(bench: CheckBench) -> None:
     """Write and read contents of all kinds."""
     for content in (b"", b"\x00", bytes(range(256)) * 100, "☃".encode(), b"no end of line", b"\r\n\n"):
         bench.box.write_bytes("content", content)
@@ -28,7 +28,7 @@ def contents(bench: Bench) -> None:
     same(bench.box.read_text("text"), "a\ufffdb", "a text that is not UTF-8")
 
 
-def large(bench: Bench) -> None:
+def large(bench: CheckBench) -> None:
     """Write and read 20 MB."""
     content = bytes(range(251)) * 80_000
     bench.box.write_bytes("large", content)
@@ -37,7 +37,7 @@ def large(bench: Bench) -> None:
     bench.box.exec(["rm", "large"])
 
 
-def parents(bench: Bench) -> None:
+def parents(bench: CheckBench) -> None:
     """Write where no folder is yet, with a mode."""
     bench.box.write_bytes("made/on/the/way.sh", b"#!/bin/sh\necho run\n", mode=0o755)
     same(bench.box.exec(["made/on/the/way.sh"]).stdout, "run\n", "the script's output")
@@ -45,7 +45,7 @@ def parents(bench: Bench) -> None:
     holds("-rw-r--r--" in bench.box.exec(["ls", "-l", "made/plain"]).stdout, "the default mode is not 0644")
 
 
-def missing(bench: Bench) -> None:
+def missing(bench: CheckBench) -> None:
     """Read what is no file."""
     with raises(FileNotFoundError):
         bench.box.read_bytes("no/such/file")
@@ -56,7 +56,7 @@ def missing(bench: Bench) -> None:
         bench.box.write_bytes("/tmp", b"")
 
 
-def part(bench: Bench) -> None:
+def part(bench: CheckBench) -> None:
     """Read the beginning of a file."""
     bench.box.write_bytes("digits", b"0123456789")
     same(bench.box.read_bytes("digits", max_bytes=4), b"0123", "the beginning")
@@ -64,7 +64,7 @@ def part(bench: Bench) -> None:
     same(bench.box.read_bytes("digits", max_bytes=0), b"", "nothing of it")
 
 
-def owner(bench: Bench) -> None:
+def owner(bench: CheckBench) -> None:
     """Change, as a command, a file that was written from outside."""
     bench.box.write_text("mine", "old")
     same(bench.box.exec("echo new > mine && chmod 600 mine && rm mine").exit_code, 0, "the exit code")
@@ -72,7 +72,7 @@ def owner(bench: Bench) -> None:
     same(bench.box.read_text("own"), "secret\n", "a file of the sandbox's user")
 
 
-def names(bench: Bench) -> None:
+def names(bench: CheckBench) -> None:
     """Use names that a shell would change."""
     for name in _NAMES:
         path = f"names/{name}/{name}"
@@ -82,7 +82,7 @@ def names(bench: Bench) -> None:
     same(bench.box.exec("ls names | wc -l", cwd=bench.box.workdir).exit_code, 0, "the exit code")
 
 
-def overwrite(bench: Bench) -> None:
+def overwrite(bench: CheckBench) -> None:
     """Write less than there was, and through a link."""
     bench.box.write_text("over", "a long text")
     bench.box.write_text("over", "short")
@@ -92,7 +92,7 @@ def overwrite(bench: Bench) -> None:
     same(bench.box.read_text("over"), "linked", "the content of the file behind the link")
 
 
-def exist(bench: Bench) -> None:
+def exist(bench: CheckBench) -> None:
     """Ask for files, folders and links."""
     box = bench.box
     box.exec("touch there; mkdir -p folder; ln -sfn nowhere dangling")
@@ -102,7 +102,7 @@ def exist(bench: Bench) -> None:
     )
 
 
-def not_files(bench: Bench) -> None:
+def not_files(bench: CheckBench) -> None:
     """Read and write what would never end or never answer."""
     bench.box.exec("mkfifo pipe")
     for path in ("pipe", "/dev/zero"):
@@ -113,7 +113,7 @@ def not_files(bench: Bench) -> None:
     same(bench.box.exec("echo on").stdout, "on\n", "the next command's output")
 
 
-def relative(bench: Bench) -> None:
+def relative(bench: CheckBench) -> None:
     """Use relative and absolute paths."""
     bench.box.write_text("rel/x", "1")
     same(bench.box.read_text(f"{bench.box.workdir}/rel/x"), "1", "the content")
@@ -149,7 +149,7 @@ for one in link out lost; do readlink $one; done && stat -c %a run.sh secret
 """
 
 
-def round_trip(bench: Bench) -> None:
+def round_trip(bench: CheckBench) -> None:
     """Take a tree out of one sandbox and put it into another one."""
     box, other = bench.box, bench.open()
     same(box.exec(_SAMPLE).exit_code, 0, "making the tree")
@@ -161,7 +161,7 @@ def round_trip(bench: Bench) -> None:
     same(other.exec(_LISTING.format("copied/tree")).stdout, wanted.stdout, "the listing of the copy")
 
 
-def specials(bench: Bench) -> None:
+def specials(bench: CheckBench) -> None:
     """Pack a tree with pipes and links to devices."""
     archive = bench.folder() / "tree.tar"
     bench.box.exec(
@@ -173,7 +173,7 @@ def specials(bench: Bench) -> None:
     same(kinds, {"file": tarfile.REGTYPE, "zero": tarfile.SYMTYPE}, "the entries")
 
 
-def limit(bench: Bench) -> None:
+def limit(bench: CheckBench) -> None:
     """Pack more than is allowed, also where a file only claims to be large."""
     archive = bench.folder() / "tree.tar"
     bench.box.exec("rm -rf heavy; mkdir heavy; head -c 3000000 /dev/zero > heavy/file")
@@ -188,7 +188,7 @@ def limit(bench: Bench) -> None:
         bench.box.pack("no/such/tree", archive)
 
 
-def closed_files(bench: Bench) -> None:
+def closed_files(bench: CheckBench) -> None:
     """Pack a tree whose files nobody may read."""
     archive = bench.folder() / "tree.tar"
     bench.box.exec("rm -rf shut; mkdir -p shut/in; echo x > shut/in/file; chmod 000 shut/in/file; chmod 000 shut/in")
@@ -199,7 +199,7 @@ def closed_files(bench: Bench) -> None:
     bench.box.exec("chmod -R u+rwx shut")
 
 
-def upload(bench: Bench) -> None:
+def upload(bench: CheckBench) -> None:
     """Copy a file and a tree of the host into the sandbox."""
     folder = bench.folder()
     (folder / "sub").mkdir()
@@ -212,7 +212,7 @@ def upload(bench: Bench) -> None:
     same(bench.box.exec(["up/file"]).stdout, "ran\n", "the copied file's output")
 
 
-def download(bench: Bench) -> None:
+def download(bench: CheckBench) -> None:
     """Copy a file and a tree to the host."""
     folder = bench.folder()
     bench.box.exec(_SAMPLE)
@@ -227,7 +227,7 @@ def download(bench: Bench) -> None:
         bench.box.download("no/such/file", folder / "none")
 
 
-def no_host_files(bench: Bench) -> None:
+def no_host_files(bench: CheckBench) -> None:
     """Make links to a file of the host and have them read, downloaded and packed."""
     folder = bench.folder()
     (folder / "secret").write_text("HOST SECRET")
@@ -245,7 +245,7 @@ def no_host_files(bench: Bench) -> None:
     holds(b"HOST SECRET" not in (folder / "lure.tar").read_bytes(), "the host's file is in the archive")
 
 
-def hostile_download(bench: Bench) -> None:
+def hostile_download(bench: CheckBench) -> None:
     """Replace folders by links while the same tree is downloaded to the same place again."""
     folder = bench.folder()
     (folder / "outside").mkdir()
@@ -263,7 +263,7 @@ def hostile_download(bench: Bench) -> None:
     same(list((folder / "outside").iterdir()), [], "what lies outside")
 
 
-def hostile_names(bench: Bench) -> None:
+def hostile_names(bench: CheckBench) -> None:
     """Unpack archives whose entries lie outside."""
     for name in ("../escaped", "/tmp/escaped", "a/../../escaped"):
         _unpack(bench, bench.box, [(name, "file", "bad")], "jail")
@@ -271,7 +271,7 @@ def hostile_names(bench: Bench) -> None:
     holds(all("/jail/" in path for path in found), f"an entry landed outside: {found}")
 
 
-def hostile_links(bench: Bench) -> None:
+def hostile_links(bench: CheckBench) -> None:
     """Unpack archives that write through their own links."""
     box = bench.box
     box.exec("rm -rf jail victim; mkdir victim; echo good > victim/file")
@@ -283,7 +283,7 @@ def hostile_links(bench: Bench) -> None:
     same(box.exec("ls victim; cat victim/file").stdout, "file\ngood\n", "what lies outside")
 
 
-def unpack_over(bench: Bench) -> None:
+def unpack_over(bench: CheckBench) -> None:
     """Unpack over what is there already."""
     box = bench.box
     box.exec("rm -rf over-tree; mkdir -p over-tree/a; echo old > over-tree/a/file; echo stays > over-tree/other")
@@ -291,7 +291,7 @@ def unpack_over(bench: Bench) -> None:
     same(box.exec("cat over-tree/a/file over-tree/other").stdout, "newstays\n", "the files")
 
 
-def broken_archive(bench: Bench) -> None:
+def broken_archive(bench: CheckBench) -> None:
     """Unpack what is no archive."""
     archive = bench.folder() / "broken.tar"
     archive.write_bytes(b"this is no archive" * 1000)
@@ -300,7 +300,7 @@ def broken_archive(bench: Bench) -> None:
     same(bench.box.exec("echo on").stdout, "on\n", "the next command's output")
 
 
-def _unpack(bench: Bench, box: Sandbox, entries: list[tuple[str, str, str]], path: str) -> None:
+def _unpack(bench: CheckBench, box: Sandbox, entries: list[tuple[str, str, str]], path: str) -> None:
     """Unpack an archive; it may be refused or be taken in part."""
     archive = bench.folder() / "hostile.tar"
     _make(archive, entries)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from openenv.errors import SandboxError, SandboxGone
 from openenv.sandboxes.base import Limits, Mount, Sandbox
-from openenv.sandboxes.checks.bench import Bench, ContractCheck, holds, raises, same
+from openenv.sandboxes.checks.bench import CheckBench, ContractCheck, holds, raises, same
 
 _CONNECT = """
 import socket, sys
@@ -50,14 +50,14 @@ except OSError as error:
 """
 
 
-def tcp(bench: Bench) -> None:
+def tcp(bench: CheckBench) -> None:
     """Connect to addresses outside."""
     for address in (("1.1.1.1", 443), ("8.8.8.8", 53), (_own_address(), 22)):
         code = _CONNECT.format(family="socket.AF_INET", address=address)
         holds("REACHED" not in bench.python(bench.box, code).stdout, f"{address} was reached")
 
 
-def udp(bench: Bench) -> None:
+def udp(bench: CheckBench) -> None:
     """Send datagrams outside and to the host."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
         listener.bind(("0.0.0.0", 0))
@@ -70,19 +70,19 @@ def udp(bench: Bench) -> None:
         same(data, b"", "what the host received")
 
 
-def dns(bench: Bench) -> None:
+def dns(bench: CheckBench) -> None:
     """Resolve a name."""
     holds("FOUND" not in bench.python(bench.box, _DNS).stdout, "a name was resolved")
 
 
-def host_loopback(bench: Bench) -> None:
+def host_loopback(bench: CheckBench) -> None:
     """Connect to a server that listens on the host's loopback address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         code = _CONNECT.format(family="socket.AF_INET", address=listener.getsockname()[:2])
         holds("REACHED" not in bench.python(bench.box, code).stdout, "the host's loopback was reached")
 
 
-def host_sockets(bench: Bench) -> None:
+def host_sockets(bench: CheckBench) -> None:
     """Connect to unix sockets of the host, by name and by path."""
     name = f"\0openenv-check-{secrets.token_hex(8)}"
     path = str(bench.folder() / "socket")
@@ -96,7 +96,7 @@ def host_sockets(bench: Bench) -> None:
             holds("REACHED" not in bench.python(bench.box, code).stdout, f"{address!r} was reached")
 
 
-def host_processes(bench: Bench) -> None:
+def host_processes(bench: CheckBench) -> None:
     """Look for a process of the host, and send it a signal."""
     with _host_process() as (pid, word):
         found = bench.box.exec("cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n'").stdout
@@ -105,7 +105,7 @@ def host_processes(bench: Bench) -> None:
         holds(Path(f"/proc/{pid}").exists(), "a process of the host was killed")
 
 
-def host_environment(bench: Bench) -> None:
+def host_environment(bench: CheckBench) -> None:
     """Look for the environment of the process that started the sandbox."""
     found = bench.box.exec("env; cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n'").stdout
     own = Path("/proc/self/environ").read_bytes().split(b"\0")
@@ -115,7 +115,7 @@ def host_environment(bench: Bench) -> None:
             holds(value.decode("utf-8", "replace") not in found, f"the host's variable {name!r} is inside")
 
 
-def host_secrets(bench: Bench) -> None:
+def host_secrets(bench: CheckBench) -> None:
     """Read files of the host."""
     secret = bench.folder() / "secret.txt"
     word = secrets.token_hex(16)
@@ -130,7 +130,7 @@ def host_secrets(bench: Bench) -> None:
         holds(result.exit_code != 0, f"{path} can be read")
 
 
-def host_files(bench: Bench) -> None:
+def host_files(bench: CheckBench) -> None:
     """Write to the system and to the host's folders."""
     word = f"openenv-check-{secrets.token_hex(8)}"
     folders = ["/usr", "/usr/bin", "/bin", "/etc", "/lib", "/var", "/opt", "/", str(bench.folder())]
@@ -141,7 +141,7 @@ def host_files(bench: Bench) -> None:
     holds(result.exit_code != 0, "a file of the system can be written to")
 
 
-def user(bench: Bench) -> None:
+def user(bench: CheckBench) -> None:
     """Ask who commands run as, and with which capabilities."""
     status = bench.box.exec("cat /proc/self/status").stdout
     uids = re.search(r"^Uid:\s+(.*)$", status, re.MULTILINE)
@@ -151,7 +151,7 @@ def user(bench: Bench) -> None:
         holds(found is not None and int(found[1], 16) == 0, f"{name} is {found and found[1]}")
 
 
-def no_gain(bench: Bench) -> None:
+def no_gain(bench: CheckBench) -> None:
     """Try to become root through set-id programs."""
     status = bench.box.exec("cat /proc/self/status").stdout
     holds(re.search(r"^NoNewPrivs:\s+1$", status, re.MULTILINE), "programs may gain privileges")
@@ -159,7 +159,7 @@ def no_gain(bench: Bench) -> None:
         holds("uid=0" not in bench.box.exec(command, stdin=b"").stdout, f"{command} became root")
 
 
-def kernel(bench: Bench) -> None:
+def kernel(bench: CheckBench) -> None:
     """Make namespaces, mount, and find settings of the kernel that could be changed."""
     attempts = (
         "unshare -Ur true", "unshare -n true", "mount -t tmpfs none /tmp", "mknod dev b 1 1", "chroot / true", "dmesg",
@@ -170,7 +170,7 @@ def kernel(bench: Bench) -> None:
         holds(bench.box.exec(attempt).exit_code != 0, f"{attempt!r} was allowed")
 
 
-def first_process(bench: Bench) -> None:
+def first_process(bench: CheckBench) -> None:
     """Kill, stop and look into the first process inside."""
     box = bench.open()
     inside = box.exec(["readlink", "/proc/self/ns/pid"]).stdout.strip()
@@ -181,13 +181,13 @@ def first_process(bench: Bench) -> None:
     holds(result.timed_out or result.exit_code != 0, "the first process can be read")
 
 
-def devices(bench: Bench) -> None:
+def devices(bench: CheckBench) -> None:
     """List devices."""
     found = bench.box.exec("find /dev -type b").stdout
     same(found, "", "the block devices")
 
 
-def mounts(bench: Bench) -> None:
+def mounts(bench: CheckBench) -> None:
     """Read and write what was mounted."""
     folder = bench.folder()
     (folder / "sub").mkdir()
@@ -202,7 +202,7 @@ def mounts(bench: Bench) -> None:
     same([path.name for path in (folder / "sub").iterdir()], ["file"], "the host's folder")
 
 
-def two_sandboxes(bench: Bench) -> None:
+def two_sandboxes(bench: CheckBench) -> None:
     """Look for one sandbox from within another one."""
     one, two = bench.open(), bench.open()
     word = f"word{secrets.token_hex(8)}"
@@ -308,7 +308,7 @@ print(os.times().children_user + os.times().children_system)
 """
 
 
-def memory(bench: Bench) -> None:
+def memory(bench: CheckBench) -> None:
     """Use more memory than there is."""
     box = bench.open(limits=Limits(memory_mb=128, disk_mb=64))
     result = bench.python(box, "x = [bytearray(10_000_000) for _ in range(300)]", timeout=60)
@@ -318,7 +318,7 @@ def memory(bench: Bench) -> None:
     holds("GOT IT" not in result.stdout, "2 GB were available")
 
 
-def processes(bench: Bench) -> None:
+def processes(bench: CheckBench) -> None:
     """Start more processes than are allowed."""
     box = bench.open(limits=Limits(pids=64))
     result = bench.python(box, _FORKS, timeout=60)
@@ -327,7 +327,7 @@ def processes(bench: Bench) -> None:
     same(box.exec("echo on").stdout, "on\n", "the next command's output")
 
 
-def fork_bomb(bench: Bench) -> None:
+def fork_bomb(bench: CheckBench) -> None:
     """Run a fork bomb into a time limit, and one into a stop."""
     box = bench.open(limits=Limits(pids=100, cpus=1.0))
     holds(int(bench.python(box, _FORKS, timeout=60).stdout) <= 100, "there is no limit")  # or the host would be hit
@@ -341,14 +341,14 @@ def fork_bomb(bench: Bench) -> None:
     same(box.exec("echo on", timeout=30).stdout, "on\n", "the next command's output")
 
 
-def cpu(bench: Bench) -> None:
+def cpu(bench: CheckBench) -> None:
     """Burn three processors' time with half of one allowed."""
     box = bench.open(limits=Limits(cpus=0.5))
     used = float(bench.python(box, _BURN, timeout=60).stdout)
     holds(used < 1.3, f"1.5 s took {used:.2f} s of processor time")
 
 
-def disk(bench: Bench) -> None:
+def disk(bench: CheckBench) -> None:
     """Fill the disk."""
     box = bench.open(limits=Limits(disk_mb=64))
     for path in ("$HOME/full", "/tmp/full", "/dev/shm/full"):
@@ -358,7 +358,7 @@ def disk(bench: Bench) -> None:
     same(box.exec("rm -f $HOME/full /tmp/full; echo x > $HOME/again").exit_code, 0, "writing after making room")
 
 
-def disk_default(bench: Bench) -> None:
+def disk_default(bench: CheckBench) -> None:
     """Fill the disk when it is as large as the memory."""
     box = bench.open(limits=Limits(memory_mb=96, disk_mb=96))
     result = box.exec("head -c 500000000 /dev/zero > $HOME/full; head -c 500000000 /dev/zero > /tmp/full", timeout=60)
@@ -445,39 +445,39 @@ print(size, got.hexdigest() == hashlib.sha256(sent).hexdigest())
 """
 
 
-def ask(bench: Bench) -> None:
+def ask(bench: CheckBench) -> None:
     """Ask a server of the host something, by a connection closed on one side."""
     with _served(bench, _answer) as (box, port):
         same(bench.python(box, _ASK.format(port=port)).stdout, "<question>\n", "the answer")
 
 
-def url(bench: Bench) -> None:
+def url(bench: CheckBench) -> None:
     """Get the address of a port."""
     with _serving(bench.folder() / "s", _answer) as path:
         port = _free_port()
         same(bench.open().expose(path, port=port), f"http://127.0.0.1:{port}", "the URL")
 
 
-def streaming(bench: Bench) -> None:
+def streaming(bench: CheckBench) -> None:
     """Receive parts as they are sent."""
     with _served(bench, _drip) as (box, port):
         count, seconds = bench.python(box, _STREAM.format(port=port)).stdout.split()
         holds(int(count) >= 5 and float(seconds) > 0.3, f"{count} parts within {seconds} s: they were held back")
 
 
-def many(bench: Bench) -> None:
+def many(bench: CheckBench) -> None:
     """Make 100 connections at once."""
     with _served(bench, _answer) as (box, port):
         same(bench.python(box, _MANY.format(port=port), timeout=60).stdout, "0\n", "the number of wrong answers")
 
 
-def large(bench: Bench) -> None:
+def large(bench: CheckBench) -> None:
     """Send and receive 20 MB at once."""
     with _served(bench, _echo) as (box, port):
         same(bench.python(box, _LARGE.format(port=port), timeout=60).stdout, "20480000 True\n", "size and hash")
 
 
-def nothing_else(bench: Bench) -> None:
+def nothing_else(bench: CheckBench) -> None:
     """Try other ports, and have no server behind the port."""
     with _served(bench, _answer) as (box, _):
         holds(bench.python(box, _ASK.format(port=1)).exit_code != 0, "another port was open")
@@ -487,14 +487,14 @@ def nothing_else(bench: Bench) -> None:
         holds("<" not in result.stdout and not result.timed_out, "a port without a server answered or hung")
 
 
-def stays(bench: Bench) -> None:
+def stays(bench: CheckBench) -> None:
     """Kill all processes inside, and ask again."""
     with _served(bench, _answer) as (box, port):
         box.stop_processes()
         same(bench.python(box, _ASK.format(port=port)).stdout, "<question>\n", "the answer")
 
 
-def two_ports(bench: Bench) -> None:
+def two_ports(bench: CheckBench) -> None:
     """Expose two sockets, and one port twice."""
     with _serving(bench.folder() / "a", _answer) as one, _serving(bench.folder() / "b", _echo) as two:
         box = bench.open()
@@ -507,7 +507,7 @@ def two_ports(bench: Bench) -> None:
             box.expose(one, port=first)
 
 
-def not_outside(bench: Bench) -> None:
+def not_outside(bench: CheckBench) -> None:
     """Connect to the port from the host."""
     with _served(bench, _answer) as (_, port), raises(OSError):
         socket.create_connection(("127.0.0.1", port), 2).close()
@@ -521,7 +521,7 @@ def _free_port() -> int:
 
 
 @contextlib.contextmanager
-def _served(bench: Bench, answer: Callable[[socket.socket], None]) -> Iterator[tuple[Sandbox, int]]:
+def _served(bench: CheckBench, answer: Callable[[socket.socket], None]) -> Iterator[tuple[Sandbox, int]]:
     with _serving(bench.folder() / "s", answer) as path:
         box, port = bench.open(), _free_port()
         box.expose(path, port=port)
@@ -598,7 +598,7 @@ PORTS = (
 # endings: Checks: what is left when a sandbox has ended.
 
 
-def nothing_left(bench: Bench) -> None:
+def nothing_left(bench: CheckBench) -> None:
     """Use sandboxes in every way, and close them."""
     bench.box.exec("true")
     before = sorted(bench.backend.leftovers())
@@ -611,7 +611,7 @@ def nothing_left(bench: Bench) -> None:
         same(sorted(bench.backend.leftovers()), before, f"what is left after {end}()")
 
 
-def descriptors(bench: Bench) -> None:
+def descriptors(bench: CheckBench) -> None:
     """Open and close sandboxes, and count open files."""
     self_fds = "/proc/self/fd"
     if not os.path.isdir(self_fds):
@@ -627,7 +627,7 @@ def descriptors(bench: Bench) -> None:
     holds(counts[-1] <= counts[0], f"open files grow: {counts}")
 
 
-def threads(bench: Bench) -> None:
+def threads(bench: CheckBench) -> None:
     """Open and close sandboxes, and count threads."""
     counts = []
     for _ in range(3):
@@ -639,7 +639,7 @@ def threads(bench: Bench) -> None:
     holds(counts[-1] <= counts[0] + 1, f"threads grow: {counts}")
 
 
-def context_manager(bench: Bench) -> None:
+def context_manager(bench: CheckBench) -> None:
     """Leave a with block by an exception."""
     box = bench.open()
     with raises(ZeroDivisionError), box as same_box:
@@ -649,7 +649,7 @@ def context_manager(bench: Bench) -> None:
         box.exec("true")
 
 
-def identity(bench: Bench) -> None:
+def identity(bench: CheckBench) -> None:
     """Open two sandboxes, one of them as existing code does."""
     one, two = bench.open(), bench.backend.create(timeout_s=60, envs={"A": "b"}, metadata={"who": "check"})
     with two:
