@@ -17,15 +17,15 @@ import pytest
 
 from openenv.errors import SandboxError, SandboxGone, SandboxUnavailable, SandboxUnsupported
 from openenv.sandboxes import DockerSandboxes, Limits, Mount, Sandbox, SandboxSpec
-from openenv.sandboxes.checks import CHECKS, Bench, Check, NotOffered
+from openenv.sandboxes.checks import CHECKS, CheckBench, ContractCheck, NotOffered
 from openenv.sandboxes.container_cli import Engine
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 
 @pytest.fixture(scope="module")
-def bench(docker: DockerSandboxes) -> Iterator[Bench]:
-    with Bench(docker) as bench:
+def bench(docker: DockerSandboxes) -> Iterator[CheckBench]:
+    with CheckBench(docker) as bench:
         yield bench
 
 
@@ -43,7 +43,7 @@ def engine(docker_host: str) -> Engine:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.id)
-def test_docker_keeps_the_contract(check: Check, bench: Bench) -> None:
+def test_docker_keeps_the_contract(check: ContractCheck, bench: CheckBench) -> None:
     try:
         check.run(bench)
     except NotOffered as error:
@@ -199,7 +199,7 @@ BARE_CHECKS = {
 
 
 @pytest.mark.parametrize("check", [c for c in CHECKS if c.id in BARE_CHECKS], ids=lambda check: check.id)
-def test_an_image_needs_no_more_than_a_shell_and_tar(check: Check, bare_bench: Bench) -> None:
+def test_an_image_needs_no_more_than_a_shell_and_tar(check: ContractCheck, bare_bench: CheckBench) -> None:
     try:
         check.run(bare_bench)
     except NotOffered as error:
@@ -209,8 +209,8 @@ def test_an_image_needs_no_more_than_a_shell_and_tar(check: Check, bare_bench: B
 
 
 @pytest.fixture(scope="module")
-def bare_bench(bare: DockerSandboxes) -> Iterator[Bench]:
-    with Bench(bare) as bench:
+def bare_bench(bare: DockerSandboxes) -> Iterator[CheckBench]:
+    with CheckBench(bare) as bench:
         yield bench
 
 
@@ -309,7 +309,7 @@ PODMAN_CHECKS = {
 
 
 @pytest.fixture(scope="module")
-def podman_bench() -> Iterator[Bench]:
+def podman_bench() -> Iterator[CheckBench]:
     """A bench with podman, where it is installed and can run containers."""
     words = "podman is not installed"
     for options in ((), ("--runtime", "runc", "--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096")):
@@ -319,7 +319,7 @@ def podman_bench() -> Iterator[Bench]:
         except SandboxError as error:
             words = str(error)
             continue
-        with Bench(backend) as bench:
+        with CheckBench(backend) as bench:
             yield bench
         return
     pytest.skip(words)
@@ -327,7 +327,7 @@ def podman_bench() -> Iterator[Bench]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("check", [c for c in CHECKS if c.id in PODMAN_CHECKS], ids=lambda check: check.id)
-def test_podman_keeps_the_contract(check: Check, podman_bench: Bench) -> None:
+def test_podman_keeps_the_contract(check: ContractCheck, podman_bench: CheckBench) -> None:
     try:
         check.run(podman_bench)
     except NotOffered as error:

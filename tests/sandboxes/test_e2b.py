@@ -22,7 +22,7 @@ from openenv.sandboxes import (
     SandboxHandle,
     SandboxSpec,
 )
-from openenv.sandboxes.checks import CHECKS, Bench, Check, NotOffered
+from openenv.sandboxes.checks import CHECKS, CheckBench, ContractCheck, NotOffered
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 # Of the double every request starts a process, so that most checks are left to `make test-all`.
@@ -78,8 +78,8 @@ def e2b(double: Any) -> E2BSandboxBackend:
 
 
 @pytest.fixture(scope="module")
-def bench(e2b: E2BSandboxBackend) -> Iterator[Bench]:
-    with Bench(e2b) as bench:
+def bench(e2b: E2BSandboxBackend) -> Iterator[CheckBench]:
+    with CheckBench(e2b) as bench:
         yield bench
 
 
@@ -87,7 +87,7 @@ def bench(e2b: E2BSandboxBackend) -> Iterator[Bench]:
     "check",
     [pytest.param(check, id=check.id, marks=[] if check.id in EVERY_TIME else [pytest.mark.slow]) for check in CHECKS],
 )
-def test_e2b_keeps_the_contract(check: Check, request: pytest.FixtureRequest) -> None:
+def test_e2b_keeps_the_contract(check: ContractCheck, request: pytest.FixtureRequest) -> None:
     if check.feature is not None and check.feature not in E2BSandboxBackend.features:
         pytest.skip(f"e2b does not offer {check.feature}")
     bench = request.getfixturevalue("bench")

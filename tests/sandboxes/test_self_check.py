@@ -9,23 +9,23 @@ import pytest
 from openenv.errors import SandboxUnavailable
 from openenv.sandboxes import LocalSandboxes, ProcessSandboxes, Sandbox, Sandboxes, SandboxSpec, self_check
 from openenv.sandboxes.base import FEATURES
-from openenv.sandboxes.checks import CHECKS, Bench, Check, NotOffered
+from openenv.sandboxes.checks import CHECKS, CheckBench, ContractCheck, NotOffered
 from openenv.sandboxes.self_check import CheckResult
 
 
 @pytest.fixture(scope="module")
-def local_bench(local: LocalSandboxes) -> Iterator[Bench]:
-    with Bench(local) as bench:
+def local_bench(local: LocalSandboxes) -> Iterator[CheckBench]:
+    with CheckBench(local) as bench:
         yield bench
 
 
 @pytest.fixture(scope="module")
-def process_bench(process: ProcessSandboxes) -> Iterator[Bench]:
-    with Bench(process) as bench:
+def process_bench(process: ProcessSandboxes) -> Iterator[CheckBench]:
+    with CheckBench(process) as bench:
         yield bench
 
 
-def run(check: Check, bench: Bench) -> None:
+def run(check: ContractCheck, bench: CheckBench) -> None:
     try:
         check.run(bench)
     except NotOffered as error:
@@ -35,7 +35,7 @@ def run(check: Check, bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.id)
-def test_local_keeps_the_contract(check: Check, local_bench: Bench) -> None:
+def test_local_keeps_the_contract(check: ContractCheck, local_bench: CheckBench) -> None:
     run(check, local_bench)
 
 
@@ -44,7 +44,7 @@ def test_local_keeps_the_contract(check: Check, local_bench: Bench) -> None:
     [check for check in CHECKS if check.feature in (None, *ProcessSandboxes.features)],
     ids=lambda check: check.id,
 )
-def test_process_keeps_the_contract(check: Check, process_bench: Bench) -> None:
+def test_process_keeps_the_contract(check: ContractCheck, process_bench: CheckBench) -> None:
     run(check, process_bench)
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from openenv.errors import SandboxUnsupported, message_of
 from openenv.sandboxes.base import Sandboxes
-from openenv.sandboxes.checks import CHECKS, Bench, Check, NotOffered
+from openenv.sandboxes.checks import CHECKS, CheckBench, ContractCheck, NotOffered
 
 CheckStatus = Literal["passed", "failed", "not offered"]
 
@@ -47,7 +47,7 @@ def self_check(
     backend.check()
     wanted = tuple(only)
     results = []
-    with Bench(backend) as bench:
+    with CheckBench(backend) as bench:
         for check in CHECKS:
             if wanted and not check.id.startswith(wanted):
                 continue
@@ -58,7 +58,7 @@ def self_check(
     return results
 
 
-def _run(check: Check, bench: Bench) -> CheckResult:
+def _run(check: ContractCheck, bench: CheckBench) -> CheckResult:
     started = time.monotonic()
     status: CheckStatus = "passed"
     detail = ""
