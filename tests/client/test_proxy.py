@@ -93,7 +93,7 @@ def test_a_blocking_client_goes_through_the_proxy(environ: pytest.MonkeyPatch, p
         assert client.reset(seed=1).observation["text"] == "seed 1"
     credentials = base64.b64encode(b"user:p@ss").decode()
     assert proxy.heads[0].startswith(f"CONNECT {NAME}:7777 HTTP/1.1\r\n")
-    assert f"HttpProxy-Authorization: Basic {credentials}\r\n" in proxy.heads[0]
+    assert f"Proxy-Authorization: Basic {credentials}\r\n" in proxy.heads[0]
 
 
 @pytest.mark.anyio

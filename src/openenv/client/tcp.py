@@ -56,7 +56,7 @@ def tunnel_request(address: Address, proxy: HttpProxy) -> bytes:
     place = f"{host}:{address.port}"
     lines = [f"CONNECT {place} HTTP/1.1", f"Host: {place}"]
     if proxy.authorization is not None:
-        lines.append(f"HttpProxy-Authorization: {proxy.authorization}")
+        lines.append(f"Proxy-Authorization: {proxy.authorization}")
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
