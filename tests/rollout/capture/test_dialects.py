@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from openenv.rollout.capture import encoding as sse
 from openenv.rollout.capture.dialects import (
     DIALECTS,
     anthropic,
@@ -17,6 +16,7 @@ from openenv.rollout.capture.dialects import (
     openai_responses,
     responses_over_chat,
 )
+from openenv.rollout.capture.encoding import STREAM_DONE, event_data
 
 MESSAGE_EVENTS: list[dict[str, Any]] = [
     {
@@ -151,8 +151,8 @@ def test_a_whole_answer_as_a_stream_is_put_together_to_the_same(name: Any) -> No
     answer = answers[name] or module.final_answer({"model": "m"}, "the end")
     assembler = module.assembler()
     for event in module.stream({"stream_options": {"include_usage": True}}, answer):
-        data = sse.data_of(event)
-        if data and data != sse.DONE:
+        data = event_data(event)
+        if data and data != STREAM_DONE:
             assembler.feed(json.loads(data))
     assert assembler.done
     assert module.completion(assembler.response()).finish_reason == module.completion(answer).finish_reason
@@ -164,7 +164,7 @@ def test_errors_have_the_dialects_shape(name: Any) -> None:
     module = DIALECTS[name]
     assert "boom" in json.dumps(module.error(500, "boom"))
     assert module.error_event(500, "boom").endswith(b"\n\n")
-    data = json.loads(sse.data_of(module.error_event(500, "boom")) or b"")
+    data = json.loads(event_data(module.error_event(500, "boom")) or b"")
     assembler = module.assembler()
     assembler.feed(data)
     assert "boom" in json.dumps(module.completion(assembler.response()).error)

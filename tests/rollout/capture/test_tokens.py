@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openenv.rollout.capture import encoding as sse
 from openenv.rollout.capture.dialects import openai_chat
 from openenv.rollout.capture.dialects.dialect import TokenLog
+from openenv.rollout.capture.encoding import EventSplitter, event_data
 
 
 def entry(token: str, logprob: float | None, **more: Any) -> dict[str, Any]:
@@ -126,7 +126,7 @@ EVENTS = [
 @given(st.lists(st.sampled_from(EVENTS), max_size=8), st.data())
 def test_events_are_the_same_however_the_bytes_are_cut(events: list[bytes], data: Any) -> None:
     whole = b"".join(events) + b"data: half"
-    splitter = sse.Splitter()
+    splitter = EventSplitter()
     seen: list[bytes] = []
     position = 0
     while position < len(whole):
@@ -138,6 +138,6 @@ def test_events_are_the_same_however_the_bytes_are_cut(events: list[bytes], data
 
 
 def test_the_data_of_an_event_is_its_lines_together() -> None:
-    assert sse.data_of(b"event: x\ndata: a\ndata:b\n\n") == b"a\nb"
-    assert sse.data_of(b"data: [DONE]\n\n") == b"[DONE]"
-    assert sse.data_of(b": comment\n\n") is None
+    assert event_data(b"event: x\ndata: a\ndata:b\n\n") == b"a\nb"
+    assert event_data(b"data: [DONE]\n\n") == b"[DONE]"
+    assert event_data(b": comment\n\n") is None

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 
 from openenv import settings
 from openenv.errors import CaptureError
-from openenv.rollout.capture.capture_server import CaptureServer, is_loopback
+
+from .capture_server import CaptureServer, is_loopback
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

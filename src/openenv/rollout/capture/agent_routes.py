@@ -9,13 +9,14 @@ import hmac
 import time
 
 from openenv.errors import CaptureError
-from openenv.rollout.capture.captured_rollout import EXHAUSTED, CapturedRollout, digest
-from openenv.rollout.capture.dialects import DIALECTS, Route, bridge, openai_chat, route
-from openenv.rollout.capture.dialects.dialect import DialectModule
-from openenv.rollout.capture.encoding import Json, dumps, load_object
-from openenv.rollout.capture.inbound import AgentReply, AgentRequest
-from openenv.rollout.capture.model_call import EVENTS, JSON, CallRequest, ProxiedCall, Services
-from openenv.rollout.capture.records import JournalFull
+
+from .captured_rollout import EXHAUSTED, CapturedRollout, digest
+from .dialects import DIALECTS, Route, bridge, openai_chat, route
+from .dialects.dialect import DialectModule
+from .encoding import Json, dumps, load_object
+from .inbound import AgentReply, AgentRequest
+from .model_call import EVENTS, JSON, CallRequest, ProxiedCall, Services
+from .records import JournalFull
 
 MAX_ACTIVE_CALLS = 64
 """How many calls of one rollout may be under way."""

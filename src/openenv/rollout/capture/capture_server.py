@@ -24,17 +24,18 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from openenv.errors import CaptureError
-from openenv.rollout.capture import export
-from openenv.rollout.capture.agent_routes import AgentRoutes, RolloutRegistry
-from openenv.rollout.capture.captured_rollout import CapturedRollout, Spending, Stats, digest
-from openenv.rollout.capture.control_routes import ControlRoutes
-from openenv.rollout.capture.export import Sequence
-from openenv.rollout.capture.inbound import AgentConnection, AgentReply, AgentRequest, InboundLimits
-from openenv.rollout.capture.model_call import Services
-from openenv.rollout.capture.outbound import Endpoints
-from openenv.rollout.capture.records import FILE, Call, Journal, JournalFull, Recorder, Recording, read
-from openenv.rollout.outcome import RolloutTurn
-from openenv.rollout.task import Budget, Model
+
+from ..outcome import RolloutTurn
+from ..task import Budget, Model
+from . import export
+from .agent_routes import AgentRoutes, RolloutRegistry
+from .captured_rollout import CapturedRollout, Spending, Stats, digest
+from .control_routes import ControlRoutes
+from .export import Sequence
+from .inbound import AgentConnection, AgentReply, AgentRequest, InboundLimits
+from .model_call import Services
+from .outbound import Endpoints
+from .records import FILE, Call, Journal, JournalFull, Recorder, Recording, read
 
 log = logging.getLogger("openenv.rollout.capture")
 T = TypeVar("T")

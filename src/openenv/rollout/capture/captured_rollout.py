@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from openenv.rollout.capture.dialects.dialect import CallOptions
-from openenv.rollout.capture.encoding import Json
-from openenv.rollout.capture.records import Recorder
-from openenv.rollout.task import Budget, Model
+from ..task import Budget, Model
+from .dialects.dialect import CallOptions
+from .encoding import Json
+from .records import Recorder
 
 # budget: What a rollout has spent on its model, and whether it may spend more.
 #

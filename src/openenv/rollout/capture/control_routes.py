@@ -14,15 +14,16 @@ from urllib.parse import parse_qs, unquote
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
 from openenv.errors import CaptureError
-from openenv.rollout.capture import export
-from openenv.rollout.capture.captured_rollout import CapturedRollout
-from openenv.rollout.capture.encoding import Json, dumps, load_object
-from openenv.rollout.capture.inbound import AgentReply, AgentRequest
-from openenv.rollout.capture.records import read
-from openenv.rollout.task import Budget, Dialect, Model
+
+from ..task import Budget, Dialect, Model
+from . import export
+from .captured_rollout import CapturedRollout
+from .encoding import Json, dumps, load_object
+from .inbound import AgentReply, AgentRequest
+from .records import read
 
 if TYPE_CHECKING:
-    from openenv.rollout.capture.capture_server import CaptureServer
+    from .capture_server import CaptureServer
 
 
 _JSON = [("content-type", "application/json")]

@@ -83,7 +83,7 @@ class EventSplitter:
         return len(self._buffer)
 
 
-def data_of(event: bytes) -> bytes | None:
+def event_data(event: bytes) -> bytes | None:
     """Return the data of an event, its lines joined; None where it has none (a comment, a keep-alive)."""
     if event.startswith(b"data: ") and event.count(b"\n") <= 2 and b"\r" not in event:
         return event[6:].rstrip(b"\n")
@@ -101,5 +101,5 @@ def event_bytes(data: bytes, *, name: str | None = None) -> bytes:
     return head + b"data: " + data + b"\n\n"
 
 
-DONE = b"[DONE]"
+STREAM_DONE = b"[DONE]"
 """The data of the event that ends a chat completion stream."""

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from openenv.rollout.capture.encoding import Json, dumps
-from openenv.rollout.capture.graph import CallGraph, CallNode, build, setting_of
-from openenv.rollout.capture.records import Call, Recording
-from openenv.rollout.outcome import RolloutTurn
+from ..outcome import RolloutTurn
+from .encoding import Json, dumps
+from .graph import CallGraph, CallNode, build, setting_of
+from .records import Call, Recording
 
 Role = Literal["agent", "auxiliary", "discarded"]
 """`agent`: the conversation that did the work, and those with its system text and tools. `auxiliary`: any other, such

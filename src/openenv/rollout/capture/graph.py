@@ -11,9 +11,9 @@ from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from openenv.rollout.capture.dialects.dialect import MALFORMED
-from openenv.rollout.capture.encoding import dumps
-from openenv.rollout.capture.records import Call
+from .dialects.dialect import MALFORMED
+from .encoding import dumps
+from .records import Call
 
 
 @dataclass(slots=True, eq=False)

@@ -15,9 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from openenv.rollout.capture import encoding as sse
-from openenv.rollout.capture.captured_rollout import CapturedRollout
-from openenv.rollout.capture.dialects.dialect import (
+from .captured_rollout import CapturedRollout
+from .dialects.dialect import (
     MALFORMED,
     STREAM,
     TOKEN_IDS,
@@ -27,10 +26,10 @@ from openenv.rollout.capture.dialects.dialect import (
     RewrittenRequest,
     StreamTranslator,
 )
-from openenv.rollout.capture.encoding import Json, dumps, load_object
-from openenv.rollout.capture.inbound import AgentReply
-from openenv.rollout.capture.outbound import EndpointError, EndpointExchange, Endpoints, ResponseHead
-from openenv.rollout.capture.records import CallRecorder, JournalFull
+from .encoding import STREAM_DONE, EventSplitter, Json, dumps, event_data, load_object
+from .inbound import AgentReply
+from .outbound import EndpointError, EndpointExchange, Endpoints, ResponseHead
+from .records import CallRecorder, JournalFull
 
 # tap: what happens to the bytes of a stream on their way from the endpoint to the agent.
 #
@@ -57,7 +56,7 @@ class StreamTap:
         self._module = module
         self._forced = forced
         self._translator = translator
-        self._splitter = sse.Splitter()
+        self._splitter = EventSplitter()
         self.sampled = 0
         """How many tokens came, as far as the engine says."""
         self.reported = 0
@@ -101,8 +100,8 @@ class StreamTap:
         return self._translator.end() if self._translator is not None else b""
 
     def _take(self, event: bytes, kept: list[bytes], seen: list[bytes]) -> None:
-        data = sse.data_of(event)
-        if data == sse.DONE:
+        data = event_data(event)
+        if data == STREAM_DONE:
             self.finished = True
         chunk = load_object(data) if data is not None else None
         try:
@@ -132,7 +131,7 @@ class StreamTap:
             if TOKEN_IDS in self._forced:
                 event = kept
             else:
-                shown = load_object(sse.data_of(event) or b"") or chunk
+                shown = load_object(event_data(event) or b"") or chunk
         if self._translator is not None:
             return kept, self._translator.feed(chunk)
         visible = module.strip_event(shown, self._forced)

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from openenv.errors import CaptureError
-from openenv.rollout.capture import encoding as sse
-from openenv.rollout.capture.dialects import DIALECTS
-from openenv.rollout.capture.dialects.dialect import MALFORMED, Completion, DialectModule
-from openenv.rollout.capture.encoding import Json, dumps, load_object, loads
-from openenv.rollout.task import Dialect
+
+from ..task import Dialect
+from .dialects import DIALECTS
+from .dialects.dialect import MALFORMED, Completion, DialectModule
+from .encoding import STREAM_DONE, EventSplitter, Json, dumps, event_data, load_object, loads
 
 
 class JournalFull(CaptureError):
@@ -570,10 +570,10 @@ class _Draft:
         if not self._events:
             return None
         assembler = self._call.module.assembler()
-        splitter = sse.Splitter()
+        splitter = EventSplitter()
         for event in splitter.feed(b"".join(self._events)):
-            data = sse.data_of(event)
-            chunk = load_object(data) if data is not None and data != sse.DONE else None
+            data = event_data(event)
+            chunk = load_object(data) if data is not None and data != STREAM_DONE else None
             if chunk is not None:
                 with contextlib.suppress(*MALFORMED):  # what else the engine said can still be read
                     assembler.feed(chunk)

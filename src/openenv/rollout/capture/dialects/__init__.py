@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from openenv.rollout.capture.dialects import (
+from ...task import Dialect
+from . import (
     anthropic,
     anthropic_over_chat,
     openai_chat,
     openai_responses,
     responses_over_chat,
 )
-from openenv.rollout.capture.dialects.dialect import Bridge, DialectModule
-from openenv.rollout.task import Dialect
+from .dialect import Bridge, DialectModule
 
 DIALECTS: dict[Dialect, DialectModule] = {
     "openai_chat": openai_chat,

@@ -9,8 +9,9 @@ import json
 import uuid
 from typing import Any
 
-from openenv.rollout.capture import encoding as sse
-from openenv.rollout.capture.dialects.dialect import (
+from ...task import Dialect
+from ..encoding import Json, dumps, event_bytes
+from .dialect import (
     CallOptions,
     Completion,
     RewrittenRequest,
@@ -18,8 +19,6 @@ from openenv.rollout.capture.dialects.dialect import (
     error_kind,
     text_length,
 )
-from openenv.rollout.capture.encoding import Json, dumps
-from openenv.rollout.task import Dialect
 
 NAME: Dialect = "anthropic"
 PATH = "/messages"
@@ -154,7 +153,7 @@ def error(status: int, message: str) -> Json:
 
 def error_event(status: int, message: str) -> bytes:
     """Return an error as an event of a stream."""
-    return sse.event_bytes(dumps(error(status, message)), name="error")
+    return event_bytes(dumps(error(status, message)), name="error")
 
 
 def final_answer(body: Json, text: str) -> Json:
@@ -185,7 +184,7 @@ def stream(body: Json, response: Json) -> list[bytes]:
     end = {"stop_reason": response.get("stop_reason"), "stop_sequence": response.get("stop_sequence")}
     events.append({"type": "message_delta", "delta": end, "usage": usage})
     events.append({"type": "message_stop"})
-    return [sse.event_bytes(dumps(event), name=event["type"]) for event in events]
+    return [event_bytes(dumps(event), name=event["type"]) for event in events]
 
 
 def _taken_apart(block: Json) -> tuple[Json, Json | None]:

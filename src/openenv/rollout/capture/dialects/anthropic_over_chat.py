@@ -9,9 +9,8 @@ import json
 import uuid
 from typing import Any
 
-from openenv.rollout.capture import encoding as sse
-from openenv.rollout.capture.dialects import anthropic
-from openenv.rollout.capture.encoding import Json, dumps
+from ..encoding import Json, dumps, event_bytes
+from . import anthropic
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "function_call": "tool_use"}
 _COPIED = ("temperature", "top_p", "stream")
@@ -253,7 +252,7 @@ class MessageTranslator:
         self._emit("content_block_delta", index=self._index, delta=delta)
 
     def _emit(self, kind: str, **fields: Any) -> None:
-        self._out.append(sse.event_bytes(dumps({"type": kind, **fields}), name=kind))
+        self._out.append(event_bytes(dumps({"type": kind, **fields}), name=kind))
 
     def _taken(self) -> bytes:
         out, self._out = self._out, []

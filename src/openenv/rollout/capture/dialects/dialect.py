@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from openenv.rollout.capture.encoding import Json
-from openenv.rollout.task import Dialect
+from ...task import Dialect
+from ..encoding import Json
 
 # tokens: Token ids, log-probabilities and texts of what a model sampled, aligned one to one.
 #

@@ -11,8 +11,9 @@ import time
 import uuid
 from typing import Any
 
-from openenv.rollout.capture import encoding as sse
-from openenv.rollout.capture.dialects.dialect import (
+from ...task import Dialect
+from ..encoding import STREAM_DONE, Json, dumps, event_bytes
+from .dialect import (
     LOGPROBS,
     STREAM,
     TOKEN_IDS,
@@ -25,8 +26,6 @@ from openenv.rollout.capture.dialects.dialect import (
     error_kind,
     text_length,
 )
-from openenv.rollout.capture.encoding import Json, dumps
-from openenv.rollout.task import Dialect
 
 NAME: Dialect = "openai_chat"
 PATH = "/chat/completions"
@@ -327,7 +326,7 @@ def error(status: int, message: str) -> Json:
 
 def error_event(status: int, message: str) -> bytes:
     """Return an error as an event of a stream."""
-    return sse.event_bytes(dumps(error(status, message)))
+    return event_bytes(dumps(error(status, message)))
 
 
 def final_answer(body: Json, text: str) -> Json:
@@ -361,7 +360,7 @@ def stream(body: Json, response: Json) -> list[bytes]:
         events.append({**top, "choices": [end]})
     if response.get("usage") and (body.get("stream_options") or {}).get("include_usage"):
         events.append({**top, "choices": [], "usage": response["usage"]})
-    return [*(sse.event_bytes(dumps(event)) for event in events), sse.event_bytes(sse.DONE)]
+    return [*(event_bytes(dumps(event)) for event in events), event_bytes(STREAM_DONE)]
 
 
 def count_tokens(body: Json) -> Json:

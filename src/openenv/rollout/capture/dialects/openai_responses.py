@@ -9,8 +9,9 @@ import time
 import uuid
 from typing import Any
 
-from openenv.rollout.capture import encoding as sse
-from openenv.rollout.capture.dialects.dialect import (
+from ...task import Dialect
+from ..encoding import Json, dumps, event_bytes
+from .dialect import (
     LOGPROBS,
     CallOptions,
     Completion,
@@ -20,8 +21,6 @@ from openenv.rollout.capture.dialects.dialect import (
     error_kind,
     text_length,
 )
-from openenv.rollout.capture.encoding import Json, dumps
-from openenv.rollout.task import Dialect
 
 NAME: Dialect = "openai_responses"
 PATH = "/responses"
@@ -213,7 +212,7 @@ def error_event(status: int, message: str) -> bytes:
     """Return an error as an event of a stream."""
     failed: Json = {"id": "", "object": "response", "status": "failed", "output": []}
     failed["error"] = {"code": "server_error", "message": message}
-    return sse.event_bytes(dumps({"type": "response.failed", "response": failed}), name="response.failed")
+    return event_bytes(dumps({"type": "response.failed", "response": failed}), name="response.failed")
 
 
 def final_answer(body: Json, text: str) -> Json:
@@ -243,7 +242,7 @@ def stream(body: Json, response: Json) -> list[bytes]:
     end = {"incomplete": "response.incomplete", "failed": "response.failed"}
     events.append({"type": end.get(str(response.get("status")), "response.completed"), "response": response})
     return [
-        sse.event_bytes(dumps({**event, "sequence_number": number}), name=event["type"])
+        event_bytes(dumps({**event, "sequence_number": number}), name=event["type"])
         for number, event in enumerate(events)
     ]
 

@@ -10,9 +10,8 @@ import json
 import uuid
 from typing import Any
 
-from openenv.rollout.capture import encoding as sse
-from openenv.rollout.capture.dialects import openai_responses
-from openenv.rollout.capture.encoding import Json, dumps, load_object
+from ..encoding import Json, dumps, event_bytes, load_object
+from . import openai_responses
 
 _COPIED = ("temperature", "top_p", "stream", "parallel_tool_calls")
 _TEXT_TOOL = {
@@ -262,7 +261,7 @@ class ResponseTranslator:
     def _emit(self, kind: str, **fields: Any) -> None:
         event = {"type": kind, "sequence_number": self._sequence, **fields}
         self._sequence += 1
-        self._out.append(sse.event_bytes(dumps(event), name=kind))
+        self._out.append(event_bytes(dumps(event), name=kind))
 
     def _taken(self) -> bytes:
         out, self._out = self._out, []
