@@ -1,6 +1,7 @@
-"""Language models: clients of model endpoints, and scripted models.
+"""Language models: clients of model endpoints.
 
-Knows HTTP and the dialects of model endpoints. Must not know rollouts, sandboxes or environments.
+Knows HTTP and the dialects of model endpoints. Must not know rollouts, sandboxes or environments. Scripted models are
+in `openenv.testing`.
 """
 
 from __future__ import annotations
@@ -8,6 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from openenv._lazy import lazy_exports
+
+_NAMES = (
+    "AnthropicClient",
+    "LLMClient",
+    "LLMError",
+    "LLMResponse",
+    "OpenAIClient",
+    "ToolCall",
+    "create_llm_client",
+)
 
 if TYPE_CHECKING:  # the table, for type checkers
     from .client import AnthropicClient as AnthropicClient
@@ -20,12 +31,4 @@ if TYPE_CHECKING:  # the table, for type checkers
 
     __all__: list[str]
 else:
-    __getattr__, __dir__, __all__ = lazy_exports(
-        __name__,
-        {
-            **dict.fromkeys(
-                ("AnthropicClient", "LLMClient", "LLMError", "OpenAIClient", "create_llm_client"), f"{__name__}.client"
-            ),
-            **dict.fromkeys(("LLMResponse", "ToolCall"), f"{__name__}.messages"),
-        },
-    )
+    __getattr__, __dir__, __all__ = lazy_exports(__name__, dict.fromkeys(_NAMES, f"{__name__}.client"))
