@@ -222,40 +222,6 @@ def _install_published(python: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def greeter() -> type:
-    """An environment that has one tool, and nothing else to do."""
-    from fastmcp import FastMCP
-
-    from openenv.env.mcp_environment import MCPEnvironment
-    from openenv.types import Observation, State
-
-    class Greeter(MCPEnvironment):
-        SUPPORTS_CONCURRENT_SESSIONS = True
-
-        def __init__(self) -> None:
-            tools = FastMCP("greeter")
-
-            @tools.tool
-            def greet() -> str:
-                """Say hello."""
-                return "hello"
-
-            super().__init__(tools)
-
-        def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
-            return Observation()
-
-        def _step_impl(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-            return Observation()
-
-        @property
-        def state(self) -> State:
-            return State()
-
-    return Greeter
-
-
-@pytest.fixture(scope="session")
 def docker_engines() -> Any:
     """The module that starts Docker engines which tests own."""
     path = Path(__file__).resolve().parents[1] / "benchmarks" / "docker_engine.py"

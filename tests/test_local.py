@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from environments import Idle
 from openenv import LocalEnv
 from openenv.env.environment import Environment
 from openenv.errors import EnvironmentFactoryError, ExecutionError, RequestValidationError, SessionLost
@@ -210,16 +211,9 @@ def test_a_forgotten_await_names_the_method() -> None:
 
 @pytest.mark.parametrize("value", [None, ("observation", 0.0, True)])
 def test_what_is_no_observation_is_an_error_in_process_too(value: object) -> None:
-    class Wrong(Environment[Action, Observation, State]):
-        def reset(self, **_: object) -> Observation:
-            return Observation()
-
-        def step(self, action: Action, **_: object) -> Observation:
-            return value  # type: ignore[return-value]
-
-        @property
-        def state(self) -> State:
-            return State()
+    class Wrong(Idle):
+        def step(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
+            return value
 
     with LocalEnv(Wrong).sync() as env:
         env.reset()

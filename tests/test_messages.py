@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from openenv import Action, Environment, LocalEnv, Observation, State
+from environments import Idle
+from openenv import Action, LocalEnv, Observation
 from openenv.errors import ExecutionError, message_of
 
 
@@ -31,13 +32,8 @@ def test_a_key_or_a_number_alone_comes_with_the_name_of_its_class(exc: BaseExcep
     assert message_of(exc) == text
 
 
-class Lost(Environment[Action, Observation, State]):
+class Lost(Idle):
     """Looks up what is not there."""
-
-    state = State()
-
-    def reset(self, **kwargs: object) -> Observation:
-        return Observation()
 
     def step(self, action: Action, **kwargs: object) -> Observation:
         return Observation(metadata={}["north"])

@@ -14,29 +14,20 @@ import httpx2
 import pytest
 from fastmcp import FastMCP
 
-from openenv.env.mcp_environment import MCPEnvironment
+from environments import Push, Pushed, Tools
 from openenv.errors import StaleRequest
 from openenv.server.app import create_fastapi_app
 from openenv.sessions.ledger import KEPT, KEPT_BYTES, REMEMBERED, Ledger
-from openenv.types import Action, Observation, State
+from openenv.types import State
 
 KEY = "Idempotency-Key"
 HANDSHAKE, MODERN = "2025-06-18", "2026-07-28"
 OWN = "OpenEnv's own"  # plain JSON-RPC that names its session
 
 
-class Push(Action):
-    force: int = 1
-
-
-class Pushed(Observation):
-    count: int = 0
-
-
-class Button(MCPEnvironment):
+class Button(Tools):
     """Counts pushes, by step and by tool; a push that is told to waits for the gate."""
 
-    SUPPORTS_CONCURRENT_SESSIONS = True
     gate: threading.Event
     begun: threading.Event
 

@@ -19,31 +19,11 @@ import pytest
 from websockets.sync.client import connect
 
 import openenv
-from openenv import Action, Environment, Observation, State, create_app
+from environments import Move, Place
+from openenv import Observation, create_app
 from openenv.cli.top import _durations, _is_another
 from openenv.server.access import AccessPolicy
 from openenv.telemetry.snapshot import Snapshot, read_snapshot
-
-
-class Move(Action):
-    to: str = ""
-
-
-class Place(Environment[Move, Observation, State]):
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
-    def reset(self, **kwargs: Any) -> Observation:
-        return Observation()
-
-    def step(self, action: Move, **kwargs: Any) -> Observation:
-        if action.to == "nowhere":
-            raise RuntimeError("there is no such place")
-        return Observation()
-
-    @property
-    def state(self) -> State:
-        return State()
-
 
 PLACE = """
 from openenv import Action, Environment, Observation, State

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from openenv import Action, Environment, Observation, State
+from environments import Idle
+from openenv import Action, Observation, State
 from openenv.cli.__main__ import build
 from openenv.cli.scaffold import Names, write_package
 from openenv.server.app import create_app
@@ -44,10 +45,9 @@ class Push(Action):
     far: int
 
 
-class Cart(Environment[Push, Observation, State]):
+class Cart(Idle):
     """Pays for pushes, less and less."""
 
-    SUPPORTS_CONCURRENT_SESSIONS = True
     pays = 1.0
 
     def __init__(self) -> None:

@@ -13,47 +13,13 @@ from typing import Any
 
 import pytest
 
+from environments import Heard, Parrot, Say
 from openenv import GenericEnvClient
 from openenv.env.environment import Environment
 from openenv.protocol.frames import FrameReader, text_head
 from openenv.server.app import HTTPEnvServer, create_app, new_application
 from openenv.sessions.lifetime import SessionLimits
 from openenv.types import Action, Observation, State
-
-
-class Say(Action):
-    message: str = ""
-
-
-class Heard(Observation):
-    text: str = ""
-
-
-class Parrot(Environment[Say, Heard, State]):
-    SUPPORTS_CONCURRENT_SESSIONS = True
-    gate = threading.Event()
-    entered = threading.Event()
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Heard:
-        if kwargs.get("fail"):
-            raise RuntimeError("reset failed")
-        self.count = 0
-        return Heard(text=f"seed {seed}")
-
-    def step(self, action: Say, timeout_s: float | None = None, **kwargs: Any) -> Heard:
-        if action.message == "wait":
-            self.entered.set()
-            self.gate.wait(30)
-        self.count += 1
-        return Heard(text=action.message)
-
-    @property
-    def state(self) -> State:
-        return State(step_count=self.count)
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from environments import Idle
 from openenv import GenericEnvClient, HTTPEnvClient
-from openenv.env.environment import Environment
 from openenv.errors import (
     ConnectFailed,
     EnvironmentFactoryError,
@@ -23,28 +23,14 @@ from openenv.errors import (
 )
 from openenv.protocol.client_sessions import error_from_frame
 from openenv.server.app import create_app
-from openenv.types import Action, Observation, State
+from openenv.types import Action, Observation
 
 
 class Number(Action):
     n: int
 
 
-class Picky(Environment[Number, Observation, State]):
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    def step(self, action: Number, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    @property
-    def state(self) -> State:
-        return State()
-
-
-class Broken(Picky):
+class Broken(Idle):
     def __init__(self) -> None:
         raise ValueError("no such data set")
 
@@ -56,7 +42,7 @@ class OverHTTP(HTTPEnvClient[Any, Any, Any]):
 
 
 def test_a_refused_action_names_the_field_and_what_is_wrong_with_it(serve: Callable[..., Any]) -> None:
-    server = serve(create_app(Picky, Number, Observation, max_concurrent_envs=4))
+    server = serve(create_app(Idle, Number, Observation, max_concurrent_envs=4))
     with GenericEnvClient(server.url).sync() as client, OverHTTP(server.url) as over_http:
         client.reset()
         with pytest.raises(RequestValidationError) as caught:

@@ -6,51 +6,30 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fastmcp import FastMCP
 
+from environments import Idle, Tools
 from openenv import GenericEnvClient, HTTPEnvClient, MCPToolClient
 from openenv.client.options import with_token
-from openenv.env.environment import Environment
-from openenv.env.mcp_environment import MCPEnvironment
 from openenv.errors import AccessDenied, ConnectFailed, Forbidden
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
 from openenv.tool_types import CallToolAction, CallToolObservation
-from openenv.types import Action, Observation, State, StepResult
+from openenv.types import Action, Observation, StepResult
 
 
-class Still(Environment[Action, Observation, State]):
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
+class Still(Idle):
     def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
         return Observation(done=False)
 
     def step(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
         return Observation(reward=1.0)
 
-    @property
-    def state(self) -> State:
-        return State()
 
-
-class Bell(MCPEnvironment):
-    def __init__(self) -> None:
-        server: FastMCP = FastMCP("bell")
-        server.tool(self.ring)
-        super().__init__(server)
+class Bell(Tools):
+    TOOLS = ("ring",)
 
     def ring(self) -> str:
         return "ding"
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    def _step_impl(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    @property
-    def state(self) -> State:
-        return State()
 
 
 class OverHttp(HTTPEnvClient[dict[str, Any], dict[str, Any], dict[str, Any]]):

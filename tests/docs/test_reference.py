@@ -10,6 +10,7 @@ import pytest
 import typer.main
 
 import openenv
+from environments import Idle
 from openenv import errors, settings
 from openenv.cli.__main__ import build
 from openenv.client.env_client import EnvClient
@@ -56,18 +57,8 @@ def test_every_error_code_is_documented() -> None:
 
 def test_every_route_is_documented_and_every_documented_route_is_there() -> None:
     from openenv import create_app
-    from openenv.env.environment import Environment
 
-    class Anything(Environment):  # type: ignore[type-arg]
-        def reset(self, **kwargs: object) -> Observation:
-            return Observation()
-
-        def step(self, action: Action, **kwargs: object) -> Observation:
-            return Observation()
-
-        state = None  # type: ignore[assignment]
-
-    application = create_app(Anything, Action, Observation)
+    application = create_app(Idle, Action, Observation)
     paths = {route.path for route in application.routes} - {"/docs/oauth2-redirect"}  # type: ignore[attr-defined]
     section = (
         page("reference/protocol.md").partition("## Routes")[2].partition("\n## ")[0].replace("{name}", "{env_name}")

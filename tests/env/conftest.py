@@ -11,25 +11,19 @@ from typing import Any, cast
 import pytest
 from fastmcp import FastMCP
 
+from environments import Tools
 from openenv.env.mcp_environment import MCPEnvironment
 from openenv.tool_types import CallToolAction, CallToolObservation, ListToolsAction, ListToolsObservation
-from openenv.types import Action, Observation, State
+from openenv.types import Action, Observation
 
 MakeEnv = Callable[..., MCPEnvironment]
 
 
-class ToolEnv(MCPEnvironment):
+class ToolEnv(Tools):
     """An environment that has tools and nothing else."""
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
-        return Observation()
 
     def _step_impl(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
         return Observation(metadata={"taken": action.metadata})
-
-    @property
-    def state(self) -> State:
-        return State()
 
 
 class Caller:

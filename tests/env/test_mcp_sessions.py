@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from fastmcp import Context, FastMCP
 
+from environments import Tools
 from openenv import LocalEnv
 from openenv.client.env_client import GenericEnvClient
-from openenv.env.mcp_environment import MCPEnvironment
 from openenv.server.app import create_app
 from openenv.tool_types import CallToolAction, CallToolObservation, ListToolsAction
-from openenv.types import Action, Observation, State
+from openenv.types import Action, Observation
 
 LIMIT_S = 0.3
 
@@ -27,10 +27,8 @@ def endless() -> str:
         time.sleep(0.005)
 
 
-class Toolbox(MCPEnvironment):
+class Toolbox(Tools):
     """Tells where its tools run."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self) -> None:
         server = FastMCP("toolbox")
@@ -79,10 +77,6 @@ class Toolbox(MCPEnvironment):
 
     def _step_impl(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
         return Observation(metadata={"thread": threading.get_ident(), "by": self.by})
-
-    @property
-    def state(self) -> State:
-        return State()
 
 
 class OverridesStep(Toolbox):

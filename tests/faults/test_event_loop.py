@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from blockbuster import blockbuster_ctx
 
+from environments import Idle
 from openenv.core.env_server.http_server import create_app
-from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation
 from openenv.runners.thread import ThreadRunner
 
@@ -229,7 +229,7 @@ def _inline_sleeper_app() -> Any:
     return create_app(Sleeper, Action, Observation, runner="inline")
 
 
-class Sleeper(Environment[Any, Any, Any]):
+class Sleeper(Idle):
     """Sleeps where it should not."""
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Any:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from environments import Idle
 from openenv.core.env_server.exceptions import ConcurrencyConfigurationError
 from openenv.core.env_server.http_server import create_app
-from openenv.core.env_server.interfaces import Environment
-from openenv.core.env_server.types import Action, Observation, State
+from openenv.core.env_server.types import Action, Observation
 from openenv.sessions.lifetime import SessionLimits
 from openenv.sessions.manager import SessionManager
 from openenv.sessions.session import SessionKind, SessionState
@@ -21,8 +21,10 @@ from openenv.sessions.session import SessionKind, SessionState
 BUILT: list[int] = []
 
 
-class Plain(Environment[Action, Observation, State]):
+class Plain(Idle):
     """Notes the thread of every call on itself."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = False
 
     def __init__(self, log: list[int] | None = None) -> None:
         super().__init__()
@@ -36,10 +38,6 @@ class Plain(Environment[Action, Observation, State]):
     def step(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
         self.log.append(threading.get_ident())
         return Observation(reward=1.0)
-
-    @property
-    def state(self) -> State:
-        return State()
 
 
 class Concurrent(Plain):

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 from websockets.sync.client import ClientConnection, connect
 
-from openenv.env.environment import Environment
+from environments import Idle
 from openenv.protocol.frames import masked_text_frame
 from openenv.server.app import HTTPEnvServer
 from openenv.server.fast.frame_socket import KeepAlive
@@ -37,10 +37,8 @@ class Seen(Observation):
     n: int = 0
 
 
-class Plain(Environment[Move, Seen, State]):
+class Plain(Idle):
     """An environment with a large state."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
 
     def reset(self, **_: Any) -> Seen:
         return Seen()

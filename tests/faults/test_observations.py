@@ -20,8 +20,8 @@ import pytest
 from PIL import Image
 from pydantic import BaseModel, ConfigDict
 
+from environments import Idle
 from openenv.core.env_server.http_server import create_app
-from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
 
 HEADER = "X-OpenEnv-Session"
@@ -124,10 +124,8 @@ class Thing(Observation):
     value: Any = None
 
 
-class AnyEnv(Environment[Pick, Thing, State]):
+class AnyEnv(Idle):
     """Returns what it is asked for, and counts."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self) -> None:
         super().__init__()

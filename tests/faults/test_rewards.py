@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from environments import Idle
 from openenv.core.env_server.http_server import create_app
-from openenv.core.env_server.interfaces import Environment
-from openenv.core.env_server.types import Action, Observation, State
+from openenv.core.env_server.types import Action, Observation
 from openenv.core.rubrics import LLMJudge, Rubric, Sequential
 from openenv.rubrics.llm_judge import ScoreParseError
 
@@ -34,11 +34,8 @@ class Slow(Constant):
         return self.score
 
 
-class Scored(Environment[Action, Observation, State]):
+class Scored(Idle):
     """Scores each step inside a coroutine."""
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
-        return Observation()
 
     def step(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
         raise AssertionError("the asynchronous one is there")
@@ -47,10 +44,6 @@ class Scored(Environment[Action, Observation, State]):
         observation = Observation()
         observation.reward = self._apply_rubric(action, observation)
         return observation
-
-    @property
-    def state(self) -> State:
-        return State()
 
 
 class ScoredAsync(Scored):

@@ -16,17 +16,16 @@ from typing import Any
 
 import httpx2
 import pytest
-from fastmcp import FastMCP
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from openenv.env.mcp_environment import MCPEnvironment
+from environments import Shelf
 from openenv.server.app import create_app
 from openenv.tool_types import CallToolAction, CallToolObservation
-from openenv.types import Action, Observation, State
+from openenv.types import State
 
 SESSION = "X-OpenEnv-Session"
 PUT = {"name": "put", "arguments": {"item": "intruder"}}
@@ -37,27 +36,14 @@ class Memory(State):
     items: list[str] = Field(default_factory=list)
 
 
-class Drawer(MCPEnvironment):
-    """Keeps what is put into it, and shows it."""
+class Drawer(Shelf):
+    """Shows all that was put into it."""
 
-    SUPPORTS_CONCURRENT_SESSIONS = True
+    TOOLS = ("put",)
 
-    def __init__(self) -> None:
-        server: FastMCP = FastMCP("drawer")
-        server.tool(self.put)
-        super().__init__(server)
-        self.items: list[str] = []
-
-    def put(self, item: str) -> list[str]:
+    def put(self, item: str) -> list[str]:  # type: ignore[override]
         self.items.append(item)
         return self.items
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
-        self.items.clear()
-        return Observation()
-
-    def _step_impl(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-        raise ValueError("this environment has only tools")
 
     @property
     def state(self) -> Memory:

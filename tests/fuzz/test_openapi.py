@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import response_schema_conformance
 
+from environments import Idle
 from openenv.core.env_server.http_server import create_app
-from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
 
 
@@ -42,10 +42,8 @@ class Place(State):
     y: int = 0
 
 
-class Grid(Environment[Go, View, Place]):
+class Grid(Idle):
     """A grid without walls, with two tasks."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self) -> None:
         super().__init__()

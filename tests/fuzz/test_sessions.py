@@ -18,14 +18,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from openenv.env.environment import Environment
+from environments import Idle
 from openenv.errors import OpenEnvError
 from openenv.runners import current_dispatcher
 from openenv.sessions.lifetime import SessionLimits
 from openenv.sessions.manager import SessionManager
 from openenv.sessions.operations import CALL, Operation
 from openenv.sessions.session import Session, SessionKind
-from openenv.types import Action, Observation, State
+from openenv.types import Action, Observation
 
 
 class World:
@@ -49,10 +49,8 @@ class World:
             raise RuntimeError(f"{name} fails")
 
 
-class Controlled(Environment[Action, Observation, State]):
+class Controlled(Idle):
     """Does what its world says, and notices when it is called out of turn."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -80,10 +78,6 @@ class Controlled(Environment[Action, Observation, State]):
     def step(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
         self.use()
         return Observation()
-
-    @property
-    def state(self) -> State:
-        return State()
 
     def close(self) -> None:
         if self.inside:

@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
-from openenv import Environment, GenericEnvClient, Observation, create_app
+from environments import Idle
+from openenv import GenericEnvClient, Observation, create_app
 from openenv.client.vector.vector_env import VectorEnv
 from openenv.env.binding import infer_models
 from openenv.errors import ClientModeError, RequestValidationError
@@ -28,7 +29,7 @@ from openenv.local import LocalEnv
 from openenv.protocol.codec import MSGPACK
 from openenv.protocol.json_values import decode, encode
 from openenv.server.loading import TargetError, load_app
-from openenv.types import Action, State
+from openenv.types import Action
 
 SPACES: dict[str, gymnasium.Space[Any]] = {
     "discrete": spaces.Discrete(3, start=-1),
@@ -346,11 +347,8 @@ class Receipt(Observation):
     inner: Inner = Inner(grid=[[0, 0]] * 3)
 
 
-class Shop(Environment[Order, Receipt, State]):
+class Shop(Idle):
     """Repeats an order."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
-    state = State()  # type: ignore[assignment]
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Receipt:
         return Receipt()

@@ -9,6 +9,7 @@ import httpx2
 import pytest
 from websockets.sync.client import connect
 
+from environments import Greeter
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
 from openenv.sessions.lifetime import life_s
@@ -25,9 +26,9 @@ AGENT = {"authorization": "Bearer agent-token"}
 
 
 @pytest.fixture
-def server(serve: Any, greeter: type) -> Any:
+def server(serve: Any) -> Any:
     policy = AccessPolicy(orchestrator="trainer-token", agent="agent-token")
-    return serve(create_app(greeter, CallToolAction, CallToolObservation, max_concurrent_envs=4, access=policy))
+    return serve(create_app(Greeter, CallToolAction, CallToolObservation, max_concurrent_envs=4, access=policy))
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from typing import Any
 import httpx2
 import pytest
 
+from environments import Idle
 from openenv.core.env_server.http_server import create_app
-from openenv.env.environment import Environment
 from openenv.tool_types import CallToolAction, CallToolObservation
-from openenv.types import Action, Observation, State
+from openenv.types import Observation
 
 STEP = {"type": "call_tool", "tool_name": "count", "arguments": {}}
 
@@ -82,18 +82,11 @@ def test_a_reset_that_fails_is_told_and_leaves_nothing(serve: Any, uninitialized
     running.wait_for(lambda: running.manager.active == 0)
 
 
-class Broken(Environment[Action, Observation, State]):
+class Broken(Idle):
     """An environment whose episodes cannot begin."""
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
         raise RuntimeError("out of order")
-
-    def step(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    @property
-    def state(self) -> State:
-        return State()
 
 
 # -- production ---------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from environments import Greeter
 from openenv.server.app import create_app
 from openenv.server.mcp.mcp_sessions import MOST_ATTACHED
 from openenv.tool_types import CallToolAction, CallToolObservation
@@ -22,8 +23,8 @@ LIST = {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
 
 
 @pytest.fixture
-def server(serve: Any, greeter: type) -> Any:
-    return serve(create_app(greeter, CallToolAction, CallToolObservation, max_concurrent_envs=4))
+def server(serve: Any) -> Any:
+    return serve(create_app(Greeter, CallToolAction, CallToolObservation, max_concurrent_envs=4))
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from websockets.exceptions import ConnectionClosed
 
+from environments import Idle
 from openenv.core.env_server.http_server import create_app
-from openenv.env.environment import Environment
 from openenv.tool_types import CallToolAction, CallToolObservation, ListToolsAction, ListToolsObservation, Tool
-from openenv.types import Action, Observation, State
+from openenv.types import Action, Observation
 
 Own = Callable[..., Any]
 
@@ -336,21 +336,7 @@ def test_gym_frames_and_rpc_frames_share_a_connection(server: Any, open_socket: 
 # -- environments with other tools, or none -----------------------------------------------------------------------
 
 
-class Plain(Environment[Action, Observation, State]):
-    """An environment that has no tools."""
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    def step(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    @property
-    def state(self) -> State:
-        return State()
-
-
-class Stepper(Plain):
+class Stepper(Idle):
     """An environment that takes tool actions and has no FastMCP server."""
 
     def step(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
@@ -364,14 +350,14 @@ class Stepper(Plain):
 
 
 def test_an_environment_without_tools_says_so(serve: Any, ask: Any) -> None:
-    send = ask(serve(create_app(Plain, Action, Observation)).url)
+    send = ask(serve(create_app(Idle, Action, Observation)).url)
     for method, params in (("tools/list", {}), ("tools/call", {"name": "any"})):
         assert refused(send(request(method, params=params)), -32603) == "Environment does not support MCP"
     assert refused(send(request("tools/call")), -32602) == "Missing 'name' in params"
 
 
 def test_standard_clients_are_told_that_there_are_no_tools(serve: Any, uninitialized: Any, modern: Any) -> None:
-    running = serve(create_app(Plain, Action, Observation))
+    running = serve(create_app(Idle, Action, Observation))
     answer = uninitialized(running.url).initialize()
     assert (answer.status, answer.error["code"]) == (200, -32603)
     assert answer.error["message"] == "Environment does not support MCP"

@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 import pytest
 from fastmcp import FastMCP
 
+from environments import Tools
 from openenv.core.env_server.http_server import create_app
-from openenv.env.mcp_environment import MCPEnvironment
 from openenv.tool_types import CallToolAction, CallToolObservation
-from openenv.types import Action, ConcurrencyConfig, Observation, State
+from openenv.types import ConcurrencyConfig
 
 CLIENTS = 1000
 LEASE_S = 5.0  # longer than a busy machine takes for an answer
@@ -29,10 +29,9 @@ INITIALIZE = {
 CREATE = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create", "params": {}}
 
 
-class Brief(MCPEnvironment):
+class Brief(Tools):
     """An environment with one tool, which costs little to build."""
 
-    SUPPORTS_CONCURRENT_SESSIONS = True
     built = 0
     alive = 0
     lock = threading.Lock()
@@ -44,16 +43,6 @@ class Brief(MCPEnvironment):
         with self.lock:
             Brief.built += 1
             Brief.alive += 1
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    def _step_impl(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    @property
-    def state(self) -> State:
-        return State()
 
     def close(self) -> None:
         super().close()

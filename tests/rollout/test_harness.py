@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from openenv import Action, Environment, GenericEnvClient, Observation, State, create_app
+from environments import Spot, Track, Walk
+from openenv import GenericEnvClient, create_app
 from openenv.core.harness import (
     CLIHarnessAdapter,
     HarnessRolloutResult,
@@ -219,37 +220,6 @@ def test_the_bridge_refuses_what_is_no_request(request_: dict[str, Any]) -> None
 # -- sessions of served environments --------------------------------------------------------------------------------
 
 
-class Move(Action):
-    by: int
-
-
-class Place(Observation):
-    at: int = 0
-
-
-class Track(Environment[Move, Place, State]):
-    """Walk to 3; every step is worth where it ends."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._at = 0
-        self._state = State()
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Place:
-        self._at = seed or 0
-        self._state = State(episode_id=episode_id)
-        return Place(at=self._at)
-
-    def step(self, action: Move, timeout_s: float | None = None, **kwargs: Any) -> Place:
-        self._at += action.by
-        self._state.step_count += 1
-        return Place(at=self._at, reward=float(self._at), done=self._at >= 3)
-
-    @property
-    def state(self) -> State:
-        return self._state
-
-
 WALK = Tool(name="walk", description="Walk.", input_schema={"type": "object"})
 
 
@@ -270,7 +240,7 @@ def session_of(client: Any, **options: Any) -> StepEnvSessionAdapter:
 @pytest.fixture
 def track(serve: Callable[..., Any]) -> Callable[[], Any]:
     """Blocking clients of a served track."""
-    url = serve(create_app(Track, Move, Place)).url
+    url = serve(create_app(Track, Walk, Spot)).url
     return lambda: GenericEnvClient(base_url=url).sync()
 
 

@@ -11,16 +11,16 @@ from typing import Any
 import httpx2
 import pytest
 from fastapi import FastAPI, Request
-from fastmcp import Client, FastMCP
+from fastmcp import Client
 from starlette.routing import Route, WebSocketRoute
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from openenv.env.mcp_environment import MCPEnvironment
+from environments import Shelf
 from openenv.server.access import AccessPolicy, Role, may
 from openenv.server.app import HTTPEnvServer, create_app
 from openenv.tool_types import CallToolAction, CallToolObservation
-from openenv.types import Action, Observation, State
+from openenv.types import Action, Observation
 from openenv.web.web_page import add_page
 
 TOKENS = {"orchestrator": "orch.token", "agent": "agent-token", "observer": "obs_token~"}
@@ -91,37 +91,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "plain uvicorn": {"ws": "websockets-sansio", "http": "auto"},
     "behind a middleware": {},
 }
-
-
-class Shelf(MCPEnvironment):
-    """One tool that works and one that does not."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
-    def __init__(self) -> None:
-        server: FastMCP = FastMCP("shelf")
-        server.tool(self.put)
-        server.tool(self.drop)
-        super().__init__(server)
-        self.items: list[str] = []
-
-    def put(self, item: str) -> int:
-        self.items.append(item)
-        return len(self.items)
-
-    def drop(self) -> None:
-        raise ValueError("the shelf is too high")
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
-        self.items.clear()
-        return Observation()
-
-    def _step_impl(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-        raise ValueError("this environment has only tools")
-
-    @property
-    def state(self) -> State:
-        return State(step_count=len(self.items))
 
 
 def shelf_app(access: AccessPolicy | None = POLICY, **kwargs: Any) -> FastAPI:

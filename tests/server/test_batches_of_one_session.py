@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -11,43 +10,17 @@ from typing import Any
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
-from openenv.env.environment import Environment
+from environments import Add, Counter, Sum
 from openenv.server.app import HTTPEnvServer, new_application
 from openenv.sessions.lifetime import SessionLimits
-from openenv.types import Action, Observation, State
 
 
-class Add(Action):
-    amount: int = 1
-    waits: bool = False
+class Adder(Counter):
+    """Has the amounts as the digits of its total, in the order they came."""
 
-
-class Sum(Observation):
-    total: int = 0
-
-
-class Adder(Environment[Add, Sum, State]):
-    """Remembers what came, in its order."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
-    gate = threading.Event()
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._total = 0
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Sum:
-        return Sum()
-
-    def step(self, action: Add, timeout_s: float | None = None, **kwargs: Any) -> Sum:
-        if action.waits:
-            self.gate.wait(30)
-        self._total = self._total * 10 + action.amount
-        return Sum(total=self._total)
-
-    @property
-    def state(self) -> State:
-        return State()
+    def step(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Sum:
+        self.total *= 10
+        return super().step(action)
 
 
 @pytest.fixture
@@ -89,7 +62,7 @@ def test_a_step_with_a_time_limit_comes_before_the_plain_ones_after_it(peer: Cli
 
 def test_a_step_that_finds_its_session_busy_comes_before_the_ones_after_it(peer: ClientConnection) -> None:
     name, other = (ask(peer, type="open", id=number)["session"] for number in (1, 2))
-    peer.send(json.dumps({"type": "step", "id": 1, "session": name, "data": {"amount": 1, "waits": True}}))
+    peer.send(json.dumps({"type": "step", "id": 1, "session": name, "data": {"amount": 1, "wait": True}}))
     steps = [
         {"type": "step", "id": number, "session": where, "data": {"amount": number}}
         for number in range(2, 9)

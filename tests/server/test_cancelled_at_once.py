@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from environments import Greeter
 from openenv.protocol.frames import FrameReader, Opcode, masked_text_frame
 from openenv.server.app import create_app
 from openenv.tool_types import CallToolAction, CallToolObservation
@@ -50,8 +51,8 @@ class Raw:
 
 
 @pytest.fixture
-def server(serve: Any, greeter: type) -> Any:
-    return serve(create_app(greeter, CallToolAction, CallToolObservation, max_concurrent_envs=2))
+def server(serve: Any) -> Any:
+    return serve(create_app(Greeter, CallToolAction, CallToolObservation, max_concurrent_envs=2))
 
 
 @pytest.fixture

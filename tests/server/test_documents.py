@@ -8,32 +8,18 @@ from typing import Any
 import httpx2
 import pytest
 
-from openenv.env.environment import Environment
+from environments import Idle
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
-from openenv.types import Action, Observation, State
+from openenv.types import Action, Observation
 
 TOKEN = "it's+a&token/?"  # all that an address or a script might stumble over
-
-
-class Still(Environment[Action, Observation, State]):
-    """Does nothing."""
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    def step(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    @property
-    def state(self) -> State:
-        return State()
 
 
 @pytest.fixture
 def guarded(serve: Any) -> Iterator[httpx2.Client]:
     """A server that asks for a token, as an address bar sees it: without headers."""
-    app = create_app(Still, Action, Observation, access=AccessPolicy(orchestrator=TOKEN, agent="agent-token"))
+    app = create_app(Idle, Action, Observation, access=AccessPolicy(orchestrator=TOKEN, agent="agent-token"))
     with httpx2.Client(base_url=serve(app).url, trust_env=False) as client:
         yield client
 
@@ -80,7 +66,7 @@ def test_tokens_in_an_address_are_for_pages_and_tools_only(guarded: httpx2.Clien
 
 
 def test_a_server_without_tokens_documents_none(serve: Any) -> None:
-    app = create_app(Still, Action, Observation)
+    app = create_app(Idle, Action, Observation)
     url = serve(app).url
     document = httpx2.get(f"{url}/openapi.json", trust_env=False).json()
     assert "security" not in str(document).lower()
@@ -88,7 +74,7 @@ def test_a_server_without_tokens_documents_none(serve: Any) -> None:
 
 
 def test_tokens_that_come_later_are_documented_too(serve: Any) -> None:
-    app = create_app(Still, Action, Observation)
+    app = create_app(Idle, Action, Observation)
     assert "components" in app.openapi()
     app.state.openenv_server.reconfigure(access=AccessPolicy(orchestrator="later"))
     assert "bearer" in app.openapi()["components"]["securitySchemes"]

@@ -11,7 +11,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from websockets.sync.client import connect
 
-from openenv import Action, Environment, Observation, State, create_app
+from environments import Idle
+from openenv import Action, Observation, create_app
 from openenv.server.access import AccessPolicy
 
 LIMIT = 20_000
@@ -20,22 +21,13 @@ MCP = {"Accept": "application/json, text/event-stream", "Mcp-Protocol-Version": 
 POLICY = AccessPolicy(orchestrator="trainer-token", agent="agent-token", observer="observer-token")
 
 
-class Fragile(Environment[Action, Observation, State]):
+class Fragile(Idle):
     """Fails on request."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
         if seed == 13:
             raise ValueError("unlucky")
         return Observation()
-
-    def step(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    @property
-    def state(self) -> State:
-        return State()
 
 
 def http(method: str, path: str, **options: Any) -> Callable[[Any], object]:

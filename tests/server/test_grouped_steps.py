@@ -13,53 +13,26 @@ from typing import Any
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
-from openenv.env.environment import Environment
+from environments import Add, Counter, Sum
 from openenv.server.app import create_fastapi_app
-from openenv.types import Action, Observation, State
 
 SOON = 10.0
 RUNNERS = ["thread", "inline"]
 
 
-class Add(Action):
-    amount: int = 1
-    hold: bool = False
-    fail: bool = False
+class Where(Sum):
+    """The total, and the thread that added it up."""
 
-
-class Sum(Observation):
-    total: int = 0
     thread: str = ""
 
 
-class Counter(Environment[Add, Sum, State]):
-    """Counts, in one thread for all sessions, so that all of a batch goes together."""
+class OneThread(Counter):
+    """Adds up in one thread for all sessions, so that all of a batch goes together."""
 
-    SUPPORTS_CONCURRENT_SESSIONS = True
     REQUIRES_SINGLE_THREAD_EXECUTOR = True
-    holding = threading.Event()
-    release = threading.Event()
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._total = 0
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Sum:
-        self._total = 0
-        return Sum()
-
-    def step(self, action: Add, timeout_s: float | None = None, **kwargs: Any) -> Sum:
-        if action.hold:
-            type(self).holding.set()
-            assert type(self).release.wait(SOON)
-        if action.fail:
-            raise ValueError("asked to fail")
-        self._total += action.amount
-        return Sum(total=self._total, reward=1.0, thread=threading.current_thread().name)
-
-    @property
-    def state(self) -> State:
-        return State()
+    def step(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Where:
+        return Where(thread=threading.current_thread().name, **super().step(action).model_dump())
 
 
 class Peer:
@@ -100,17 +73,17 @@ def dial(serve: Any) -> Iterator[Dial]:
 
     def dial(runner: str = "thread", count: int = 3, resumed: bool = False) -> Peer:
         if runner not in served:
-            application = create_fastapi_app(Counter, Add, Sum, max_concurrent_envs=16, runner=runner)
+            application = create_fastapi_app(OneThread, Add, Where, max_concurrent_envs=16, runner=runner)
             served[runner] = serve(application)
         url = f"ws://127.0.0.1:{served[runner].port}/ws"
         connection = connect(url, subprotocols=["openenv.v2.json"], proxy=None).__enter__()  # type: ignore[list-item]
         opened.append(connection)
         return Peer(connection, 0 if resumed else count)
 
-    Counter.holding.clear()
-    Counter.release.clear()
+    Counter.entered.clear()
+    Counter.gate.clear()
     yield dial
-    Counter.release.set()
+    Counter.gate.set()
     for connection in opened:
         connection.close()
 
@@ -167,31 +140,31 @@ def test_an_empty_batch_is_answered(dial: Dial) -> None:
 
 def test_a_step_that_waits_its_turn_can_be_cancelled(dial: Dial) -> None:
     peer = dial()
-    peer.send(type="batch", id=1, requests=peer.steps(1, {"hold": True}, {}, {}))
-    assert Counter.holding.wait(SOON)
+    peer.send(type="batch", id=1, requests=peer.steps(1, {"wait": True}, {}, {}))
+    assert Counter.entered.wait(SOON)
     assert peer.ask(type="cancel", id=9, session=peer.sessions[1], request=1)["found"] is True
     assert peer.ask(type="cancel", id=10, session=peer.sessions[1], request=7)["found"] is False
-    Counter.release.set()
+    Counter.gate.set()
     assert totals(peer.take()) == [1, "CANCELLED", 1]
     assert totals(peer.ask(type="batch", id=2, requests=peer.steps(2, {}, {}, {}))) == [2, 1, 2]
 
 
 def test_a_session_that_is_closed_before_its_turn_says_so_and_the_others_go_on(dial: Dial) -> None:
     peer = dial()
-    peer.send(type="batch", id=1, requests=peer.steps(1, {"hold": True}, {}, {}))
-    assert Counter.holding.wait(SOON)
+    peer.send(type="batch", id=1, requests=peer.steps(1, {"wait": True}, {}, {}))
+    assert Counter.entered.wait(SOON)
     assert peer.ask(type="close", id=2, session=peer.sessions[1])["type"] == "closed"
-    Counter.release.set()
+    Counter.gate.set()
     assert totals(peer.take()) == [1, "SESSION_LOST", 1]
 
 
 def test_requests_that_come_during_a_group_follow_it(dial: Dial) -> None:
     peer = dial()
-    peer.send(type="batch", id=1, requests=peer.steps(1, {"hold": True}, {}, {}))
-    assert Counter.holding.wait(SOON)
+    peer.send(type="batch", id=1, requests=peer.steps(1, {"wait": True}, {}, {}))
+    assert Counter.entered.wait(SOON)
     peer.send(type="step", id=2, session=peer.sessions[0], data={"amount": 10})
     peer.send(type="batch", id=3, requests=peer.steps(3, {}, {}, {}))
-    Counter.release.set()
+    Counter.gate.set()
     replies = [peer.take() for _ in range(3)]
     assert totals(replies[0]) == [1, 1, 1]
     assert replies[1]["data"]["observation"]["total"] == 11
@@ -200,16 +173,16 @@ def test_requests_that_come_during_a_group_follow_it(dial: Dial) -> None:
 
 def test_whoever_comes_back_during_a_group_gets_the_replies(dial: Dial) -> None:
     peer = dial()
-    requests = peer.steps(1, {"hold": True}, {}, {})
+    requests = peer.steps(1, {"wait": True}, {}, {})
     peer.send(type="batch", id=1, requests=requests)
-    assert Counter.holding.wait(SOON)
+    assert Counter.entered.wait(SOON)
     peer.connection.socket.shutdown(SHUT_RDWR)  # a thread may be reading: closing alone would end nothing yet
     other = dial(resumed=True)
     for number, opened in enumerate(peer.opened):
         assert other.ask(type="open", id=number + 1, resume=opened["token"])["resumed"] is True
     other.send(type="batch", id=9, requests=requests)
     time.sleep(0.1)  # so that it asks for what still runs; the result is the same if it does not
-    Counter.release.set()
+    Counter.gate.set()
     assert totals(other.take()) == [1, 1, 1]
 
 

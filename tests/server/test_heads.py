@@ -9,32 +9,18 @@ from typing import Any
 
 import pytest
 
-from openenv.env.environment import Environment
+from environments import Idle
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
 from openenv.server.fast import http as door
-from openenv.types import Action, Observation, State
+from openenv.types import Action, Observation
 
 Connect = Callable[[Any], socket.socket]
 
 
-class Nothing(Environment[Action, Observation, State]):
-    """Does nothing."""
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    def step(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    @property
-    def state(self) -> State:
-        return State()
-
-
 @pytest.fixture
 def server(serve: Any) -> Any:
-    return serve(create_app(Nothing, Action, Observation, access=AccessPolicy(orchestrator="secret")))
+    return serve(create_app(Idle, Action, Observation, access=AccessPolicy(orchestrator="secret")))
 
 
 @pytest.fixture
@@ -146,7 +132,7 @@ def test_a_request_that_takes_long_is_not_cut_off_by_the_time_for_its_head(
 ) -> None:
     import time
 
-    class Slow(Nothing):
+    class Slow(Idle):
         def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
             time.sleep(2.0)
             return Observation()

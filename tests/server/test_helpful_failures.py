@@ -10,12 +10,12 @@ import httpx2
 import pytest
 from fastmcp import FastMCP
 
+from environments import Tools
 from openenv import (
     Action,
     Environment,
     GenericEnvClient,
     LocalEnv,
-    MCPEnvironment,
     Observation,
     State,
     VectorEnv,
@@ -144,10 +144,8 @@ def test_the_log_names_the_session_and_the_operation_that_failed(
 # -- tool actions ---------------------------------------------------------------------------------------------------
 
 
-class Bench(MCPEnvironment):
+class Bench(Tools):
     """Has one tool."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self) -> None:
         server = FastMCP("bench")
@@ -157,16 +155,6 @@ class Bench(MCPEnvironment):
     def put(self, item: str) -> str:
         """Put something on the bench."""
         return item
-
-    def reset(self, **kwargs: Any) -> Observation:
-        return Observation()
-
-    def _step_impl(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    @property
-    def state(self) -> State:
-        return State()
 
 
 @pytest.mark.parametrize("protocol", ["v1", "v2", "http"])

@@ -3,57 +3,35 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx2
 import pytest
 
-from openenv.env.environment import Environment
+import environments
+from environments import Button, Pushed
 from openenv.errors import ServerError
 from openenv.server.app import create_fastapi_app
-from openenv.types import Action, Observation, State
 
 
-class Push(Action):
-    pause_s: float = 0.0
-    fail: bool = False
+class Push(environments.Push):
     other_server_fails: bool = False
 
 
-class Pushed(Observation):
-    count: int = 0
+class Client(Button):
+    """An environment may be a client itself."""
 
-
-class Button(Environment[Push, Pushed, State]):
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._count = 0
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Pushed:
-        self._count = 0
-        return Pushed()
-
-    def step(self, action: Push, timeout_s: float | None = None, **kwargs: Any) -> Pushed:
-        time.sleep(action.pause_s)
-        self._count += 1
-        if action.fail:
-            raise ValueError("broken")
+    def step(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Pushed:
+        pushed = super().step(action)
         if action.other_server_fails:
             raise ServerError("an environment may be a client itself")
-        return Pushed(count=self._count)
-
-    @property
-    def state(self) -> State:
-        return State(step_count=self._count)
+        return pushed
 
 
 @pytest.fixture
 def http(serve: Any) -> Iterator[httpx2.Client]:
-    server = serve(create_fastapi_app(Button, Push, Pushed, max_concurrent_envs=2))
+    server = serve(create_fastapi_app(Client, Push, Pushed, max_concurrent_envs=2))
     with httpx2.Client(base_url=server.url, trust_env=False, timeout=20) as client:
         opened = client.post("/reset", headers={"X-OpenEnv-Session": "new"})
         client.headers["X-OpenEnv-Session"] = opened.headers["X-OpenEnv-Session"]

@@ -12,6 +12,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+from environments import Greeter
 from openenv import GenericEnvClient
 from openenv.errors import SessionCapacityError
 from openenv.server.access import AccessPolicy
@@ -26,23 +27,23 @@ V2 = "openenv.v2.json"
 # -- where they come from -------------------------------------------------------------------------------------------
 
 
-def test_a_short_session_timeout_leaves_the_grace_period_as_it_is(greeter: type) -> None:
-    server = HTTPEnvServer(greeter, Action, Observation, concurrency_config=ConcurrencyConfig(session_timeout=5))
+def test_a_short_session_timeout_leaves_the_grace_period_as_it_is() -> None:
+    server = HTTPEnvServer(Greeter, Action, Observation, concurrency_config=ConcurrencyConfig(session_timeout=5))
     assert (server.manager.limits.idle_s, server.manager.limits.grace_s) == (5, 60)
 
 
-def test_the_settings_say_what_the_application_does_not(greeter: type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_settings_say_what_the_application_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENENV_SESSION_GRACE", "12.5")
     monkeypatch.setenv("OPENENV_MAX_AGENT_SESSIONS", "3")
-    limits = HTTPEnvServer(greeter, Action, Observation).manager.limits
+    limits = HTTPEnvServer(Greeter, Action, Observation).manager.limits
     assert (limits.grace_s, limits.agents) == (12.5, 3)
-    own = HTTPEnvServer(greeter, Action, Observation, session_grace_s=0, max_agent_sessions=1).manager.limits
+    own = HTTPEnvServer(Greeter, Action, Observation, session_grace_s=0, max_agent_sessions=1).manager.limits
     assert (own.grace_s, own.agents) == (0, 1)
 
 
 @pytest.mark.parametrize("grace_s", [0.0, 7.5])
-def test_clients_are_told_the_grace_period(greeter: type, serve: Any, grace_s: float) -> None:
-    server = serve(create_app(greeter, Action, Observation, session_grace_s=grace_s))
+def test_clients_are_told_the_grace_period(serve: Any, grace_s: float) -> None:
+    server = serve(create_app(Greeter, Action, Observation, session_grace_s=grace_s))
     with dial(server) as peer:
         assert ask(peer, type="open", id=1)["grace_s"] == grace_s
     if grace_s:
@@ -107,9 +108,9 @@ def stack() -> Iterator[ExitStack]:
 
 @pytest.mark.parametrize("way", [by_v2, by_v1, by_rpc_socket, by_own_method, by_handshake])
 def test_agents_leave_slots_to_the_orchestrator(
-    greeter: type, serve: Any, stack: ExitStack, way: Callable[[Any, ExitStack], dict[str, Any]]
+    serve: Any, stack: ExitStack, way: Callable[[Any, ExitStack], dict[str, Any]]
 ) -> None:
-    app = create_app(greeter, Action, Observation, max_concurrent_envs=3, max_agent_sessions=2, access=POLICY)
+    app = create_app(Greeter, Action, Observation, max_concurrent_envs=3, max_agent_sessions=2, access=POLICY)
     server = serve(app)
     for _ in range(2):
         reply = way(server, stack)
@@ -125,8 +126,8 @@ def test_agents_leave_slots_to_the_orchestrator(
             GenericEnvClient(server.url, token="trainer-token").sync().reset()
 
 
-def test_agents_without_a_slot_of_their_own_still_reach_a_session_that_was_prepared(greeter: type, serve: Any) -> None:
-    app = create_app(greeter, Action, Observation, max_concurrent_envs=2, max_agent_sessions=0, access=POLICY)
+def test_agents_without_a_slot_of_their_own_still_reach_a_session_that_was_prepared(serve: Any) -> None:
+    app = create_app(Greeter, Action, Observation, max_concurrent_envs=2, max_agent_sessions=0, access=POLICY)
     server = serve(app)
     trainer = {"Authorization": "Bearer trainer-token", "X-OpenEnv-Session": "new"}
     opened = httpx2.post(f"{server.url}/reset", headers=trainer, trust_env=False)
@@ -137,10 +138,8 @@ def test_agents_without_a_slot_of_their_own_still_reach_a_session_that_was_prepa
     assert refused["error"]["data"]["max_sessions"] == 2
 
 
-def test_an_agent_that_waits_does_not_stand_in_the_orchestrators_way(
-    greeter: type, serve: Any, stack: ExitStack
-) -> None:
-    app = create_app(greeter, Action, Observation, max_concurrent_envs=2, max_agent_sessions=1, access=POLICY)
+def test_an_agent_that_waits_does_not_stand_in_the_orchestrators_way(serve: Any, stack: ExitStack) -> None:
+    app = create_app(Greeter, Action, Observation, max_concurrent_envs=2, max_agent_sessions=1, access=POLICY)
     server = serve(app)
     first = stack.enter_context(dial(server, AGENT))
     ask(first, type="open", id=1)

@@ -13,37 +13,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from websockets.sync.client import ClientConnection, connect
 
-from openenv import Action, Environment, Observation, State, create_app
+from environments import Move, Place
+from openenv import Observation, create_app
 from openenv.server.access import AccessPolicy
-
-RELEASED = threading.Event()
-
-
-class Move(Action):
-    to: str = ""
-
-
-class Place(Environment[Move, Observation, State]):
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
-    def reset(self, **kwargs: Any) -> Observation:
-        RELEASED.clear()
-        return Observation()
-
-    def step(self, action: Move, **kwargs: Any) -> Observation:
-        if action.to == "nowhere":
-            raise RuntimeError("there is no such place")
-        if action.to == "far away":
-            RELEASED.wait(20)
-        return Observation(reward=1.0)
-
-    @property
-    def state(self) -> State:
-        return State()
 
 
 @pytest.fixture
 def server(serve: Callable[..., Any]) -> Any:
+    Place.gate.clear()
     return serve(create_app(Place, Move, Observation, max_concurrent_envs=2))
 
 
@@ -95,7 +72,7 @@ def test_a_running_step_shows_as_a_busy_session(server: Any) -> None:
         ask(socket, "reset")
         socket.send(json.dumps({"type": "step", "data": {"to": "far away"}}))
         server.wait_for(lambda: metrics(server)["openenv_sessions", "busy"] == 1)
-        RELEASED.set()
+        Place.gate.set()
         socket.recv(20)
         server.wait_for(lambda: metrics(server)["openenv_sessions", "busy"] == 0)
 
@@ -130,7 +107,7 @@ def test_a_call_that_waits_for_its_turn_counts_the_wait(server: Any) -> None:
     steps[1].start()
     server.wait_for(lambda: len(server.manager.sessions()[0]._waiting) == 1)
     threading.Event().wait(0.2)
-    RELEASED.set()
+    Place.gate.set()
     for thread in steps:
         thread.join()
     seen = metrics(server)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from socket import SHUT_RDWR
 from typing import Any
@@ -13,58 +12,13 @@ from typing import Any
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
-from openenv.env.environment import Environment
+from environments import Add, Counter, Sum
 from openenv.protocol.codec import MSGPACK
 from openenv.server.app import HTTPEnvServer, create_fastapi_app, new_application
 from openenv.sessions.lifetime import SessionLimits
-from openenv.types import Action, Observation, State
 
 JSON = "openenv.v2.json"
 PACKED = "openenv.v2.msgpack"
-
-
-class Add(Action):
-    amount: int = 1
-    pause_s: float = 0.0
-    fail: bool = False
-
-
-class Sum(Observation):
-    total: int = 0
-
-
-class Counter(Environment[Add, Sum, State]):
-    """Counts, so that a step that ran twice or not at all shows."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
-    closed = 0
-    lock = threading.Lock()
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._total = 0
-        self._state = State()
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Sum:
-        self._total = seed or 0
-        self._state = State(episode_id=episode_id)
-        return Sum(total=self._total)
-
-    def step(self, action: Add, timeout_s: float | None = None, **kwargs: Any) -> Sum:
-        time.sleep(action.pause_s)
-        if action.fail:
-            raise ValueError("asked to fail")
-        self._total += action.amount
-        self._state.step_count += 1
-        return Sum(total=self._total, reward=float(action.amount), metadata={"timeout_s": timeout_s, **kwargs})
-
-    @property
-    def state(self) -> State:
-        return self._state
-
-    def close(self) -> None:
-        with self.lock:
-            type(self).closed += 1
 
 
 class Slow(Counter):

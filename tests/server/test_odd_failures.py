@@ -15,13 +15,12 @@ from fastmcp import FastMCP
 from pydantic import field_validator
 from websockets.sync.client import ClientConnection, connect
 
-from openenv.env.environment import Environment
-from openenv.env.mcp_environment import MCPEnvironment
+from environments import Idle, Tools
 from openenv.protocol.codec import MSGPACK
 from openenv.server.app import create_fastapi_app
 from openenv.sessions.ledger import KEPT
 from openenv.tool_types import CallToolAction, CallToolObservation
-from openenv.types import Action, Observation, State
+from openenv.types import Action, Observation
 
 SOON = 30.0
 KEY = "a key that nobody has"
@@ -46,10 +45,9 @@ class Seen(Observation):
     deep: Any = None
 
 
-class Trying(Environment[Try, Seen, State]):
+class Trying(Idle):
     """Does what it is told, however odd, on one thread for all sessions."""
 
-    SUPPORTS_CONCURRENT_SESSIONS = True
     REQUIRES_SINGLE_THREAD_EXECUTOR = True
     holding = threading.Event()
     release = threading.Event()
@@ -73,10 +71,6 @@ class Trying(Environment[Try, Seen, State]):
                 for _ in range(250):
                     deep = [deep]
         return Seen(deep=deep, reward=1.0)
-
-    @property
-    def state(self) -> State:
-        return State()
 
 
 @pytest.fixture(autouse=True)
@@ -191,24 +185,15 @@ def test_a_keyed_request_whose_handler_is_cancelled_is_answered_to_whoever_asks_
     assert Trying.steps == 1
 
 
-class OwnTools(MCPEnvironment):
+class OwnTools(Tools):
     """An environment whose author has a use of his own for the name `tools`."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self) -> None:
         super().__init__(FastMCP("own"))
         self.tools: Any = ["hammer"]
 
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
     def _step_impl(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
         return Observation(reward=1.0)
-
-    @property
-    def state(self) -> State:
-        return State()
 
     def close(self) -> None:
         pass

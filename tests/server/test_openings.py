@@ -12,19 +12,18 @@ import httpx2
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
-from openenv.env.environment import Environment
+from environments import Idle
 from openenv.server.access import AccessPolicy
 from openenv.server.app import HTTPEnvServer, new_application
 from openenv.sessions.lifetime import SessionLimits
-from openenv.types import Action, Observation, State
+from openenv.types import Action, Observation
 
 NONCE = "a-nonce-that-nobody-guesses"
 
 
-class Slow(Environment[Action, Observation, State]):
+class Slow(Idle):
     """Takes as long to build as it is told to, and counts how often it was."""
 
-    SUPPORTS_CONCURRENT_SESSIONS = True
     built = 0
     gate = threading.Event()
 
@@ -37,13 +36,6 @@ class Slow(Environment[Action, Observation, State]):
         if kwargs.get("fail"):
             raise ValueError("no level")
         return Observation(metadata={"seed": seed})
-
-    def step(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    @property
-    def state(self) -> State:
-        return State()
 
 
 @pytest.fixture

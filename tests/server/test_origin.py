@@ -10,24 +10,11 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from openenv.env.environment import Environment
+from environments import Idle
 from openenv.server.access import OriginPolicy
 from openenv.server.app import create_app
 from openenv.settings import allowed_origins
-from openenv.types import Action, Observation, State
-
-
-class Still(Environment[Action, Observation, State]):
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    def step(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    @property
-    def state(self) -> State:
-        return State()
-
+from openenv.types import Action, Observation
 
 CALLS = [
     ("POST", "/reset", {}),
@@ -38,7 +25,7 @@ CALLS = [
 
 
 def test_a_foreign_page_is_refused_on_everything_that_acts(serve: Callable[..., Any]) -> None:
-    server = serve(create_app(Still, Action, Observation))
+    server = serve(create_app(Idle, Action, Observation))
     foreign = {"Origin": "http://evil.example", "Content-Type": "text/plain"}
     with httpx2.Client(base_url=server.url, trust_env=False) as client:
         for method, path, body in CALLS:
@@ -57,7 +44,7 @@ def test_a_foreign_page_is_refused_on_everything_that_acts(serve: Callable[..., 
 
 def test_a_setting_allows_further_origins(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENENV_ALLOWED_ORIGINS", "https://lab.example, http://localhost:3000/")
-    server = serve(create_app(Still, Action, Observation))
+    server = serve(create_app(Idle, Action, Observation))
     with httpx2.Client(base_url=server.url, trust_env=False) as client:
         for origin, status in [("https://lab.example", 200), ("http://localhost:3000", 200), ("http://x.example", 403)]:
             assert client.post("/reset", json={}, headers={"Origin": origin}).status_code == status
@@ -94,7 +81,7 @@ def test_the_setting_is_a_list_separated_by_commas() -> None:
 
 
 def test_a_page_whose_name_was_made_to_point_at_loopback_is_refused(serve: Callable[..., Any]) -> None:
-    server = serve(create_app(Still, Action, Observation))
+    server = serve(create_app(Idle, Action, Observation))
     rebound = {"Host": f"evil.example:{server.port}", "Origin": f"http://evil.example:{server.port}"}
     with httpx2.Client(base_url=server.url, trust_env=False) as client:
         assert client.post("/reset", headers=rebound).status_code == 403
@@ -109,7 +96,7 @@ BROWSER = {"Accept-Language": "en", "User-Agent": "Mozilla/5.0"}
 @pytest.fixture(scope="module")
 def still(serve_once: Callable[..., Any]) -> Any:
     """A server that several tests share."""
-    return serve_once(create_app(Still, Action, Observation))
+    return serve_once(create_app(Idle, Action, Observation))
 
 
 @pytest.mark.parametrize("path", ["/state", "/metadata", "/schema", "/metrics", "/sessions/x", "/list_environments"])
@@ -133,7 +120,7 @@ def test_a_page_whose_name_was_made_to_point_at_loopback_cannot_look_either(stil
 
 def test_a_name_that_a_setting_lists_may_look(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENENV_ALLOWED_ORIGINS", "http://lab.example")
-    server = serve(create_app(Still, Action, Observation))
+    server = serve(create_app(Idle, Action, Observation))
     with httpx2.Client(base_url=server.url, trust_env=False) as client:
         for host, status in [("lab.example", 200), ("lab.example:8000", 403), ("other.example", 403)]:
             assert client.get("/state", headers={**BROWSER, "Host": host}).status_code == status

@@ -11,42 +11,16 @@ from typing import Any
 import httpx2
 import pytest
 from fastapi import FastAPI
-from fastmcp import FastMCP
 from websockets.sync.client import connect
 
-from openenv.env.environment import Environment
-from openenv.env.mcp_environment import MCPEnvironment
+from environments import Idle, Shelf
 from openenv.errors import ServerError
 from openenv.server.app import create_app
 from openenv.tool_types import CallToolAction, CallToolObservation
-from openenv.types import Action, Observation, State
+from openenv.types import Action, Observation
 
 
-class Shelf(MCPEnvironment):
-    """Has a tool that does not work."""
-
-    def __init__(self) -> None:
-        server: FastMCP = FastMCP("shelf")
-        server.tool(self.drop)
-        super().__init__(server)
-
-    def drop(self) -> None:
-        raise ValueError("the shelf is too high")
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    def _step_impl(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    @property
-    def state(self) -> State:
-        return State()
-
-
-class Failing(Environment[Action, Observation, State]):
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
+class Failing(Idle):
     def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
         if seed == 13:
             raise RuntimeError("password=hunter2")
@@ -56,10 +30,6 @@ class Failing(Environment[Action, Observation, State]):
 
     def step(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
         raise RuntimeError("password=hunter2")
-
-    @property
-    def state(self) -> State:
-        return State()
 
 
 def failing_app(**kwargs: Any) -> FastAPI:

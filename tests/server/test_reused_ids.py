@@ -8,44 +8,33 @@ from typing import Any
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
-from openenv.env.environment import Environment
+import environments
+from environments import Counter, Sum
 from openenv.protocol.codec import JSON, MSGPACK, Codec
 from openenv.protocol.server_v2 import writer_of
 from openenv.server.app import create_fastapi_app
 from openenv.server.replies import KEPT, KEPT_BYTES, Recent
-from openenv.types import Action, Observation, State
+from openenv.types import State
 
 RUNNERS = ["thread", "inline"]
 
 
-class Add(Action):
-    amount: int = 1
+class Add(environments.Add):
     label: str = ""
 
 
-class Sum(Observation):
-    total: int = 0
+class Careless(Counter):
+    """Changes its action: an environment may do what it likes with it."""
 
-
-class Adder(Environment[Add, Sum, State]):
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._total = 0
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Sum:
-        self._total = 0
-        return Sum()
-
-    def step(self, action: Add, timeout_s: float | None = None, **kwargs: Any) -> Sum:
-        self._total += action.amount
-        action.amount = -1  # an environment may do what it likes with its action
-        return Sum(total=self._total, reward=float(self._total))
+    def step(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Sum:
+        observation: Sum = super().step(action)
+        action.amount = -1
+        observation.reward = float(self.total)
+        return observation
 
     @property
     def state(self) -> State:
-        return State(step_count=self._total)
+        return State(step_count=self.total)
 
 
 def ask(socket: ClientConnection, message: dict[str, Any]) -> dict[str, Any]:
@@ -67,7 +56,7 @@ def told(reply: dict[str, Any]) -> Any:
 
 @pytest.fixture(params=RUNNERS)
 def socket(request: pytest.FixtureRequest, serve: Any) -> Any:
-    app = create_fastapi_app(Adder, Add, Sum, max_concurrent_envs=8, runner=request.param)
+    app = create_fastapi_app(Careless, Add, Sum, max_concurrent_envs=8, runner=request.param)
     url = serve(app).url.replace("http", "ws", 1)
     with connect(f"{url}/ws", subprotocols=[JSON.name], proxy=None) as connection:  # type: ignore[list-item]
         yield connection

@@ -10,39 +10,8 @@ import httpx2
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
-from openenv.env.environment import Environment
+from environments import Button, Push, Pushed
 from openenv.server.app import create_fastapi_app
-from openenv.types import Action, Observation, State
-
-
-class Push(Action):
-    force: int = 1
-
-
-class Pushed(Observation):
-    count: int = 0
-
-
-class Button(Environment[Push, Pushed, State]):
-    """Counts."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._count = 0
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Pushed:
-        self._count = 0
-        return Pushed()
-
-    def step(self, action: Push, timeout_s: float | None = None, **kwargs: Any) -> Pushed:
-        self._count += action.force
-        return Pushed(count=self._count)
-
-    @property
-    def state(self) -> State:
-        return State(step_count=self._count)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,44 +15,16 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 import openenv.server.http_routes as http_module
-from openenv.env.environment import Environment
+from environments import Heard, Parrot, Say
 from openenv.server.app import create_app
 from openenv.server.fast.dispatch import DirectDispatch
 from openenv.server.fast.http import is_plain_upgrade
-from openenv.types import Action, Observation, State
 
 SESSION = "X-OpenEnv-Session"
 HEAD = (
     b"GET /ws HTTP/1.1\r\nHost: here\r\nUpgrade: websocket\r\nConnection: keep-alive, Upgrade\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
-
-
-class Say(Action):
-    message: str = ""
-
-
-class Heard(Observation):
-    text: str = ""
-
-
-class Parrot(Environment[Say, Heard, State]):
-    SUPPORTS_CONCURRENT_SESSIONS = True
-    gate = threading.Event()
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Heard:
-        return Heard(text="begun")
-
-    def step(self, action: Say, timeout_s: float | None = None, **kwargs: Any) -> Heard:
-        if action.message == "wait":
-            self.gate.wait(20)
-        if action.message == "boom":
-            raise RuntimeError("it broke")
-        return Heard(text=action.message)
-
-    @property
-    def state(self) -> State:
-        return State()
 
 
 @pytest.fixture

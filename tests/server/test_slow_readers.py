@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from openenv.env.environment import Environment
+from environments import Idle
 from openenv.protocol.frames import FrameReader, Opcode, masked_text_frame
 from openenv.server.app import HTTPEnvServer, new_application
 from openenv.sessions.lifetime import SessionLimits
-from openenv.types import Action, Observation, State
+from openenv.types import Action, Observation
 
 KEY = bytes(4)
 LARGE = "x" * 100_000
@@ -30,10 +30,9 @@ class Answer(Observation):
     count: int = 0
 
 
-class Talkative(Environment[Ask, Answer, State]):
+class Talkative(Idle):
     """Answers at length, and counts."""
 
-    SUPPORTS_CONCURRENT_SESSIONS = True
     steps = 0
     lock = threading.Lock()
 
@@ -49,10 +48,6 @@ class Talkative(Environment[Ask, Answer, State]):
             type(self).steps += 1
         self._count += 1
         return Answer(text=LARGE if action.large else "", count=self._count)
-
-    @property
-    def state(self) -> State:
-        return State()
 
 
 class Raw:

@@ -12,30 +12,16 @@ import httpx2
 import pytest
 from pydantic import BaseModel
 
-from openenv.env.environment import Environment
+from environments import Idle
 from openenv.server.app import create_app
-from openenv.types import Action, Observation, State
+from openenv.types import Action, Observation
 
 
 class Item(BaseModel):
     name: str
 
 
-class Plain(Environment[Action, Observation, State]):
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    def step(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    @property
-    def state(self) -> State:
-        return State()
-
-
-class Catalogue(Plain):
+class Catalogue(Idle):
     TASKS: ClassVar[list[Item]] = [Item(name=f"t{i}") for i in range(5)]
 
     def list_splits(self) -> list[Any]:
@@ -54,7 +40,7 @@ class Catalogue(Plain):
         return self.TASKS[start:stop]
 
 
-class Partial(Plain):
+class Partial(Idle):
     def list_splits(self) -> list[Any]:
         raise NotImplementedError
 
@@ -98,7 +84,7 @@ def test_a_wrong_index_is_400_and_a_wrong_body_422(tasks: httpx2.Client) -> None
     assert tasks.post("/Shop/tasks", json={"split": "train", "extra": 1}).status_code == 422
 
 
-@pytest.mark.parametrize("env_cls", [Plain, Partial])
+@pytest.mark.parametrize("env_cls", [Idle, Partial])
 def test_an_environment_without_tasks_says_so(serve: Callable[..., Any], env_cls: type[Any]) -> None:
     server = serve(create_app(env_cls, Action, Observation))
     answer = httpx2.get(f"{server.url}/{env_cls.__name__}/splits", trust_env=False)
@@ -106,7 +92,7 @@ def test_an_environment_without_tasks_says_so(serve: Callable[..., Any], env_cls
     assert answer.json() == {"detail": "list_splits is not supported for this environment"}
 
 
-class Lazy(Plain):
+class Lazy(Idle):
     """Makes its tasks while they are read."""
 
     def __init__(self) -> None:

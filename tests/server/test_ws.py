@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import json
 import socket
-import threading
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import httpx2
 import pytest
@@ -17,50 +16,10 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 import openenv.server.ws as ws_module
-from openenv.env.environment import Environment
+from environments import Heard, Parrot, Say
 from openenv.server.app import create_app
 from openenv.server.fast.frame_socket import FrameSocket
 from openenv.server.sockets import AsgiSocket
-from openenv.types import Action, Observation, State
-
-
-class Say(Action):
-    message: str = ""
-
-
-class Heard(Observation):
-    text: str = ""
-    count: int = 0
-
-
-class Parrot(Environment[Say, Heard, State]):
-    SUPPORTS_CONCURRENT_SESSIONS = True
-    gate = threading.Event()
-    closed: ClassVar[list[int]] = []
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Heard:
-        self.count = 0
-        return Heard(text=f"seed {seed}")
-
-    def step(self, action: Say, timeout_s: float | None = None, **kwargs: Any) -> Heard:
-        if action.message == "wait":
-            assert self.gate.wait(20)
-        if action.message == "boom":
-            raise RuntimeError("it broke")
-        self.count += 1
-        return Heard(text=action.message, count=self.count)
-
-    @property
-    def state(self) -> State:
-        return State(step_count=self.count)
-
-    def close(self) -> None:
-        self.closed.append(self.count)
-
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "serve": {},

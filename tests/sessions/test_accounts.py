@@ -6,28 +6,11 @@ import asyncio
 import threading
 from typing import Any
 
-from openenv.env.environment import Environment
+from environments import Idle
 from openenv.errors import SessionCapacityError
 from openenv.sessions.lifetime import SessionLimits
 from openenv.sessions.manager import SessionManager
 from openenv.sessions.session import Account, SessionKind
-from openenv.types import Action, Observation, State
-
-
-class Nothing(Environment[Action, Observation, State]):
-    """Does nothing."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    def step(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    @property
-    def state(self) -> State:
-        return State()
 
 
 class Compared(str):
@@ -43,7 +26,7 @@ class Compared(str):
 
 def test_a_refusal_does_not_look_at_every_session() -> None:
     async def main() -> None:
-        manager = SessionManager(Nothing, SessionLimits(sessions=300, per_key=200), runner="inline")
+        manager = SessionManager(Idle, SessionLimits(sessions=300, per_key=200), runner="inline")
         for _ in range(200):
             await manager.open(SessionKind.HTTP, account=Account(Compared("team")))
         Compared.times = 0
@@ -62,7 +45,7 @@ def test_a_refusal_does_not_look_at_every_session() -> None:
 def test_slots_that_come_back_count_no_more() -> None:
     async def main() -> None:
         limits = SessionLimits(sessions=8, per_key=2, agents=1)
-        manager = SessionManager(Nothing, limits, runner="inline")
+        manager = SessionManager(Idle, limits, runner="inline")
         for _ in range(20):
             first = await manager.open_in_turn(SessionKind.HTTP, account=Account("a", is_agent=True))
             second = await manager.open_in_turn(SessionKind.HTTP, account=Account("a"))
@@ -80,7 +63,7 @@ def test_slots_that_come_back_count_no_more() -> None:
 
 def test_threads_that_ask_at_the_same_time_get_no_more_than_the_key_may_have() -> None:
     limits = SessionLimits(sessions=64, per_key=3)
-    manager = SessionManager(Nothing, limits, runner="inline")
+    manager = SessionManager(Idle, limits, runner="inline")
     found: list[Any] = []
     ready = threading.Barrier(8)
 

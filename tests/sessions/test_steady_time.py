@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
-from openenv.env.environment import Environment
+from environments import Idle
 from openenv.sessions.lifetime import SessionLimits
 from openenv.sessions.manager import SessionManager
 from openenv.sessions.session import SessionKind
-from openenv.types import Action, Observation, State
 
 # The clock is set before anything of ours is loaded, as it is set under a process that runs.
 SCRIPT = """
@@ -45,22 +43,6 @@ asyncio.run(main())
 """
 
 
-class Nothing(Environment[Action, Observation, State]):
-    """Does nothing."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    def step(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    @property
-    def state(self) -> State:
-        return State()
-
-
 @pytest.mark.parametrize("by_s", [-86_400, 0, 86_400], ids=["back", "not", "forwards"])
 def test_setting_the_clock_ends_no_session_and_its_times_are_shown_as_on_the_wall(by_s: int) -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT, str(by_s), "600"], capture_output=True, text=True, timeout=120)
@@ -71,7 +53,7 @@ def test_times_are_shown_by_one_clock_and_ages_counted_by_the_other() -> None:
     async def main() -> None:
         steady, wall = [10.0], [1_000_000.0]
         limits = SessionLimits(sessions=1, idle_s=60.0, soft_idle_s=60.0)
-        manager = SessionManager(Nothing, limits, clock=lambda: steady[0], wall_clock=lambda: wall[0])
+        manager = SessionManager(Idle, limits, clock=lambda: steady[0], wall_clock=lambda: wall[0])
         session = await manager.open(SessionKind.HTTP)
         wall[0] -= 500.0
         steady[0] += 30.0

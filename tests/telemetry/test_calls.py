@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from openenv import Action, Environment, Observation, State
+from environments import Idle
 from openenv.errors import SessionClosedError
 from openenv.runners import current_dispatcher
 from openenv.sessions.manager import SessionLimits, SessionManager
@@ -20,26 +20,12 @@ from openenv.telemetry.watched_calls import CallWatch, WatchedCall
 pytestmark = pytest.mark.anyio
 
 
-class Still(Environment[Action, Observation, State]):
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
-    def reset(self, **kwargs: Any) -> Observation:
-        return Observation()
-
-    def step(self, action: Action, **kwargs: Any) -> Observation:
-        return Observation()
-
-    @property
-    def state(self) -> State:
-        return State()
-
-
 def submit(session: Session) -> SessionCall:
     return session.submit(CALL, lambda env: None, lambda result, error: None, current_dispatcher())
 
 
 async def test_calls_are_plain_until_the_first_reading_and_watched_from_then_on() -> None:
-    manager = SessionManager(Still, SessionLimits(sessions=4))
+    manager = SessionManager(Idle, SessionLimits(sessions=4))
     watch = CallWatch(manager)
     metrics = ServerMetrics(manager, watch, info=dict)
     old = await manager.open(SessionKind.HTTP)
@@ -55,7 +41,7 @@ async def test_calls_are_plain_until_the_first_reading_and_watched_from_then_on(
 
 
 async def test_a_call_that_never_began_is_not_timed() -> None:
-    manager = SessionManager(Still, SessionLimits(sessions=1))
+    manager = SessionManager(Idle, SessionLimits(sessions=1))
     watch = CallWatch(manager)
     watch.begin()
     session = await manager.open(SessionKind.HTTP)
@@ -84,7 +70,7 @@ async def test_a_surrounding_encloses_the_run_and_ends_before_the_answer() -> No
         yield
         order.append("out")
 
-    manager = SessionManager(Still, SessionLimits(sessions=1))
+    manager = SessionManager(Idle, SessionLimits(sessions=1))
     session = await manager.open(SessionKind.HTTP)
     CallWatch(manager).surround(surrounding)
     answered = asyncio.get_running_loop().create_future()

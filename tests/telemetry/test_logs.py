@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from openenv import Action, Environment, Observation, State
+from environments import Idle
+from openenv import Action, Observation
 from openenv.sessions.events import RequestOrigin
 from openenv.sessions.manager import SessionLimits, SessionManager
 from openenv.sessions.operations import CALL, build_operations
@@ -23,19 +24,13 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 OPERATIONS = build_operations(lambda observation: observation, lambda state: state)
 
 
-class Talker(Environment[Action, Observation, State]):
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
+class Talker(Idle):
     def reset(self, **kwargs: Any) -> Observation:
         logging.getLogger("talker").info("reset in %s", threading.current_thread().name)
         return Observation()
 
     def step(self, action: Action, **kwargs: Any) -> Observation:
         raise RuntimeError("it does not work")
-
-    @property
-    def state(self) -> State:
-        return State()
 
 
 class AsyncTalker(Talker):

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from websockets.sync.client import connect
 
-from openenv.env.environment import Environment
+from environments import Idle
 from openenv.server.app import create_fastapi_app
 from openenv.sessions.group import StepGroup
-from openenv.types import Action, Observation, State
+from openenv.types import Action, Observation
 
 SESSIONS, BATCHES = 5, 3
 
@@ -22,19 +22,11 @@ class Wait(Action):
     """Do nothing."""
 
 
-class Still(Environment[Wait, Observation, State]):
-    SUPPORTS_CONCURRENT_SESSIONS = True
+class Still(Idle):
     REQUIRES_SINGLE_THREAD_EXECUTOR = True
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
-        return Observation()
 
     def step(self, action: Wait, timeout_s: float | None = None, **kwargs: Any) -> Observation:
         return Observation(reward=1.0)
-
-    @property
-    def state(self) -> State:
-        return State()
 
 
 def counted(url: str) -> dict[str, int]:

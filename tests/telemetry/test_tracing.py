@@ -16,7 +16,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from websockets.sync.client import connect
 
-from openenv import Action, Environment, Observation, State, create_app
+from environments import Idle, Move
+from openenv import Observation, create_app
 from openenv.telemetry.watched_calls import Tracer
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -24,12 +25,7 @@ PARENT = f"00-{TRACE}-{SPAN}-01"
 INNER = "inside the environment"
 
 
-class Move(Action):
-    to: str = ""
-
-
-class Place(Environment[Move, Observation, State]):
-    SUPPORTS_CONCURRENT_SESSIONS = True
+class Place(Idle):
     tracer: Any = None
 
     def reset(self, **kwargs: Any) -> Observation:
@@ -38,10 +34,6 @@ class Place(Environment[Move, Observation, State]):
 
     def step(self, action: Move, **kwargs: Any) -> Observation:
         raise RuntimeError("there is no such place")
-
-    @property
-    def state(self) -> State:
-        return State()
 
 
 class Traced:

@@ -13,7 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from openenv.env.environment import Environment
+from environments import Idle
 from openenv.server.app import create_app
 from openenv.types import Action, EnvironmentMetadata, Observation, State
 
@@ -154,7 +154,7 @@ def test_redacted_errors_are_redacted_here_too(
     assert failed.json()["error_id"]
 
 
-class Shy(Environment[Action, Observation, State]):
+class Shy(Idle):
     """Has no state before its first reset, and cannot always be built."""
 
     may_be_built = True
@@ -167,9 +167,6 @@ class Shy(Environment[Action, Observation, State]):
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
         self._state = State()
-        return Observation()
-
-    def step(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
         return Observation()
 
     @property
@@ -217,16 +214,9 @@ class Talk(Action):
     message: str
 
 
-class Parrot(Environment[Talk, Observation, State]):
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
+class Parrot(Idle):
     def step(self, action: Talk, timeout_s: float | None = None, **kwargs: Any) -> Observation:
         return Observation(metadata={"said": action.message})
-
-    @property
-    def state(self) -> State:
-        return State()
 
 
 class Polite(Parrot):

@@ -8,50 +8,27 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fastmcp import Context, FastMCP
+from fastmcp import Context
 
-from openenv.env.mcp_environment import MCPEnvironment
+import environments
 from openenv.server.app import create_app
 from openenv.tool_types import CallToolAction, CallToolObservation
-from openenv.types import Action, Observation, State
 
 
-class Shelf(MCPEnvironment):
-    """Keeps things; one tool fails, one tells how far it is."""
+class Shelf(environments.Shelf):
+    """Counts with progress."""
 
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
-    def __init__(self) -> None:
-        server: FastMCP = FastMCP("shelf")
-        server.tool(self.put)
-        server.tool(self.drop)
-        server.tool(self.count)
-        super().__init__(server)
-        self.items: list[str] = []
+    TOOLS = ("put", "drop", "count")
 
     def put(self, item: str, times: int = 1) -> int:
         """Put something onto the shelf."""
         self.items += [item] * times
         return len(self.items)
 
-    def drop(self) -> None:
-        raise ValueError("the shelf is too high")
-
     async def count(self, ctx: Context) -> int:
         await ctx.report_progress(1, 2, "half")
         await ctx.info("nearly done")
         return len(self.items)
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
-        self.items.clear()
-        return Observation()
-
-    def _step_impl(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-        raise ValueError("this environment has only tools")
-
-    @property
-    def state(self) -> State:
-        return State(step_count=len(self.items))
 
 
 def shelf_app(**kwargs: Any) -> Any:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from openenv import Action, Environment, Observation, State
+from environments import Idle
+from openenv import Action, Observation
 
 expect = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright").expect
 
@@ -21,10 +22,9 @@ class Door(Observation):
     text: str = ""
 
 
-class Stuck(Environment[Push, Door, State]):
+class Stuck(Idle):
     """Hangs in each step until the test ends."""
 
-    SUPPORTS_CONCURRENT_SESSIONS = True
     gate = threading.Event()
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Door:
@@ -33,10 +33,6 @@ class Stuck(Environment[Push, Door, State]):
     def step(self, action: Push, timeout_s: float | None = None, **kwargs: Any) -> Door:
         self.gate.wait(60)
         return Door(text="open")
-
-    @property
-    def state(self) -> State:
-        return State()
 
 
 def test_a_session_that_hangs_is_ended_by_its_button(site: Callable[..., Any], visit: Callable[..., Any]) -> None:

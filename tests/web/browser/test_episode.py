@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from openenv import Action, Environment, Observation, State
+from environments import Idle
+from openenv import Action, Observation
 
 pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
 
@@ -23,23 +24,10 @@ BEGIN = """
 """
 
 
-class Nothing(Environment[Action, Observation, State]):
-    """Is not played."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
-    state = State()
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    def step(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-
 @pytest.fixture
 def run(site: Callable[..., Any], visit: Callable[..., Any]) -> Callable[[str], Any]:
     """Run code that has an episode, in the page."""
-    page = visit(site(Nothing, Action, Observation).url).page()
+    page = visit(site(Idle, Action, Observation).url).page()
     return lambda code: page.evaluate(f"(async () => {{{BEGIN}{code}}})()")
 
 

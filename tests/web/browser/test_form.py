@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from openenv import Action, Environment, Observation, State
+from environments import Idle
+from openenv import Action, Observation
 
 expect = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright").expect
 
@@ -65,11 +66,8 @@ class Echoed(Observation):
     told: str = ""
 
 
-class Mirror(Environment[Everything, Echoed, State]):
+class Mirror(Idle):
     """Says what it was told."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
-    state = State()
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Echoed:
         return Echoed(told=f"seed {seed}")

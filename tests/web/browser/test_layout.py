@@ -8,7 +8,8 @@ from typing import Any, Literal
 import pytest
 from pydantic import Field
 
-from openenv import Action, Environment, Observation, State
+from environments import Idle
+from openenv import Action, Observation, State
 
 expect = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright").expect
 
@@ -28,10 +29,8 @@ class View(Observation):
     deep: dict[str, Any] = Field(default_factory=dict)
 
 
-class Room(Environment[Mixed, View, State]):
+class Room(Idle):
     """Has long words in it."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self) -> None:
         super().__init__()

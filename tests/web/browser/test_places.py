@@ -9,7 +9,7 @@ import pytest
 from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
-from openenv import Action, Environment, Observation, State
+from environments import Greeter, Spot, Track, Walk
 from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
 from openenv.server.app import create_app
 from openenv.web.page_description import CustomTab, PageOptions
@@ -18,40 +18,9 @@ from openenv.web.web_page import attach_web
 expect = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright").expect
 
 
-class Move(Action):
-    by: int = 1
-
-
-class Place(Observation):
-    at: int = 0
-
-
-class Walk(Environment[Move, Place, State]):
-    """Walks."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.at = self.count = 0
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Place:
-        self.at = self.count = 0
-        return Place()
-
-    def step(self, action: Move, timeout_s: float | None = None, **kwargs: Any) -> Place:
-        self.at += action.by
-        self.count += 1
-        return Place(at=self.at, reward=1.0)
-
-    @property
-    def state(self) -> State:
-        return State(step_count=self.count)
-
-
 def application(options: PageOptions | None = None) -> Any:
     """An application with a page."""
-    app = create_app(Walk, Move, Place, env_name="walk", max_concurrent_envs=4)
+    app = create_app(Track, Walk, Spot, env_name="walk", max_concurrent_envs=4)
     attach_web(app, options)
     return app
 
@@ -100,9 +69,9 @@ def test_the_page_works_where_sockets_do_not(serve: Callable[..., Any], visit: C
 
 
 def test_in_production_there_are_tools_and_nothing_to_reset(
-    greeter: type, serve: Callable[..., Any], visit: Callable[..., Any]
+    serve: Callable[..., Any], visit: Callable[..., Any]
 ) -> None:
-    app = create_app(greeter, CallToolAction, CallToolObservation, env_name="greeter", mode="production")
+    app = create_app(Greeter, CallToolAction, CallToolObservation, env_name="greeter", mode="production")
     attach_web(app)
     page = visit(serve(app).url).page()
     expect(page.get_by_role("tab")).to_have_text(["Tools", "History", "Sessions", "About"])

@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 from pydantic import Field
 
+from environments import Idle
 from openenv import Action, Environment, Observation, State
 
 expect = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright").expect
@@ -53,10 +54,8 @@ VIEWS: dict[str, Callable[[], Any]] = {
 }
 
 
-class Stage(Environment[Show, Seen, State]):
+class Stage(Idle):
     """Shows what it is asked for."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -248,11 +247,8 @@ class Board(Observation):
     place: list[int] = Field(default=[0, 0])
 
 
-class Drawn(Environment[Guess, Board, State]):
+class Drawn(Idle):
     """Draws itself, and offers buttons until the end."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
-    state = State()
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Board:
         self.row = 0
@@ -319,11 +315,8 @@ class Reply(Observation):
     response: str = ""
 
 
-class Talker(Environment[Say, Reply, State]):
+class Talker(Idle):
     """Answers."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
-    state = State()
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Reply:
         return Reply(response="Hello, who are you?")

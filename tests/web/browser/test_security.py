@@ -9,9 +9,9 @@ import pytest
 from fastmcp import FastMCP
 from pydantic import Field
 
-from openenv import Action, Environment, Observation, State
+from environments import Idle, Tools
+from openenv import Action, Observation, State
 from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
-from openenv.env.mcp_environment import MCPEnvironment
 from openenv.types import EnvironmentMetadata
 
 expect = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright").expect
@@ -38,10 +38,8 @@ class Told(Observation):
     html: dict[str, Any] = Field(default_factory=dict)
 
 
-class Attacker(Environment[Tell, Told, State]):
+class Attacker(Idle):
     """Tries everything."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Told:
         return Told(text=ATTACK, rows=[ATTACK, ATTACK + "."], table=[["<b>", "<i>"], ["<b>", "<u>"]])
@@ -126,10 +124,8 @@ def test_the_frame_of_an_environment_is_shut_in(site: Callable[..., Any], visit:
     assert page.evaluate("document.querySelector('.frame iframe').contentDocument") is None
 
 
-class Trickster(MCPEnvironment):
+class Trickster(Tools):
     """A tool with evil words."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self) -> None:
         tools = FastMCP("trickster")
@@ -139,16 +135,6 @@ class Trickster(MCPEnvironment):
             return ATTACK
 
         super().__init__(tools)
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    def _step_impl(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    @property
-    def state(self) -> State:
-        return State()
 
 
 def test_what_a_tool_says_is_text(site: Callable[..., Any], visit: Callable[..., Any]) -> None:

@@ -8,42 +8,11 @@ from typing import Any
 import httpx2
 import pytest
 
-from openenv import Action, Environment, Observation, State
+from environments import Add, Counter, Sum
 from openenv.server.app import create_app
 from openenv.web.web_page import attach_web
 
 expect = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright").expect
-
-
-class Add(Action):
-    amount: int = 1
-
-
-class Sum(Observation):
-    total: int = 0
-
-
-class Counter(Environment[Add, Sum, State]):
-    """Adds up."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.total = self.count = 0
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Sum:
-        self.total, self.count = seed or 0, 0
-        return Sum(total=self.total)
-
-    def step(self, action: Add, timeout_s: float | None = None, **kwargs: Any) -> Sum:
-        self.total += action.amount
-        self.count += 1
-        return Sum(total=self.total, reward=1.0)
-
-    @property
-    def state(self) -> State:
-        return State(step_count=self.count)
 
 
 def begin(page: Any) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from openenv import Action, Environment, GenericEnvClient, Observation, State
+from environments import Idle
+from openenv import Action, GenericEnvClient, Observation
 from openenv.server.access import AccessPolicy
 
 expect = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright").expect
@@ -19,14 +20,8 @@ class Go(Action):
     far: int = 1
 
 
-class Door(Environment[Go, Observation, State]):
+class Door(Idle):
     """Opens."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
-    state = State()
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
-        return Observation()
 
     def step(self, action: Go, timeout_s: float | None = None, **kwargs: Any) -> Observation:
         return Observation(reward=1.0)

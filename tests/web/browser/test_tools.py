@@ -11,19 +11,17 @@ import anyio.to_thread
 import pytest
 from fastmcp import Context, FastMCP
 
+from environments import Tools
 from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
-from openenv.env.mcp_environment import MCPEnvironment
-from openenv.types import Observation, State
+from openenv.types import Observation
 
 expect = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright").expect
 
 GATES: dict[str, threading.Event] = {}
 
 
-class Workshop(MCPEnvironment):
+class Workshop(Tools):
     """Three tools."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self) -> None:
         tools = FastMCP("workshop")
@@ -53,13 +51,6 @@ class Workshop(MCPEnvironment):
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
         return Observation(metadata={"message": "ready"})
-
-    def _step_impl(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-        return Observation()
-
-    @property
-    def state(self) -> State:
-        return State()
 
 
 @pytest.fixture
