@@ -13,11 +13,14 @@ from types import new_class
 from typing import Annotated, Any, ClassVar, Final, Generic
 
 import gymnasium
+from gymnasium.error import Error as GymnasiumError
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model
 
 from ..env.environment import Environment
 from ..types import Action, ActT, EnvironmentMetadata, Observation, ObsT, State
-from .spaces import SPACE_KEY, SomeSpace, checked, describe, schema_of, to_wire
+from .spaces import SPACE_KEY, SomeSpace, UnsupportedSpace, checked, describe, schema_of, to_wire
+
+__all__ = ["RENDER_KEY", "GymnasiumError", "ServedGymnasium", "UnsupportedSpace", "gymnasium_environment"]
 
 RENDER_KEY: Final = "render"
 
