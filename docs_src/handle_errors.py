@@ -21,7 +21,7 @@ def play(env, word: str) -> float | None:
         print("refused:", exc.details["errors"][0]["loc"])
     except ExecutionError as exc:  # the environment raised; the session lives on
         print("environment failed:", exc)
-    except (SessionLost, RequestTimeout) as exc:  # the episode is gone: drop it, the next reset begins anew
+    except (SessionLost, RequestTimeout) as exc:  # the episode is gone: drop it, the next reset starts another
         print("episode lost:", exc)
     except SessionCapacityError as exc:  # try again later
         print(f"{exc.active_sessions} of {exc.max_sessions} sessions are taken")
