@@ -21,7 +21,9 @@ class Connection:
         self.under_way = self.sent = 0
         self.seen: list[int] = []
         wire: Any = self
-        self.intake = Backpressure(wire, self.take, self.is_loaded, lambda payload: payload.startswith(b"large"), turns)
+        self.intake = Backpressure(
+            wire, self.take, self.is_loaded, is_long=lambda payload: payload.startswith(b"large"), turns=turns
+        )
 
     def pause(self) -> None:
         self.is_paused = True
@@ -45,7 +47,7 @@ class Connection:
     def finish(self, count: int) -> None:
         self.under_way -= count
         if self.intake.is_paused and self.under_way < MOST // 2:
-            self.intake.go_on()
+            self.intake.resume()
 
     def send(self) -> None:
         if not self.is_paused or self.rng.random() < 0.1:  # a socket that is paused may have read some already
@@ -56,7 +58,7 @@ class Connection:
     def relieve(self) -> None:
         if self.is_full:
             self.is_full = False
-            self.intake.go_on()
+            self.intake.resume()
 
     def lose(self) -> None:
         self.is_lost = True

@@ -13,7 +13,7 @@ from environments import Counter, Sum
 from openenv.protocol.codec import JSON, MSGPACK, Codec
 from openenv.protocol.server_v2 import writer_of
 from openenv.server.app import create_fastapi_app
-from openenv.server.replies import KEPT, KEPT_BYTES, Recent
+from openenv.server.replies import KEPT, KEPT_BYTES, RecentMessages
 from openenv.types import State
 
 RUNNERS = ["thread", "inline"]
@@ -122,7 +122,7 @@ def test_a_reply_of_a_group_is_repeated_in_another_encoding(socket: ClientConnec
 
 @pytest.mark.parametrize("codec", [JSON, MSGPACK])
 def test_messages_are_told_apart_by_what_they_ask_and_only_while_they_are_kept(codec: Codec) -> None:
-    recent = Recent(writer_of(codec))
+    recent = RecentMessages(writer_of(codec))
 
     def add(message: Any) -> Any:
         return recent.add(codec.encode(message), codec.is_binary)
@@ -135,13 +135,13 @@ def test_messages_are_told_apart_by_what_they_ask_and_only_while_they_are_kept(c
 
 
 def test_a_large_message_is_not_kept() -> None:
-    recent = Recent(writer_of(JSON))
+    recent = RecentMessages(writer_of(JSON))
     first = recent.add(JSON.encode(step("a", 1, label="x" * KEPT_BYTES)), False)
     assert not first.differs(recent.add(JSON.encode(step("a", 1, label="y" * KEPT_BYTES)), False), 1, "a")
 
 
 def test_a_message_with_strange_parts_is_looked_into_all_the_same() -> None:
-    recent = Recent(writer_of(JSON))
+    recent = RecentMessages(writer_of(JSON))
     strange = [7, None, {"type": "step", "id": [1]}, {"type": "step", "id": 1, "session": {}}, step("a", 1, amount=1)]
     first = recent.add(JSON.encode({"type": "batch", "id": 1, "requests": strange}), False)
     assert first.differs(recent.add(JSON.encode(step("a", 1, amount=2)), False), 1, "a")

@@ -33,7 +33,7 @@ def intake(turns: LoopTurns, seen: list[Any], name: str) -> tuple[Backpressure, 
     def take(payload: bytes, binary: bool) -> None:
         seen.append((name, len(payload)))
 
-    return Backpressure(taken, take, lambda: False, lambda payload: len(payload) >= LARGE, turns), wire
+    return Backpressure(taken, take, lambda: False, is_long=lambda payload: len(payload) >= LARGE, turns=turns), wire
 
 
 async def passes(count: int) -> None:
@@ -92,7 +92,7 @@ def test_a_client_that_does_not_read_is_not_served_in_its_turn_but_afterwards() 
         assert seen == [("a", LARGE)]
         assert wire.is_paused
         wire.is_full = False
-        second.go_on()
+        second.resume()
         assert seen == [("a", LARGE), ("b", LARGE)]
         assert not wire.is_paused
 

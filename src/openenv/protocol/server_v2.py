@@ -64,6 +64,7 @@ class RefusedRequest:
 Parsed = Request | Batch | RefusedRequest
 
 NONCE_CHARS: Final = (16, 128)
+_REPLIES: Final = ("observation", "error", "state", "mcp", "closed")
 _OF_SESSION: Final = ("reset", "step", "state", "mcp", "close")
 _KEYS: Final[Mapping[str, frozenset[str]]] = {
     "open": frozenset({"resume", "wait_s", "key", "nonce", "compress"}),
@@ -98,19 +99,24 @@ class ServerProtocolV2:
             self._step = TypeAdapter(step).validator.validate_json
             self._batch, self._batch_map = batch.validate_json, batch.validate_python
 
-    def parse_json(self, raw: bytes) -> Request | Batch | None:
-        """Read a step, or a batch of steps, in one pass; None for what only `read` can tell."""
-        if self._step is None or self._batch is None:
+    def parse_step(self, raw: bytes) -> dict[str, Any] | None:
+        """Read a step in one pass, as its checked keys; None for what only `read` can tell."""
+        if self._step is None or b'"step"' not in raw[:40]:
             return None
-        head = raw[:40]
         try:
-            if b'"step"' in head:
-                return request_of(self._step(raw))
-            if b'"batch"' in head:
-                return _batch(self._batch(raw))
+            step: dict[str, Any] = self._step(raw)
+            return step
         except Exception:  # an action's own validators may raise anything; the long way says what is wrong
-            pass
-        return None
+            return None
+
+    def parse_batch(self, raw: bytes) -> Batch | None:
+        """Read a batch of steps in one pass; None for what only `read` can tell."""
+        if self._batch is None or b'"batch"' not in raw[:40]:
+            return None
+        try:
+            return _batch(self._batch(raw))
+        except Exception:  # as above
+            return None
 
     def parse_map(self, message: dict[str, Any]) -> Parsed:
         """Read a decoded message; a batch of steps in one pass."""
@@ -242,12 +248,13 @@ class Writer(ABC):
         return EncodedReply("error", self.data(error_data(exc)), self)
 
     def opened(self, message: bytes, request_id: int, session: str) -> EncodedReply:
-        """Take its envelope off the answer to a step."""
-        for kind in ("observation", "error"):
-            head = self.message(kind, request_id, session, b"").removesuffix(self.closing)
-            if message.startswith(head):
-                return EncodedReply(kind, message[len(head) : len(message) - len(self.closing)], self)
-        raise ValueError("not the answer to that step")
+        """Take the envelope off a reply that was sent; the envelope may name the session or not."""
+        for name in (session, None):
+            for kind in _REPLIES:
+                head = self.message(kind, request_id, name, b"").removesuffix(self.closing)
+                if message.startswith(head):
+                    return EncodedReply(kind, message[len(head) : len(message) - len(self.closing)], self)
+        raise ValueError("not the reply to that request")
 
     def reply(self, reply: EncodedReply, request_id: int | None, session: str | None) -> bytes:
         """Write an answer, in this codec whichever it was encoded in."""

@@ -1,7 +1,6 @@
-"""What a client has sent before there was room for the answers: kept, in its order, while no more is read.
+"""Backpressure for both WebSocket protocols: messages that cannot be handled yet wait in order while the socket pauses.
 
-A socket that is told to read no more may have read some already, and a client that does not read its answers must not
-make the server keep more of them. Knows messages as bytes; must not know what they mean.
+A client that does not read its replies, or sends faster than its sessions step, must not make the server buffer more.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from ..runners import loop_local
 from .sockets import Socket
@@ -17,8 +17,18 @@ from .sockets import Socket
 logger = logging.getLogger(__name__)
 
 
+class Oversize(NamedTuple):
+    """Takes the place of a message that was over the limit, so that its refusal keeps its order."""
+
+    size: int
+
+
 class LoopTurns:
-    """Whose turn it is on one loop."""
+    """Lets the connections of one event loop take turns with long messages: one per pass of the loop.
+
+    A loop writes at the end of a pass. Ten batches of a thousand steps handled in one pass would all be answered after
+    the last of them, and their clients would have nothing to do until then.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -27,11 +37,11 @@ class LoopTurns:
 
     @classmethod
     def of(cls, loop: asyncio.AbstractEventLoop) -> LoopTurns:
-        """Return the loop's own turns."""
+        """Return the turns of a loop."""
         return loop_local(loop, cls, lambda: cls(loop))
 
     def take(self) -> bool:
-        """Take this pass, unless somebody has it or waits for it."""
+        """Take this pass, unless another connection has it or waits for it."""
         if self._is_taken:
             return False
         self._is_taken = True
@@ -39,7 +49,7 @@ class LoopTurns:
         return True
 
     def wait(self, action: Callable[[], None]) -> None:
-        """Have something done in a later pass, in order; only for whoever could not `take` this one."""
+        """Call `action` in a later pass, in order; only after `take` returned False."""
         self._waiting.append(action)
 
     def _pass_on(self) -> None:
@@ -54,76 +64,120 @@ class LoopTurns:
 
 
 class Backpressure:
-    """The messages of one connection that have to wait.
+    """The queue between a socket and the handler of its messages.
+
+        message ---- is_open ----> handled at once
+           |
+           | busy, replies not read, or messages before it
+           v
+        [queue] ---- over `ahead` ----> socket paused
+           |  ^                           |
+           |  +--- at half of `ahead` ----+   reads again
+           v
+        handled by `resume`, in order, as far as there is room
+
+    Protocol v1 reads ahead (128 messages) to notice a client that goes away during a step; protocol v2 handles requests
+    side by side, so it queues nothing while it reads (`ahead=0`) and pauses itself at its limit of running requests.
 
     Args:
-        socket: Where they come from.
-        take: Takes one: its payload, and whether it was binary.
-        is_loaded: Says whether there is enough to do already.
-        takes_turns: Says of a message whether it means so much work that others must not wait for one after it too.
-        turns: Whose turn it is then.
+        socket: The source of the messages.
+        handle: Handles one message: its payload, and whether it was binary.
+        is_busy: Whether the handler has enough to do.
+        ahead: How many messages may wait before the socket is paused.
+        ahead_bytes: How many bytes of them.
+        is_long: Whether a message means so much work that it must wait for a turn of its own.
+        turns: The turns of the loop; needed with `is_long`.
     """
 
     def __init__(
         self,
         socket: Socket,
-        take: Callable[[bytes, bool], None],
-        is_loaded: Callable[[], bool],
-        takes_turns: Callable[[bytes], bool],
-        turns: LoopTurns,
+        handle: Callable[[bytes | Oversize, bool], None],
+        is_busy: Callable[[], bool],
+        *,
+        ahead: int = 0,
+        ahead_bytes: int = 0,
+        is_long: Callable[[bytes], bool] | None = None,
+        turns: LoopTurns | None = None,
     ) -> None:
         self._socket = socket
-        self._take = take
-        self._is_loaded = is_loaded
-        self._takes_turns = takes_turns
+        self._handle = handle
+        self._is_busy = is_busy
+        self._ahead = ahead
+        self._ahead_bytes = ahead_bytes
+        self._is_long = is_long
         self._turns = turns
-        self._waits_its_turn = False
-        self._held: deque[tuple[bytes, bool]] = deque()
-        self._is_at_work = False
+        self._queue: deque[tuple[bytes | Oversize, bool]] = deque()
+        self._queued_bytes = 0
+        self._waits_for_turn = False
+        self._is_draining = False
         self.is_paused = False
+        self.is_open = True  # nothing is queued and the socket reads
 
     def receive(self, payload: bytes, binary: bool) -> None:
-        """Take a message, or hold it while there is enough to do or to send."""
-        if self.is_paused or self._socket.is_full or self._waits_its_turn:
-            self._held.append((payload, binary))
-            self.pause()
-        elif self._takes_turns(payload) and not self._turns.take():
-            self._held.append((payload, binary))
-            self._waits_its_turn = True
-            self._turns.wait(self._take_turn)
+        """Handle a message, or queue it behind those before it."""
+        if not self.is_open or self._socket.is_full:
+            self.hold(payload, binary)
+        elif self._is_long is not None and self._is_long(payload) and not self._take_turn():
+            self._queue.append((payload, binary))
+            self._queued_bytes += len(payload)
+            self.is_open = False
         else:
-            self._take(payload, binary)
+            self._handle(payload, binary)
 
-    def _take_turn(self) -> None:
-        self._waits_its_turn = False
-        self._take_held()
-        if self._held:
+    def hold(self, message: bytes | Oversize, binary: bool) -> None:
+        """Queue a message; too many pause the socket, which may have read some more by then."""
+        self._queue.append((message, binary))
+        self._queued_bytes += len(message)
+        self.is_open = False
+        if len(self._queue) >= self._ahead or self._queued_bytes >= self._ahead_bytes:
             self.pause()
-        self.go_on()  # what was taken may have made us pause, and be done already
 
     def pause(self) -> None:
         """Read no more for now."""
         if not self.is_paused:
             self.is_paused = True
+            self.is_open = False
             self._socket.pause()
 
-    def go_on(self) -> None:
-        """Take what was held, as far as there is room for the answers; read again once that is all."""
-        if self._is_at_work or not self.is_paused:
-            return  # what is taken here may be done at once, and lead back here
-        self._take_held()
-        if not (self._held or self._is_loaded()):
+    def resume(self) -> None:
+        """Handle what is queued as far as there is room, and read again once little is left."""
+        # A message handled below may be answered at once and lead back here; the loop further up the stack goes on.
+        if self._is_draining or self._waits_for_turn:
+            return
+        self._drain()
+        is_low = len(self._queue) <= self._ahead // 2 and self._queued_bytes <= self._ahead_bytes // 2
+        if self.is_paused and is_low and (self._ahead or not self._is_busy()):
             self.is_paused = False
             self._socket.resume()
-
-    def _take_held(self) -> None:
-        self._is_at_work = True
-        try:
-            while self._held and not (self._is_loaded() or self._socket.is_full):
-                self._take(*self._held.popleft())
-        finally:
-            self._is_at_work = False
+        self.is_open = not (self.is_paused or self._queue)
 
     def drop(self) -> None:
-        """Forget what was held: the client is gone."""
-        self._held.clear()
+        """Forget what is queued: the client is gone, or the server shuts down."""
+        self._queue.clear()
+        self._queued_bytes = 0
+
+    def _drain(self) -> None:
+        self._is_draining = True
+        try:
+            while self._queue and not (self._is_busy() or self._socket.is_full):
+                message, binary = self._queue.popleft()
+                self._queued_bytes -= len(message)
+                self._handle(message, binary)
+        finally:
+            self._is_draining = False
+
+    def _take_turn(self) -> bool:
+        assert self._turns is not None
+        if self._turns.take():
+            return True
+        self._waits_for_turn = True
+        self._turns.wait(self._start_turn)
+        return False
+
+    def _start_turn(self) -> None:
+        self._waits_for_turn = False
+        self._drain()
+        if self._queue:
+            self.pause()
+        self.resume()  # what was handled may have paused the socket, and may be done already

@@ -1,129 +1,129 @@
-"""Where the answers of one v2 connection go: alone, as they come, or all of a batch together.
+"""Replies of a v2 connection: requests under way, the batches their replies belong to, and how a repeat is recognised.
 
-Knows replies, ledgers and groups of steps; must not know sockets or how requests are read.
+Ids make requests idempotent (docs/protocol.md, 2.1 and 4). The session's ledger keeps the last replies as they were
+sent, with their envelope:
+
+    request ----> id above last_id? --yes--> PendingReply in the ledger --> runs --> ledger keeps the reply --> sent
+                      | no
+                      +--> same request, still running ----> waits for the same reply
+                      +--> same request, reply kept -------> the kept reply, in this connection's encoding
+                      +--> another request with that id ---> VALIDATION_ERROR
+                      +--> reply no longer kept -----------> STALE_REQUEST
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
-from ..protocol.server_v2 import EncodedReply, RefusedRequest, Request, Writer
+from ..protocol.server_v2 import Writer
 from ..sessions.group import StepGroup
 from ..sessions.ledger import LedgerEntry
-from ..sessions.session import Session
+from ..sessions.session import Cancellable, Session
+
+if TYPE_CHECKING:
+    from .ws_v2 import V2Connection
+
+KEPT: Final = 4
+KEPT_BYTES: Final = 64 * 1024
+_TWO_REQUESTS: Final = math.nan  # not even equal to itself
+_NOT_COMPARED: Final = frozenset({"session", "traceparent"})  # a repeat may leave the name out, and is traced by itself
 
 
-class Answering(Protocol):
-    """A connection, as far as answers are concerned."""
+class PendingReply(LedgerEntry):
+    """A request of a session that was accepted: its entry in the ledger, and where its reply goes.
 
-    writer: Writer
+    One object on purpose. A step is answered in some 30 microseconds, and every object more costs about one of them.
 
-    def send_reply(self, reply: EncodedReply, request: Request | RefusedRequest) -> None:
-        """Send an answer alone."""
-        ...
+    Args:
+        connection: The connection that the request came on.
+        session: Its session.
+        request_id: Its id.
+        asked: Its type and its message, which tell a repeat from another request.
+        name: The session as the request names it; None for the only one.
+        slot: Its place in a batch; None for a request of its own.
+    """
 
-    def send_soon(self, reply: EncodedReply, request: Request | RefusedRequest) -> None:
-        """Send an answer together with others that are ready in the same moment."""
-        ...
+    __slots__ = ("_connection", "_name", "_slot", "call", "session")
 
-    def send_batch(self, replies: list[bytes], batch_id: int | None) -> None:
-        """Send answers together."""
-        ...
-
-    def written(self, reply: EncodedReply, request: Request | RefusedRequest) -> bytes:
-        """Write an answer."""
-        ...
-
-    def failure(self, error: BaseException, session: Session, request_id: int, kind: str) -> EncodedReply:
-        """Say why a request of that kind failed."""
-        ...
-
-    def finished(self, session: Session, request: Request) -> None:
-        """Forget a call that is done."""
-        ...
-
-    def finished_together(self, group: StepGroup) -> None:
-        """Forget a group that is done."""
-        ...
-
-
-class Target:
-    """Where an answer goes."""
-
-    def answer(self, reply: EncodedReply) -> None:
-        """Take it."""
-        raise NotImplementedError
-
-
-def answer_again(entry: LedgerEntry, session: Session, target: Target) -> None:
-    """Answer a request that was sent once more; of a step in a group the whole message is kept."""
-
-    def answer(kept: EncodedReply | bytes) -> None:
-        writer: Writer = entry.asked.message.writer
-        target.answer(writer.opened(kept, int(entry.key), session.id) if isinstance(kept, bytes) else kept)
-
-    entry.tell(answer)
-
-
-class Single(Target):
-    """An answer that is sent alone."""
-
-    __slots__ = ("_connection", "_request")
-
-    def __init__(self, connection: Answering, request: Request) -> None:
+    def __init__(
+        self,
+        connection: V2Connection,
+        session: Session,
+        request_id: int,
+        asked: Asked,
+        *,
+        name: str | None,
+        slot: ReplySlot | None,
+    ) -> None:
+        super().__init__(request_id, asked)
         self._connection = connection
-        self._request = request
+        self._name = name
+        self._slot = slot
+        self.session = session
+        self.call: Cancellable | asyncio.Task[None] | None = None  # for `cancel`
 
-    def answer(self, reply: EncodedReply) -> None:
-        self._connection.send_reply(reply, self._request)
+    def done(self, result: Any, error: BaseException | None) -> None:
+        """Answer with the outcome of a call."""
+        kind: str = self.asked[0]
+        if error is None:
+            self.answer("state" if kind == "state" else "observation", result)
+        else:
+            self.answer("error", self._connection.failure(error, self.session, int(self.key), kind))
+
+    def answer(self, kind: str, data: bytes) -> None:
+        """Keep the reply in the ledger, which sends it through `finish`."""
+        connection = self._connection
+        message = connection.writer.message(kind, int(self.key), self._name, data)
+        self.session.ledger.finish(self, message, len(message))
+        connection.finished(self)
+
+    def finish(self, reply: bytes) -> None:
+        """Send the reply, here and to those who have repeated the request since."""
+        if self._slot is None:
+            self._connection.send(reply)
+        else:
+            self._slot.put(reply)
+        super().finish(reply)
 
 
-class Each(Target):
-    """An answer of a batch whose answers are sent as they come."""
+class BatchReplies:
+    """The replies to one batch: sent together when the last one is there, or with `each` as they come."""
 
-    __slots__ = ("_connection", "_request")
+    __slots__ = ("_batch_id", "_connection", "_is_streamed", "_missing", "_replies")
 
-    def __init__(self, connection: Answering, request: Request | RefusedRequest) -> None:
-        self._connection = connection
-        self._request = request
-
-    def answer(self, reply: EncodedReply) -> None:
-        self._connection.send_soon(reply, self._request)
-
-
-class Collected:
-    """The answers of a batch that is answered as a whole."""
-
-    __slots__ = ("_batch_id", "_connection", "_missing", "_replies")
-
-    def __init__(self, connection: Answering, batch_id: int, count: int) -> None:
+    def __init__(self, connection: V2Connection, batch_id: int, count: int, *, each: bool) -> None:
         self._connection = connection
         self._batch_id = batch_id
-        self._replies: list[bytes] = [b""] * count
+        self._is_streamed = each
+        self._replies: list[bytes] = [] if each else [b""] * count
         self._missing = count
 
-    def put(self, place: int, reply: EncodedReply, request: Request | RefusedRequest) -> None:
-        """Keep an answer at its place; the last one sends them all."""
-        self._replies[place] = self._connection.written(reply, request)
+    def put(self, place: int, reply: bytes) -> None:
+        """Take the reply to one request."""
+        if self._is_streamed:
+            self._connection.send_soon(reply)
+            return
+        self._replies[place] = reply
         self._missing -= 1
         if not self._missing:
             self.send()
 
-    def take(self, group: StepGroup) -> None:
-        """Keep the answers of steps that ran together, each in its session's ledger too."""
+    def put_group(self, group: StepGroup) -> None:
+        """Take the replies to steps that ran together, and keep each in its session's ledger."""
         connection, replies, asked = self._connection, self._replies, group.asked
-        told = zip(group.sessions, group.ids, group.places, group.outcomes, strict=True)
-        for session, request_id, place, outcome in told:
+        steps = zip(group.sessions, group.ids, group.places, group.outcomes, strict=True)
+        for session, request_id, place, outcome in steps:
             if not isinstance(outcome, bytes):
                 session.report_error(outcome)
-                reply = connection.failure(outcome, session, request_id, "step")
-                outcome = connection.writer.reply(reply, request_id, session.id)
+                data = connection.failure(outcome, session, request_id, "step")
+                outcome = connection.writer.message("error", request_id, session.id, data)
             session.ledger.finish_step(request_id, asked, outcome, len(outcome))
             replies[place] = outcome
-        connection.finished_together(group)
+        connection.finished_group(group)
         self._missing -= len(group.sessions)
         if not self._missing:
             self.send()
@@ -133,55 +133,26 @@ class Collected:
         self._connection.send_batch(self._replies, self._batch_id)
 
 
-class Place(Target):
-    """One place among collected answers."""
+class ReplySlot:
+    """The place of one reply in a batch."""
 
-    __slots__ = ("_collected", "_place", "_request")
+    __slots__ = ("_batch", "_place")
 
-    def __init__(self, collected: Collected, place: int, request: Request | RefusedRequest) -> None:
-        self._collected = collected
+    def __init__(self, batch: BatchReplies, place: int) -> None:
+        self._batch = batch
         self._place = place
-        self._request = request
 
-    def answer(self, reply: EncodedReply) -> None:
-        self._collected.put(self._place, reply, self._request)
-
-
-class Outcome:
-    """A call under way: turns its outcome into the reply that the ledger keeps."""
-
-    __slots__ = ("_connection", "_entry", "_request", "_session")
-
-    def __init__(self, connection: Answering, session: Session, request: Request, entry: LedgerEntry) -> None:
-        self._connection = connection
-        self._session = session
-        self._request = request
-        self._entry = entry
-
-    def done(self, result: Any, error: BaseException | None) -> None:
-        """Take the outcome."""
-        writer = self._connection.writer
-        if error is None:
-            kind = "state" if self._request.type == "state" else "observation"
-            reply = EncodedReply(kind, result, writer)
-        else:
-            reply = self._connection.failure(error, self._session, self._request.id, self._request.type)
-        self._session.ledger.finish(self._entry, reply, len(reply.data))
-        self._connection.finished(self._session, self._request)
+    def put(self, reply: bytes) -> None:
+        """Take the reply."""
+        self._batch.put(self._place, reply)
 
 
-# A repeated request is told from another one with the same id by the message that the first one came in: the last few
-# messages of each connection are kept as they came, while they are small, and are only read when an id is seen again.
+class SentMessage:
+    """A message from a client, with one request or many, kept as it came.
 
-
-KEPT: Final = 4
-KEPT_BYTES: Final = 64 * 1024
-_TWO_REQUESTS: Final = math.nan  # which is not even equal to itself
-_BESIDE: Final = frozenset({"session", "traceparent"})  # what may differ: how it is named, and on whose behalf
-
-
-class Message:
-    """A message that has come, with one request or many."""
+    It is decoded again only when an id is seen a second time: a client that gives an id away twice must not take the
+    reply to one request for the reply to the other.
+    """
 
     __slots__ = ("_binary", "_contents", "_payload", "writer")
 
@@ -195,24 +166,24 @@ class Message:
         """Keep the message no longer."""
         self._payload = self._contents = None
 
-    def differs(self, other: Message, request_id: int, session: str) -> bool:
-        """Whether the request with that id certainly asks for something else in another message."""
+    def differs(self, other: SentMessage, request_id: int, session: str) -> bool:
+        """Whether the request with that id certainly differs from the one in another message."""
         if self.writer is not other.writer:
             return False  # values may look different in another encoding
         here, there = self._content(request_id, session), other._content(request_id, session)
         return here is not None and there is not None and _certainly_differ(here, there)
 
     def _content(self, request_id: int, session: str) -> Any:
-        found = self._contents
-        if found is None:  # read once, however many of its requests are repeated
-            found = self._contents = {}
-            for key, content in self._read():
-                known = found.setdefault(key, content)
+        contents = self._contents
+        if contents is None:  # decoded once, however many of its requests are repeated
+            contents = self._contents = {}
+            for key, content in self._requests():
+                known = contents.setdefault(key, content)
                 if known is not content and _certainly_differ(known, content):
-                    found[key] = _TWO_REQUESTS
-        return found.get((request_id, session), found.get((request_id, None)))
+                    contents[key] = _TWO_REQUESTS
+        return contents.get((request_id, session), contents.get((request_id, None)))
 
-    def _read(self) -> Iterator[tuple[tuple[int, str | None], Any]]:
+    def _requests(self) -> Iterator[tuple[tuple[int, str | None], Any]]:
         if self._payload is None:
             return
         try:
@@ -222,7 +193,11 @@ class Message:
         for request in message["requests"] if message.get("type") == "batch" else (message,):
             request_id, session = (request.get("id"), request.get("session")) if isinstance(request, dict) else (0, 0)
             if isinstance(request_id, int) and (session is None or isinstance(session, str)):  # else it was refused
-                yield (request_id, session), {key: request[key] for key in request if key not in _BESIDE}
+                yield (request_id, session), {key: request[key] for key in request if key not in _NOT_COMPARED}
+
+
+Asked = tuple[str, SentMessage]
+"""What a ledger keeps of a request: its type and its message. A plain tuple, and one for all steps of a batch."""
 
 
 def _certainly_differ(here: Any, there: Any) -> bool:
@@ -232,23 +207,16 @@ def _certainly_differ(here: Any, there: Any) -> bool:
         return False
 
 
-class Asked(NamedTuple):
-    """What a ledger keeps of a request, to tell others with its id from it; the same for all steps of a batch."""
-
-    kind: str
-    message: Message
-
-
-class Recent:
-    """The last messages of one connection."""
+class RecentMessages:
+    """The last messages of one connection; of those over 64 KiB only that they came."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
-        self._messages: deque[Message] = deque()
+        self._messages: deque[SentMessage] = deque()
 
-    def add(self, payload: bytes, binary: bool) -> Message:
-        """Note a message; the oldest is let go of."""
-        message = Message(self._writer, payload if len(payload) <= KEPT_BYTES else None, binary)
+    def add(self, payload: bytes, binary: bool) -> SentMessage:
+        """Note a message, and forget the oldest."""
+        message = SentMessage(self._writer, payload if len(payload) <= KEPT_BYTES else None, binary)
         self._messages.append(message)
         if len(self._messages) > KEPT:
             self._messages.popleft().forget()

@@ -134,8 +134,8 @@ class DocumentedRoute(APIRoute):
             await super().handle(scope, receive, send)
 
 
-# `/docs`, `/redoc` and `/openapi.json` on a server with tokens: a browser cannot send a header with an address, so these
-# take `?token=TOKEN` as well. The page then loads the document with it, and the document declares the bearer token,
+# `/docs`, `/redoc` and `/openapi.json` on a server with tokens: a browser cannot send a header with an address, so
+# these take `?token=TOKEN` as well. The page then loads the document with it, and the document declares the bearer token,
 # which gives the page its Authorize button.
 
 

@@ -340,8 +340,8 @@ def check_port(options: ServeOptions) -> None:
             raise TargetError(f"cannot listen on {options.host}:{options.port} ({exc.strerror}); {advice}") from exc
 
 
-# `openenv serve --reload`: one process watches the sources, another serves them and is restarted. While the sources cannot
-# be loaded, every request is answered at once with 503 and the reason.
+# `openenv serve --reload`: one process watches the sources, another serves them and is restarted. While the sources
+# cannot be loaded, every request is answered at once with 503 and the reason.
 
 
 NOT_LOADED = "NOT_LOADED"

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import Forbidden, OpenEnvError, SessionClosedError, SessionLost, SessionNotFoundError
@@ -33,6 +31,7 @@ from ..sessions.operations import Operation
 from ..sessions.session import Session, SessionKind, SessionState, with_hint
 from ..types import ServerMode, WSErrorCode
 from .access import Role, account_of, may
+from .backpressure import Backpressure, Oversize
 from .mcp.openenv_rpc import OwnMethods
 from .service import EnvService
 from .sockets import Socket
@@ -42,13 +41,6 @@ logger = logging.getLogger(__name__)
 # A client that sends ahead is read this far; then the transport makes it wait.
 _AHEAD = 128
 _AHEAD_BYTES = 8 * 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class _Oversize:
-    """Stands in line for a message that was too big to keep."""
-
-    size: int
 
 
 class V1Connection:
@@ -69,12 +61,9 @@ class V1Connection:
         self._owns_session = True
         self._answering = True  # until the session is there, frames wait
         self._asked = ""
-        self._ahead: deque[bytes | _Oversize] = deque()
-        self._ahead_bytes = 0
-        self._paused = False
-        self._catching_up = False
         self._leaving = False
         self._lost = False
+        self._backpressure = Backpressure(socket, self._take, self._is_busy, ahead=_AHEAD, ahead_bytes=_AHEAD_BYTES)
         self.origin: RequestOrigin | None = None
 
     def begin(self, session_id: str | None) -> None:
@@ -142,33 +131,29 @@ class V1Connection:
     # -- SocketHandler --------------------------------------------------------------------------------------------
 
     def on_message(self, payload: bytes) -> None:
-        """Handle a frame, or keep it until those before it are answered."""
-        if not self._answering and not self._ahead and not self._socket.is_full:
+        """Handle a frame, or queue it until those before it are answered."""
+        if self._answering or not self._backpressure.is_open or self._socket.is_full:
+            self._backpressure.hold(payload, False)
+        else:
             self._handle(payload)
-            return
-        self._ahead.append(payload)
-        self._ahead_bytes += len(payload)
-        if not self._paused and (len(self._ahead) >= _AHEAD or self._ahead_bytes >= _AHEAD_BYTES):
-            self._paused = True
-            self._socket.pause()
 
     on_binary = on_message  # JSON is JSON in either kind of frame
 
     def on_oversize(self, size: int) -> None:
         """Refuse a message over the limit, in its turn; the session lives on."""
-        self._ahead.append(_Oversize(size))
+        self._backpressure.hold(Oversize(size), False)
         if not self._answering:
             self._next()
 
     def on_writable(self) -> None:
-        """Go on where a client that did not read had made us stop."""
+        """Continue after the client has read its replies."""
         if not self._answering:
             self._next()
 
     def on_shutdown(self) -> None:
         """Answer the request that is under way, then hang up."""
         self._leaving = True
-        self._ahead.clear()
+        self._backpressure.drop()
         if not self._answering:
             self._socket.close(1012, "the server is shutting down")
 
@@ -177,8 +162,7 @@ class V1Connection:
         if self._lost:
             return
         self._lost = True
-        self._ahead.clear()
-        self._ahead_bytes = 0
+        self._backpressure.drop()
         if self._waiting is not None:
             self._waiting.cancel()
         session = self._session
@@ -265,32 +249,25 @@ class V1Connection:
             assert session is not None
             logger.info("session %s: %s failed", session.id, self._asked, exc_info=error)
             self._socket.send(exception_frame(with_hint(self._service.errors.shown(error), session, self._asked)))
-        if self._ahead or self._leaving:
+        if self._leaving or not self._backpressure.is_open:
             self._next()
 
     def _next(self) -> None:
-        """Go on with the frames that came ahead, as long as the client takes our answers."""
+        """Handle the frames that came ahead, as long as the client takes the replies."""
         if self._leaving:
             self._socket.close(1012, "the server is shutting down")
-            return
-        if self._catching_up:
-            return  # the loop below is at work already, further up the stack
-        self._catching_up = True
-        while self._ahead and not (self._answering or self._lost or self._leaving or self._socket.is_full):
-            frame = self._ahead.popleft()
-            if isinstance(frame, _Oversize):
-                self._refuse(frame)
-            else:
-                self._ahead_bytes -= len(frame)
-                self._handle(frame)
-        self._catching_up = False
-        if self._paused and len(self._ahead) <= _AHEAD // 2 and self._ahead_bytes <= _AHEAD_BYTES // 2:
-            self._paused = False
-            self._socket.resume()
+        else:
+            self._backpressure.resume()
 
-    def _refuse(self, message: _Oversize) -> None:
-        self._service.manager.report_error(WSErrorCode.VALIDATION_ERROR.value, self._session)
-        self._socket.send(self._too_large(message.size, self._service.options.max_message_bytes))
+    def _is_busy(self) -> bool:
+        return self._answering or self._lost or self._leaving
+
+    def _take(self, message: bytes | Oversize, binary: bool) -> None:
+        if isinstance(message, bytes):
+            self._handle(message)
+        else:
+            self._service.manager.report_error(WSErrorCode.VALIDATION_ERROR.value, self._session)
+            self._socket.send(self._too_large(message.size, self._service.options.max_message_bytes))
 
     def _too_large(self, size: int, limit: int) -> bytes:
         text = f"A message of {size} bytes is over the limit of {limit} bytes"

@@ -8,7 +8,7 @@ mean. Used on one event loop.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import StaleRequest
 
@@ -51,6 +51,9 @@ class LedgerEntry:
         listeners, self._listeners = self._listeners, None
         for listener in listeners or ():
             listener(reply)
+
+
+_Entry = TypeVar("_Entry", bound=LedgerEntry)
 
 
 class Ledger:
@@ -102,9 +105,13 @@ class Ledger:
 
     def begin(self, key: int | str, asked: Any = None) -> LedgerEntry:
         """Note a new request."""
-        entry = self._under_way[key] = LedgerEntry(key, asked)
-        if isinstance(key, int):
-            self.last_id = key
+        return self.add(LedgerEntry(key, asked))
+
+    def add(self, entry: _Entry) -> _Entry:
+        """Note a new request under an entry of the caller's own class."""
+        self._under_way[entry.key] = entry
+        if isinstance(entry.key, int):
+            self.last_id = entry.key
         return entry
 
     def begin_step(self, key: int, asked: Any) -> None:

@@ -26,24 +26,6 @@ _WHOLE_TEXT = 0x81  # first byte of a text message in a single frame
 CLOSE_TIMEOUT_S = 2.0
 
 
-class Pingable(Protocol):
-    """A connection that can be asked for a sign of life."""
-
-    last_heard: float
-
-    def can_be_heard(self, now: float) -> bool:
-        """Say whether an answer could reach us now; a connection that is not being read cannot give one."""
-        ...
-
-    def ping(self) -> None:
-        """Ask."""
-        ...
-
-    def abort(self) -> None:
-        """Drop the connection."""
-        ...
-
-
 class KeepAlive:
     """Watches the connections of one loop."""
 
@@ -54,7 +36,7 @@ class KeepAlive:
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._look_s = min(_LOOK_S, interval_s / 4)
-        self._pinged: dict[Pingable, float | None] = {}
+        self.pinged: dict[FrameSocket, float | None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     @classmethod
@@ -62,36 +44,31 @@ class KeepAlive:
         """Return the loop's own watcher."""
         return loop_local(loop, cls, lambda: cls(loop))
 
-    @property
-    def watched(self) -> int:
-        """How many connections the loop has."""
-        return len(self._pinged)
-
-    def add(self, connection: Pingable) -> None:
+    def add(self, connection: FrameSocket) -> None:
         """Watch a connection."""
-        self._pinged[connection] = None
+        self.pinged[connection] = None
         if self._timer is None:
             self._timer = self._loop.call_later(self._look_s, self._look)
 
-    def discard(self, connection: Pingable) -> None:
+    def discard(self, connection: FrameSocket) -> None:
         """Watch it no more."""
-        self._pinged.pop(connection, None)
-        if not self._pinged and self._timer is not None:
+        self.pinged.pop(connection, None)
+        if not self.pinged and self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _look(self) -> None:
         now = self._loop.time()
-        for connection, pinged_at in list(self._pinged.items()):
+        for connection, pinged_at in list(self.pinged.items()):
             try:
-                self._pinged[connection] = self._judge(connection, pinged_at, now)
+                self.pinged[connection] = self._judge(connection, pinged_at, now)
             except Exception:  # one broken connection must not end the watch over the others
                 logger.exception("a connection could not be checked and is dropped")
-                self._pinged.pop(connection, None)
+                self.pinged.pop(connection, None)
                 connection.abort()
-        self._timer = self._loop.call_later(self._look_s, self._look) if self._pinged else None
+        self._timer = self._loop.call_later(self._look_s, self._look) if self.pinged else None
 
-    def _judge(self, connection: Pingable, pinged_at: float | None, now: float) -> float | None:
+    def _judge(self, connection: FrameSocket, pinged_at: float | None, now: float) -> float | None:
         """Ask or drop where it is time; return when the connection was asked, if its answer is still due."""
         if not connection.can_be_heard(now):
             return None
@@ -171,7 +148,8 @@ class FrameSocket(asyncio.Protocol):
         self._unsent = 0
         self._keepalive = KeepAlive.of(self._loop)
         self._writes = WriteBatch.of(self._loop)
-        self._full: asyncio.Future[None] | None = None
+        self.is_full = False  # the peer reads too slowly for more to be sent now
+        self._drained: asyncio.Future[None] | None = None
         self._close_timer: asyncio.TimerHandle | None = None
         self.last_heard = self._loop.time()
         self.close_code: int | None = None  # what the peer said when it closed
@@ -184,18 +162,13 @@ class FrameSocket(asyncio.Protocol):
 
     # -- Socket ---------------------------------------------------------------------------------------------------
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the peer reads too slowly for more to be sent now."""
-        return self._full is not None
-
     def send(self, payload: bytes) -> None:
         """Send a text message."""
         if self._closing:
             return
         head = text_head(len(payload))
         if len(payload) < _BIG:
-            self._writes.add(self._transport, head + payload, is_alone=self._keepalive.watched == 1)
+            self._writes.add(self._transport, head + payload, is_alone=len(self._keepalive.pinged) == 1)
         else:
             self._writes.flush()
             self._transport.writelines((head, payload))
@@ -209,12 +182,14 @@ class FrameSocket(asyncio.Protocol):
 
     async def drained(self) -> None:
         """Wait until the peer has read enough of what was sent."""
-        while self._full is not None:
-            await asyncio.shield(self._full)
+        while self.is_full:
+            if self._drained is None:
+                self._drained = self._loop.create_future()
+            await asyncio.shield(self._drained)
 
     def can_be_heard(self, now: float) -> bool:
         """Say whether we read from the peer. One that takes nothing in for too long is dropped instead."""
-        if self._full is not None:
+        if self.is_full:
             unsent = self._transport.get_write_buffer_size()
             if unsent < self._unsent or self._stalled_since == 0.0:
                 self._unsent, self._stalled_since = unsent, now
@@ -284,7 +259,7 @@ class FrameSocket(asyncio.Protocol):
 
     def _update_reading(self) -> None:
         """Read unless the handler has enough or the peer does not take our replies; a closing socket always reads."""
-        wanted = self._closing or not (self._handler_paused or self._full is not None)
+        wanted = self._closing or not (self._handler_paused or self.is_full)
         if wanted is self._is_reading or self._transport.is_closing():
             return
         self._is_reading = wanted
@@ -347,8 +322,8 @@ class FrameSocket(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """A client that does not read gets no further replies to buffer."""
-        if self._full is None:
-            self._full = self._loop.create_future()
+        if not self.is_full:
+            self.is_full = True
             self._stalled_since = 0.0
         self._update_reading()
 
@@ -360,9 +335,10 @@ class FrameSocket(asyncio.Protocol):
             self._handler.on_writable()
 
     def _relieve(self) -> None:
-        full, self._full = self._full, None
-        if full is not None and not full.done():
-            full.set_result(None)
+        self.is_full = False
+        drained, self._drained = self._drained, None
+        if drained is not None and not drained.done():
+            drained.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell everybody, the server's own protocol included: it keeps the list of connections."""
