@@ -135,8 +135,8 @@ class DocumentedRoute(APIRoute):
 
 
 # `/docs`, `/redoc` and `/openapi.json` on a server with tokens: a browser cannot send a header with an address, so
-# these take `?token=TOKEN` as well. The page then loads the document with it, and the document declares the bearer token,
-# which gives the page its Authorize button.
+# these take `?token=TOKEN` as well. The page then loads the document with it, and the document declares the bearer
+# token, which gives the page its Authorize button.
 
 
 SCHEME = "bearer"

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import sys
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from ...protocol.frames import FrameError, FrameReader, Opcode, close_payload, control_frame, text_head
 from ...runners import current_dispatcher, loop_local
