@@ -85,6 +85,7 @@ ELSEWHERE = {
     "secure_app.py",
     "shelf_app.py",
     "tasks_env.py",
+    "test_served_word.py",
     "test_word_env.py",
     "tool_reward.py",
     "readme_rollout.py",
@@ -199,9 +200,10 @@ def test_the_configuration_of_a_desktop_agent_starts_a_server(run_python: RunPyt
     assert done.stdout == "2\n", done.stderr
 
 
-def test_the_example_of_a_test_passes(run_python: RunPython) -> None:
+@pytest.mark.parametrize("file", ["test_word_env.py", "test_served_word.py"])
+def test_the_example_of_a_test_passes(file: str, run_python: RunPython) -> None:
     done = run_python(
-        "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-c", "/dev/null", "docs_src/test_word_env.py"
+        "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-c", "/dev/null", f"docs_src/{file}"
     )
     assert done.returncode == 0, done.stdout
     assert "2 passed" in done.stdout

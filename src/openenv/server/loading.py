@@ -200,9 +200,9 @@ def _to_app(module: ModuleType, place: str, name: str) -> Any:
     if name:
         if not hasattr(module, name):
             raise TargetError(f"{place} has no {name!r}")
-        return _as_app(getattr(module, name), f"{place}:{name}")
+        return as_app(getattr(module, name), f"{place}:{name}")
     if hasattr(module, "app"):
-        return _as_app(module.app, f"{place}:app")
+        return as_app(module.app, f"{place}:app")
     defined = [
         value
         for value in vars(module).values()
@@ -210,7 +210,7 @@ def _to_app(module: ModuleType, place: str, name: str) -> Any:
     ]
     found = [cls for cls in defined if not inspect.isabstract(cls)] or defined[:1]
     if len(found) == 1:
-        return _as_app(found[0], found[0].__name__)
+        return as_app(found[0], found[0].__name__)
     if not found:
         made = [name for name, value in vars(module).items() if _is_made_elsewhere(value)]
         hint = f"; is it {place}:{made[0]} that you mean?" if made else ""
@@ -224,7 +224,12 @@ def _is_made_elsewhere(value: Any) -> bool:
     return inspect.isclass(value) and issubclass(value, Environment) and not inspect.isabstract(value)
 
 
-def _as_app(value: Any, label: str) -> Any:
+def as_app(value: Any, label: str) -> Any:
+    """Return the ASGI application of an environment class, of a factory of one, or of an application itself.
+
+    Raises:
+        TargetError: The value is none of these; `label` names it in the message.
+    """
     env_cls = factory_class(value) if callable(value) else None
     if env_cls is not None and issubclass(env_cls, Environment):
         return _app_of(value, env_cls, label)

@@ -1,4 +1,7 @@
-"""Tools for tests of environments, agents and sandbox backends: scripted models, contract checks, the cheat suite."""
+"""For the tests of your own package: a served environment, scripted models, sandbox contract checks, a cheat suite.
+
+Loads each part at its first use. Nothing in `openenv` needs this package but the command line.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,14 @@ _EXPORTS = {
     "Script": "openenv.testing.scripted.script",
     "ScriptedCall": "openenv.testing.scripted.script",
     "ScriptedModel": "openenv.testing.scripted.server",
+    "Served": "openenv.testing.serving",
     "StatusFailure": "openenv.testing.scripted.script",
     "Turn": "openenv.testing.scripted.script",
     "all_cheats": "openenv.testing.cheat_catalogue",
     "load_scripts": "openenv.testing.scripted.script",
     "run_cheats": "openenv.testing.cheats",
     "self_check": "openenv.sandboxes.self_check",
+    "serve": "openenv.testing.serving",
 }
 
 if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py holds the two together
@@ -46,6 +51,8 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.testing.scripted.server import ModelAddress as ModelAddress
     from openenv.testing.scripted.server import Played as Played
     from openenv.testing.scripted.server import ScriptedModel as ScriptedModel
+    from openenv.testing.serving import Served as Served
+    from openenv.testing.serving import serve as serve
 
     __all__: list[str]
 else:

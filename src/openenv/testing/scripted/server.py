@@ -382,7 +382,15 @@ class ScriptedModel:
             headers=headers,
             remembered=remembered,
         )
-        self._server = ThreadServer(self._app, host=host, port=port)
+        self._server = ThreadServer(
+            self._app,
+            host=host,
+            port=port,
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=2,
+            timeout_keep_alive=75,
+        )
 
     @property
     def url(self) -> str:
