@@ -1,6 +1,6 @@
-"""How one environment class is called: sync or async, which keywords it takes, which models it speaks.
+"""How an environment class is called: sync or async, with which keywords, with which models.
 
-Everything here is found once per class and never per call. Knows `Environment`; must not know where its code runs.
+A class is inspected once, never per call. Knows `Environment`; must not know where its code runs.
 """
 
 from __future__ import annotations
@@ -21,30 +21,36 @@ from pydantic import BaseModel
 from ..types import Action, Observation, State
 from .environment import Environment
 
-# remote: Environments whose code runs in another process, as sessions see them.
-#
-# A stand-in takes the place of the environment. An operation is asked for together with the encoder of its result, so
-# that the result is encoded where it is made and crosses once, as bytes. Knows names only; how the two talk is the
-# runner's business.
-
-
+T = TypeVar("T")
+EnvFactory = Callable[[], Any]
+Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
 RemoteOperation = Literal["reset", "step", "step_with", "state"]
 Encoder = Callable[[Any], Any]
 
+# Where a coroutine of an environment runs its blocking parts. A session sets this to its own lane, so that blocking
+# code stays on the session's one thread; without a session it is one of asyncio's threads.
+OFFLOAD: ContextVar[Offload] = ContextVar("openenv_offload", default=asyncio.to_thread)
+
+
+async def run_blocking(function: Callable[[], T]) -> T:
+    """Run blocking code off the event loop and wait for it."""
+    return cast(T, await OFFLOAD.get()(function))
+
 
 class RemoteEnvironment(ABC):
-    """Stands for an environment elsewhere.
+    """An environment whose code runs in another process, as sessions see it.
 
     Its methods are coroutines, so sessions call them on the event loop and no thread waits for the other process. They
-    take every keyword: which of them the environment itself takes is known where it is.
+    take every keyword; the other process drops those that the environment does not take. An operation travels with the
+    encoder of its result, so that the result is encoded where it is made and crosses the process border once, as bytes.
     """
 
     served_class: type[Any]
-    """The environment's own class, or one that looks like it where that cannot be imported here."""
+    """The environment's own class, or a lookalike where this process cannot import it."""
 
     @abstractmethod
     async def ask(self, operation: RemoteOperation, argument: Any, encode: Encoder | None = None) -> Any:
-        """Do an operation there and return its result, encoded."""
+        """Run an operation in the other process and return its encoded result."""
 
     @abstractmethod
     async def reset_async(self, **kwargs: Any) -> Any:
@@ -56,20 +62,17 @@ class RemoteEnvironment(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Close it."""
+        """Close the environment."""
 
 
 def step_argument(action: Any, kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return what `step_with` is asked with."""
+    """Return the argument of the operation `step_with`."""
     return action, dict(kwargs)
 
 
 def class_of(env: Any) -> type[Any]:
-    """Return the class of an environment, wherever that is."""
+    """Return an environment's own class, also where it runs in another process."""
     return env.served_class if isinstance(env, RemoteEnvironment) else type(env)
-
-
-EnvFactory = Callable[[], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +84,10 @@ class Method:
     keywords: frozenset[str] | None  # None: every keyword
 
     def accept(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Keep what the method takes; other keys are dropped, as clients rely on."""
+        """Keep the keywords that the method takes; clients rely on the others being dropped."""
         if self.keywords is None:
-            withheld = _withheld(self.name)
-            return {key: value for key, value in kwargs.items() if key not in withheld}
+            reserved = _reserved(self.name)
+            return {key: value for key, value in kwargs.items() if key not in reserved}
         return {key: value for key, value in kwargs.items() if key in self.keywords}
 
 
@@ -92,7 +95,9 @@ class Method:
 class Binding:
     """How to call one class, and which of its operations are coroutines and run on an event loop.
 
-    `step_is_twofold`: both kinds of `step` are a base class's and do the same; `only_blocks` tells which suits.
+    Args:
+        step_is_twofold: `step` and `step_async` come from the same base class and do the same; `only_blocks` of the
+            environment says for each action which of them costs less.
     """
 
     reset: Method
@@ -132,7 +137,8 @@ def _method(env_cls: type[Any], name: str) -> Method:
     async_name = f"{name}_async"
     override = getattr(env_cls, async_name, None)
     is_async = override is not None and override is not getattr(Environment, async_name)
-    if is_async and getattr(override, "yields_to_sync", False):  # a base class's; the author's own method comes first
+    if is_async and getattr(override, "yields_to_sync", False):
+        # `MCPEnvironment.step_async` must not hide a `step` that the author of a subclass has written.
         is_async = _depth(env_cls, async_name) <= _depth(env_cls, name)
     chosen = async_name if is_async else name
     function = getattr(env_cls, chosen, None)
@@ -141,66 +147,70 @@ def _method(env_cls: type[Any], name: str) -> Method:
     is_async = is_async or inspect.iscoroutinefunction(function)
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # compiled code does not always tell
+    except (TypeError, ValueError):  # compiled code may have no signature
         return Method(chosen, is_async, None)
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return Method(chosen, is_async, None)
     named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    return Method(chosen, is_async, frozenset(named - _withheld(chosen)))
+    return Method(chosen, is_async, frozenset(named - _reserved(chosen)))
 
 
 def _depth(env_cls: type[Any], name: str) -> int:
-    """How far up the class hierarchy a method comes from."""
+    """Count the classes between a class and the base that defines a method."""
     return next((depth for depth, cls in enumerate(env_cls.__mro__) if name in vars(cls)), len(env_cls.__mro__))
 
 
-def _withheld(method: str) -> frozenset[str]:
-    """What is never passed by keyword: a step gets its action in another way."""
+def _reserved(method: str) -> frozenset[str]:
+    """Return the parameters that are never passed by keyword: a step gets its action by position."""
     return frozenset({"self", "action"}) if method.startswith("step") else frozenset({"self"})
 
 
 def factory_name(factory: EnvFactory) -> str:
-    """Name a factory as its author would."""
+    """Return the name of a factory: its function's or class's own."""
     if isinstance(factory, functools.partial):
         return factory_name(factory.func)
     return getattr(factory, "__name__", type(factory).__name__)
 
 
 def factory_class(factory: EnvFactory) -> type[Any] | None:
-    """Find the class that a factory makes without calling it: the class itself, a partial's, or the annotation."""
+    """Find the class that a factory makes without calling it: the class itself, a partial's, or the return type."""
     while isinstance(factory, functools.partial):
         factory = factory.func
     if isinstance(factory, type):
         return factory
     try:
         returned = typing.get_type_hints(factory).get("return")
-    except Exception:  # annotations may name what is not importable here
+    except Exception:  # an annotation may name something that this process cannot import
         return None
     returned = typing.get_origin(returned) or returned
-    # `Any` is a class on some Pythons; a protocol or an abstract class says nothing about the one that is made.
+    # `Any` is a class on some Pythons; a protocol or an abstract class does not tell the class of the instance.
     vague = returned is Environment or inspect.isabstract(returned) or getattr(returned, "_is_protocol", False)
     return returned if isinstance(returned, type) and hasattr(returned, "step") and not vague else None
 
 
 def infer_models(env_cls: type[Any]) -> Models:
     """Find an environment's models from its generic parameters or, failing that, its annotations."""
-    found = _generic_arguments(env_cls)
-    action = _model(found.get("action")) or _annotation(env_cls, "step", "action") or Action
-    observation = _model(found.get("observation")) or _annotation(env_cls, "step", "return") or Observation
-    state = _model(found.get("state"))
-    if state is None or state is State:  # a base class may have said no more than that
+    generic = _generic_arguments(env_cls)
+    action = _model(generic.get("action")) or _annotation(env_cls, "step", "action") or Action
+    observation = _model(generic.get("observation")) or _annotation(env_cls, "step", "return") or Observation
+    state = _model(generic.get("state"))
+    if state is None or state is State:  # a base class may name `State` where the annotation names more
         state = _annotation(env_cls, "state", "return") or State
     return Models(action, observation, state)
 
 
 def names_action(env_cls: type[Any]) -> bool:
-    """Say whether an environment tells its action class, by its generic parameters or an annotation."""
+    """Say whether a class declares its action model, by its generic parameters or an annotation."""
     generic = _model(_generic_arguments(env_cls).get("action"))
     return generic is not None or _annotation(env_cls, "step", "action") is not None
 
 
 def _generic_arguments(env_cls: type[Any]) -> dict[str, Any]:
-    """Resolve `Environment[A, O, S]` through the class hierarchy."""
+    """Resolve `Environment[A, O, S]` through the class hierarchy.
+
+    Example: with `class Base(Environment[A, Obs, State], Generic[A])` and `class Own(Base[Move])`, the action of `Own`
+    is `Move`: the search passes `{A: Move}` down to the bases of `Base`.
+    """
     names = ("action", "observation", "state")
 
     def search(cls: type[Any], known: dict[Any, Any]) -> dict[str, Any]:
@@ -233,7 +243,7 @@ def _annotation(env_cls: type[Any], member: str, name: str) -> type[Any] | None:
             continue
         try:
             hints = typing.get_type_hints(function)
-        except Exception:  # annotations may name what is not importable here
+        except Exception:  # an annotation may name something that this process cannot import
             continue
         if (model := _model(hints.get(name))) is not None:
             return model
@@ -244,20 +254,3 @@ def _model(candidate: Any) -> type[Any] | None:
     if isinstance(candidate, type) and issubclass(candidate, BaseModel):
         return candidate
     return None
-
-
-# offload: Where a coroutine of an environment runs its blocking parts.
-#
-# A session sets this to its own lane, so that blocking code stays on the session's one thread; without a session it is a
-# thread of asyncio's. Knows callables only.
-
-
-T = TypeVar("T")
-Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
-
-OFFLOAD: ContextVar[Offload] = ContextVar("openenv_offload", default=asyncio.to_thread)
-
-
-async def run_blocking(function: Callable[[], T]) -> T:
-    """Run blocking code away from the event loop and wait for it."""
-    return cast(T, await OFFLOAD.get()(function))

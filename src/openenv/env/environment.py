@@ -1,6 +1,6 @@
 """`Environment`: the class that authors write.
 
-Knows actions, observations, states and rubrics; must not know who calls it or over which wire.
+Knows actions, observations, states and rubrics; must not know its callers or the wire.
 """
 
 from __future__ import annotations
@@ -47,9 +47,30 @@ class Transform(ABC, Generic[ObsT]):
         """Return the observation, changed or not."""
 
 
+class CompositeTransform(Transform[ObsT]):
+    """Applies several transforms, first to last."""
+
+    def __init__(self, transforms: Iterable[Transform[ObsT]]) -> None:
+        self.transforms = list(transforms)
+
+    def __call__(self, observation: ObsT) -> ObsT:
+        """Apply the transforms in order."""
+        for transform in self.transforms:
+            observation = transform(observation)
+        return observation
+
+
+class NullTransform(Transform[ObsT]):
+    """Changes nothing."""
+
+    def __call__(self, observation: ObsT) -> ObsT:
+        """Return the observation itself."""
+        return observation
+
+
 @runtime_checkable
 class TaskProvider(Protocol):
-    """What an environment offers when it has a catalogue of tasks."""
+    """The methods of an environment that has a catalogue of tasks."""
 
     def list_splits(self) -> list[Any]:
         """Name the splits."""
@@ -99,7 +120,7 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
 
     @abstractmethod
     def step(self, action: ActT, timeout_s: float | None = None, **kwargs: Any) -> ObsT:
-        """Take an action and return what it led to."""
+        """Take an action and return the observation after it."""
 
     async def step_async(self, action: ActT, timeout_s: float | None = None, **kwargs: Any) -> ObsT:
         """Take an action; override this one when it waits for something."""
@@ -124,7 +145,7 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
         return []
 
     def close(self) -> None:
-        """Free what the environment holds."""
+        """Release the environment's resources."""
 
     def _apply_transform(self, observation: ObsT) -> ObsT:
         """Run the transform, if there is one."""
@@ -160,27 +181,3 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
             done: Any = self.rubric.reset()  # type: ignore[func-returns-value]
             if inspect.isawaitable(done):
                 await done
-
-
-# transforms: Transforms that every environment may need. Know observations only.
-
-
-class CompositeTransform(Transform[ObsT]):
-    """Applies several transforms, first to last."""
-
-    def __init__(self, transforms: Iterable[Transform[ObsT]]) -> None:
-        self.transforms = list(transforms)
-
-    def __call__(self, observation: ObsT) -> ObsT:
-        """Return the observation after all transforms."""
-        for transform in self.transforms:
-            observation = transform(observation)
-        return observation
-
-
-class NullTransform(Transform[ObsT]):
-    """Changes nothing."""
-
-    def __call__(self, observation: ObsT) -> ObsT:
-        """Return the observation itself."""
-        return observation

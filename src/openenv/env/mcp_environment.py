@@ -1,13 +1,13 @@
 """`MCPEnvironment`: an environment whose actions are tools of a FastMCP server.
 
-One registry serves `step`, code mode and the MCP endpoints. Knows tools; must not know the wire or who calls.
+One registry serves `step`, code mode and the MCP endpoints. Knows tools; must not know the wire or its callers.
 """
 
 from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Literal, TypeVar
 
@@ -25,38 +25,17 @@ from .binding import run_blocking
 from .environment import Environment, Transform
 from .tools.fastmcp_client import new_client
 from .tools.function_tools import ServerTools
-from .tools.source import ToolOutcome
 from .tools.tool_registry import ToolRegistry, check_names
 
-# code_mode: Code mode: a program that calls an environment's tools as functions.
-#
-# Knows how to run a program; must not know where the functions come from.
-
-
-def execute(code: str, functions: Mapping[str, Callable[..., Any]]) -> Observation:
-    """Run a program; the observation's metadata has its variable `result`, or what went wrong as `error`.
-
-    A program earns nothing by itself: the reward is 0.
-    """
-    names: dict[str, Any] = {**functions, "__name__": "__openenv_code__"}
-    try:
-        exec(compile(code, "<code>", "exec"), names)
-    except SyntaxError as exc:
-        return Observation(reward=0.0, metadata={"error": f"Syntax error: {exc}"})
-    except Exception as exc:
-        return Observation(reward=0.0, metadata={"error": f"{type(exc).__name__}: {message_of(exc)}"})
-    return Observation(reward=0.0, metadata={"result": names.get("result")})
-
-
 MCP_TOOL_CALL_TIMEOUT = 30.0
-"""Seconds that a tool may take when the step names no limit."""
+"""Seconds that a tool may take when the step sets no limit."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 ToolMode = Literal["production", "simulation"]
 
 
 def get_server_tools(mcp_server: Any) -> dict[str, Any]:
-    """Return the tools that a FastMCP server was given, by name."""
+    """Return the tools registered with a FastMCP server itself, by name."""
     return {tool.name: tool for tool in ServerTools(mcp_server).local_tools()}
 
 
@@ -97,7 +76,7 @@ class MCPEnvironment(Environment[Action, Observation, State]):
 
     @asynccontextmanager
     async def mcp_session(self) -> AsyncIterator[Any]:
-        """Open the client for a while; blocks may be nested, the outermost one opens and closes."""
+        """Open the client for the duration of a block; of nested blocks the outermost opens and closes it."""
         client = self.mcp_client
         if client is None:
             raise RuntimeError("the environment is closed")
@@ -114,8 +93,20 @@ class MCPEnvironment(Environment[Action, Observation, State]):
         return self.tools.functions()
 
     def execute_code(self, code: str) -> Observation:
-        """Run a program that calls the tools by name; its variable `result` comes back in the metadata."""
-        return execute(code, self.get_callables())
+        """Run a program that calls the tools by name.
+
+        Returns:
+            An observation with reward 0 (a program alone earns nothing) whose metadata holds the program's variable
+            `result`, or the failure as `error`.
+        """
+        names: dict[str, Any] = {**self.get_callables(), "__name__": "__openenv_code__"}
+        try:
+            exec(compile(code, "<code>", "exec"), names)
+        except SyntaxError as exc:
+            return Observation(reward=0.0, metadata={"error": f"Syntax error: {exc}"})
+        except Exception as exc:
+            return Observation(reward=0.0, metadata={"error": f"{type(exc).__name__}: {message_of(exc)}"})
+        return Observation(reward=0.0, metadata={"result": names.get("result")})
 
     def tool(self, mode: ToolMode | None = None) -> Callable[[F], F]:
         """Decorate a function as a tool, of one mode only or of both.
@@ -139,44 +130,52 @@ class MCPEnvironment(Environment[Action, Observation, State]):
     def step(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
         """List tools, call one, or take another action."""
         if isinstance(action, ListToolsAction):
-            return self._apply_transform(_listed(self.tools.list_tools_blocking))
+            try:
+                tools = self.tools.list_tools_blocking()
+            except Exception as exc:
+                return self._apply_transform(_list_failed(exc))
+            return self._apply_transform(ListToolsObservation(tools=tools))
         if isinstance(action, CallToolAction):
-            call = functools.partial(
-                self.tools.call_blocking, action.tool_name, action.arguments, timeout_s=_limit(timeout_s)
-            )
-            return self._apply_transform(_called(action.tool_name, call))
+            name = action.tool_name
+            try:
+                outcome = self.tools.call_blocking(name, action.arguments, timeout_s=_limit(timeout_s))
+            except ToolCallError as exc:
+                return self._apply_transform(_call_failed(name, exc))
+            return self._apply_transform(CallToolObservation(tool_name=name, result=outcome))
         return self._step_impl(action, timeout_s=timeout_s, **kwargs)
 
     async def step_async(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
         """List tools, call one, or take another action, without blocking the event loop."""
         if isinstance(action, ListToolsAction):
             try:
-                return self._apply_transform(ListToolsObservation(tools=await self.tools.list_tools()))
+                tools = await self.tools.list_tools()
             except Exception as exc:
-                return _list_failed(exc)
+                return self._apply_transform(_list_failed(exc))
+            return self._apply_transform(ListToolsObservation(tools=tools))
         if isinstance(action, CallToolAction):
             name = action.tool_name
             try:
                 outcome = await self.tools.call(name, action.arguments, timeout_s=_limit(timeout_s))
             except ToolCallError as exc:
-                return self._apply_transform(_failed(name, exc))
+                return self._apply_transform(_call_failed(name, exc))
             return self._apply_transform(CallToolObservation(tool_name=name, result=outcome))
         return await run_blocking(functools.partial(self._step_impl, action, timeout_s=timeout_s, **kwargs))
 
+    # A subclass that overrides `step` alone is called by `step`: see `env.binding`.
+    step_async.yields_to_sync = True  # type: ignore[attr-defined]
+
     def only_blocks(self, action: Action) -> bool:
-        """Whether a step has nothing to wait for, so that `step` does it at less cost than `step_async`."""
+        """Whether a step awaits nothing, so that `step` costs less than `step_async`."""
         if isinstance(action, CallToolAction):
             return self.tools.is_blocking(action.tool_name)
         return not isinstance(action, ListToolsAction)
-
-    step_async.yields_to_sync = True  # type: ignore[attr-defined]
 
     @abstractmethod
     def _step_impl(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
         """Take an action that is not about tools."""
 
     def close(self) -> None:
-        """Close the way to the tools; afterwards the environment has neither server nor client."""
+        """Close the connection to the tools; a closed environment has neither server nor client."""
         self.tools.close()
         self._mcp_client = None
         self.mcp_server = None
@@ -186,24 +185,10 @@ def _limit(timeout_s: float | None) -> float:
     return MCP_TOOL_CALL_TIMEOUT if timeout_s is None else timeout_s
 
 
-def _listed(list_tools: Callable[[], Any]) -> Observation:
-    try:
-        return ListToolsObservation(tools=list_tools())
-    except Exception as exc:
-        return _list_failed(exc)
-
-
 def _list_failed(exc: Exception) -> Observation:
     return ListToolsObservation(tools=[], metadata={"error": message_of(exc), "error_type": "list_tools_failed"})
 
 
-def _called(name: str, call: Callable[[], ToolOutcome]) -> Observation:
-    try:
-        return CallToolObservation(tool_name=name, result=call())
-    except ToolCallError as exc:
-        return _failed(name, exc)
-
-
-def _failed(name: str, exc: ToolCallError) -> Observation:
+def _call_failed(name: str, exc: ToolCallError) -> Observation:
     error = ToolError(error_type=ToolErrorType(exc.error_type), message=str(exc))
     return CallToolObservation(tool_name=name, error=error)

@@ -1,6 +1,6 @@
-"""One event loop in a thread of its own, for coroutines that synchronous code has to wait for.
+"""Running tools under limits: the tool loop, tool threads, interruption, deadlines, and cancellable FastMCP tools.
 
-Shared by every environment of the process, so that no call pays for a thread or a loop. Knows asyncio only.
+Knows threads, event loops and FastMCP's function tools; must not know environments or which tools there are.
 """
 
 from __future__ import annotations
@@ -25,11 +25,20 @@ from typing import Any, TypeVar
 from fastmcp import FastMCP
 from fastmcp.tools.function_tool import FunctionTool
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
+
+PERIOD_S = 0.05
+_IDLE_LOOKS = 40  # of the watchdog, with no deadline to watch, before it stops
+_MAX_IDLE_THREADS = 8
+_ORIGINAL = "__openenv_blocking__"
 
 
 class BackgroundLoop:
-    """An event loop that starts when it is first needed. A forked child starts its own."""
+    """An event loop in a thread of its own, for coroutines that synchronous code waits for.
+
+    It starts at its first use. All environments of a process share one, so that no call pays for a thread or a loop.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -40,7 +49,7 @@ class BackgroundLoop:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller runs on this loop's thread, where waiting for it would never end."""
+        """Whether the caller runs on this loop's thread, where waiting for the loop would never end."""
         return self._thread is threading.current_thread()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
@@ -51,7 +60,7 @@ class BackgroundLoop:
         """Run a coroutine on the loop and wait for it.
 
         Raises:
-            RuntimeError: Called on the loop itself.
+            RuntimeError: The caller is on the loop itself.
         """
         if self.is_current:
             work.close()
@@ -63,12 +72,12 @@ class BackgroundLoop:
         self._running().call_soon_threadsafe(function)
 
     def call_later(self, delay_s: float, function: Callable[[], None]) -> None:
-        """Call a function on the loop after a while; only for code that runs there."""
+        """Call a function on the loop after a delay; only for code that runs there."""
         self._running().call_later(delay_s, function)
 
     def _running(self) -> asyncio.AbstractEventLoop:
         with self._lock:
-            if self._loop is None or self._pid != os.getpid():
+            if self._loop is None or self._pid != os.getpid():  # a forked child has none of its parent's threads
                 self._pid = os.getpid()
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True)
@@ -79,13 +88,7 @@ class BackgroundLoop:
 TOOL_LOOP = BackgroundLoop("openenv-tools")
 
 
-# threads: Threads for blocking functions that a coroutine waits for, and may stop waiting for.
-#
-# Kept and used again; daemons, so that a function which never returns keeps neither its caller nor the process. Knows
-# callables only.
-
-
-_MOST_IDLE = 8
+# -- threads ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +98,24 @@ class _Work:
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Any]
 
+    def settle(self, value: Any, error: BaseException | None) -> None:
+        """Set the result, on the waiting coroutine's loop."""
+        if self.future.done():
+            return
+        if isinstance(error, StopIteration):  # a future refuses to raise it
+            error = RuntimeError(f"StopIteration: {error}")
+        if error is not None:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(value)
+
 
 class DaemonThreads:
-    """Runs each function in a thread that nothing else runs in at that time."""
+    """Runs each function in a thread that runs nothing else at that time; threads are reused.
+
+    An executor of `concurrent.futures` would not do: its threads are joined when the process ends, so a function that
+    never returns would keep the process alive.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -105,7 +123,7 @@ class DaemonThreads:
         self._pid = 0
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Run a function with this task's context variables; a cancelled wait leaves it running."""
+        """Run a function with this task's context variables; if the wait is cancelled, the function goes on."""
         if self._pid != os.getpid():  # a forked child has none of its parent's threads
             self._pid, self._idle = os.getpid(), []
         loop = asyncio.get_running_loop()
@@ -127,53 +145,50 @@ class DaemonThreads:
                 value = work.context.run(work.function)
             except BaseException as exc:
                 error = exc
-            stays = len(self._idle) < _MOST_IDLE
+            # Idle again before the result is delivered: whatever the waiting coroutine runs next finds this thread.
+            stays = len(self._idle) < _MAX_IDLE_THREADS
             if stays:
                 self._idle.append(inbox)
-            _tell(work, value, error)
-            del work, value, error
+            with contextlib.suppress(RuntimeError):  # the loop was closed, and its coroutines with it
+                work.loop.call_soon_threadsafe(work.settle, value, error)
+            del work, value, error  # an idle thread must not keep results or tracebacks alive
             if not stays:
                 return
-
-
-def _tell(work: _Work, value: Any, error: BaseException | None) -> None:
-    try:
-        work.loop.call_soon_threadsafe(_settle, work.future, value, error)
-    except RuntimeError:  # the loop was closed; nobody waits any more
-        return
-
-
-def _settle(future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
-    if future.done():
-        return
-    if isinstance(error, StopIteration):  # which a future does not take
-        error = RuntimeError(f"StopIteration: {error}")
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(value)
 
 
 TOOL_THREADS = DaemonThreads("openenv-tool")
 
 
-# interrupt: Stopping a function that runs in another thread.
-#
-# Python can raise an exception inside a thread; it arrives at the thread's next bytecode. Code that loops or sleeps in
-# short naps stops at once; one long wait inside C ends when it ends. Knows threads only.
+# -- interruption -----------------------------------------------------------------------------------------------------
 
 
 class Interrupted(BaseException):
-    """Raised inside a function that was stopped. No `Exception`: the function must not take it for its own."""
+    """Raised inside a function that `Interruptible.stop` ends.
+
+    No `Exception`: a tool's own `except Exception` must not swallow it.
+    """
 
 
 class Interruptible:
-    """Runs one function in the calling thread; `stop` ends it from another."""
+    """Runs one function in the calling thread; `stop` ends it from another thread.
+
+    CPython can raise an exception in another thread (`PyThreadState_SetAsyncExc`). It arrives at that thread's next
+    bytecode: code that loops or sleeps in short naps stops at once, one long wait inside C stops when it returns.
+
+        NEW ----- run ----> RUNNING -- returns or raises --> OVER     `stop` has no effect on OVER
+         | stop                | stop: raise Interrupted in the thread
+         v                     v
+        STOPPED: run raises   the function ends with Interrupted, or with what it makes of it (`is_stopped`)
+
+    The hard part is the border between RUNNING and OVER: an exception that was requested just before the function
+    returned may arrive after it, in code that is not part of the call. `_leave` withdraws it, and swallows one that
+    arrives meanwhile.
+    """
 
     def __init__(self) -> None:
-        # Re-entrant: an interruption may arrive between taking the lock and using it.
+        # Re-entrant: the exception may arrive in this very thread between taking the lock and using it.
         self._lock = threading.RLock()
-        self._thread: int | None = None
+        self._thread: int | None = None  # set while RUNNING
         self._stopped = False
         self._raised = False
 
@@ -198,7 +213,7 @@ class Interruptible:
             self._leave()
 
     def stop(self) -> None:
-        """End the function if it runs, or keep it from beginning; one that has ended is left alone."""
+        """End the function if it runs, or keep it from starting."""
         with self._lock:
             self._stopped = True
             if self._thread is not None and not self._raised:
@@ -206,12 +221,12 @@ class Interruptible:
                 _raise_in(self._thread, Interrupted)
 
     def _leave(self) -> None:
-        """Make sure that nothing arrives once the function is over."""
+        """Make sure that no interruption arrives after the function."""
         while True:
             with contextlib.suppress(Interrupted):
                 with self._lock:
                     if self._thread is not None and self._raised:
-                        _raise_in(self._thread, None)  # withdrawn, if it has not arrived yet
+                        _raise_in(self._thread, None)  # withdraws one that has not arrived yet
                     self._thread = None
                 return
 
@@ -221,32 +236,89 @@ def _raise_in(thread: int, exception: type[BaseException] | None) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), argument)
 
 
-# cancellable: Synchronous tools that FastMCP itself calls, made such that a cancelled call ends them.
-#
-# FastMCP waits for the thread of a synchronous function whatever happens to the call. A coroutine in its place, of the
-# same signature, lets go at once and interrupts the function. Knows FastMCP's tools; must not know environments.
+# -- deadlines --------------------------------------------------------------------------------------------------------
 
 
-_MARK = "__openenv_blocking__"
+class Watchdog:
+    """Calls back when a call in a thread passes its deadline.
+
+    A timer per call would wake the tool loop for each call. Here a call only adds and removes a dictionary entry; the
+    loop looks at all deadlines every `PERIOD_S`, and stops looking after two seconds without any.
+    """
+
+    def __init__(self, loop: BackgroundLoop) -> None:
+        self._loop = loop
+        self._deadlines: dict[object, tuple[float, Callable[[], None]]] = {}
+        self._looking = False
+        self._idle = 0
+        self._pid = os.getpid()
+
+    @contextmanager
+    def limit(self, seconds: float, on_late: Callable[[], None]) -> Iterator[None]:
+        """Call `on_late` on the tool loop if the block takes longer."""
+        if self._pid != os.getpid():  # a forked child: its loop does not look yet, and the calls are its parent's
+            self._pid, self._looking = os.getpid(), False
+            self._deadlines.clear()
+        key = object()
+        self._deadlines[key] = (time.monotonic() + seconds, on_late)
+        if not self._looking:
+            self._looking = True
+            self._loop.call_soon(self._look)
+        try:
+            yield
+        finally:
+            self._deadlines.pop(key, None)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        for key, (deadline, on_late) in list(self._deadlines.items()):
+            if deadline <= now and self._deadlines.pop(key, None) is not None:
+                try:
+                    on_late()
+                except Exception:  # one failure must not keep the other deadlines from being watched
+                    logger.exception("a call that passed its deadline could not be stopped")
+        self._idle = 0 if self._deadlines else self._idle + 1
+        if self._idle > _IDLE_LOOKS:
+            self._looking = False
+            if not self._deadlines:
+                return
+            self._looking = True  # an entry added just now may have seen `_looking` still set
+        self._loop.call_later(PERIOD_S, self._look)
 
 
-def make_cancellable(server: Any) -> None:
-    """Replace the synchronous functions behind a server's tools, those of servers mounted in it included."""
+WATCHDOG = Watchdog(TOOL_LOOP)
+
+
+# -- FastMCP's own calls ----------------------------------------------------------------------------------------------
+
+
+def make_cancellable(server: FastMCP[Any]) -> None:
+    """Replace the synchronous functions behind a server's tools, those of mounted servers included.
+
+    FastMCP waits for the thread of a synchronous function even if its call is cancelled.
+    """
     for tool in _function_tools(server, set()):
-        if getattr(tool, "run_in_thread", True):  # else it asks for the loop's own thread
+        if getattr(tool, "run_in_thread", True):  # else the tool asks for the loop's own thread
             tool.fn = cancellable(tool.fn)
 
 
 def cancellable(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a coroutine function that does the same in a thread; asynchronous functions stay as they are."""
+    """Return a coroutine function of the same signature that runs the function in a thread.
+
+    Cancelling it returns at once and interrupts the function. Asynchronous functions are returned unchanged.
+    """
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         return function
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        value = function(*args, **kwargs)
+        return list(value) if inspect.isgenerator(value) else value  # a generator's body is part of the call
 
     @functools.wraps(function)
     async def call(*args: Any, **kwargs: Any) -> Any:
         running = Interruptible()
         try:
-            value = await TOOL_THREADS.run(lambda: running.run(lambda: _completed(function(*args, **kwargs))))
+            value = await TOOL_THREADS.run(lambda: running.run(lambda: run(*args, **kwargs)))
         except Interrupted:
             raise RuntimeError("the tool was interrupted") from None
         except BaseException:
@@ -254,22 +326,17 @@ def cancellable(function: Callable[..., Any]) -> Callable[..., Any]:
             raise
         return await value if inspect.isawaitable(value) else value
 
-    setattr(call, _MARK, function)
+    setattr(call, _ORIGINAL, function)
     return call
 
 
 def blocking(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function that `cancellable` was given; any other is returned as it is."""
-    original: Callable[..., Any] = getattr(function, _MARK, function)
+    """Undo `cancellable`; any other function is returned unchanged."""
+    original: Callable[..., Any] = getattr(function, _ORIGINAL, function)
     return original
 
 
-def _completed(value: Any) -> Any:
-    """A generator's body is part of the call."""
-    return list(value) if inspect.isgenerator(value) else value
-
-
-def _function_tools(server: Any, seen: set[int]) -> Iterator[FunctionTool]:
+def _function_tools(server: FastMCP[Any], seen: set[int]) -> Iterator[FunctionTool]:
     if id(server) in seen:
         return
     seen.add(id(server))
@@ -280,74 +347,7 @@ def _function_tools(server: Any, seen: set[int]) -> Iterator[FunctionTool]:
         if isinstance(mounted, FastMCP):
             yield from _function_tools(mounted, seen)
         for component in list(getattr(provider, "_components", {}).values()):
-            yield from _of(component)
-
-
-def _of(component: Any) -> Iterator[FunctionTool]:
-    """The function behind a tool, also behind those that were made from another tool."""
-    while component is not None:
-        if isinstance(component, FunctionTool):
-            yield component
-        component = getattr(component, "parent_tool", None)
-
-
-# watchdog: Deadlines of calls that run in threads, watched from the tool loop.
-#
-# Setting and lifting one costs a dictionary entry; the loop looks at them a few times a second, and not at all while
-# there are none. Knows callbacks only.
-
-
-logger = logging.getLogger(__name__)
-
-PERIOD_S = 0.05
-_PATIENCE = 40  # looks at nothing before it stops looking
-
-
-class Watchdog:
-    """Calls back when time is up."""
-
-    def __init__(self, loop: BackgroundLoop) -> None:
-        self._loop = loop
-        self._watched: dict[object, tuple[float, Callable[[], None]]] = {}
-        self._looking = False
-        self._idle = 0
-        self._pid = os.getpid()
-
-    @contextmanager
-    def limit(self, seconds: float, on_late: Callable[[], None]) -> Iterator[None]:
-        """Call `on_late` on the tool loop if the block takes longer."""
-        if self._pid != os.getpid():  # a forked child: nobody looks there, and what the parent runs is not its own
-            self._pid, self._looking = os.getpid(), False
-            self._watched.clear()
-        key = object()
-        self._watched[key] = (time.monotonic() + seconds, on_late)
-        if not self._looking:
-            self._looking = True
-            self._loop.call_soon(self._look)
-        try:
-            yield
-        finally:
-            self._watched.pop(key, None)
-
-    def _look(self) -> None:
-        now = time.monotonic()
-        for key, (deadline, on_late) in list(self._watched.items()):
-            if deadline <= now and self._watched.pop(key, None) is not None:
-                self._tell(on_late)
-        self._idle = 0 if self._watched else self._idle + 1
-        if self._idle > _PATIENCE:
-            self._looking = False
-            if not self._watched:  # one that came just now may have seen us looking
-                return
-            self._looking = True
-        self._loop.call_later(PERIOD_S, self._look)
-
-    @staticmethod
-    def _tell(on_late: Callable[[], None]) -> None:
-        try:
-            on_late()
-        except Exception:  # the other deadlines must be kept all the same
-            logger.exception("a call whose time is up could not be stopped")
-
-
-WATCHDOG = Watchdog(TOOL_LOOP)
+            while component is not None:  # a tool may be made from another one
+                if isinstance(component, FunctionTool):
+                    yield component
+                component = getattr(component, "parent_tool", None)

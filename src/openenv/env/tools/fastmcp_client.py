@@ -1,7 +1,6 @@
 """A FastMCP server's own in-memory client, kept open for one environment on the shared tool loop.
 
-The way for everything that a direct call cannot do: middleware, mounted servers and proxies, lifespans, and resources
-and prompts. Opened once, by whoever asks first, and closed by its owner. Knows FastMCP's client.
+For everything that a direct call cannot do: middleware, mounted servers and proxies, lifespans, resources and prompts.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ _MARGIN_S = 0.5
 
 
 def new_client(server: Any, **handlers: Any) -> Any:
-    """Make FastMCP's client of a server in this process, in the era that has sessions, so that state lasts."""
+    """Make FastMCP's client of a server in this process, of the MCP era that has sessions, so that state lasts."""
     if "mode" in inspect.signature(Client.__init__).parameters:
         handlers["mode"] = "legacy"
     return Client(server, **handlers)
 
 
 class ServerConnection:
-    """One open client. All its work happens on the tool loop; any thread and any loop may ask."""
+    """One client, opened by its first use. Its work runs on the tool loop; any thread and any loop may use it."""
 
     def __init__(self, server: Any) -> None:
         self._server = server
@@ -55,7 +54,7 @@ class ServerConnection:
         """Call a tool. Cancelling the wait cancels the call.
 
         Args:
-            limit_s: After which the server ends the call by itself.
+            limit_s: The tool's own limit, at which the server ends the call.
 
         Raises:
             ToolTimeout: The server ended the call.
@@ -68,13 +67,13 @@ class ServerConnection:
         try:
             settled = await asyncio.shield(asyncio.wrap_future(future))
         except asyncio.CancelledError:
-            # Not at the moment when the server ends the call itself: the two together can end MCP 1's connection.
+            # Not near the moment when the server itself ends the call: both at once can end MCP 1's connection.
             if limit_s is None or time.monotonic() - begun < limit_s - _MARGIN_S:
                 future.cancel()
             raise
         if isinstance(settled, ToolOutcome):
             return settled
-        # The server says why in words only; a clock is surer.
+        # The server gives its reason in words only; the clock is reliable.
         if limit_s is not None and time.monotonic() - begun >= limit_s:
             raise ToolTimeout(name, timeout_s=limit_s) from settled
         raise settled
@@ -88,7 +87,7 @@ class ServerConnection:
             future.cancel()
 
     def close(self) -> None:
-        """Close the client, wherever the caller runs; it is not opened again."""
+        """Close the client for good, from any thread."""
         self._is_closed = True
         if self._opening is None:
             return
@@ -111,7 +110,7 @@ class ServerConnection:
         async with self._opening:
             if self._is_closed:
                 raise ToolTransportError("", "the environment is closed")
-            if self._client is not None and not self._client.is_connected():  # the server's end of it has died
+            if self._client is not None and not self._client.is_connected():  # the server's side has died
                 await self._leave()
             if self._client is None:
                 client = new_client(self._server, log_handler=self._on_log)
@@ -124,7 +123,7 @@ class ServerConnection:
 
     async def _close(self) -> None:
         assert self._opening is not None
-        async with self._opening:  # one that is just being opened is closed as soon as it is open
+        async with self._opening:  # waits for an opening in progress
             await self._leave()
 
     async def _leave(self) -> None:
@@ -142,12 +141,12 @@ class ServerConnection:
     ) -> ToolOutcome:
         make_cancellable(self._server)
         self._events = events
-        handlers = {} if events is None else {"progress_handler": _teller(events)}
+        handlers = {} if events is None else {"progress_handler": _on_progress(events)}
         request_id = getattr(client.session, "_request_id", None)  # of the call, in MCP 1
         try:
             result = await client.call_tool(name, dict(arguments), **handlers)
         except asyncio.CancelledError:
-            if request_id is not None:  # MCP 2 tells the server by itself
+            if request_id is not None:  # MCP 2 sends the cancellation itself
                 await client.cancel(request_id, "cancelled")
             raise
         except FastMcpToolError as exc:
@@ -164,15 +163,15 @@ class ServerConnection:
 
 
 async def _settled(work: Awaitable[ToolOutcome]) -> ToolOutcome | Exception:
-    """Return what went wrong: nobody may be left to raise it to."""
+    """Return the exception instead of raising it: the waiting coroutine may be gone."""
     try:
         return await work
     except Exception as exc:
         return exc
 
 
-def _teller(events: ToolEvents) -> Callable[[float, float | None, str | None], Awaitable[None]]:
-    async def tell(progress: float, total: float | None, message: str | None) -> None:
+def _on_progress(events: ToolEvents) -> Callable[[float, float | None, str | None], Awaitable[None]]:
+    async def report(progress: float, total: float | None, message: str | None) -> None:
         events.progress(progress, total, message)
 
-    return tell
+    return report

@@ -1,7 +1,6 @@
-"""FastMCP's `Context` for tools that are called without FastMCP's transports.
+"""Function tools of a FastMCP server, called without FastMCP's transports: finding them, arguments, context, results.
 
-What a tool asks of it goes to the environment's own session: its id, its state, listeners to the running call. Knows
-FastMCP's context; must not know how events travel.
+A direct call costs a fraction of one through FastMCP's client. Knows FastMCP; must not know modes or environments.
 """
 
 from __future__ import annotations
@@ -30,9 +29,16 @@ from ...errors import ToolArgumentsError
 from .execution import TOOL_LOOP, blocking, cancellable
 from .source import ToolEvents, ToolOutcome
 
+T = TypeVar("T")
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+Validator = Callable[[Any], Arguments]
+
+_NAP_S = 0.05
+_MAX_VARIANTS = 8  # of one function: annotations that every constructor makes again must not pile up
+
 
 class EnvContext(Context):
-    """The context of one call."""
+    """FastMCP's `Context` of one direct call, with the session id and the listeners of the environment."""
 
     def __init__(self, server: Any, session_id: str, events: ToolEvents | None) -> None:
         super().__init__(server)
@@ -42,7 +48,7 @@ class EnvContext(Context):
         self._env_request_id: str | None = None
 
     def __enter__(self) -> Self:
-        """Be the current context. `async with` does more, and costs more: it is for what FastMCP injects."""
+        """Become the current context. `async with` also prepares FastMCP's injections, and costs more."""
         self._env_token = _current_context.set(self)
         return self
 
@@ -53,55 +59,31 @@ class EnvContext(Context):
 
     @property
     def session_id(self) -> str:
-        """The same for every call of one environment."""
+        """The id of the environment's session, the same for all its calls."""
         return self._env_session_id
 
     @property
     def request_id(self) -> str:
-        """One for each call."""
+        """The id of this call."""
         if self._env_request_id is None:
             self._env_request_id = uuid.uuid4().hex
         return self._env_request_id
 
     async def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        """Tell whoever waits for the call."""
+        """Report progress to the caller."""
         if self._env_events is not None:
             self._env_events.progress(progress, total, message)
 
     async def log(
         self, message: str, level: Any = None, logger_name: str | None = None, extra: Any = None, **_: Any
     ) -> None:
-        """Send a log message to whoever waits for the call."""
+        """Send a log message to the caller."""
         if self._env_events is not None:
             self._env_events.log(level or "info", logger_name, {"msg": message, "extra": extra})
 
 
-# prepared: A tool that is a plain function, ready to be called: arguments checked by a validator that is built once.
-#
-# Environments make their tools anew in every constructor; the validator belongs to the function's code and is shared by
-# all of them. Knows FastMCP's `FunctionTool`; must not know where the call runs.
-
-
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-Validator = Callable[[Any], Arguments]
-
-
-@dataclass(frozen=True, slots=True)
-class _Built:
-    """A validator and what it was built from."""
-
-    hints: dict[str, Any]
-    defaults: tuple[Any, ...]
-    validate: Validator
-
-
-_NAP_S = 0.05
-_MOST_VARIANTS = 8  # of one function: annotations that are made anew in every constructor must not pile up
-_VALIDATORS: WeakKeyDictionary[CodeType, list[_Built]] = WeakKeyDictionary()
-
-
 class PreparedTool:
-    """One function tool. `is_plain` says whether it can be called as it is, with nothing injected but its context."""
+    """One function tool. `is_plain`: it can be called directly, with nothing injected but its context."""
 
     __slots__ = (
         "_call",
@@ -159,7 +141,7 @@ class PreparedTool:
         return self.convert(value)
 
     async def run_injected(self, arguments: Mapping[str, Any]) -> ToolOutcome:
-        """Let FastMCP call the tool, for it knows what to inject; the context of the call is set."""
+        """Let FastMCP call the tool, which knows what to inject; the caller has set the context."""
         if self._cancellable is None:
             self._cancellable = self.tool.model_copy(update={"fn": cancellable(self.tool.fn)})
         return ToolOutcome.from_result(await self._cancellable.run(dict(arguments)), wraps_result=self.wraps_result)
@@ -183,7 +165,7 @@ class PreparedTool:
         Raises:
             TypeError: It cannot be written as JSON.
         """
-        if self._returns_text and type(value) is str:  # FastMCP needs fifteen times as long to say the same
+        if self._returns_text and type(value) is str:  # the same result as FastMCP's, fifteen times faster
             return ToolOutcome.of_text(value)
         result = self.tool.convert_result(value)
         if result.structured_content is None:
@@ -197,17 +179,17 @@ def wraps_result(output_schema: Mapping[str, Any] | None) -> bool:
 
 
 def _is_context(fn: Callable[..., Any], parameter: inspect.Parameter) -> bool:
-    """Whether FastMCP gives a parameter the context of the call, and nothing else."""
+    """Whether FastMCP would inject the call's context into a parameter, and nothing else."""
     try:
         hint = typing.get_type_hints(fn).get(parameter.name)
-    except Exception:  # annotations may name what only FastMCP can resolve
+    except Exception:  # an annotation may be one that only FastMCP can resolve
         hint = parameter.annotation
     kinds = [kind for kind in typing.get_args(hint) or (hint,) if kind is not type(None)]
     return parameter.kind is not parameter.POSITIONAL_ONLY and kinds == [Context]
 
 
 def _settle(value: Awaitable[Any]) -> Any:
-    """Wait, in short naps that can be interrupted, for what a synchronous wrapper of an asynchronous tool returned."""
+    """Await the return value of a synchronous wrapper of an asynchronous tool, in naps that can be interrupted."""
     future = TOOL_LOOP.submit(_awaited(value))
     try:
         while not future.done():
@@ -222,7 +204,7 @@ async def _awaited(value: Awaitable[Any]) -> Any:
 
 
 def _check_sendable(value: Any, content: list[Any]) -> None:
-    """FastMCP sends the `repr` of what it cannot encode; an agent is better told that the tool is broken."""
+    """Raise for a value that cannot be encoded: FastMCP would send its `repr`, which hides that the tool is broken."""
     if value is None or isinstance(value, (str, bytes)) or any(block is value for block in content):
         return
     if any(type(block).__name__ != "TextContent" for block in content):
@@ -235,10 +217,24 @@ def _check_sendable(value: Any, content: list[Any]) -> None:
         raise TypeError(f"the tool returned something that cannot be sent: {exc}") from exc
 
 
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """A validator and what it was built from."""
+
+    hints: dict[str, Any]
+    defaults: tuple[Any, ...]
+    validate: Validator
+
+
+# Environments define their tools in the constructor, so each session has new functions with the same code. Building a
+# validator costs far more than a call: it is kept per code object and shared by all of them.
+_VALIDATORS: WeakKeyDictionary[CodeType, list[_Built]] = WeakKeyDictionary()
+
+
 def _validator(fn: Callable[..., Any], signature: inspect.Signature, offered: frozenset[str]) -> Validator:
     try:
         hints = typing.get_type_hints(fn, include_extras=True)
-    except Exception:  # annotations may name what only FastMCP can resolve, or nothing can
+    except Exception:  # an annotation may be one that only FastMCP, or nothing, can resolve
         hints = dict(getattr(fn, "__annotations__", {}))
     parameters = [parameter for name, parameter in signature.parameters.items() if name in offered]
     hints = {p.name: hints.get(p.name, Any) for p in parameters}
@@ -252,12 +248,12 @@ def _validator(fn: Callable[..., Any], signature: inspect.Signature, offered: fr
             return built.validate
     validate = _build(parameters, hints)
     known.append(_Built(hints, defaults, validate))
-    del known[:-_MOST_VARIANTS]
+    del known[:-_MAX_VARIANTS]
     return validate
 
 
 def _same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Compare defaults without calling anybody's `__eq__` in vain: equal types and values, or the same objects."""
+    """Compare defaults without calling foreign `__eq__`: the same objects, or plain values of equal type and value."""
     return len(one) == len(other) and all(
         a is b or (type(a) is type(b) and isinstance(a, (str, int, float)) and a == b)
         for a, b in zip(one, other, strict=True)
@@ -282,17 +278,12 @@ def _problems(exc: ValidationError) -> str:
     return "Invalid arguments: " + "; ".join(lines)
 
 
-# server: The tools of one FastMCP server: found without an event loop where possible, listed as MCP describes them.
-#
-# A server is plain when its tools are its own functions and nothing stands between caller and function; only then may a
-# tool be called directly. Knows FastMCP; must not know modes or environments.
-
-
-T = TypeVar("T")
-
-
 class ServerTools:
-    """Looks tools up in a FastMCP server, which may change while it is served."""
+    """Looks tools up in a FastMCP server, which may change while it is served.
+
+    A server is plain when its tools are its own functions, with no middleware, mount, transform or lifespan in between.
+    Only then may a tool be called directly.
+    """
 
     def __init__(self, server: Any) -> None:
         self.server = server
@@ -300,7 +291,7 @@ class ServerTools:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing but a function stands behind each tool."""
+        """Whether tools may be called without the server."""
         server = self.server
         local = server.local_provider
         return (
@@ -313,7 +304,7 @@ class ServerTools:
         )
 
     def find(self, name: str) -> PreparedTool | None:
-        """Return a function tool of the server's own, whether or not it may be called directly."""
+        """Return a function tool registered with the server itself, whether or not it may be called directly."""
         tool = _finish(self.server.local_provider.get_tool(name))
         if not isinstance(tool, FunctionTool):
             return None
@@ -323,11 +314,11 @@ class ServerTools:
         return prepared
 
     def has(self, name: str) -> bool:
-        """Whether the server has a tool of its own by this name, of any kind."""
+        """Whether a tool of any kind is registered with the server itself."""
         return _finish(self.server.local_provider.get_tool(name)) is not None
 
     def local_tools(self) -> Sequence[Any]:
-        """List the tools that the server was given directly, without an event loop."""
+        """List the tools registered with the server itself, without an event loop."""
         tools: Sequence[Any] = _finish(self.server.local_provider.list_tools())
         return tools
 
@@ -338,17 +329,17 @@ class ServerTools:
 
 
 def is_unguarded(tool: PreparedTool) -> bool:
-    """Whether a plain server's tool may be run by anybody and at once: no access check, no background task."""
+    """Whether a tool needs neither an access check nor a background task."""
     background = getattr(getattr(tool.tool, "task_config", None), "mode", "forbidden")
     return getattr(tool.tool, "auth", None) is None and background == "forbidden"
 
 
 def _finish(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that has nothing to wait for."""
+    """Run a coroutine that awaits nothing."""
     try:
         work.send(None)
     except StopIteration as done:
         result: T = done.value
         return result
     work.close()
-    raise RuntimeError("FastMCP's local provider waits for something; it cannot be asked without an event loop")
+    raise RuntimeError("FastMCP's local provider waits for something; it cannot be used without an event loop")

@@ -1,4 +1,7 @@
-"""What every surface asks of an environment's tools. Light to import: FastMCP is loaded by environments, not here."""
+"""The interface of an environment's tools, for every surface: listing, calling, a call's events and its outcome.
+
+Light to import: environments load FastMCP, this module does not.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-# events: What a running tool tells before it is done: progress and log messages.
-#
-# Knows who wants to hear them and on which loop; must not know how they travel.
-
 
 @dataclass(slots=True)
 class ToolEvents:
-    """Listeners to one call; both are called on the loop where this was made, wherever the tool runs.
+    """Listeners to the progress and log messages of one call, called on the loop where this was made.
 
     Args:
         on_progress: Called with progress, total and message.
@@ -28,21 +27,21 @@ class ToolEvents:
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
     def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        """Tell progress, from any thread."""
+        """Report progress, from any thread."""
         self.loop.call_soon_threadsafe(self.on_progress, progress, total, message)
 
     def log(self, level: str, logger: str | None, data: Any) -> None:
-        """Tell a log message, from any thread."""
+        """Report a log message, from any thread."""
         if self.on_log is not None:
             self.loop.call_soon_threadsafe(self.on_log, level, logger, data)
 
 
 EVENTS: ContextVar[ToolEvents | None] = ContextVar("openenv_tool_events", default=None)
-"""The listeners of the call that is under way, where it goes through an environment's own `step`."""
+"""The listeners of the running call, where it passes through an environment's own `step`."""
 
 
 class ToolSource(ABC):
-    """Some tools."""
+    """The tools of an environment."""
 
     @abstractmethod
     async def describe(self) -> list[dict[str, Any]]:
@@ -57,10 +56,10 @@ class ToolSource(ABC):
         timeout_s: float | None = None,
         events: ToolEvents | None = None,
     ) -> Any:
-        """Call a tool; raises `ToolCallError` and its kind."""
+        """Call a tool; raises `ToolCallError` and its subclasses."""
 
     def is_blocking(self, name: str) -> bool:
-        """Whether a call would do nothing but block, so that `call_blocking` suits it."""
+        """Whether a call awaits nothing, so that `call_blocking` costs less than `call`."""
         return False
 
     def call_blocking(
@@ -75,21 +74,16 @@ class ToolSource(ABC):
         raise NotImplementedError
 
     def interrupt(self) -> None:
-        """End the blocking call that is under way, as far as that is possible."""
+        """Stop the running blocking call, as far as that is possible."""
         return
 
     @abstractmethod
     async def ask_server(self, work: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Do something with FastMCP's client of the server behind the tools."""
-
-
-# outcome: What a tool call led to, in the shapes of the two protocols that carry it.
-#
-# Knows FastMCP's results by their attributes; must not know how tools are called, nor which FastMCP it is.
+        """Run a coroutine with FastMCP's client of the server behind the tools."""
 
 
 class ContentBlock(dict[str, Any]):
-    """One block of content, `type` and what belongs to it; its keys are readable as attributes too."""
+    """One block of content, as a dict; its keys are readable as attributes too."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -99,7 +93,7 @@ class ContentBlock(dict[str, Any]):
 
     @classmethod
     def read(cls, block: Any) -> ContentBlock:
-        """Take over a block of FastMCP's; every release of it writes the same keys here."""
+        """Read a block of FastMCP's; the keys are the same for every release of it."""
         if type(block).__name__ == "TextContent" and block.annotations is None and block.meta is None:
             return cls(type="text", text=block.text, annotations=None, meta=None)
         fields = block.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -119,8 +113,8 @@ class ToolOutcome:
     Args:
         content: Text, images and other blocks.
         structured_content: The result as an object, where it is one or is wrapped as one.
-        meta: What the tool says about the call.
-        data: The plain value: what the tool returned, as JSON.
+        meta: The tool's own remarks about the call.
+        data: The tool's return value, as JSON.
         is_error: Whether the tool itself reports a failure.
     """
 
@@ -132,7 +126,7 @@ class ToolOutcome:
 
     @classmethod
     def from_result(cls, result: Any, *, wraps_result: bool) -> ToolOutcome:
-        """Read a FastMCP `ToolResult`, or what its client returns.
+        """Read a `ToolResult` of FastMCP's server, or its client's counterpart.
 
         Args:
             wraps_result: Whether the tool's schema wraps plain values as `{"result": value}`.
@@ -146,7 +140,7 @@ class ToolOutcome:
 
     @classmethod
     def of_text(cls, text: str) -> ToolOutcome:
-        """Build what FastMCP makes of plain text that a tool is declared to return."""
+        """Build the result of a tool that is declared to return text, as FastMCP builds it."""
         block = ContentBlock(type="text", text=text, annotations=None, meta=None)
         return cls([block], {"result": text}, {"fastmcp": {"wrap_result": True}}, text)
 

@@ -1,7 +1,7 @@
 """`ToolRegistry`: every tool of one environment, for `step` and for MCP alike.
 
-Holds FastMCP's tools and those that exist in one mode only; finds, describes and calls them. The active mode is the
-environment's. Errors are told apart by exception class, never by their words. Knows tools; must not know who calls.
+Holds FastMCP's tools and those that exist in one mode only; finds, describes and calls them. Errors differ by exception
+class, never by their text. Knows tools; must not know its callers.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastmcp.exceptions import ToolError
@@ -34,7 +36,7 @@ class ToolRegistry(ToolSource):
 
     Args:
         server: The FastMCP server that holds the tools of both modes.
-        mode: Tells the active mode, or None where it is unknown.
+        mode: Returns the active mode, or None where it is unknown.
     """
 
     def __init__(self, server: Any, *, mode: Callable[[], str | None] = lambda: None) -> None:
@@ -48,10 +50,10 @@ class ToolRegistry(ToolSource):
         self._stop: Callable[[], Any] | None = None
         self._blocking: dict[str, bool] = {}
 
-    # -- what there is --------------------------------------------------------------------------------------------
+    # -- listing --------------------------------------------------------------------------------------------------
 
     def check_names(self) -> None:
-        """Refuse tools that take the name of something an environment has.
+        """Refuse tools named like a method of an environment.
 
         Raises:
             ValueError: A name is reserved.
@@ -83,18 +85,18 @@ class ToolRegistry(ToolSource):
         return [_tool(described) for described in await self.describe()]
 
     def list_tools_blocking(self) -> list[Tool]:
-        """The same for synchronous code."""
+        """List the tools, from synchronous code."""
         return TOOL_LOOP.run(self.list_tools())
 
     def functions(self) -> dict[str, Callable[..., Any]]:
-        """Return the tools' functions by name, for code that calls them; coroutines are made callable as they are."""
+        """Return the tools' functions by name, for code that calls them; asynchronous ones as blocking functions."""
         local = self._of_server.local_tools()
-        found = {tool.name: blocking(tool.fn) for tool in local if isinstance(tool, FunctionTool)}
+        functions = {tool.name: blocking(tool.fn) for tool in local if isinstance(tool, FunctionTool)}
         for name, of_mode in self._of_mode.items():
-            found.pop(name, None)
+            functions.pop(name, None)
             if (prepared := of_mode.get(self._mode() or "")) is not None:
-                found[name] = prepared.tool.fn
-        return {name: _callable(function) for name, function in found.items()}
+                functions[name] = prepared.tool.fn
+        return {name: _callable(function) for name, function in functions.items()}
 
     # -- calling --------------------------------------------------------------------------------------------------
 
@@ -106,7 +108,7 @@ class ToolRegistry(ToolSource):
         timeout_s: float | None = None,
         events: ToolEvents | None = None,
     ) -> ToolOutcome:
-        """Call a tool; asynchronous ones run on this loop, others where blocking code runs.
+        """Call a tool; asynchronous tools run on this loop, others where blocking code runs.
 
         Raises:
             ToolNotFoundError: No such tool, or not in this mode.
@@ -114,45 +116,16 @@ class ToolRegistry(ToolSource):
             ToolTimeout: It did not return in time.
             ToolCallError: It raised.
         """
-        events = events or EVENTS.get()
-        tool = self._find(name)
-        limit = _shorter(timeout_s, tool.timeout_s if tool is not None else None)
-        if tool is None or not self._is_own(tool):
-            return await _within(limit, name, self._call_through_server(name, arguments, tool, events))
-        checked = tool.check(arguments)
-        if not tool.is_plain:
-            return await _within(limit, name, _guarded(name, self._run_injected(tool, arguments, events)))
-        context = EnvContext(self.server, self._session_id, events)
-        if tool.is_async:
-            return await _within(limit, name, _run_async(tool, checked, context))
+        call = self._prepare(name, arguments, timeout_s, events)
+        if call.work is not None:
+            return await _within(call.limit, name, call.work)
         running = Interruptible()
         try:
-            # The watchdog stops it where it keeps this very loop from seeing that its time is up.
-            return await _within(limit, name, run_blocking(lambda: _run(tool, checked, context, running, limit)))
+            # `run` sets a watchdog too: a tool that holds the GIL keeps this loop from seeing that the time is up.
+            return await _within(call.limit, name, run_blocking(lambda: call.run(running)))
         except BaseException:
             running.stop()
             raise
-
-    def is_blocking(self, name: str) -> bool:
-        """Whether a call would do nothing but block: a plain function of the environment's own.
-
-        Found once per name: a tool that changes its nature runs as it should all the same, if not where it is best.
-        """
-        known = self._blocking.get(name)
-        if known is None:
-            try:
-                tool = self._find(name)
-            except ToolCallError:
-                return True  # says so at once, wherever it is asked
-            known = tool is not None and tool.is_plain and not tool.is_async and self._is_own(tool)
-            self._blocking[name] = known
-        return known
-
-    def interrupt(self) -> None:
-        """End the blocking call that is under way, as far as that is possible."""
-        stop = self._stop
-        if stop is not None:
-            stop()
 
     def call_blocking(
         self,
@@ -163,37 +136,50 @@ class ToolRegistry(ToolSource):
         events: ToolEvents | None = None,
     ) -> ToolOutcome:
         """Call a tool from synchronous code; raises as `call` does."""
-        events = events or EVENTS.get()
-        tool = self._find(name)
-        limit = _shorter(timeout_s, tool.timeout_s if tool is not None else None)
-        if tool is None or not self._is_own(tool):
-            return self._wait(limit, name, self._call_through_server(name, arguments, tool, events))
-        checked = tool.check(arguments)
-        if not tool.is_plain:
-            return self._wait(limit, name, _guarded(name, self._run_injected(tool, arguments, events)))
-        context = EnvContext(self.server, self._session_id, events)
-        if tool.is_async:
-            return self._wait(limit, name, _run_async(tool, checked, context))
+        call = self._prepare(name, arguments, timeout_s, events)
+        if call.work is not None:
+            return self._wait(call.limit, name, call.work)
         running = Interruptible()
         self._stop = running.stop
         try:
-            return _run(tool, checked, context, running, limit)
+            return call.run(running)
         finally:
             self._stop = None
 
+    def is_blocking(self, name: str) -> bool:
+        """Whether a call awaits nothing: the tool is a plain function of the environment's own.
+
+        Looked up once per name. A tool that is replaced by one of another kind still runs, but not in the best place.
+        """
+        known = self._blocking.get(name)
+        if known is None:
+            try:
+                tool = self._find(name)
+            except ToolCallError:
+                return True  # the call fails at once, so it may run anywhere
+            known = tool is not None and tool.is_plain and not tool.is_async and self._is_own(tool)
+            self._blocking[name] = known
+        return known
+
+    def interrupt(self) -> None:
+        """Stop the running blocking call, as far as that is possible."""
+        stop = self._stop
+        if stop is not None:
+            stop()
+
     async def ask_server(self, work: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Do something with FastMCP's client of the server: resources, prompts, completions."""
+        """Run a coroutine with FastMCP's client of the server: resources, prompts, completions."""
         return await self._connection.use(work)
 
     def close(self) -> None:
-        """Close the way to the server; no tool can be called any more."""
+        """Close the connection to the server; calls fail from now on."""
         self._is_closed = True
         self._connection.close()
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _find(self, name: str) -> PreparedTool | None:
-        """Return a function tool; None stands for one that only the server itself can find."""
+        """Return a function tool, or None for a tool that only the server itself can find."""
         if self._is_closed:
             raise ToolTransportError(name, "the environment is closed")
         of_mode = self._of_mode.get(name)
@@ -211,16 +197,38 @@ class ToolRegistry(ToolSource):
         """Whether the tool may be run here, with nothing of the server's in between."""
         return tool.name in self._of_mode or (self._of_server.is_plain and is_unguarded(tool))
 
+    def _prepare(
+        self, name: str, arguments: Mapping[str, Any], timeout_s: float | None, events: ToolEvents | None
+    ) -> _ToolCall:
+        """Check a call and choose how it runs.
+
+        From slow to fast: through FastMCP's client (middleware, mounted servers, guarded tools), by FastMCP's own
+        injection of dependencies, as a coroutine, as a plain function.
+        """
+        events = events or EVENTS.get()
+        tool = self._find(name)
+        limits = (timeout_s, None if tool is None else tool.timeout_s)
+        limit = min((limit for limit in limits if limit is not None), default=None)
+        if tool is None or not self._is_own(tool):
+            return _ToolCall(name, limit, work=self._call_through_server(name, arguments, tool, events))
+        checked = tool.check(arguments)
+        if not tool.is_plain:
+            return _ToolCall(name, limit, work=_guarded(name, self._run_injected(tool, arguments, events)))
+        context = EnvContext(self.server, self._session_id, events)
+        if tool.is_async:
+            return _ToolCall(name, limit, work=_run_async(tool, checked, context))
+        return _ToolCall(name, limit, function=partial(tool.run, checked, context), context=context)
+
     def _wait(self, limit: float | None, name: str, work: Coroutine[Any, Any, ToolOutcome]) -> ToolOutcome:
         """Wait in this thread for a call on the tool loop; an interruption cancels it."""
         if TOOL_LOOP.is_current:
-            return TOOL_LOOP.run(work)  # which refuses: it would wait for itself
+            return TOOL_LOOP.run(work)  # raises: the loop would wait for itself
         waiting = TOOL_LOOP.submit(_within(limit, name, work))
         self._stop = waiting.cancel
         try:
             return waiting.result()
         except concurrent.futures.CancelledError:
-            raise _stopped(name, None) from None
+            raise _interrupted(name, None) from None
         finally:
             self._stop = None
 
@@ -238,11 +246,37 @@ class ToolRegistry(ToolSource):
             tool.check(arguments)
             wraps, own_limit = tool.wraps_result, tool.timeout_s
         else:
-            schema = next((found for found in await self.describe() if found["name"] == name), None)
+            schema = next((schema for schema in await self.describe() if schema["name"] == name), None)
             if schema is None:
                 raise ToolNotFoundError(name)
             wraps = wraps_result(schema.get("outputSchema"))
         return await self._connection.call(name, arguments, events=events, wraps_result=wraps, limit_s=own_limit)
+
+
+@dataclass(slots=True)
+class _ToolCall:
+    """One call, checked and ready: a coroutine for a loop (`work`), or else a plain function for a thread."""
+
+    name: str
+    limit: float | None
+    work: Coroutine[Any, Any, ToolOutcome] | None = None
+    function: Callable[[], ToolOutcome] | None = None
+    context: EnvContext | None = None
+
+    def run(self, running: Interruptible) -> ToolOutcome:
+        """Run the function in this thread, and interrupt it at its limit; an exception is the tool's failure."""
+        assert self.function is not None
+        assert self.context is not None
+        watched = nullcontext() if self.limit is None else WATCHDOG.limit(self.limit, running.stop)
+        try:
+            with watched, self.context:
+                return running.run(self.function)
+        except Interrupted:
+            raise _interrupted(self.name, self.limit) from None
+        except Exception as exc:
+            if running.is_stopped:
+                raise _interrupted(self.name, self.limit) from exc
+            raise _tool_failure(self.name, exc) from exc
 
 
 def check_names(names: Any) -> None:
@@ -264,11 +298,6 @@ def _tool(described: Mapping[str, Any]) -> Tool:
     )
 
 
-def _shorter(one: float | None, other: float | None) -> float | None:
-    limits = [limit for limit in (one, other) if limit is not None]
-    return min(limits, default=None)
-
-
 def _callable(function: Callable[..., Any]) -> Callable[..., Any]:
     if not inspect.iscoroutinefunction(function):
         return function
@@ -280,49 +309,35 @@ def _callable(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _run(
-    tool: PreparedTool, checked: Arguments, context: EnvContext, running: Interruptible, limit: float | None
-) -> ToolOutcome:
-    """Run a synchronous tool in this thread, and interrupt it when its time is up; what it raises is its failure."""
-    watched = nullcontext() if limit is None else WATCHDOG.limit(limit, running.stop)
-    try:
-        with watched, context:
-            return running.run(lambda: tool.run(checked, context))
-    except Interrupted:
-        raise _stopped(tool.name, limit) from None
-    except Exception as exc:
-        if running.is_stopped:
-            raise _stopped(tool.name, limit) from exc
-        raise _failed(tool.name, exc) from exc
-
-
-def _stopped(name: str, limit: float | None) -> ToolTimeout:
+def _interrupted(name: str, limit: float | None) -> ToolTimeout:
     return ToolTimeout(name, f"Tool '{name}' was interrupted" if limit is None else None, timeout_s=limit)
 
 
 async def _run_async(tool: PreparedTool, checked: Arguments, context: EnvContext) -> ToolOutcome:
-    """Run an asynchronous tool on this loop; whatever it raises is its failure."""
     with context:
         return await _guarded(tool.name, tool.run_async(checked, context))
 
 
 async def _guarded(name: str, work: Awaitable[ToolOutcome]) -> ToolOutcome:
-    """Whatever an asynchronous tool raises is the tool's failure."""
+    """Turn any exception of an asynchronous tool into the tool's failure."""
     try:
         return await work
     except Exception as exc:
-        raise _failed(name, exc) from exc
+        raise _tool_failure(name, exc) from exc
 
 
-def _failed(name: str, exc: Exception) -> ToolCallError:
-    """Make what callers are told of a tool that raised; its traceback is for whoever reads the log."""
-    if not isinstance(exc, ToolError):  # FastMCP's way of telling the agent something on purpose
+def _tool_failure(name: str, exc: Exception) -> ToolCallError:
+    """Build the error that callers get for a tool that raised; the traceback goes to the log only."""
+    if not isinstance(exc, ToolError):  # FastMCP's way to tell the agent something on purpose
         logger.info("the tool %s failed", name, exc_info=exc)
     return ToolCallError(name, message_of(exc))
 
 
 async def _within(limit: float | None, name: str, work: Coroutine[Any, Any, ToolOutcome]) -> ToolOutcome:
-    """Wait for a call as long as it may take. One that does not let itself be cancelled is not waited for."""
+    """Wait for a call up to its limit.
+
+    Not `asyncio.wait_for`: it waits for the cancelled task, and a tool may refuse to be cancelled.
+    """
     if limit is None:
         return await work
     task = asyncio.ensure_future(work)

@@ -86,7 +86,7 @@ def test_it_rests_and_wakes_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_limits_set_while_it_falls_asleep_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set limits from several threads at the moments when it stops looking; none may be forgotten."""
     monkeypatch.setattr(module, "PERIOD_S", 0.0)
-    monkeypatch.setattr(module, "_PATIENCE", 1)
+    monkeypatch.setattr(module, "_IDLE_LOOKS", 1)
     dog = Watchdog(BackgroundLoop("test-watchdog"))
     missed: list[int] = []
 
