@@ -28,6 +28,16 @@ from openenv.sessions.session import Session, SessionKind
 from openenv.types import Action, Observation
 
 
+class Connection:
+    """Holds sessions."""
+
+    def let_go(self, session: Session, reason: str) -> None:
+        """Forget a session."""
+
+
+CONNECTION = Connection()
+
+
 class World:
     """What the environments of one machine did, and the gates that hold them up."""
 
@@ -240,7 +250,10 @@ class Sessions(RuleBasedStateMachine):
     def attach(self, number: int, attached: bool) -> None:
         session = self.pick(number)
         if session is not None and session.kind is SessionKind.HTTP:
-            session.is_attached = attached
+            if attached:
+                session.attach(CONNECTION)
+            else:
+                session.detach(CONNECTION)
 
     @rule(seconds=st.integers(1, 60))
     def time_passes(self, seconds: int) -> None:

@@ -49,6 +49,16 @@ class Env:
             cls.alive -= 1
 
 
+class Connection:
+    """Holds sessions, and records why it no longer does."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def let_go(self, session: Session, reason: str) -> None:
+        self.reasons.append(reason)
+
+
 class Lonely:
     """Does not say that its sessions share nothing."""
 
@@ -338,7 +348,7 @@ async def test_unused_sessions_expire_and_attached_or_running_ones_do_not(env: t
     async with managing(env, sessions=8, idle_s=0.1, soft_idle_s=0.1, clock=lambda: now[0]) as manager:
         unused, attached, running, socket = [await manager.open(kind) for kind in (HTTP, HTTP, HTTP, SOCKET)]
         soft = await soft_session(manager)
-        attached.is_attached = True
+        attached.attach(Connection())
         work = asyncio.ensure_future(running.run(CALL, lambda _: gate.wait(30)))
         await asyncio.sleep(0)
         now[0] += 1
@@ -451,3 +461,51 @@ async def test_under_a_storm_of_openings_and_cancellations_no_slot_is_lost(env: 
         await until(lambda: manager.active == 0)
         await until(lambda: env.alive == 0)
         assert env.most <= 3
+
+
+async def test_a_resumable_session_is_detached_while_no_connection_holds_it(env: type[Env]) -> None:
+    async with managing(env, sessions=2) as manager:
+        session = await manager.open(SessionKind.RESUMABLE)
+        first, second = Connection(), Connection()
+        assert session.state is SessionState.DETACHED
+        session.attach(first)
+        assert session.state is SessionState.READY
+        manager.attachments.reattach(session, second)
+        assert first.reasons == ["another connection has attached to it"]
+        manager.attachments.release(session, first)  # which does not hold it any more
+        assert session.state is SessionState.READY
+        manager.attachments.release(session, second)
+        assert session.state is SessionState.DETACHED
+        assert await session.run(CALL, lambda _: session.state) is SessionState.BUSY
+        assert session.state is SessionState.DETACHED
+        session.attach(second)
+        session.close("closed by the client")
+        await until(lambda: session.state is SessionState.CLOSED)
+        assert second.reasons == ["closed"]
+        assert session.holder is None
+
+
+async def test_a_session_whose_connection_goes_during_a_call_is_busy_and_then_detached(env: type[Env]) -> None:
+    gate = threading.Event()
+    async with managing(env, sessions=2) as manager:
+        session, connection = await manager.open(SessionKind.RESUMABLE), Connection()
+        session.attach(connection)
+        work = asyncio.ensure_future(session.run(CALL, lambda _: gate.wait(30)))
+        await asyncio.sleep(0)
+        session.detach(connection)
+        assert (session.state, session.is_detached) == (SessionState.BUSY, True)
+        gate.set()
+        assert await work
+        assert (session.state, session.is_detached) == (SessionState.DETACHED, True)
+
+
+async def test_a_session_can_be_closed_once_its_connection_detaches(env: type[Env]) -> None:
+    async with managing(env, sessions=2) as manager:
+        held, free = await manager.open(HTTP), await manager.open(HTTP)
+        connection = Connection()
+        held.attach(connection)
+        assert not held.close_when_detached("closed by the client")
+        assert free.close_when_detached("closed by the client")
+        assert (held.is_ending, free.is_ending) == (False, True)
+        held.detach(connection)
+        assert held.is_ending

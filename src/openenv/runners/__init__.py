@@ -8,9 +8,7 @@ from .base import (
     LaneExecutor,
     NotSendable,
     ProcessOptions,
-    RemoteLane,
     Runner,
-    build_in,
     make_runner,
 )
 from .dispatch import Dispatcher, current_dispatcher, loop_local
@@ -25,10 +23,8 @@ __all__ = [
     "LaneExecutor",
     "NotSendable",
     "ProcessOptions",
-    "RemoteLane",
     "Runner",
     "ThreadRunner",
-    "build_in",
     "current_dispatcher",
     "loop_local",
     "make_runner",

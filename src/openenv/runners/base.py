@@ -1,11 +1,10 @@
-"""What a runner is: the contract between sessions and the place where their code runs.
+"""The contract between sessions and the place where their code runs: runners, lanes and calls.
 
 Knows calls, not environments; must not know sessions, the wire or the server.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
@@ -20,13 +19,13 @@ WORKER_CRASHED: Final = "worker crashed"
 
 
 class NotSendable(OpenEnvError, TypeError):
-    """Something cannot be sent to or by a worker process; the text says why."""
+    """A value cannot be sent to or by a worker process; the text says why."""
 
     code = "NOT_SENDABLE"
 
 
 class LaneCall(Protocol):
-    """A piece of work. `run` must not raise: it keeps its own outcome and tells whoever waits."""
+    """A piece of work. `run` must not raise: it keeps its own outcome and delivers it."""
 
     kind: str
 
@@ -48,46 +47,37 @@ class LaneExecutor(Protocol):
         ...
 
 
-class Lane(Protocol):
-    """Where all code of one session runs."""
+class Lane:
+    """Where all code of one session runs. A runner implements `host` and `submit`, and what else differs there."""
+
+    __slots__ = ()
 
     @property
     def is_shared(self) -> bool:
         """Whether calls of other sessions run on the same thread: then calls are best handed over many at a time."""
-        ...
+        return False
 
     @property
     def host(self) -> LaneExecutor:
         """What runs the calls; those of several lanes with the same host can be submitted to it together."""
-        ...
+        raise NotImplementedError
 
     def submit(self, call: LaneCall) -> None:
         """Run a call after those submitted before it; may be called from any thread."""
-        ...
+        raise NotImplementedError
+
+    def construct(self, factory: Callable[[], Any]) -> Any:
+        """Build the environment, or a stub of it; called in the lane."""
+        return factory()
+
+    def on_lost(self, callback: Callable[[str], None]) -> None:
+        """Call back with the reason if the environment dies with the process that it runs in; from any thread."""
+
+    def ending(self) -> None:
+        """Note that the session is closing: a process whose code does not end may be killed."""
 
     def release(self) -> None:
-        """Say that no further call will come."""
-        ...
-
-
-class RemoteLane(ABC):
-    """A lane whose environment may be lost, and is not built by calling the factory here."""
-
-    on_lost: Callable[[str], None]
-    """Called with the reason when the environment is gone, from any thread."""
-
-    @abstractmethod
-    def construct(self) -> Any:
-        """Build the environment and return what stands for it; called in the lane."""
-
-    @abstractmethod
-    def ending(self) -> None:
-        """Take note that the session is to end: a lane that does not get there may be ended by force."""
-
-
-def build_in(lane: Lane, factory: Callable[[], Any]) -> Any:
-    """Build an environment where a lane has it; called in the lane."""
-    return lane.construct() if isinstance(lane, RemoteLane) else factory()
+        """Free the lane: no further call comes."""
 
 
 class Runner(Protocol):
@@ -104,18 +94,18 @@ class Runner(Protocol):
         ...
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Stop all threads; calls that still run are waited for up to the limit."""
+        """Stop all threads; running calls are waited for up to the limit."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessOptions:
-    """What the process runner can be told.
+    """Options of the process runner.
 
     Args:
         processes: Over how many processes sessions are spread; None for as many as there are cores.
         sessions_each: How many sessions one process may hold; where all are full, more processes are started.
-        hang_s: After how many seconds a process is killed whose sessions all have been told to end and do not.
+        hang_s: After how many seconds a process is killed whose sessions are all closing and do not end.
         models: Classes that the workers have to find, beside the factory.
     """
 

@@ -1,6 +1,6 @@
-"""The way back from worker threads to an event loop, many results at a time.
+"""The way back from worker threads to an event loop: `Dispatcher` delivers many results with one wake-up.
 
-One hub per loop. Knows callables; must not know what they mean.
+There is one dispatcher per loop, kept on the loop itself: a table beside it would keep every loop alive that ever was.
 """
 
 from __future__ import annotations
@@ -12,34 +12,27 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-# loop_local: Objects that belong to an event loop and go with it.
-#
-# They are kept on the loop itself: a table beside it would keep every loop alive that ever was.
-
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_ATTRIBUTE = "_openenv_belongings"
+_ATTRIBUTE = "_openenv_objects"
 
 
 def loop_local(loop: asyncio.AbstractEventLoop, kind: type[T], make: Callable[[], T]) -> T:
-    """Return the loop's own object of a kind, made at the first call."""
-    belongings: dict[type[Any], Any] | None = getattr(loop, _ATTRIBUTE, None)
-    if belongings is None:
-        belongings = {}
-        setattr(loop, _ATTRIBUTE, belongings)
-    found = belongings.get(kind)
-    if found is None:
-        found = belongings[kind] = make()
-    result: T = found
-    return result
-
-
-logger = logging.getLogger(__name__)
+    """Return the loop's own object of a kind, made at the first call; it lives as long as the loop."""
+    objects: dict[type[Any], Any] | None = getattr(loop, _ATTRIBUTE, None)
+    if objects is None:
+        objects = {}
+        setattr(loop, _ATTRIBUTE, objects)
+    own: T | None = objects.get(kind)
+    if own is None:
+        own = objects[kind] = make()
+    return own
 
 
 class Delivery(Protocol):
-    """Something to be handed over on the loop."""
+    """A result on its way to the loop."""
 
     def deliver(self) -> None:
         """Hand it over; called on the loop."""
@@ -62,23 +55,21 @@ class Dispatcher:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller runs on this hub's loop."""
+        """Whether the caller runs on this dispatcher's loop."""
         return asyncio._get_running_loop() is self.loop
 
     @property
     def is_at_hand(self) -> bool:
-        """Whether the caller may touch the loop's objects: its thread is the caller's, and it runs.
-
-        Asked for every result. `is_current` would cost a system call: asyncio looks at the process id each time, which
-        was a tenth of an inline step.
-        """
+        """Whether the caller may touch the loop's objects: the loop runs, in the caller's thread."""
+        # Needed for every result, where `is_current` would cost a system call: asyncio compares process ids each time,
+        # which was a tenth of an inline step.
         return self._thread == threading.get_ident() and self.loop.is_running()
 
     def at_end_of_pass(self, action: Callable[..., object], *arguments: Any) -> None:
-        """Do something on this loop, whose thread the caller is in, once all that has just come in is read.
+        """Call an action once the loop has read all input of this pass; the caller is in the loop's thread.
 
-        For calls to a thread that several sessions share. Handed over one by one, each of them would wake the thread,
-        which then takes the interpreter from the loop: with 1000 sessions a quarter of a step's cost.
+        For calls to a thread that several sessions share. Handed over one by one, each would wake the thread, which
+        then takes the interpreter from the loop: with 1000 sessions that is a quarter of a step's cost.
         """
         if not self._due:
             self.loop.call_soon(self._act)
@@ -93,7 +84,7 @@ class Dispatcher:
                 logger.exception("a call could not be handed over")
 
     def post(self, delivery: Delivery) -> None:
-        """Deliver soon, on the loop; may be called from any thread. A closed loop has nobody left to tell."""
+        """Deliver soon, on the loop; may be called from any thread. A closed loop drops its deliveries."""
         self._ready.append(delivery)
         if not self._scheduled:
             self._scheduled = True
@@ -103,7 +94,7 @@ class Dispatcher:
                 self._ready.clear()
 
     def _drain(self) -> None:
-        # The flag falls before the queue is emptied: whoever appends after that schedules another pass.
+        # The flag falls before the queue is emptied: a thread that appends after that schedules another pass.
         self._scheduled = False
         ready = self._ready
         self.is_delivering = True
@@ -122,8 +113,8 @@ class Dispatcher:
 
 
 def current_dispatcher() -> Dispatcher:
-    """Return the hub of the running loop."""
+    """Return the dispatcher of the running loop."""
     loop = asyncio.get_running_loop()
-    hub = loop_local(loop, Dispatcher, lambda: Dispatcher(loop))
-    hub._thread = threading.get_ident()  # a loop may be run again, by another thread
-    return hub
+    dispatcher = loop_local(loop, Dispatcher, lambda: Dispatcher(loop))
+    dispatcher._thread = threading.get_ident()  # a loop may run again, in another thread
+    return dispatcher

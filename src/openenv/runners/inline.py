@@ -1,6 +1,6 @@
 """The inline runner: calls run at once, in the caller's thread. For environments that answer in microseconds.
 
-Knows nothing but how to call; blocking code here blocks its caller.
+Blocking code here blocks its caller.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ from collections import deque
 from .base import Lane, LaneCall
 
 
-class InlineLane:
-    """Runs each call as it is submitted; one that is submitted by another runs right after it, not inside it."""
+class InlineLane(Lane):
+    """Runs each call as it is submitted; a call submitted by another one runs after it, not inside it."""
 
     __slots__ = ("_following", "_running", "host")
-
-    is_shared = False  # nothing is handed over
 
     def __init__(self, host: InlineLane | None = None) -> None:
         self.host: InlineLane = host or self
@@ -35,9 +33,6 @@ class InlineLane:
         finally:
             self._running = False
 
-    def release(self) -> None:
-        """Nothing is held."""
-
 
 class InlineRunner:
     """Hands out inline lanes."""
@@ -52,7 +47,7 @@ class InlineRunner:
         return InlineLane(self._host)
 
     def pin(self, lane: Lane) -> None:
-        """All calls share the caller's thread already."""
+        """Do nothing: all calls share the caller's thread already."""
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Nothing to stop."""
+        """Do nothing: there is nothing to stop."""

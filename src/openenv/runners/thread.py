@@ -1,9 +1,12 @@
-"""The thread runner: all calls of a session run on one and the same thread, fast sessions share theirs.
+"""The thread runner: all calls of a session run on one and the same thread; fast sessions share theirs.
 
-Placement is by evidence. While nothing is known of an environment, sessions spread over up to `SPREAD` threads. Once
-its steps have shown to be fast, new sessions share one thread, which keeps hand-overs few; once its calls have shown to
-be slow, each new session gets a thread of its own. In between they stay spread: a millisecond that is spent waiting,
-for a disk or an engine that releases the interpreter, would add up on one thread. A session never changes its thread.
+A new session is placed by what its environment's calls have shown so far, and never changes its thread:
+
+    nothing known yet     up to `SPREAD` threads, the emptiest first
+    steps are fast        one shared thread: few hand-overs, and the interpreter lock changes hands rarely
+    some calls are slow   a thread of its own, up to `max_threads`
+    in between            spread: a millisecond spent waiting for a disk or an engine would add up on one thread
+
 Knows calls and their duration; must not know sessions or environments.
 """
 
@@ -28,13 +31,13 @@ SLOW_S = 0.005
 FAST_S = 0.0005
 """A mean up to this, of steps and of tool calls, is fast."""
 PROOF = 8
-"""Steps to be seen before they count as fast."""
+"""How many steps must be seen before they count as fast."""
 _STEPS = ("step", "tool")
 _WEIGHT = 0.1
 
 
 class CallProfile:
-    """What has been seen of the calls so far: a moving mean of each kind's duration."""
+    """The durations of calls so far: a moving mean of each kind."""
 
     __slots__ = ("_mean_s", "_steps")
 
@@ -43,7 +46,7 @@ class CallProfile:
         self._steps = 0
 
     def record(self, kind: str, seconds: float) -> None:
-        """Take in one call. Races between threads lose a sample, never more."""
+        """Record one call. Races between threads lose a sample, never more."""
         mean = self._mean_s.get(kind)
         self._mean_s[kind] = seconds if mean is None else mean + _WEIGHT * (seconds - mean)
         if kind in _STEPS:
@@ -51,23 +54,24 @@ class CallProfile:
 
     @property
     def is_slow(self) -> bool:
-        """Whether some kind of call takes long enough to be in others' way."""
+        """Whether some kind of call takes long enough to delay other sessions on its thread."""
         return any(mean > SLOW_S for mean in self._mean_s.values())
 
     @property
     def is_fast(self) -> bool:
-        """Whether enough steps have been seen, all of them quick, and no other kind of call is slow."""
+        """Whether enough steps have been seen, all of them fast, and no other kind of call is slow."""
         if self._steps < PROOF or self.is_slow:
             return False
         return all(self._mean_s.get(kind, 0.0) <= FAST_S for kind in _STEPS)
 
 
 class WorkerThread:
-    """One thread and the calls waiting for it."""
+    """One thread and the calls that wait for it."""
 
     def __init__(self, name: str, profile: CallProfile) -> None:
         self.sessions = 0
-        self._inbox: SimpleQueue[LaneCall | None] = SimpleQueue()
+        self._calls: SimpleQueue[LaneCall | None] = SimpleQueue()
+        self.submit = self._calls.put  # no method of its own: every step passes here
         self._profile = profile
         self._began: float | None = None
         # A daemon: an environment that hangs must not keep the process from ending.
@@ -80,44 +84,44 @@ class WorkerThread:
         began = self._began
         return began is not None and time.perf_counter() - began > SLOW_S
 
-    def submit(self, call: LaneCall) -> None:
-        """Queue a call."""
-        self._inbox.put(call)
-
     def stop(self) -> None:
         """End the thread after the calls that are queued."""
-        self._inbox.put(None)
+        self.submit(None)
 
     def _run(self) -> None:
-        take, record, clock = self._inbox.get, self._profile.record, time.perf_counter
+        take, record, clock = self._calls.get, self._profile.record, time.perf_counter
         while (call := take()) is not None:
             began = self._began = clock()
             try:
                 call.run()
             except BaseException:
-                logger.exception("a call broke its promise not to raise")
+                logger.exception("a call raised in its lane")
             self._began = None
             record(call.kind, (clock() - began) / call.count)
             del call  # or an idle thread would keep the last action alive
 
 
-class ThreadLane:
-    """A session's place on a worker."""
+class ThreadLane(Lane):
+    """A session's place on a thread."""
 
-    __slots__ = ("_runner", "host", "submit")
+    __slots__ = ("_runner", "_submit", "host")
 
     def __init__(self, worker: WorkerThread, runner: ThreadRunner) -> None:
-        self.host = worker
+        self.host: WorkerThread = worker
         self._runner = runner
-        self.submit = worker.submit
+        self._submit = worker.submit
 
     @property
     def is_shared(self) -> bool:
-        """Whether other sessions have their place on the same worker."""
+        """Whether other sessions run on the same thread."""
         return self.host.sessions > 1
 
+    def submit(self, call: LaneCall) -> None:
+        """Run the call on the thread, after those before it."""
+        self._submit(call)
+
     def release(self) -> None:
-        """Leave the worker."""
+        """Leave the thread."""
         self._runner.leave(self.host)
 
 
@@ -187,7 +191,7 @@ class ThreadRunner:
         return worker
 
     def leave(self, worker: WorkerThread) -> None:
-        """Take a session off a worker; a worker without sessions is parked or stopped."""
+        """Take a session off its thread; a thread without sessions is parked or stopped."""
         with self._lock:
             worker.sessions -= 1
             if worker.sessions or worker is self._single or worker not in self._workers:
@@ -201,7 +205,7 @@ class ThreadRunner:
         worker.stop()
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Stop the threads; one that is stuck in a call is left to itself when the time is up."""
+        """Stop the threads; one that is stuck in a call is abandoned when the time is up."""
         with self._lock:
             workers = [*self._workers, *self._parked]
             self._workers, self._parked = [], []

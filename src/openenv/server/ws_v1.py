@@ -26,7 +26,7 @@ from ..protocol.server_v1 import (
 )
 from ..runners import Dispatcher
 from ..sessions.events import RequestOrigin
-from ..sessions.lifetime import CLOSED_BY_CLIENT, DISCONNECTED, WORKER_CRASHED
+from ..sessions.lifetime import DISCONNECTED, WORKER_CRASHED
 from ..sessions.operations import Operation
 from ..sessions.session import Session, SessionKind, SessionState, with_hint
 from ..types import ServerMode, WSErrorCode
@@ -119,8 +119,7 @@ class V1Connection:
         elif session.is_attached:
             self._fail(WSErrorCode.SESSION_ERROR, f"Session {session_id} already has an attached WebSocket")
         else:
-            session.is_attached = True
-            session.touch()
+            session.attach(self)
             self._session, self._owns_session = session, False
             self._opened(None)
 
@@ -171,12 +170,11 @@ class V1Connection:
         if self._owns_session:
             session.close(DISCONNECTED)
         else:
-            session.is_attached = False
-            if self.role is not Role.AGENT or session.account.is_agent:  # an agent that goes was only lent it
-                session.was_attached = True
-            session.touch()
-            if session.close_when_detached:
-                session.close(CLOSED_BY_CLIENT)
+            # An agent only borrows a session that it has not opened: the client that has may still be there.
+            session.detach(self, client_left=self.role is not Role.AGENT or session.account.is_agent)
+
+    def let_go(self, session: Session, reason: str) -> None:
+        """Keep the socket when the session ends: the next request is answered with the reason."""
 
     # -- requests -------------------------------------------------------------------------------------------------
 

@@ -328,7 +328,7 @@ class V2Connection:
             self._run_rpc(request, pending)
         elif request.type == "close":
             self.sessions.pop(session.id, None)
-            session.holder = None
+            session.detach(self)
             session.close(CLOSED_BY_CLIENT)  # before the reply, so that nothing of it runs once the client has that
             pending.answer("closed", self.writer.data({}))
         else:

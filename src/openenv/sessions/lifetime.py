@@ -102,7 +102,7 @@ def life_s(session: Session, limits: SessionLimits) -> float:
     """Return how long a session may be unused; one whose socket went has most likely lost its client."""
     if session.kind is SessionKind.RESUMABLE:
         return limits.grace_s
-    is_soft = session.kind is SessionKind.SOFT or session.was_attached
+    is_soft = session.kind is SessionKind.SOFT or session.client_left
     return limits.soft_idle_s if is_soft else limits.idle_s
 
 

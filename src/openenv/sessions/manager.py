@@ -26,7 +26,7 @@ from ..errors import (
     SessionNotFoundError,
     message_of,
 )
-from ..runners import Lane, ProcessOptions, RemoteLane, Runner, build_in, current_dispatcher, make_runner
+from ..runners import Lane, ProcessOptions, Runner, current_dispatcher, make_runner
 from ..types import SessionInfo
 from .events import SessionEvent, SessionListener
 from .lifetime import CANCELLED, SHUTTING_DOWN, Reaper, SessionLimits, client_reason, close_expired, period_s
@@ -336,8 +336,7 @@ class SessionManager:
             on_error=self._on_error,
         )
         session.make_call, session.observe_step = self._make_call, self.observe_step
-        if isinstance(session.lane, RemoteLane):
-            session.lane.on_lost = session.close
+        session.lane.on_lost(session.close)
         return session
 
     async def _construct(self, session: Session) -> None:
@@ -365,7 +364,7 @@ class SessionManager:
         session.construct(partial(self._build, session.lane), built, current_dispatcher())
 
     def _build(self, lane: Lane) -> Any:
-        env = build_in(lane, self.factory)
+        env = lane.construct(self.factory)
         if self._prepare is not None:
             self._prepare(env)
         return env
@@ -423,8 +422,8 @@ class SessionManager:
 
     def _on_closed(self, session: Session) -> None:
         self.slots.give_back(session)
-        holder, session.holder = session.holder, None
-        if holder is not None:
+        holder = session.holder
+        if holder is not None and session.detach(holder):
             holder.let_go(session, client_reason(session.close_reason))
         self._endings.notify_all()
         self._tell(SessionEvent("closed", session.id, session.close_reason, session.step_count, session.ledger.hits))

@@ -103,24 +103,18 @@ class Attachments:
 
     def reattach(self, session: Session, holder: SessionHolder) -> None:
         """Attach to a session that goes on; whoever held it before is told."""
-        former, session.holder = session.holder, holder
-        session.is_attached = True
-        session.touch()
+        former = session.attach(holder)
         self.resumes += 1
-        if former is not None and former is not holder:
+        if former is not None:
             former.let_go(session, TAKEN_OVER)
 
     def hold(self, session: Session, holder: SessionHolder) -> None:
         """Attach to a session that was just opened."""
-        session.holder, session.is_attached = holder, True
+        session.attach(holder)
 
     def release(self, session: Session, holder: SessionHolder) -> None:
         """Leave a session to whoever has its token, for the grace period."""
-        if session.holder is not holder:
-            return
-        session.holder, session.is_attached = None, False
-        session.touch()
-        if self._grace_s() <= 0:
+        if session.detach(holder) and self._grace_s() <= 0:
             session.close(DISCONNECTED)
 
 

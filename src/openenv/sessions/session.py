@@ -1,11 +1,15 @@
 """`Session`: one environment, one life, one call at a time.
 
-    CREATING ──> READY <──> BUSY
-        │          │          │
-        └──────────┴──> CLOSING ──> CLOSED
+    CREATING ──┬──> READY <───── call ─────> BUSY
+               │     │  ^                     ^
+               │ detach attach                │
+               │     v  │                     │
+               └──> DETACHED <──── call ──────┘
 
-All environment code, constructor and `close` included, runs in the session's lane (coroutines on the caller's loop).
-Every request is answered exactly once. Knows lanes and operations; must not know the wire or how many sessions exist.
+    every state ── close ──> CLOSING ──> CLOSED
+
+READY and DETACHED are idle. DETACHED exists for resumable sessions only: no connection holds the session, and its token
+attaches it again. A session that is BUSY when its connection goes stays BUSY until its last call has ended.
 """
 
 from __future__ import annotations
@@ -21,81 +25,15 @@ from typing import Any, Final, Protocol
 
 from ..env.binding import OFFLOAD, bind
 from ..errors import ExecutionError, OpenEnvError, RequestCancelled, SessionClosedError, message_of
-from ..runners import Dispatcher, Lane, RemoteLane, current_dispatcher
+from ..runners import Dispatcher, Lane, current_dispatcher
 from .events import EpisodeStats, RequestOrigin
 from .ledger import Ledger
 from .operations import CLOSE, CONSTRUCT, Operation
 
-# A piece of a coroutine's work that runs in its session's lane. Knows hubs and futures; must not know sessions.
-
-
-class LanePart:
-    """A piece of a coroutine's work that runs in the lane. If nobody waits any more, it is not begun."""
-
-    __slots__ = ("_error", "_function", "_future", "_hub", "_result", "kind")
-
-    count = 1
-
-    def __init__(self, function: Callable[[], Any], future: asyncio.Future[Any], hub: Dispatcher) -> None:
-        self.kind = "step"
-        self._function = function
-        self._future = future
-        self._hub = hub
-        self._result: Any = None
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        """Do the work, in the lane."""
-        if self._future.cancelled():
-            return
-        try:
-            self._result = self._function()
-        except BaseException as exc:
-            self._error = exc
-        if self._hub.is_at_hand:
-            self.deliver()
-        else:
-            self._hub.post(self)
-
-    def deliver(self) -> None:
-        """Hand the outcome over."""
-        if self._future.done():
-            return
-        if self._error is None:
-            self._future.set_result(self._result)
-        else:
-            self._future.set_exception(raisable(self._error))
-
-
-def raisable(error: BaseException) -> BaseException:
-    """A coroutine may not raise StopIteration, and an exit asked for by an environment is not ours to carry out.
-
-    Nor is a cancellation that it raises one of whoever waits, who would leave without a word to those who ask again.
-    """
-    if isinstance(error, StopIteration) or not isinstance(error, Exception):
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
-
-
-# account: Whom a session counts for.
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """Whom a session counts for.
-
-    Args:
-        key: A name of the client's choosing.
-        is_agent: Whether an agent has opened it.
-    """
-
-    key: str | None = None
-    is_agent: bool = False
-
-
 logger = logging.getLogger(__name__)
 
 Done = Callable[[Any, BaseException | None], None]
+"""Takes the result of a call, or its error."""
 
 
 class SessionState(str, Enum):
@@ -104,24 +42,21 @@ class SessionState(str, Enum):
     CREATING = "creating"
     READY = "ready"
     BUSY = "busy"
+    DETACHED = "detached"
     CLOSING = "closing"
     CLOSED = "closed"
 
 
-# A member looked up in its class costs four times a global; every step asks several times.
-_READY, _BUSY, _CREATING, _CLOSING = (
-    SessionState.READY,
-    SessionState.BUSY,
-    SessionState.CREATING,
-    SessionState.CLOSING,
-)
+# A member looked up in its class costs four times a global, and every step needs several.
+_CREATING, _READY, _BUSY = SessionState.CREATING, SessionState.READY, SessionState.BUSY
+_DETACHED, _CLOSING, _CLOSED = SessionState.DETACHED, SessionState.CLOSING, SessionState.CLOSED
 
-
-_INTERRUPT_AGAIN_S = 0.05
+_INTERRUPT_AGAIN_S: Final = 0.05
+_NEVER_RESET: Final = " (reset() has not been called in this session yet)"
 
 
 class SessionKind(str, Enum):
-    """Who keeps a session alive: a socket, an HTTP client, a cookie, a single request, or whoever has its token."""
+    """What keeps a session alive: a socket, an HTTP client, a cookie, a single request, or its resume token."""
 
     SOCKET = "socket"
     HTTP = "http"
@@ -130,10 +65,45 @@ class SessionKind(str, Enum):
     RESUMABLE = "resumable"
 
 
-class SessionCall:
-    """One request to a session and its outcome."""
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The client that a session counts for.
 
-    __slots__ = ("_done", "_hub", "_session", "argument", "error", "kind", "operation", "origin", "result", "task")
+    Args:
+        key: A name of the client's choosing.
+        is_agent: Whether an agent has opened the session.
+    """
+
+    key: str | None = None
+    is_agent: bool = False
+
+
+class Cancellable(Protocol):
+    """Work that a session is busy with: a call, or a group of steps."""
+
+    def cancel(self, session: Session) -> None:
+        """End the work for a session early, as far as that is possible."""
+        ...
+
+
+class SessionHolder(Protocol):
+    """A connection that a session is attached to."""
+
+    def let_go(self, session: Session, reason: str) -> None:
+        """Forget the session: it has ended, or another connection has attached to it. Called from any thread."""
+        ...
+
+
+class SessionCall:
+    """One request to a session, and its outcome.
+
+    It runs in the session's lane, or as a coroutine on the requester's loop where the environment overrides the async
+    method. The outcome goes to `done` once, always on the requester's loop.
+    """
+
+    __slots__ = (
+        "_dispatcher", "_done", "_session", "argument", "error", "kind", "operation", "origin", "result", "task",
+    )  # fmt: skip
 
     count = 1
 
@@ -143,7 +113,7 @@ class SessionCall:
         operation: Operation,
         argument: Any,
         done: Done,
-        hub: Dispatcher,
+        dispatcher: Dispatcher,
         origin: RequestOrigin | None = None,
     ) -> None:
         self._session = session
@@ -151,7 +121,7 @@ class SessionCall:
         self.kind: str = operation.kind
         self.argument = argument
         self._done = done
-        self._hub = hub
+        self._dispatcher = dispatcher
         self.origin = origin
         self.result: Any = None
         self.error: BaseException | None = None
@@ -182,43 +152,44 @@ class SessionCall:
     def launch(self) -> None:
         """Start the coroutine on the requester's loop, or elsewhere when that one has ended."""
         if self.kind == "close" and asyncio._get_running_loop() is not None:
-            self._hub = current_dispatcher()  # the loop of its first days may have ended, or stand still under this one
-        if self._hub.is_current:
+            # The loop that opened the session may have ended, or may be blocked by the caller's (`LocalEnv.sync()`).
+            self._dispatcher = current_dispatcher()
+        loop = self._dispatcher.loop
+        if self._dispatcher.is_current:
             self._start_task()
-        elif self._hub.loop.is_running():
-            self._hub.loop.call_soon_threadsafe(self._start_task)
+        elif loop.is_running():
+            loop.call_soon_threadsafe(self._start_task)
         else:
             asyncio.run(self._run_in_loop())
 
     def _start_task(self) -> None:
         session = self._session
-        if session.state is SessionState.CLOSING and self.kind != "close":  # closed before it could begin
-            self.error = SessionClosedError(session.id, session.close_reason or "closed")
+        if session.state is _CLOSING and self.kind != "close":  # closed before the coroutine could begin
+            self.error = session.closed_error()
             session._finished(self)
             return
-        self.task = self._hub.loop.create_task(self._run_in_loop())
+        self.task = self._dispatcher.loop.create_task(self._run_in_loop())
 
     def cancel(self, session: Session) -> None:
-        """Interrupt a coroutine, or a tool in the lane; other code that runs in a thread is waited for."""
+        """Interrupt a coroutine, or a tool in the lane; other code in a thread runs to its end."""
         if self.task is not None:
-            task = self.task
-            self._hub.loop.call_soon_threadsafe(task.cancel)
+            self._dispatcher.loop.call_soon_threadsafe(self.task.cancel)
         else:
-            interrupt(session, self, self.operation, self._hub)
+            interrupt(session, self, self.operation, self._dispatcher)
 
     def settle(self, error: BaseException | None = None) -> None:
-        """Tell the requester, on its own loop."""
+        """Deliver the outcome, on the requester's loop."""
         if error is not None:
             self.error = error
-        if self.error is not None and self.kind != "construct":  # of that, whoever opens the session is told more
+        if self.error is not None and self.kind != "construct":  # the manager reports failed constructors itself
             self._session.report_error(self.error)
-        if self._hub.is_at_hand:
+        if self._dispatcher.is_at_hand:
             self.deliver()
         else:
-            self._hub.post(self)
+            self._dispatcher.post(self)
 
     def deliver(self) -> None:
-        """Hand the outcome over."""
+        """Hand the outcome over; called on the requester's loop."""
         self._done(self.result, self.error)
 
 
@@ -227,34 +198,29 @@ ObserveStep = Callable[[float, float, float], None]
 """Takes the seconds that a step has waited, run, and been on its way back."""
 
 
-class Cancellable(Protocol):
-    """What a session is busy with."""
-
-    def cancel(self, session: Session) -> None:
-        """End what it does for a session early, as far as that is possible."""
-        ...
-
-
-def interrupt(session: Session, call: Cancellable, operation: Operation, hub: Dispatcher) -> None:
-    """Interrupt code in a session's lane until its call has ended: it may have been about to begin."""
+def interrupt(session: Session, call: Cancellable, operation: Operation, dispatcher: Dispatcher) -> None:
+    """Interrupt code in a session's lane, repeatedly until its call has ended: the tool may not have begun yet."""
     if session._running is not call or operation.interrupt is None:
         return
     operation.interrupt(session.env)
-    if hub.loop.is_running():
-        again = (interrupt, session, call, operation, hub)
-        hub.loop.call_soon_threadsafe(hub.loop.call_later, _INTERRUPT_AGAIN_S, *again)
-
-
-class SessionHolder(Protocol):
-    """Whoever a resumable session is attached to."""
-
-    def let_go(self, session: Session, reason: str) -> None:
-        """The session is no longer yours: somebody else has attached to it, or it has ended."""
-        ...
+    loop = dispatcher.loop
+    if loop.is_running():
+        again = (interrupt, session, call, operation, dispatcher)
+        loop.call_soon_threadsafe(loop.call_later, _INTERRUPT_AGAIN_S, *again)
 
 
 class Session:
-    """One environment and the calls waiting for it. Methods may be called from any thread."""
+    """One environment and the calls waiting for it. Methods may be called from any thread.
+
+    Args:
+        session_id: Its id.
+        kind: What keeps it alive.
+        lane: Where its blocking code runs.
+        clock: A steady clock.
+        on_ready: Called when the constructor has ended, with its error or None.
+        on_closed: Called when the environment is closed.
+        on_error: Called for each request that fails.
+    """
 
     def __init__(
         self,
@@ -269,80 +235,167 @@ class Session:
     ) -> None:
         self.id = session_id
         self.kind = kind
-        self.state = SessionState.CREATING
+        self.state = _CREATING
         self.env: Any = None
         self.lane = lane
         self.created_at = self.last_activity_at = clock()
         self.step_count = 0
         self.close_reason: str | None = None
-        self.is_attached = kind is SessionKind.SOCKET
-        self.was_attached = False
-        self.holder: SessionHolder | None = None
+        self.holder: SessionHolder | None = None  # only `attach` and `detach` write it
+        self.client_left = False
         self.secret = ""
         self.ledger = Ledger()
         self.account = Account()
-        self.close_when_detached = False
         self.episode = EpisodeStats()
         self.was_reset = False
+        self.make_call: CallFactory = SessionCall
+        self.observe_step: ObserveStep | None = None
         self._clock = clock
         self._on_ready = on_ready
         self._on_closed = on_closed
         self._on_error = on_error
-        self.make_call: CallFactory = SessionCall
-        self.observe_step: ObserveStep | None = None
-        self._home: Dispatcher | None = None
+        # The state without a call: one attribute instead of a decision at the end of every step.
+        self._idle_state = _DETACHED if kind is SessionKind.RESUMABLE else _READY
+        self._close_after_detach: str | None = None
+        self._dispatcher: Dispatcher | None = None  # of the loop that opened the session
         self._running: Cancellable | None = None
         self._waiting: deque[SessionCall] = deque()
         self._async_kinds: frozenset[str] = frozenset()
         self._steps_in_loop = False
         self._lock = threading.Lock()
 
-    def construct(self, factory: Callable[[], Any], done: Done, hub: Dispatcher) -> None:
-        """Build the environment in the lane; comes first and only once."""
-        call = self.make_call(self, CONSTRUCT, factory, done, hub, None)
-        self._home = hub
-        self._running = call
-        self.lane.submit(call)
+    @property
+    def is_ending(self) -> bool:
+        """Whether the session is closing or closed."""
+        return self.state is _CLOSING or self.state is _CLOSED
 
-    def report_error(self, error: BaseException) -> None:
-        """Tell that a request of this session failed."""
-        if self._on_error is not None:
-            self._on_error(self, error)
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call runs or waits."""
+        return self.state is _READY or self.state is _DETACHED
 
-    def touch(self) -> None:
-        """Note that somebody uses the session."""
-        with self._lock:
-            self.last_activity_at = self._clock()
+    @property
+    def is_attached(self) -> bool:
+        """Whether a connection holds the session; a socket's own session is attached to it for life."""
+        return self.holder is not None or self.kind is SessionKind.SOCKET
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether a resumable session has lost its connection; true while its last call still runs, too."""
+        return self.state is _DETACHED or (self.state is _BUSY and self._idle_state is _DETACHED)
 
     @property
     def unused_s(self) -> float:
-        """Seconds since somebody has used the session."""
+        """Seconds since the session was last used."""
         return self._clock() - self.last_activity_at
 
+    def touch(self) -> None:
+        """Record that the session is in use."""
+        with self._lock:
+            self.last_activity_at = self._clock()
+
+    def report_error(self, error: BaseException) -> None:
+        """Report that a request of this session failed."""
+        if self._on_error is not None:
+            self._on_error(self, error)
+
+    def closed_error(self) -> SessionClosedError:
+        """Return the error for requests that come after the end."""
+        return SessionClosedError(self.id, self.close_reason or "closed")
+
+    # -- connections ----------------------------------------------------------------------------------------------
+
+    def attach(self, holder: SessionHolder) -> SessionHolder | None:
+        """Make a connection the session's holder; return the one that it takes the session from."""
+        with self._lock:
+            former, self.holder = self.holder, holder
+            self.last_activity_at = self._clock()
+            self._idle_state = _READY
+            if self.state is _DETACHED:
+                self.state = _READY
+        return None if former is holder else former
+
+    def detach(self, holder: SessionHolder, *, client_left: bool = False) -> bool:
+        """End a connection's hold on the session; return False where another connection holds it by now.
+
+        Args:
+            holder: The connection.
+            client_left: Whether the session's client has most likely left with it, which shortens the lease.
+        """
+        with self._lock:
+            if self.holder is not holder:
+                return False
+            self.holder = None
+            self.last_activity_at = self._clock()
+            self.client_left = self.client_left or client_left
+            if self.kind is SessionKind.RESUMABLE:
+                self._idle_state = _DETACHED
+                if self.state is _READY:
+                    self.state = _DETACHED
+            reason = self._close_after_detach
+        if reason is not None:
+            self.close(reason)
+        return True
+
+    def close_when_detached(self, reason: str) -> bool:
+        """Close the session now, or as soon as its connection detaches; return whether it was now."""
+        with self._lock:
+            if self.is_attached:
+                self._close_after_detach = reason
+                return False
+        self.close(reason)
+        return True
+
+    # -- calls ----------------------------------------------------------------------------------------------------
+
+    def construct(self, factory: Callable[[], Any], done: Done, dispatcher: Dispatcher) -> None:
+        """Build the environment in the lane; comes first and only once."""
+        call = self.make_call(self, CONSTRUCT, factory, done, dispatcher, None)
+        self._dispatcher = dispatcher
+        self._running = call
+        self.lane.submit(call)
+
     def submit(
-        self, operation: Operation, argument: Any, done: Done, hub: Dispatcher, origin: RequestOrigin | None = None
+        self,
+        operation: Operation,
+        argument: Any,
+        done: Done,
+        dispatcher: Dispatcher,
+        origin: RequestOrigin | None = None,
     ) -> SessionCall:
-        """Run an operation after those before it; `done(result, error)` is called once, on the hub's loop."""
-        call = self.make_call(self, operation, argument, done, hub, origin)
+        """Run an operation after those before it; `done(result, error)` is called once, on the dispatcher's loop."""
+        call = self.make_call(self, operation, argument, done, dispatcher, origin)
         with self._lock:
             state = self.state
-            if state is _READY:
+            if state is _READY or state is _DETACHED:
                 self.state = _BUSY
                 self._running = call
                 self.last_activity_at = self._clock()
             elif state is _BUSY or state is _CREATING:
                 self._waiting.append(call)
                 return call
-        if state is _READY:
-            self.start(call)
+        if state is _CLOSING or state is _CLOSED:
+            call.settle(self.closed_error())
         else:
-            call.settle(SessionClosedError(self.id, self.close_reason or "closed"))
+            self.start(call)
         return call
 
-    def begin_step(self, group: Cancellable, operation: Operation, action: Any) -> bool:
-        """Take the session for a step of a group, unless that must run by itself.
+    def start(self, call: SessionCall) -> None:
+        """Run a call that the session is reserved for."""
+        operation = call.operation
+        if (
+            operation.in_loop is None
+            or call.kind not in self._async_kinds
+            or (operation.prefers_lane is not None and operation.prefers_lane(self.env, call.argument))
+        ):
+            self.lane.submit(call)
+        else:
+            call.launch()
 
-        It must if it does not block, if calls are watched one by one, or if the session is busy or ending.
+    def begin_step(self, group: Cancellable, operation: Operation, action: Any) -> bool:
+        """Reserve the session for a step of a group; return False where the step has to be a call of its own.
+
+        That is so if its code does not block, if calls are watched one by one, or if the session is busy or ending.
         """
         if self.make_call is not SessionCall and self.observe_step is None:
             return False
@@ -356,16 +409,16 @@ class Session:
         return True
 
     def end_step(self, *, failed: bool) -> SessionCall | None:
-        """Let the session go, in its lane; return what has to be started next."""
+        """Release the session after a step of a group, in its lane; return the call to start next."""
         with self._lock:
             self.last_activity_at = self._clock()
             if not failed:
                 self.step_count += 1
             if self.state is _BUSY and not self._waiting:
-                self.state = _READY
+                self.state = self._idle_state
                 self._running = None
                 return None
-            return self._following()
+            return self._next_call()
 
     async def run(
         self,
@@ -378,21 +431,14 @@ class Session:
         """Run an operation and wait for its result.
 
         Args:
+            operation: What to run.
+            argument: The operation's argument.
             cancellable: Whether cancelling the wait cancels the operation too; otherwise it runs to its end.
             origin: Where the request comes from, for logs and traces.
         """
-        hub = current_dispatcher()
-        future: asyncio.Future[Any] = hub.loop.create_future()
-
-        def done(result: Any, error: BaseException | None) -> None:
-            if future.done():
-                return  # the requester was cancelled; the call has run to its end all the same
-            if error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(raisable(error))
-
-        call = self.submit(operation, argument, done, hub, origin)
+        dispatcher = current_dispatcher()
+        future: asyncio.Future[Any] = dispatcher.loop.create_future()
+        call = self.submit(operation, argument, _settler(future), dispatcher, origin)
         try:
             return await future
         except asyncio.CancelledError:
@@ -400,98 +446,53 @@ class Session:
                 self.cancel(call)
             raise
 
+    async def run_in_lane(self, function: Callable[[], Any]) -> Any:
+        """Run a blocking part of the running call where all blocking code of the session runs."""
+        dispatcher = current_dispatcher()
+        future: asyncio.Future[Any] = dispatcher.loop.create_future()
+        self.lane.submit(_LanePart(function, future, dispatcher))
+        return await future
+
     def cancel(self, call: Cancellable) -> bool:
-        """Take back a call that waits, or interrupt the one that runs; say whether it was still there."""
+        """Remove a call that waits, or interrupt the one that runs; return False where it has ended."""
         with self._lock:
-            running = self._running is call
+            is_running = self._running is call
             waiting = next((one for one in self._waiting if one is call), None)
             if waiting is not None:
                 self._waiting.remove(waiting)
         if waiting is not None:
             waiting.settle(RequestCancelled())
-        if running:
+        if is_running:
             call.cancel(self)
-        return running or waiting is not None
-
-    async def run_in_lane(self, function: Callable[[], Any]) -> Any:
-        """Run a blocking part of the running call where all blocking code of the session runs."""
-        hub = current_dispatcher()
-        future: asyncio.Future[Any] = hub.loop.create_future()
-        self.lane.submit(LanePart(function, future, hub))
-        return await future
-
-    def close(self, reason: str = "closed") -> None:
-        """End the session: refuse what waits, interrupt what can be, then close the environment in its lane."""
-        with self._lock:
-            if self.is_ending:
-                return
-            self.state = SessionState.CLOSING
-            self.close_reason = reason
-            refused, self._waiting = self._waiting, deque()
-            running = self._running
-            unbuilt = self._home is None
-            closing = None
-            if running is None and not unbuilt:
-                closing = self._running = self._closing_call()
-        for call in refused:
-            call.settle(SessionClosedError(self.id, reason))
-        if isinstance(self.lane, RemoteLane):
-            self.lane.ending()
-        if unbuilt:  # its client left before the constructor was called
-            self._end(None)
-        if running is not None:
-            running.cancel(self)
-        if closing is not None:
-            self.start(closing)
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether it is being closed, or is closed."""
-        return self.state in (SessionState.CLOSING, SessionState.CLOSED)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing runs and nothing waits."""
-        return self.state is SessionState.READY
-
-    def _closing_call(self) -> SessionCall:
-        assert self._home is not None
-        return SessionCall(self, CLOSE, None, _nobody_waits, self._home)
-
-    def start(self, call: SessionCall) -> None:
-        """Run a call that the session has been taken for."""
-        operation = call.operation
-        if (
-            operation.in_loop is None
-            or call.kind not in self._async_kinds
-            or (operation.prefers_lane is not None and operation.prefers_lane(self.env, call.argument))
-        ):
-            self.lane.submit(call)
-        else:
-            call.launch()
+        return is_running or waiting is not None
 
     def _finished(self, call: SessionCall) -> None:
-        """Take note of a finished call and start the next; called wherever the call ran."""
+        """Record a finished call and start the next; called in the lane or on the loop, wherever the call ran."""
         kind = call.kind
         if kind == "close":
-            self._end(call)
+            self._end(call.error)
             return
         if kind == "construct":
-            self._finished_first(call)
+            self._constructed(call)
             return
         with self._lock:
             self.last_activity_at = self._clock()
-            if kind == "step" and call.error is None:
-                self.step_count += 1
+            if kind == "step":
+                if call.error is None:
+                    self.step_count += 1
             elif kind == "reset":
                 self.episode = EpisodeStats()
                 self.was_reset = True
-            following = self._following()
+            if self.state is _BUSY and not self._waiting:  # the common case, without another call
+                self.state = self._idle_state
+                self._running = following = None
+            else:
+                following = self._next_call()
         call.settle()
         if following is not None:
             self.start(following)
 
-    def _following(self) -> SessionCall | None:
+    def _next_call(self) -> SessionCall | None:
         """Choose what runs next; the caller holds the lock."""
         following: SessionCall | None = None
         if self.state is _CLOSING:
@@ -500,12 +501,12 @@ class Session:
             self.state = _BUSY
             following = self._waiting.popleft()
         else:
-            self.state = _READY
+            self.state = self._idle_state
         self._running = following
         return following
 
-    def _finished_first(self, call: SessionCall) -> None:
-        """The environment is built, or could not be."""
+    def _constructed(self, call: SessionCall) -> None:
+        """Record that the environment is built, or could not be."""
         if call.error is None:
             self.env = call.result
             try:
@@ -515,43 +516,118 @@ class Session:
                 call.error = exc
             call.result = self
         error = call.error
-        self._on_ready(self, error)  # while it still counts as being created: others wait for what this one tells
+        self._on_ready(self, error)  # before the state changes: other sessions wait for what the first one reveals
         with self._lock:
             self.last_activity_at = self._clock()
             if error is not None:
-                self.state = SessionState.CLOSING
+                self.state = _CLOSING
                 self.close_reason = self.close_reason or "factory failed"
-            following = self._following()
+            following = self._next_call()
         call.settle()
         if following is not None:
             self.start(following)
         elif error is not None:
             self._end(None)
 
-    def _end(self, call: SessionCall | None) -> None:
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def close(self, reason: str = "closed") -> None:
+        """End the session: refuse waiting calls, interrupt the running one, then close the environment in its lane."""
         with self._lock:
-            self.state = SessionState.CLOSED
+            if self.is_ending:
+                return
+            self.state = _CLOSING
+            self.close_reason = reason
+            refused, self._waiting = self._waiting, deque()
+            running = self._running
+            is_built = self._dispatcher is not None
+            closing = None
+            if running is None and is_built:
+                closing = self._running = self._closing_call()
+        for call in refused:
+            call.settle(self.closed_error())
+        self.lane.ending()
+        if not is_built:  # its client left before the constructor was called
+            self._end(None)
+        if running is not None:
+            running.cancel(self)
+        if closing is not None:
+            self.start(closing)
+
+    def _closing_call(self) -> SessionCall:
+        assert self._dispatcher is not None
+        return SessionCall(self, CLOSE, None, lambda result, error: None, self._dispatcher)
+
+    def _end(self, error: BaseException | None) -> None:
+        with self._lock:
+            self.state = _CLOSED
             self._running = None
             refused, self._waiting = self._waiting, deque()
         self.env = None
         for waiting in refused:
-            waiting.settle(SessionClosedError(self.id, self.close_reason or "closed"))
-        if call is not None and call.error is not None:
-            logger.error("session %s: close() of the environment failed", self.id, exc_info=call.error)
+            waiting.settle(self.closed_error())
+        if error is not None:
+            logger.error("session %s: close() of the environment failed", self.id, exc_info=error)
         self.lane.release()
         self._on_closed(self)
 
 
-def _nobody_waits(_: Any, error: BaseException | None) -> None:
-    """The outcome of `close` is logged where it happens."""
+class _LanePart:
+    """A blocking part of a coroutine's work, for the lane. It does not begin when its coroutine is cancelled before."""
+
+    __slots__ = ("_dispatcher", "_error", "_function", "_future", "_result")
+
+    kind = "step"
+    count = 1
+
+    def __init__(self, function: Callable[[], Any], future: asyncio.Future[Any], dispatcher: Dispatcher) -> None:
+        self._function = function
+        self._future = future
+        self._dispatcher = dispatcher
+        self._result: Any = None
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Do the work, in the lane."""
+        if self._future.cancelled():
+            return
+        try:
+            self._result = self._function()
+        except BaseException as exc:
+            self._error = exc
+        if self._dispatcher.is_at_hand:
+            self.deliver()
+        else:
+            self._dispatcher.post(self)
+
+    def deliver(self) -> None:
+        """Hand the outcome over."""
+        _settler(self._future)(self._result, self._error)
 
 
-# hints: What is added to an environment's own exception where its session tells more about the cause.
-#
-# Knows sessions and exceptions; must not know how a failure is sent.
+def _settler(future: asyncio.Future[Any]) -> Done:
+    """Return what sets a future to the outcome of a call, unless its waiter was cancelled."""
+
+    def done(result: Any, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(_raisable(error))
+
+    return done
 
 
-_NEVER_RESET: Final = " (reset() has not been called in this session yet)"
+def _raisable(error: BaseException) -> BaseException:
+    """Wrap what a coroutine must not raise for an environment.
+
+    `StopIteration` cannot be raised by a coroutine. `SystemExit` and `KeyboardInterrupt` would end the server. A
+    `CancelledError` of the environment would look like a cancellation of the waiter.
+    """
+    if isinstance(error, StopIteration) or not isinstance(error, Exception):
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def error_hint(session: Session, kind: str) -> str:
@@ -560,7 +636,7 @@ def error_hint(session: Session, kind: str) -> str:
 
 
 def with_hint(shown: BaseException, session: Session, kind: str) -> BaseException:
-    """Return a failure as clients may see it, with a hint; what the framework itself raises stays as it is."""
+    """Return an environment's failure with a hint at its cause; errors of the framework itself stay as they are."""
     text = error_hint(session, kind)
     if not text or (isinstance(shown, OpenEnvError) and not isinstance(shown, ExecutionError)):
         return shown

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..sessions.events import SessionEvent
 from ..sessions.manager import SessionManager
-from ..sessions.session import Session, SessionKind, SessionState
+from ..sessions.session import Session, SessionState
 from .prometheus import Family, render
 from .watched_calls import PHASES, CallWatch
 
@@ -44,8 +44,7 @@ def thread_count() -> int:
 # nothing for it. Knows sessions and the exposition format; must not know HTTP.
 
 
-_DETACHED = "detached"
-_STATES = (*(state.value for state in SessionState if state is not SessionState.CLOSED), _DETACHED)
+_STATES = tuple(state.value for state in SessionState if state is not SessionState.CLOSED)
 _MOST_LABELS = 64
 _OTHER = "other"
 
@@ -169,10 +168,7 @@ class ServerMetrics:
 
 
 def _state(session: Session) -> str:
-    is_open = session.state in (SessionState.READY, SessionState.BUSY)
-    if is_open and session.kind is SessionKind.RESUMABLE and not session.is_attached:
-        return _DETACHED
-    return session.state.value
+    return (SessionState.DETACHED if session.is_detached else session.state).value
 
 
 def _count(counter: Counter[str], label: str) -> None:

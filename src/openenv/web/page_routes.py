@@ -42,7 +42,7 @@ from ..server.mcp.tool_calls import NoTools
 from ..server.service import EnvService
 from ..server.sockets import Socket
 from ..sessions.manager import SessionManager
-from ..sessions.session import Session, SessionKind, SessionState
+from ..sessions.session import Session, SessionState
 from ..types import WSErrorCode
 from .page_description import PageDescription
 from .quickstart import DEFAULT_URL
@@ -360,11 +360,10 @@ class OperatorRoutes:
         if info is None:  # it has just ended
             return None
         player = self._visitors.player(session.id)
-        detached = session.kind is SessionKind.RESUMABLE and not session.is_attached and session.is_idle
         idle_s = session.unused_s if player is None else player.unused_s
         return {
             "session_id": session.id,
-            "state": "detached" if detached else session.state.value,
+            "state": session.state.value,
             "kind": "page" if player is not None else session.kind.value,
             "episode_id": None if player is None else player.episode.episode_id,
             "step_count": session.step_count,

@@ -1,4 +1,4 @@
-"""Stand-ins for an environment in a worker, for its tools, and for the FastMCP client of its server.
+"""Stubs of an environment in a worker, of its tools, and of the FastMCP client of its server.
 
 Knows what sessions and surfaces call; how requests reach the worker is the lane's business.
 """
@@ -8,42 +8,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ...env.binding import Encoder, RemoteEnvironment, RemoteOperation, step_argument
 from ...env.tools.source import EVENTS, ToolEvents, ToolSource
 from .messages import EnvironmentDescription
 
-
-class Way(Protocol):
-    """The way to one environment."""
-
-    async def ask(
-        self, name: str, argument: Any, *, encode: Encoder | None = None, events: ToolEvents | None = None
-    ) -> Any:
-        """Ask for something and wait, on the event loop."""
-        ...
-
-    def ask_blocking(self, name: str, argument: Any) -> Any:
-        """Ask for something and wait, in this thread."""
-        ...
-
-    async def close(self) -> None:
-        """Have the environment closed."""
-        ...
+if TYPE_CHECKING:
+    from .runner import ProcessLane
 
 
 class ToolsStub(ToolSource):
     """The tools of an environment in a worker."""
 
-    def __init__(self, way: Way, instructions: str | None) -> None:
-        self._way = way
+    def __init__(self, lane: ProcessLane, instructions: str | None) -> None:
+        self._lane = lane
         self.instructions = instructions
 
     async def describe(self) -> list[dict[str, Any]]:
         """List the tools as MCP's `tools/list` does."""
-        found: list[dict[str, Any]] = await self._way.ask("describe", None)
-        return found
+        tools: list[dict[str, Any]] = await self._lane.ask("describe", None)
+        return tools
 
     async def call(
         self,
@@ -54,18 +39,18 @@ class ToolsStub(ToolSource):
         events: ToolEvents | None = None,
     ) -> Any:
         """Call a tool; raises `ToolCallError` and its kind."""
-        return await self._way.ask("tool", (name, dict(arguments), timeout_s), events=events)
+        return await self._lane.ask("tool", (name, dict(arguments), timeout_s), events=events)
 
     async def ask_server(self, work: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Do something with what stands for FastMCP's client of the server."""
-        return await work(McpClientStub(self._way))
+        """Do something with a stub of FastMCP's client of the server."""
+        return await work(McpClientStub(self._lane))
 
 
 class McpClientStub:
-    """Stands for FastMCP's client of an environment's server: each method is called over there."""
+    """FastMCP's client of an environment's server: each method is called in the worker."""
 
-    def __init__(self, way: Way) -> None:
-        self._way = way
+    def __init__(self, lane: ProcessLane) -> None:
+        self._lane = lane
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
         if name.startswith("_"):
@@ -73,51 +58,51 @@ class McpClientStub:
         return partial(self._call, name)
 
     async def _call(self, name: str, /, *arguments: Any, **keywords: Any) -> Any:
-        return await self._way.ask("client", (name, arguments, keywords))
+        return await self._lane.ask("client", (name, arguments, keywords))
 
 
 class _ServerInfo:
-    """What is known of the FastMCP server of an environment with tools."""
+    """What is known here of the FastMCP server of an environment with tools."""
 
     def __init__(self, instructions: str | None) -> None:
         self.instructions = instructions
 
 
 class EnvironmentStub(RemoteEnvironment):
-    """Stands for an environment in a worker. Methods of its own can be called, from threads only: they wait."""
+    """An environment in a worker. Its own methods can be called too, from threads only: they block."""
 
     tools: ToolSource | None
     mcp_server: Any
 
-    def __init__(self, way: Way, description: EnvironmentDescription) -> None:
-        self._way = way
+    def __init__(self, lane: ProcessLane, description: EnvironmentDescription) -> None:
+        self._lane = lane
         self._methods = description.methods
         self._served_mode: str | None = None
         self.served_class = description.served_class()
-        self.tools = ToolsStub(way, description.instructions) if description.has_tools else None
+        self.tools = ToolsStub(lane, description.instructions) if description.has_tools else None
         self.mcp_server = None
         if description.has_server:
-            self.mcp_server = ToolsStub(way, description.instructions)
+            self.mcp_server = ToolsStub(lane, description.instructions)
         elif description.has_tools:
             self.mcp_server = _ServerInfo(description.instructions)
 
     async def ask(self, operation: RemoteOperation, argument: Any, encode: Encoder | None = None) -> Any:
-        """Do an operation there and return its result, encoded."""
-        return await self._way.ask(operation, argument, encode=encode)
+        """Run an operation in the worker and return its result, encoded."""
+        return await self._lane.ask(operation, argument, encode=encode)
 
     async def reset_async(self, **kwargs: Any) -> Any:
         """Begin an episode."""
-        return await self._way.ask("reset", kwargs)
+        return await self._lane.ask("reset", kwargs)
 
     async def step_async(self, action: Any, **kwargs: Any) -> Any:
-        """Take an action; what its tool tells goes to whoever listens here."""
+        """Take an action; events of its tool go to the listener of the calling task."""
         if kwargs:
-            return await self._way.ask("step_with", step_argument(action, kwargs), events=EVENTS.get())
-        return await self._way.ask("step", action, events=EVENTS.get())
+            return await self._lane.ask("step_with", step_argument(action, kwargs), events=EVENTS.get())
+        return await self._lane.ask("step", action, events=EVENTS.get())
 
     async def close(self) -> None:
         """Close it."""
-        await self._way.close()
+        await self._lane.close()
 
     @property
     def _mode(self) -> str | None:
@@ -125,7 +110,7 @@ class EnvironmentStub(RemoteEnvironment):
 
     @_mode.setter
     def _mode(self, mode: str | None) -> None:
-        self._way.ask_blocking("mode", mode)
+        self._lane.ask_blocking("mode", mode)
         self._served_mode = mode
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -139,4 +124,4 @@ class EnvironmentStub(RemoteEnvironment):
     def _call(self, name: str, /, *arguments: Any, **keywords: Any) -> Any:
         if asyncio._get_running_loop() is not None:
             raise RuntimeError(f"{name} of an environment in a worker process would block the event loop")
-        return self._way.ask_blocking("method", (name, arguments, keywords))
+        return self._lane.ask_blocking("method", (name, arguments, keywords))

@@ -157,11 +157,9 @@ class OwnMethods:
             raise RpcRefused(
                 JsonRpcErrorCode.INVALID_REQUEST, "An agent can only close sessions that agents have opened"
             )
-        if session.is_attached:
-            session.close_when_detached = True
-            return {"session_id": session.id, "closed": False, "closing": True}
-        session.close(CLOSED_BY_CLIENT)
-        return {"session_id": session.id, "closed": True}
+        if session.close_when_detached(CLOSED_BY_CLIENT):
+            return {"session_id": session.id, "closed": True}
+        return {"session_id": session.id, "closed": False, "closing": True}
 
 
 def refusal(exc: OpenEnvError) -> RpcRefused:
