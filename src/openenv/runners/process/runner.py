@@ -27,7 +27,7 @@ from ..base import WORKER_CRASHED, Lane, LaneCall, NotSendable, ProcessOptions
 from ..dispatch import current_dispatcher
 from .messages import MessageKind, WorkerSetup, modules_of, pack, pack_factory
 from .stub import EnvironmentStub
-from .worker import AwaitedReply, BlockingReply, PendingReply, SocketThread, WorkerGone, WorkerProcess
+from .worker import AwaitedReply, BlockingReply, SocketThread, WorkerGone, WorkerProcess, WorkerReply
 
 logger = logging.getLogger(__name__)
 
@@ -231,7 +231,7 @@ class ProcessLane(Lane):
         self._request(name, argument, reply, None)
         return reply.wait()
 
-    def _request(self, name: str, argument: Any, reply: PendingReply, encoder: PackedEncoder | None) -> int:
+    def _request(self, name: str, argument: Any, reply: WorkerReply, encoder: PackedEncoder | None) -> int:
         if encoder is not None:
             self.worker.send_encoder(*encoder)
         request = (self.number, name, 0 if encoder is None else encoder.number, argument, reply.events is not None)

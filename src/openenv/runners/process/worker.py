@@ -50,7 +50,7 @@ class WorkerGone(Exception):
     """The process has ended; the text says how."""
 
 
-class PendingReply:
+class WorkerReply:
     """A request that a worker has not answered yet. `resolve` is called once, from any thread."""
 
     __slots__ = ("error", "events", "result")
@@ -77,7 +77,7 @@ class PendingReply:
         return self.result
 
 
-class BlockingReply(PendingReply):
+class BlockingReply(WorkerReply):
     """A reply that a thread waits for."""
 
     __slots__ = ("_done",)
@@ -95,7 +95,7 @@ class BlockingReply(PendingReply):
         return self.outcome()
 
 
-class AwaitedReply(PendingReply):
+class AwaitedReply(WorkerReply):
     """A reply that a coroutine waits for."""
 
     __slots__ = ("_dispatcher", "_future", "_is_resolved")
@@ -164,7 +164,7 @@ class WorkerProcess:
         self._unsent = bytearray()
         self._reader = MessageReader()
         self._numbers = itertools.count(1)
-        self._pending: dict[int, PendingReply] = {}
+        self._pending: dict[int, WorkerReply] = {}
         self._encoders: set[int] = set()  # that the worker has
         self.is_gone = False
         self.is_leaving = False
@@ -206,7 +206,7 @@ class WorkerProcess:
 
     # -- requests -------------------------------------------------------------------------------------------------
 
-    def request(self, kind: MessageKind, payload: bytes, reply: PendingReply) -> int:
+    def request(self, kind: MessageKind, payload: bytes, reply: WorkerReply) -> int:
         """Send a request; return its number, which cancels it.
 
         Raises:
@@ -361,7 +361,7 @@ class WorkerProcess:
         self.socket.close()
         self._on_gone(self)
 
-    def take_pending(self) -> list[PendingReply]:
+    def take_pending(self) -> list[WorkerReply]:
         """Refuse further requests, and return those that will not be answered."""
         with self._lock:
             self.is_gone = True
