@@ -6,7 +6,6 @@ One is that of the tests, the other has the published package, in a virtual envi
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import fcntl
@@ -19,27 +18,20 @@ import socket
 import subprocess
 import sys
 import tarfile
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
-import uvicorn.server
-from httpx2._config import DEFAULT_TIMEOUT_CONFIG
 
 import openenv
-from openenv.server.fast import frame_socket
-from openenv.server.run import ServeOptions, uvicorn_settings
+from servers import RunningServer, running_server
 
 SOURCE = Path(openenv.__file__).resolve().parent.parent
 PUBLISHED_VENV = Path(__file__).resolve().parents[1] / ".bench" / "published"
 PUBLISHED_REQUIREMENTS = ["openenv==0.10.0", "uvloop", "httptools"]
 IS_PUBLISHED = "from importlib.metadata import version; assert version('openenv') == '0.10.0'"
-CLOSE_TIMEOUT_S = frame_socket.CLOSE_TIMEOUT_S
 NOT_INHERITED = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "OPENENV_MODE", "ENABLE_WEB_INTERFACE"}
 
 
@@ -49,74 +41,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         wants_it = item.get_closest_marker("published") or "published" in getattr(item, "fixturenames", ())
         if wants_it and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(600))
-
-
-class _Brisk:
-    """asyncio for uvicorn's server, whose pauses of a tenth of a second add up to minutes over thousands of servers."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(asyncio, name)
-
-    async def sleep(self, seconds: float) -> None:
-        """Pause a tenth as long, so that a server that is told to stop notices at once."""
-        await asyncio.sleep(seconds / 10)
-
-
-uvicorn.server.asyncio = _Brisk()  # type: ignore[attr-defined]
-for _part in ("connect", "read", "write", "pool"):  # five seconds are little on a busy machine
-    setattr(DEFAULT_TIMEOUT_CONFIG, _part, 60.0)
-
-
-@dataclass
-class RunningServer:
-    """A server in a thread of this process."""
-
-    url: str
-    port: int
-    app: Any
-    server: uvicorn.Server
-
-    @property
-    def manager(self) -> Any:
-        """The session manager behind the application."""
-        return self.app.state.openenv_server.manager
-
-    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-        """Wait until a condition holds, or fail."""
-        wait_for(condition, timeout_s)
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Wait until a condition holds, or fail."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError("the condition did not come true in time")
-        time.sleep(0.005)
-
-
-@contextlib.contextmanager
-def running_server(app: Any, *, port: int = 0, **settings: Any) -> Iterator[RunningServer]:
-    """Serve an application on a loopback port, by default a free one, as `openenv serve` does."""
-    sock = socket.socket(proto=socket.IPPROTO_TCP)  # or asyncio leaves Nagle's algorithm on
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind(("127.0.0.1", port))
-    port = sock.getsockname()[1]
-    options = uvicorn_settings(ServeOptions(port=port, log_level="warning", drain_s=5)) | settings
-    server = uvicorn.Server(uvicorn.Config(app, **options))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])), name="test-server", daemon=True)
-    thread.start()
-    try:
-        wait_for(lambda: server.started or not thread.is_alive())
-        assert server.started, "the server did not start"
-        yield RunningServer(f"http://127.0.0.1:{port}", port, app, server)
-    finally:
-        frame_socket.CLOSE_TIMEOUT_S = 0.2  # nobody is there any more to say goodbye
-        server.should_exit = True
-        thread.join(40)
-        sock.close()
-        frame_socket.CLOSE_TIMEOUT_S = CLOSE_TIMEOUT_S
-        assert not thread.is_alive(), "the server did not stop"
 
 
 @pytest.fixture

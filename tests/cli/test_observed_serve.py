@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
+import http_calls
 import openenv
 
 ENV = """
@@ -116,7 +116,7 @@ def started(tmp_path: Path) -> Iterator[Callable[..., Served]]:
 
 
 def ready(url: str) -> tuple[int, str]:
-    response = httpx2.get(f"{url}/ready", trust_env=False)
+    response = http_calls.get(f"{url}/ready", trust_env=False)
     return response.status_code, response.json()["status"]
 
 
@@ -135,7 +135,7 @@ def test_while_a_step_runs_sigterm_turns_ready_off_refuses_sessions_and_lets_the
         served.wait_for((tmp_path / "started").exists)
         served.process.send_signal(signal.SIGTERM)
         served.wait_for(lambda: ready(served.url) == (503, "draining"))
-        assert httpx2.get(f"{served.url}/health", trust_env=False).status_code == 200
+        assert http_calls.get(f"{served.url}/health", trust_env=False).status_code == 200
         with connect(address, proxy=None) as late:
             assert json.loads(late.recv(20))["data"]["code"] == "CAPACITY_REACHED"
         with pytest.raises(ConnectionClosed) as ended:

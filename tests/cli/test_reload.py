@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
+import http_calls
 from openenv import GenericEnvClient
 from openenv.errors import ConnectFailed
 
@@ -46,7 +47,7 @@ def source(tmp_path: Path) -> Path:
 
 def answer(url: str) -> httpx2.Response | None:
     try:
-        return httpx2.post(f"{url}/reset", json={}, trust_env=False)
+        return http_calls.post(f"{url}/reset", json={}, trust_env=False)
     except httpx2.TransportError:
         return None
 
@@ -147,7 +148,7 @@ def test_a_server_that_dies_is_reported_and_nobody_waits_for_it(
     served = command("serve", "walk.py", "--reload", "--port", str(port))
     served.says("Walk is served")
     with pytest.raises(httpx2.TransportError):
-        httpx2.post(f"{url}/step", json={"action": {}}, trust_env=False)
+        http_calls.post(f"{url}/step", json={"action": {}}, trust_env=False)
     served.says("has ended with exit code 3")
     assert "exit code 3" in served.wait_for(lambda: refusal(url))["detail"]
     save(source, ENV.replace("GREETING", "again"))

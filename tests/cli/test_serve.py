@@ -18,6 +18,7 @@ import httpx2
 import pytest
 from websockets.sync.client import connect
 
+import http_calls
 import openenv
 from openenv import GenericEnvClient
 from openenv.cli.serve import _show_banner
@@ -155,7 +156,7 @@ def test_the_banner_shows_an_address_that_can_be_used_and_warns_of_the_network(
 
 def _answers(url: str) -> bool:
     try:
-        return httpx2.get(f"{url}/health", trust_env=False).status_code == 200
+        return http_calls.get(f"{url}/health", trust_env=False).status_code == 200
     except httpx2.TransportError:
         return False
 

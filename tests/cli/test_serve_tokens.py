@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
+import http_calls
 import openenv
 from openenv import GenericEnvClient
 from openenv.errors import AccessDenied
@@ -44,7 +44,7 @@ BEYOND = "127.1"  # taken for an address that others reach, since it is not writ
 def status(served: Any, token: str | None = None, path: str = "/schema") -> int:
     """What a server answers to a request with that token."""
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    return httpx2.get(f"{served.url}{path}", headers=headers, trust_env=False).status_code
+    return http_calls.get(f"{served.url}{path}", headers=headers, trust_env=False).status_code
 
 
 @pytest.fixture
@@ -168,5 +168,5 @@ def test_a_spare_token_is_for_a_server_without_an_orchestrator() -> None:
 def test_the_largest_message_is_an_option(started: Callable[..., Any]) -> None:
     served = started("walk.py", "--max-message-mb", "0.001")
     for size, status in [(500, 200), (2000, 413)]:
-        answer = httpx2.post(f"{served.url}/reset", json={"text": "x" * size}, trust_env=False)
+        answer = http_calls.post(f"{served.url}/reset", json={"text": "x" * size}, trust_env=False)
         assert answer.status_code == status

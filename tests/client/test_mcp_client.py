@@ -18,6 +18,7 @@ from fastapi import FastAPI
 from sample_tools import Shelf
 from sample_tools import app as shelf_app
 
+import http_calls
 from openenv.client.env_client import GenericEnvClient, SyncEnvClient
 from openenv.client.mcp_client import GenericMCPObservation, MCPClientBase, MCPToolClient
 from openenv.errors import (
@@ -53,7 +54,7 @@ def published_shelf(
         deadline = time.monotonic() + 240
         while process.poll() is None and time.monotonic() < deadline:
             with contextlib.suppress(httpx2.TransportError):
-                httpx2.get(f"http://127.0.0.1:{port}/health", trust_env=False)
+                http_calls.get(f"http://127.0.0.1:{port}/health", trust_env=False)
                 break
             time.sleep(0.05)
         else:

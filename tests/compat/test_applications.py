@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx2
 import pytest
 from fastapi import APIRouter, Body, FastAPI, HTTPException, Request, WebSocket
 from sample_echo import EchoAction, EchoEnvironment, EchoObservation, echo_app, frames, played
 from starlette.testclient import TestClient
 
+import http_calls
 from openenv.core.env_server.http_server import HTTPEnvServer, create_app, create_fastapi_app
 from openenv.core.env_server.serialization import serialize_observation
 from openenv.core.env_server.types import (
@@ -124,7 +124,7 @@ def test_routes_can_be_taken_out_and_put_in_again(
     assert GYM.isdisjoint({route.path for route in app.routes})  # type: ignore[attr-defined]
     register_stateful_routes(app)
     url = serve(app).url
-    with httpx2.Client(base_url=url, trust_env=False) as http:
+    with http_calls.Client(base_url=url, trust_env=False) as http:
         assert http.post("/reset", json={"episode_id": "mine", "more": 1}).json() == {
             "observation": {"metadata": {"more": 1}, "echoed": "ready"},
             "reward": None,
@@ -144,8 +144,8 @@ def test_taken_out_routes_are_gone(serve: Callable[..., Any]) -> None:
     app = echo_app()
     assign_router_routes(app)
     url = serve(app).url
-    assert httpx2.post(url + "/reset", trust_env=False).status_code == 404
-    assert GYM.isdisjoint(httpx2.get(url + "/openapi.json", trust_env=False).json()["paths"])
+    assert http_calls.post(url + "/reset", trust_env=False).status_code == 404
+    assert GYM.isdisjoint(http_calls.get(url + "/openapi.json", trust_env=False).json()["paths"])
 
 
 def test_the_socket_route_can_be_replaced_as_well(serve: Callable[..., Any]) -> None:
@@ -190,9 +190,9 @@ def test_routers_middleware_and_an_own_lifespan(serve: Callable[..., Any]) -> No
 
     url = serve(app).url
     assert events == ["started"]
-    assert httpx2.get(url + "/extra/hello", trust_env=False).json() == {"hello": "world"}
+    assert http_calls.get(url + "/extra/hello", trust_env=False).json() == {"hello": "world"}
     for method, path in (("POST", "/reset"), ("GET", "/health"), ("GET", "/state")):
-        response = httpx2.request(method, url + path, trust_env=False)
+        response = http_calls.request(method, url + path, trust_env=False)
         assert (response.status_code, response.headers["x-marked"]) == (200, path)
     assert played(url) == ("hi", 2.0)
 
@@ -227,15 +227,15 @@ def test_an_own_lifespan_is_stopped_with_the_sessions_closed() -> None:
 def test_an_application_runs_on_uvicorns_own_settings(ws: str, serve: Callable[..., Any]) -> None:
     url = serve(echo_app(), ws=ws, http="auto", ws_per_message_deflate=True).url
     assert played(url) == ("hi", 2.0)
-    assert httpx2.post(url + "/reset", trust_env=False).status_code == 200
+    assert http_calls.post(url + "/reset", trust_env=False).status_code == 200
 
 
 def test_an_application_can_be_mounted_in_another(serve: Callable[..., Any]) -> None:
     outer = FastAPI()
     outer.mount("/envs/echo", echo_app())
     url = serve(outer).url + "/envs/echo"
-    assert httpx2.post(url + "/reset", trust_env=False).json()["observation"]["echoed"] == "ready"
-    assert httpx2.get(url + "/health", trust_env=False).json() == {"status": "healthy"}
+    assert http_calls.post(url + "/reset", trust_env=False).json()["observation"]["echoed"] == "ready"
+    assert http_calls.get(url + "/health", trust_env=False).json() == {"status": "healthy"}
     assert played(url) == ("hi", 2.0)
 
 
@@ -259,7 +259,7 @@ def test_a_server_can_be_subclassed_with_routes_of_its_own(serve: Callable[..., 
     server = CountingServer(env=EchoEnvironment, action_cls=EchoAction, observation_cls=EchoObservation)
     server.register_routes(app)
     url = serve(app).url
-    assert httpx2.get(url + "/describe", trust_env=False).json() == {
+    assert http_calls.get(url + "/describe", trust_env=False).json() == {
         "name": "EchoEnvironment",
         "limit": 1,
         "cls": "EchoAction",

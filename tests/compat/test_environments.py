@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-import httpx2
 import pytest
 from pydantic import BaseModel, Field, RootModel
 from sample_echo import EchoAction, EchoEnvironment, EchoObservation, frames
 
+import http_calls
 from openenv.core.env_server.http_server import create_app
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.mcp_types import CallToolAction, ListToolsAction
@@ -74,7 +74,7 @@ def test_a_union_of_actions_and_a_plain_observation(serve: Callable[..., Any]) -
     assert moved["data"] == {"observation": {"did": "moved 3"}, "reward": 0.5, "done": False}
     assert said["data"] == {"observation": {"did": "said ok"}, "reward": None, "done": True}
     assert wrong["data"]["code"] == "VALIDATION_ERROR"
-    with httpx2.Client(base_url=server.url, trust_env=False) as http:
+    with http_calls.Client(base_url=server.url, trust_env=False) as http:
         stepped = http.post("/step", json={"action": {"kind": "move", "steps": 2}}).json()
         assert stepped == {"observation": {"did": "moved 2"}, "reward": 0.5, "done": False, "metadata": None}
         assert http.post("/step", json={"action": {"kind": "fly"}}).status_code == 422
@@ -117,8 +117,8 @@ def test_fields_with_the_names_of_the_envelope_and_states_with_more_fields(serve
     assert stepped["data"]["observation"]["observation"] == "stepped"
     full = {"episode_id": "e", "step_count": 0, "board": [[1, 2]], "info": {"k": "v"}, "unlisted": 5}
     assert state["data"] == full
-    assert httpx2.get(url + "/state", trust_env=False).json() == full
-    assert httpx2.get(url + "/schema", trust_env=False).json()["state"]["properties"].keys() >= {"board", "info"}
+    assert http_calls.get(url + "/state", trust_env=False).json() == full
+    assert http_calls.get(url + "/schema", trust_env=False).json()["state"]["properties"].keys() >= {"board", "info"}
 
 
 class ShyEnvironment(Environment):
@@ -153,7 +153,7 @@ def test_a_state_that_is_none_before_the_first_reset_is_empty(serve: Callable[..
     before, _, after = frames(url, {"type": "state"}, {"type": "reset"}, {"type": "state"})
     assert before == {"type": "state", "data": {}}
     assert after["data"]["episode_id"] == "begun"
-    assert httpx2.get(url + "/state", trust_env=False).status_code == 200
+    assert http_calls.get(url + "/state", trust_env=False).status_code == 200
 
 
 def test_a_state_that_raises_before_the_first_reset_is_an_error_and_no_more(serve: Callable[..., Any]) -> None:
@@ -162,7 +162,7 @@ def test_a_state_that_raises_before_the_first_reset_is_an_error_and_no_more(serv
     assert before["data"] == {"message": "reset first", "code": "EXECUTION_ERROR"}
     assert begun["type"] == "observation"
     assert after["data"]["episode_id"] == "begun"
-    assert httpx2.get(url + "/state", trust_env=False).status_code == 500
+    assert http_calls.get(url + "/state", trust_env=False).status_code == 500
 
 
 # -- every way to write reset -----------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def test_reset_gets_the_keywords_it_takes(
     url = serve(create_app(env, Action, Observation)).url
     sent = {"seed": 4, "episode_id": "e", "task_id": "t", "level": 2}
     assert frames(url, {"type": "reset", "data": sent})[0]["data"]["metadata"]["got"] == got
-    assert httpx2.post(url + "/reset", json=sent, trust_env=False).json()["metadata"]["got"] == got
+    assert http_calls.post(url + "/reset", json=sent, trust_env=False).json()["metadata"]["got"] == got
     with GenericEnvClient(base_url=url).sync() as client:
         assert client.reset(**sent).metadata == {"got": got}
         assert client.reset().done is False
@@ -232,7 +232,7 @@ def test_reset_gets_the_keywords_it_takes(
 def test_step_gets_keywords_over_http_and_never_a_second_action(serve: Callable[..., Any]) -> None:
     url = serve(create_app(Usual, Action, Observation)).url
     body = {"action": {}, "timeout_s": 2.5, "request_id": "r", "hint": 1}
-    metadata = httpx2.post(url + "/step", json=body, trust_env=False).json()["metadata"]
+    metadata = http_calls.post(url + "/step", json=body, trust_env=False).json()["metadata"]
     assert metadata == {"timeout_s": 2.5, "request_id": "r", "hint": 1}
 
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
-import httpx2
 import pytest
 from pydantic import Field
 from starlette.testclient import TestClient
 
+import http_calls
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
 from openenv.core.http_env_client import HTTPEnvClient, StepResult
@@ -97,7 +97,7 @@ def count_app(**kwargs: Any) -> Any:
 
 def call(method: str, url: str, body: Any = None) -> Any:
     """Make one request on a connection of its own, without cookies."""
-    response = httpx2.request(method, url, json=body, trust_env=False)
+    response = http_calls.request(method, url, json=body, trust_env=False)
     assert response.status_code == 200, response.text
     return response.json()
 
@@ -136,10 +136,10 @@ def test_an_instance_is_one_environment_for_everybody(shared: Any) -> None:
 
 def test_a_shared_environment_survives_errors_and_sets_no_cookie(shared: Any) -> None:
     url = shared.url
-    assert "set-cookie" not in httpx2.post(url + "/reset", json={}, trust_env=False).headers
+    assert "set-cookie" not in http_calls.post(url + "/reset", json={}, trust_env=False).headers
     call("POST", url + "/step", {"action": {"amount": 3}})
-    assert httpx2.post(url + "/step", json={"action": {"amount": "x"}}, trust_env=False).status_code == 422
-    assert httpx2.post(url + "/step", json={"action": {"fail": True}}, trust_env=False).status_code == 500
+    assert http_calls.post(url + "/step", json={"action": {"amount": "x"}}, trust_env=False).status_code == 422
+    assert http_calls.post(url + "/step", json={"action": {"fail": True}}, trust_env=False).status_code == 500
     assert call("POST", url + "/step", {"action": {"amount": 3}})["observation"]["total"] == 6
 
 
@@ -160,7 +160,7 @@ def test_a_legacy_client_plays_on_a_shared_environment(shared: Any) -> None:
 def test_all_kinds_of_clients_share_the_one_environment(shared: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        with CountEnv(base_url=shared.url) as named, httpx2.Client(base_url=shared.url, trust_env=False) as keeping:
+        with CountEnv(base_url=shared.url) as named, http_calls.Client(base_url=shared.url, trust_env=False) as keeping:
             call("POST", shared.url + "/reset", {})
             named.reset()
             keeping.post("/reset", json={})
@@ -348,7 +348,7 @@ def test_an_answer_without_a_code_is_a_server_error(serve: Callable[..., Any]) -
 
 
 def test_a_cookie_keeping_client_continues_its_episode(serve: Callable[..., Any]) -> None:
-    with httpx2.Client(base_url=serve(count_app()).url, trust_env=False) as http:
+    with http_calls.Client(base_url=serve(count_app()).url, trust_env=False) as http:
         assert http.post("/reset", json={}).json()["observation"]["total"] == 0
         for total in (2, 4, 6):
             body = {"action": {"amount": 2}, "timeout_s": 15}
@@ -360,7 +360,10 @@ def test_a_cookie_keeping_client_continues_its_episode(serve: Callable[..., Any]
 
 def test_two_cookie_keeping_clients_do_not_mix(serve: Callable[..., Any]) -> None:
     url = serve(count_app(max_concurrent_envs=2)).url
-    with httpx2.Client(base_url=url, trust_env=False) as one, httpx2.Client(base_url=url, trust_env=False) as two:
+    with (
+        http_calls.Client(base_url=url, trust_env=False) as one,
+        http_calls.Client(base_url=url, trust_env=False) as two,
+    ):
         for http in (one, two):
             http.post("/reset", json={})
         for http, amount in ((one, 1), (two, 10), (one, 1), (two, 10)):
@@ -370,7 +373,7 @@ def test_two_cookie_keeping_clients_do_not_mix(serve: Callable[..., Any]) -> Non
 
 def test_a_cookie_never_keeps_another_client_out(serve: Callable[..., Any]) -> None:
     url = serve(count_app()).url
-    with httpx2.Client(base_url=url, trust_env=False) as http, CountEnv(base_url=url) as client:
+    with http_calls.Client(base_url=url, trust_env=False) as http, CountEnv(base_url=url) as client:
         http.post("/reset", json={})
         client.reset()  # takes the only slot
         assert client.step(CountAction(amount=2)).observation.total == 2

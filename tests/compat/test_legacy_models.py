@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx2
 import pytest
 from pydantic import ValidationError
 
+import http_calls
 import openenv.core.env_server.types as current
 
 with warnings.catch_warnings():
@@ -111,8 +111,8 @@ def test_an_environment_of_dataclasses_plays(serve: Callable[..., Any], env: Any
 
 def test_a_refused_action_is_unprocessable_and_the_schema_is_there(serve: Callable[..., Any]) -> None:
     url = serve(create_app(MoveEnvironment(), MoveAction, MoveObservation)).url
-    assert httpx2.post(url + "/step", json={"action": {"steps": 2}}, trust_env=False).status_code == 422
-    schema = httpx2.get(url + "/schema", trust_env=False).json()
+    assert http_calls.post(url + "/step", json={"action": {"steps": 2}}, trust_env=False).status_code == 422
+    schema = http_calls.get(url + "/schema", trust_env=False).json()
     assert schema["action"]["required"] == ["direction"]
     assert set(schema["observation"]["properties"]) >= {"position", "board", "done", "reward", "metadata"}
     assert set(schema["state"]["properties"]) >= {"position", "path", "episode_id"}
@@ -149,7 +149,7 @@ def test_what_a_dataclass_does_after_its_constructor_is_done() -> None:
 def test_a_subclass_without_the_decorator_is_an_ordinary_model(serve: Callable[..., Any]) -> None:
     assert PlainAction(direction="up").model_dump() == {"metadata": {}, "direction": "up"}
     url = serve(create_app(MoveEnvironment(), Action, MoveObservation)).url
-    assert httpx2.post(url + "/step", json={"action": {"colour": 1}}, trust_env=False).status_code == 422
+    assert http_calls.post(url + "/step", json={"action": {"colour": 1}}, trust_env=False).status_code == 422
 
 
 def test_old_names_are_the_tolerant_models_and_the_rest_is_current() -> None:

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import httpx2
 import pytest
 from websockets.sync.client import connect
+
+import http_calls
 
 pytestmark = [pytest.mark.published, pytest.mark.timeout(900)]
 
@@ -344,7 +345,7 @@ def test_both_servers_answer_each_request_alike(
     ours: Any, published: Any, server: Any, method: str, path: str, body: Any
 ) -> None:
     theirs, mine = (
-        httpx2.request(method, server(which, **MANY).url + path, json=body, trust_env=False)
+        http_calls.request(method, server(which, **MANY).url + path, json=body, trust_env=False)
         for which in (published, ours)
     )
     assert mine.status_code == theirs.status_code, mine.text
@@ -363,7 +364,7 @@ def test_both_servers_refuse_other_bodies_with_the_same_shape(
     ours: Any, published: Any, server: Any, path: str, content: str
 ) -> None:
     theirs, mine = (
-        httpx2.post(
+        http_calls.post(
             server(which, **MANY).url + path,
             content=content,
             headers={"content-type": "application/json"},
@@ -381,7 +382,8 @@ def test_the_api_document_has_the_published_paths_with_their_methods_tags_and_st
     ours: Any, published: Any, server: Any
 ) -> None:
     theirs, mine = (
-        httpx2.get(server(which, **MANY).url + "/openapi.json", trust_env=False).json() for which in (published, ours)
+        http_calls.get(server(which, **MANY).url + "/openapi.json", trust_env=False).json()
+        for which in (published, ours)
     )
     assert mine["info"]["title"] == theirs["info"]["title"]
     assert mine["info"]["version"] == theirs["info"]["version"] == "1.0.0"

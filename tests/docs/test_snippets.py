@@ -8,8 +8,9 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx2
 import pytest
+
+import http_calls
 
 ROOT = Path(__file__).parents[2]
 RunSnippet = Callable[..., str]
@@ -154,7 +155,7 @@ def test_the_example_with_tokens_prints_what_it_should(
     url = serve_snippet("secure_app.py")
     assert run_snippet("use_token.py", url) == "False\nUNAUTHORIZED\n"
     for token, status in [("trainer-1c7f", 200), ("agent-9a2b", 401)]:
-        answer = httpx2.get(f"{url}/words", headers={"Authorization": f"Bearer {token}"}, trust_env=False)
+        answer = http_calls.get(f"{url}/words", headers={"Authorization": f"Bearer {token}"}, trust_env=False)
         assert answer.status_code == status
 
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
+import http_calls
 from openenv.protocol.frames import masked_text_frame
 
 SOURCE = """
@@ -133,7 +133,7 @@ class Inside:
     @classmethod
     def of(cls, server: Any) -> Inside:
         """Look into a server."""
-        with httpx2.Client(base_url=server.url, trust_env=False, headers={"Connection": "close"}) as client:
+        with http_calls.Client(base_url=server.url, trust_env=False, headers={"Connection": "close"}) as client:
             told = client.get("/inside").json()
         time.sleep(0.02)  # for the connection of this very question
         proc = Path("/proc") / str(server.pid)
@@ -238,7 +238,7 @@ def check_nothing_is_left(server: Any, cycles: int, seed: int) -> None:
     assert after.told["runner_threads"] <= 8
     assert after.threads - after.told["runner_threads"] <= before.threads - before.told["runner_threads"]
     # and it still works
-    with httpx2.Client(base_url=server.url, trust_env=False, headers={"Connection": "close"}) as client:
+    with http_calls.Client(base_url=server.url, trust_env=False, headers={"Connection": "close"}) as client:
         answers = [client.post("/reset").status_code for _ in range(20)]
     assert 200 in answers
     assert set(answers) <= {200, 500}  # one constructor in twenty raises

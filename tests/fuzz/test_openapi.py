@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import httpx2
 import pytest
 import schemathesis
 from hypothesis import given, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import response_schema_conformance
 
+import http_calls
 from environments import Idle
 from openenv.core.env_server.http_server import create_app
 from openenv.core.env_server.types import Action, Observation, State
@@ -132,7 +132,7 @@ def try_operation(operation: Any, mode: Any, url: str) -> None:
             case.path_parameters["env_name"] = "grid"
         response = case.call(base_url=url)
         if response.status_code == 201:  # a session: it would take the slot of the next
-            httpx2.delete(f"{url}/sessions/{response.json()['session_id']}", trust_env=False)
+            http_calls.delete(f"{url}/sessions/{response.json()['session_id']}", trust_env=False)
         if response.status_code >= 500:
             assert str(response.status_code) in documented, (case.as_curl_command(), response.text)
             assert response.status_code == 501, (case.as_curl_command(), response.text)  # this one never fails

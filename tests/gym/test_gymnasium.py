@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import gymnasium
-import httpx2
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -18,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
+import http_calls
 from environments import Idle
 from openenv import GenericEnvClient, Observation, create_app
 from openenv.client.vector.vector_env import VectorEnv
@@ -255,13 +255,13 @@ def test_an_action_outside_its_space_is_refused(cart_pole: str) -> None:
 
 
 def test_the_schemas_tell_the_spaces(cart_pole: str) -> None:
-    schemas = httpx2.get(f"{cart_pole}/schema").json()
+    schemas = http_calls.get(f"{cart_pole}/schema").json()
     assert schemas["action"]["x-gymnasium-space"] == {"type": "Discrete", "n": 2, "start": 0}
     assert schemas["action"]["properties"]["action"]["maximum"] == 1
     box = schemas["observation"]["x-gymnasium-space"]
     assert (box["type"], box["shape"], box["dtype"]) == ("Box", [4], "<f4")
     assert box["high"][1] == "inf"
-    assert httpx2.get(f"{cart_pole}/metadata").json()["name"] == "CartPole-v1"
+    assert http_calls.get(f"{cart_pole}/metadata").json()["name"] == "CartPole-v1"
 
 
 def test_old_clients_can_play_as_well(cart_pole: str) -> None:

@@ -7,9 +7,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import httpx2
 import pytest
 
+import http_calls
 from environments import Idle
 from openenv.core.env_server.http_server import create_app
 from openenv.tool_types import CallToolAction, CallToolObservation
@@ -61,14 +61,16 @@ def test_a_failing_tool_is_a_step_too(server: Any, agent: Any) -> None:
 
 def test_an_orchestrator_sees_what_its_agent_earned(server: Any, uninitialized: Any) -> None:
     headers = {"x-openenv-session": "new"}
-    reset = httpx2.post(f"{server.url}/reset", json={"seed": 7}, headers=headers, trust_env=False)
+    reset = http_calls.post(f"{server.url}/reset", json={"seed": 7}, headers=headers, trust_env=False)
     name = reset.headers["x-openenv-session"]
     client = uninitialized(server.url)
     client.initialize(headers={"X-OpenEnv-Session": name})
     assert client.call("count").text == "8"
     assert server.manager.find(name).episode.total_reward == 0.5
     step = {"action": {"type": "call_tool", "tool_name": "count", "arguments": {}}}
-    stepped = httpx2.post(f"{server.url}/step", json=step, headers={"x-openenv-session": name}, trust_env=False).json()
+    stepped = http_calls.post(
+        f"{server.url}/step", json=step, headers={"x-openenv-session": name}, trust_env=False
+    ).json()
     assert (stepped["reward"], stepped["observation"]["result"]["data"]) == (0.5, 9)
 
 
@@ -110,7 +112,7 @@ def test_production_has_no_episodes(desk: Any, agent: Any) -> None:
 
 @pytest.mark.parametrize(("method", "path"), [("POST", "/reset"), ("POST", "/step"), ("GET", "/state")])
 def test_production_has_no_gym_routes(desk: Any, method: str, path: str) -> None:
-    response = httpx2.request(method, desk(mode="production").url + path, json={}, trust_env=False)
+    response = http_calls.request(method, desk(mode="production").url + path, json={}, trust_env=False)
     assert response.status_code == 404
 
 

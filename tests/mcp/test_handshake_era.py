@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx2
 import pytest
+
+import http_calls
 
 PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
 
@@ -170,7 +171,7 @@ def test_an_unknown_method_is_a_json_rpc_error(server: Any, handshake: Any) -> N
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "OPTIONS", "HEAD"])
 def test_other_http_methods_are_not_allowed(server: Any, method: str) -> None:
-    response = httpx2.request(method, f"{server.url}/mcp", trust_env=False)
+    response = http_calls.request(method, f"{server.url}/mcp", trust_env=False)
     assert response.status_code == 405
     assert response.headers["allow"] == "GET, POST, DELETE"
 
@@ -193,7 +194,9 @@ def test_requests_before_the_client_is_ready_are_served(server: Any, uninitializ
 
 def prepared(url: str, seed: int) -> str:
     """Open a session as an orchestrator does, at a number."""
-    response = httpx2.post(f"{url}/reset", json={"seed": seed}, headers={"x-openenv-session": "new"}, trust_env=False)
+    response = http_calls.post(
+        f"{url}/reset", json={"seed": seed}, headers={"x-openenv-session": "new"}, trust_env=False
+    )
     assert response.status_code == 200
     session_id: str = response.headers["x-openenv-session"]
     return session_id
@@ -213,7 +216,7 @@ def test_a_client_plays_the_episode_that_an_orchestrator_has_prepared(
     assert client.session_id not in (None, name)
     assert server.watch.resets == 1, "the orchestrator's reset is the only one"
     assert client.call("count").result["structuredContent"] == {"result": 41}
-    state = httpx2.get(f"{server.url}/state", headers={"x-openenv-session": name}, trust_env=False).json()
+    state = http_calls.get(f"{server.url}/state", headers={"x-openenv-session": name}, trust_env=False).json()
     assert state["step_count"] == 1
     assert client.http.delete("/mcp", headers=client.headers).status_code == 200
     assert client.request("ping").status == 404
@@ -231,7 +234,7 @@ def test_an_attached_client_is_told_when_the_session_has_ended(server: Any, unin
     name = prepared(server.url, 1)
     client = uninitialized(server.url)
     client.initialize(headers={"X-OpenEnv-Session": name})
-    httpx2.delete(f"{server.url}/sessions/{name}", trust_env=False)
+    http_calls.delete(f"{server.url}/sessions/{name}", trust_env=False)
     answer = client.call("count")
     assert answer.status == 404
     assert "(closed)" in answer.error["message"]

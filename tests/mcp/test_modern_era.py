@@ -10,6 +10,8 @@ from typing import Any
 import httpx2
 import pytest
 
+import http_calls
+
 VERSION = "io.modelcontextprotocol/protocolVersion"
 CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
 SERVER_INFO = "io.modelcontextprotocol/serverInfo"
@@ -176,7 +178,7 @@ def test_notifications_are_taken_and_change_nothing(server: Any, modern: Any) ->
 
 def test_there_is_no_stream_to_get(server: Any) -> None:
     headers = {"accept": "text/event-stream", "mcp-protocol-version": "2026-07-28"}
-    assert httpx2.get(f"{server.url}/mcp", headers=headers, trust_env=False).status_code == 405
+    assert http_calls.get(f"{server.url}/mcp", headers=headers, trust_env=False).status_code == 405
 
 
 def test_the_header_of_a_session_of_the_other_era_means_nothing(server: Any, handshake: Any, modern: Any) -> None:
@@ -326,7 +328,9 @@ def test_other_methods_on_a_lost_session_are_refused_or_need_none(desk: Any, mod
 
 @pytest.mark.parametrize("where", ["header", "query", "meta"])
 def test_a_handle_names_a_session_that_an_orchestrator_has_prepared(server: Any, modern: Any, where: str) -> None:
-    reset = httpx2.post(f"{server.url}/reset", json={"seed": 40}, headers={"x-openenv-session": "new"}, trust_env=False)
+    reset = http_calls.post(
+        f"{server.url}/reset", json={"seed": 40}, headers={"x-openenv-session": "new"}, trust_env=False
+    )
     name = reset.headers["x-openenv-session"]
     client = modern(server.url)
     options: dict[str, Any] = {
@@ -342,7 +346,9 @@ def test_a_handle_names_a_session_that_an_orchestrator_has_prepared(server: Any,
 
 
 def test_a_handle_goes_before_the_cookie(server: Any, modern: Any) -> None:
-    reset = httpx2.post(f"{server.url}/reset", json={"seed": 40}, headers={"x-openenv-session": "new"}, trust_env=False)
+    reset = http_calls.post(
+        f"{server.url}/reset", json={"seed": 40}, headers={"x-openenv-session": "new"}, trust_env=False
+    )
     client = modern(server.url)
     client.call("count")
     assert client.call("count", meta={"openenv/session": reset.headers["x-openenv-session"]}).text == "41"

@@ -15,6 +15,8 @@ import httpx2
 import pytest
 from websockets.sync.client import connect
 
+import http_calls
+
 pytestmark = [pytest.mark.published, pytest.mark.timeout(900)]
 
 SAMPLES = Path(__file__).parents[1] / "compat"
@@ -81,7 +83,7 @@ def served(interpreter: Any, log: Path, port: int) -> Iterator[str]:
         deadline = time.monotonic() + 240
         while True:
             with contextlib.suppress(httpx2.TransportError):
-                httpx2.get(f"http://127.0.0.1:{port}/health", trust_env=False)
+                http_calls.get(f"http://127.0.0.1:{port}/health", trust_env=False)
                 break
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()

@@ -8,6 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
+import http_calls
 from environments import Idle
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
@@ -20,7 +21,7 @@ TOKEN = "it's+a&token/?"  # all that an address or a script might stumble over
 def guarded(serve: Any) -> Iterator[httpx2.Client]:
     """A server that asks for a token, as an address bar sees it: without headers."""
     app = create_app(Idle, Action, Observation, access=AccessPolicy(orchestrator=TOKEN, agent="agent-token"))
-    with httpx2.Client(base_url=serve(app).url, trust_env=False) as client:
+    with http_calls.Client(base_url=serve(app).url, trust_env=False) as client:
         yield client
 
 
@@ -68,9 +69,9 @@ def test_tokens_in_an_address_are_for_pages_and_tools_only(guarded: httpx2.Clien
 def test_a_server_without_tokens_documents_none(serve: Any) -> None:
     app = create_app(Idle, Action, Observation)
     url = serve(app).url
-    document = httpx2.get(f"{url}/openapi.json", trust_env=False).json()
+    document = http_calls.get(f"{url}/openapi.json", trust_env=False).json()
     assert "security" not in str(document).lower()
-    assert "'/openapi.json'" in httpx2.get(f"{url}/docs", trust_env=False).text
+    assert "'/openapi.json'" in http_calls.get(f"{url}/docs", trust_env=False).text
 
 
 def test_tokens_that_come_later_are_documented_too(serve: Any) -> None:

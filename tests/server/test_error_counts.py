@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from websockets.sync.client import connect
 
+import http_calls
 from environments import Idle
 from openenv import Action, Observation, create_app
 from openenv.server.access import AccessPolicy
@@ -35,7 +35,7 @@ def http(method: str, path: str, **options: Any) -> Callable[[Any], object]:
     headers = {"Authorization": "Bearer trainer-token", **options.pop("headers", {})}
 
     def send(server: Any) -> object:
-        return httpx2.request(method, server.url + path, headers=headers, trust_env=False, **options)
+        return http_calls.request(method, server.url + path, headers=headers, trust_env=False, **options)
 
     return send
 
@@ -124,7 +124,7 @@ CASES: dict[str, tuple[Callable[[Any], object], str]] = {
 def counted(server: Any) -> dict[str, float]:
     """Return the errors that were counted, by code."""
     headers = {"Authorization": "Bearer trainer-token"}
-    text = httpx2.get(f"{server.url}/metrics", headers=headers, trust_env=False).text
+    text = http_calls.get(f"{server.url}/metrics", headers=headers, trust_env=False).text
     families = text_string_to_metric_families(text)
     samples = [sample for family in families for sample in family.samples]
     return {one.labels["code"]: one.value for one in samples if one.name == "openenv_errors_total" and one.value}

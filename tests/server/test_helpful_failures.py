@@ -10,6 +10,7 @@ import httpx2
 import pytest
 from fastmcp import FastMCP
 
+import http_calls
 from environments import Tools
 from openenv import (
     Action,
@@ -106,7 +107,7 @@ async def test_over_http_the_hint_is_in_the_detail() -> None:
 
 def test_a_step_without_a_session_leaves_a_hint_in_the_log(url: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "openenv"):
-        assert httpx2.post(f"{url}/step", json={"action": {}}, trust_env=False).status_code == 500
+        assert http_calls.post(f"{url}/step", json={"action": {}}, trust_env=False).status_code == 500
     assert any("never reset" in text and "X-OpenEnv-Session" in text for text in caplog.messages)
 
 
@@ -172,7 +173,7 @@ def test_a_tool_action_of_no_known_type_is_answered_with_the_shapes(
 ) -> None:
     url = serve(create_app(Bench, action_cls, CallToolObservation)).url
     if protocol == "http":
-        reply = httpx2.post(f"{url}/step", json={"action": action}, trust_env=False)
+        reply = http_calls.post(f"{url}/step", json={"action": action}, trust_env=False)
         assert reply.status_code == 422
         text, errors = reply.text.replace('\\"', '"'), reply.json()["detail"]
     else:
@@ -201,7 +202,7 @@ def test_a_wrong_token_is_told_from_none(serve: Callable[..., Any]) -> None:
     app.state.openenv_server.reconfigure(access=AccessPolicy(orchestrator="right-one"))
     url = serve(app).url
     none, wrong, lame = (
-        httpx2.post(f"{url}/reset", json={}, headers=headers, trust_env=False)
+        http_calls.post(f"{url}/reset", json={}, headers=headers, trust_env=False)
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic wrong"})
     )
     assert [reply.status_code for reply in (none, wrong, lame)] == [401] * 3

@@ -12,6 +12,7 @@ import httpx2
 import pytest
 from pydantic import Field, field_validator
 
+import http_calls
 from openenv.env.environment import Environment
 from openenv.server.app import HTTPEnvServer, create_app, parse_mode
 from openenv.sessions.lifetime import SessionLimits
@@ -74,7 +75,7 @@ class Parrot(Environment[Say, Heard, Memory]):
 @pytest.fixture
 def http(serve: Callable[..., Any]) -> Iterator[httpx2.Client]:
     server = serve(create_app(Parrot, Say, Heard, max_concurrent_envs=3))
-    with httpx2.Client(base_url=server.url, trust_env=False) as client:
+    with http_calls.Client(base_url=server.url, trust_env=False) as client:
         client.server = server  # type: ignore[attr-defined]
         yield client
 
@@ -291,7 +292,7 @@ def test_a_body_over_the_limit_is_413(serve: Callable[..., Any]) -> None:
     server = serve(app)
     service = app.state.openenv_server.service
     object.__setattr__(service.options, "max_message_bytes", 1000)
-    answer = httpx2.post(f"{server.url}/step", json={"action": {"message": "x" * 2000}}, trust_env=False)
+    answer = http_calls.post(f"{server.url}/step", json={"action": {"message": "x" * 2000}}, trust_env=False)
     assert answer.status_code == 413
     assert answer.json()["limit_bytes"] == 1000
 
@@ -299,7 +300,7 @@ def test_a_body_over_the_limit_is_413(serve: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("mode", ["production", "PRODUCTION", ServerMode.PRODUCTION])
 def test_production_mode_has_no_gym_routes(serve: Callable[..., Any], mode: Any) -> None:
     server = serve(create_app(Parrot, Say, Heard, mode=mode))
-    with httpx2.Client(base_url=server.url, trust_env=False) as client:
+    with http_calls.Client(base_url=server.url, trust_env=False) as client:
         assert client.post("/reset", json={}).status_code == 404
         assert client.post("/step", json={"action": {"message": "a"}}).status_code == 404
         assert client.get("/state").status_code == 404
@@ -354,9 +355,9 @@ def test_limits_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -
 def test_an_unused_http_session_expires(serve: Callable[..., Any]) -> None:
     config = ConcurrencyConfig(max_concurrent_envs=1, session_timeout=0.2)
     server = serve(create_app(Parrot, Say, Heard, concurrency_config=config))
-    opened = httpx2.post(f"{server.url}/reset", json={}, headers={SESSION: "new"}, trust_env=False)
+    opened = http_calls.post(f"{server.url}/reset", json={}, headers={SESSION: "new"}, trust_env=False)
     server.wait_for(lambda: server.manager.active == 0)
-    gone = httpx2.get(f"{server.url}/state", headers={SESSION: opened.headers[SESSION]}, trust_env=False)
+    gone = http_calls.get(f"{server.url}/state", headers={SESSION: opened.headers[SESSION]}, trust_env=False)
     assert gone.json()["reason"] == "expired"
 
 
@@ -398,13 +399,13 @@ def test_a_client_that_leaves_before_its_new_session_is_ready_leaves_no_session_
     Fragile.go_on.set()
     server.wait_for(lambda: server.manager.active == 0)
     Fragile.waits_in = ""
-    with httpx2.Client(base_url=server.url, trust_env=False) as client:
+    with http_calls.Client(base_url=server.url, trust_env=False) as client:
         assert client.post("/reset", headers={SESSION: "new"}).status_code == 200
 
 
 def test_a_first_reset_that_fails_opens_no_session(serve: Callable[..., Any]) -> None:
     server = serve(create_app(Fragile, Say, Heard))
-    with httpx2.Client(base_url=server.url, trust_env=False) as client:
+    with http_calls.Client(base_url=server.url, trust_env=False) as client:
         failed = client.post("/reset", json={"seed": 7}, headers={SESSION: "new"})
         assert (failed.status_code, failed.json()) == (500, {"detail": "bad seed", "code": "EXECUTION_ERROR"})
         assert SESSION not in failed.headers

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
 
-import httpx2
 import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+import http_calls
 from environments import Greeter
 from openenv import GenericEnvClient
 from openenv.errors import SessionCapacityError
@@ -95,7 +95,7 @@ def _post(server: Any, message: dict[str, Any]) -> dict[str, Any]:
     headers = dict(AGENT)
     if message["method"] == "initialize":
         headers["Accept"] = "application/json, text/event-stream"
-    reply: dict[str, Any] = httpx2.post(f"{server.url}/mcp", json=message, headers=headers, trust_env=False).json()
+    reply: dict[str, Any] = http_calls.post(f"{server.url}/mcp", json=message, headers=headers, trust_env=False).json()
     return reply
 
 
@@ -130,7 +130,7 @@ def test_agents_without_a_slot_of_their_own_still_reach_a_session_that_was_prepa
     app = create_app(Greeter, Action, Observation, max_concurrent_envs=2, max_agent_sessions=0, access=POLICY)
     server = serve(app)
     trainer = {"Authorization": "Bearer trainer-token", "X-OpenEnv-Session": "new"}
-    opened = httpx2.post(f"{server.url}/reset", headers=trainer, trust_env=False)
+    opened = http_calls.post(f"{server.url}/reset", headers=trainer, trust_env=False)
     call = {"name": "greet", "session_id": opened.headers["X-OpenEnv-Session"]}
     reply = _post(server, {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call})
     assert "hello" in json.dumps(reply)

@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from websockets.sync.client import ClientConnection, connect
 
+import http_calls
 from environments import Move, Place
 from openenv import Observation, create_app
 from openenv.server.access import AccessPolicy
@@ -37,7 +38,7 @@ def ask(socket: ClientConnection, kind: str, **data: Any) -> Any:
 
 def metrics(server: Any) -> dict[tuple[str, ...], float]:
     """Read with the reference parser; keys are a sample's name and the values of its labels."""
-    response = httpx2.get(f"{server.url}/metrics", trust_env=False)
+    response = http_calls.get(f"{server.url}/metrics", trust_env=False)
     assert response.status_code == 200
     assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     families = list(text_string_to_metric_families(response.text))
@@ -94,7 +95,7 @@ def test_calls_are_timed_by_phase_from_the_first_reading_on(server: Any) -> None
 
 def test_a_call_that_waits_for_its_turn_counts_the_wait(server: Any) -> None:
     url = f"{server.url}/step"
-    name = httpx2.post(f"{server.url}/reset", headers={"X-OpenEnv-Session": "new"}, trust_env=False).headers
+    name = http_calls.post(f"{server.url}/reset", headers={"X-OpenEnv-Session": "new"}, trust_env=False).headers
     headers = {"X-OpenEnv-Session": name["X-OpenEnv-Session"]}
     metrics(server)
 
@@ -125,8 +126,8 @@ def test_errors_are_counted_by_code_whoever_is_told(server: Any) -> None:
         ask(first, "step", wrong="field")
         with session(server) as third:
             assert json.loads(third.recv(20))["data"]["code"] == "CAPACITY_REACHED"
-        httpx2.post(f"{server.url}/step", json={}, trust_env=False)
-        httpx2.get(f"{server.url}/state", headers={"X-OpenEnv-Session": "nobody"}, trust_env=False)
+        http_calls.post(f"{server.url}/step", json={}, trust_env=False)
+        http_calls.get(f"{server.url}/state", headers={"X-OpenEnv-Session": "nobody"}, trust_env=False)
         seen = metrics(server)
     assert {key[1]: value for key, value in seen.items() if key[0] == "openenv_errors_total"} == {
         "EXECUTION_ERROR": 3,
@@ -141,13 +142,13 @@ def test_requests_without_a_token_and_of_foreign_pages_are_counted(serve: Callab
     app = create_app(Place, Move, Observation)
     app.state.openenv_server.reconfigure(access=AccessPolicy(orchestrator="secret"))
     server = serve(app)
-    httpx2.post(f"{server.url}/reset", trust_env=False)
-    httpx2.post(f"{server.url}/reset", headers={"Origin": "http://elsewhere.example"}, trust_env=False)
-    assert httpx2.get(f"{server.url}/metrics", trust_env=False).status_code == 401
-    response = httpx2.get(f"{server.url}/metrics", headers={"Authorization": "Bearer secret"}, trust_env=False)
+    http_calls.post(f"{server.url}/reset", trust_env=False)
+    http_calls.post(f"{server.url}/reset", headers={"Origin": "http://elsewhere.example"}, trust_env=False)
+    assert http_calls.get(f"{server.url}/metrics", trust_env=False).status_code == 401
+    response = http_calls.get(f"{server.url}/metrics", headers={"Authorization": "Bearer secret"}, trust_env=False)
     assert 'openenv_errors_total{code="UNAUTHORIZED"} 2' in response.text
     assert 'openenv_errors_total{code="FOREIGN_ORIGIN"} 1' in response.text
-    assert httpx2.get(f"{server.url}/ready", trust_env=False).status_code == 200
+    assert http_calls.get(f"{server.url}/ready", trust_env=False).status_code == 200
 
 
 def test_an_environment_that_cannot_be_built_is_one_factory_error(serve: Callable[..., Any]) -> None:
@@ -189,7 +190,7 @@ def test_readiness_tells_how_full_the_server_is_in_either_mode(serve: Callable[.
     server = serve(create_app(Place, Move, Observation, max_concurrent_envs=3, mode=mode))
     with session(server):
         server.wait_for(lambda: server.manager.active == 1)
-        response = httpx2.get(f"{server.url}/ready", trust_env=False)
+        response = http_calls.get(f"{server.url}/ready", trust_env=False)
         assert response.status_code == 200
         assert response.json() == {"status": "ready", "active_sessions": 1, "max_sessions": 3}
         assert metrics(server)["openenv_session_slots",] == 3
@@ -197,9 +198,9 @@ def test_readiness_tells_how_full_the_server_is_in_either_mode(serve: Callable[.
 
 def test_a_server_that_admits_nobody_is_alive_but_not_ready(server: Any) -> None:
     server.manager.stop_admitting()
-    response = httpx2.get(f"{server.url}/ready", trust_env=False)
+    response = http_calls.get(f"{server.url}/ready", trust_env=False)
     assert (response.status_code, response.json()["status"]) == (503, "draining")
-    assert httpx2.get(f"{server.url}/health", trust_env=False).json() == {"status": "healthy"}
+    assert http_calls.get(f"{server.url}/health", trust_env=False).json() == {"status": "healthy"}
     assert metrics(server)["openenv_ready",] == 0
     with session(server) as socket:
         refused = json.loads(socket.recv(20))["data"]
@@ -208,6 +209,6 @@ def test_a_server_that_admits_nobody_is_alive_but_not_ready(server: Any) -> None
 
 
 def test_both_routes_are_in_the_openapi_document(server: Any) -> None:
-    paths = httpx2.get(f"{server.url}/openapi.json", trust_env=False).json()["paths"]
+    paths = http_calls.get(f"{server.url}/openapi.json", trust_env=False).json()["paths"]
     assert list(paths["/metrics"]["get"]["responses"]["200"]["content"]) == ["text/plain"]
     assert set(paths["/ready"]["get"]["responses"]) >= {"200", "503"}

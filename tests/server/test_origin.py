@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import httpx2
 import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+import http_calls
 from environments import Idle
 from openenv.server.access import OriginPolicy
 from openenv.server.app import create_app
@@ -27,7 +27,7 @@ CALLS = [
 def test_a_foreign_page_is_refused_on_everything_that_acts(serve: Callable[..., Any]) -> None:
     server = serve(create_app(Idle, Action, Observation))
     foreign = {"Origin": "http://evil.example", "Content-Type": "text/plain"}
-    with httpx2.Client(base_url=server.url, trust_env=False) as client:
+    with http_calls.Client(base_url=server.url, trust_env=False) as client:
         for method, path, body in CALLS:
             refused = client.request(method, path, json=body, headers=foreign)
             assert (refused.status_code, refused.json()["code"]) == (403, "FOREIGN_ORIGIN")
@@ -45,7 +45,7 @@ def test_a_foreign_page_is_refused_on_everything_that_acts(serve: Callable[..., 
 def test_a_setting_allows_further_origins(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENENV_ALLOWED_ORIGINS", "https://lab.example, http://localhost:3000/")
     server = serve(create_app(Idle, Action, Observation))
-    with httpx2.Client(base_url=server.url, trust_env=False) as client:
+    with http_calls.Client(base_url=server.url, trust_env=False) as client:
         for origin, status in [("https://lab.example", 200), ("http://localhost:3000", 200), ("http://x.example", 403)]:
             assert client.post("/reset", json={}, headers={"Origin": origin}).status_code == status
 
@@ -83,7 +83,7 @@ def test_the_setting_is_a_list_separated_by_commas() -> None:
 def test_a_page_whose_name_was_made_to_point_at_loopback_is_refused(serve: Callable[..., Any]) -> None:
     server = serve(create_app(Idle, Action, Observation))
     rebound = {"Host": f"evil.example:{server.port}", "Origin": f"http://evil.example:{server.port}"}
-    with httpx2.Client(base_url=server.url, trust_env=False) as client:
+    with http_calls.Client(base_url=server.url, trust_env=False) as client:
         assert client.post("/reset", headers=rebound).status_code == 403
         by_name = {"Host": f"localhost:{server.port}", "Origin": f"http://localhost:{server.port}"}
         assert client.post("/reset", headers=by_name).status_code == 200
@@ -104,7 +104,7 @@ def test_a_page_whose_name_was_made_to_point_at_loopback_cannot_look_either(stil
     """A browser sends no origin with a GET to the name that the page has; it does tell its languages."""
     server = still
     foreign = {"Host": f"evil.example:{server.port}"}
-    with httpx2.Client(base_url=server.url, trust_env=False) as client:
+    with http_calls.Client(base_url=server.url, trust_env=False) as client:
         refused = client.get(path, headers={**BROWSER, **foreign})
         assert (refused.status_code, refused.json()["code"]) == (403, "FOREIGN_ORIGIN")
         assert "evil.example" in refused.json()["detail"]
@@ -121,6 +121,6 @@ def test_a_page_whose_name_was_made_to_point_at_loopback_cannot_look_either(stil
 def test_a_name_that_a_setting_lists_may_look(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENENV_ALLOWED_ORIGINS", "http://lab.example")
     server = serve(create_app(Idle, Action, Observation))
-    with httpx2.Client(base_url=server.url, trust_env=False) as client:
+    with http_calls.Client(base_url=server.url, trust_env=False) as client:
         for host, status in [("lab.example", 200), ("lab.example:8000", 403), ("other.example", 403)]:
             assert client.get("/state", headers={**BROWSER, "Host": host}).status_code == status

@@ -7,13 +7,13 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-import httpx2
 import pytest
 from fastapi import FastAPI, WebSocket
 from fastapi.responses import JSONResponse
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
+import http_calls
 import openenv.server.http_routes as http_module
 from environments import Heard, Parrot, Say
 from openenv.server.app import create_app
@@ -62,13 +62,13 @@ def ask(server: Any, message: str = "a", **options: Any) -> Any:
 
 def begin(server: Any) -> dict[str, str]:
     """Open an HTTP session; return the header that names it."""
-    httpx2.get(f"{server.url}/health").raise_for_status()
-    answer = httpx2.post(f"{server.url}/reset", json={}, headers={SESSION: "new"})
+    http_calls.get(f"{server.url}/health").raise_for_status()
+    answer = http_calls.post(f"{server.url}/reset", json={}, headers={SESSION: "new"})
     return {SESSION: answer.headers[SESSION]}
 
 
 def step(server: Any, headers: dict[str, str], message: str = "a") -> Any:
-    return httpx2.post(f"{server.url}/step", json={"action": {"message": message}}, headers=headers)
+    return http_calls.post(f"{server.url}/step", json={"action": {"message": message}}, headers=headers)
 
 
 def test_an_application_as_it_was_made_is_reached_the_short_way(
@@ -88,10 +88,10 @@ def test_both_ways_give_the_same_answers(app: FastAPI, serve: Callable[..., Any]
     for server in (serve(app), serve(other)):
         headers = begin(server)
         rows: list[Any] = [step(server, headers), step(server, headers, "boom"), step(server, {SESSION: "nobody"})]
-        rows.append(httpx2.post(f"{server.url}/step", content=b"{", headers=headers))
-        rows.append(httpx2.get(f"{server.url}/state", headers=headers))
-        rows.append(httpx2.get(f"{server.url}/step", headers=headers))
-        rows.append(httpx2.delete(f"{server.url}/sessions/{headers[SESSION]}", headers=headers))
+        rows.append(http_calls.post(f"{server.url}/step", content=b"{", headers=headers))
+        rows.append(http_calls.get(f"{server.url}/state", headers=headers))
+        rows.append(http_calls.get(f"{server.url}/step", headers=headers))
+        rows.append(http_calls.delete(f"{server.url}/sessions/{headers[SESSION]}", headers=headers))
         frames = [ask(server), ask(server, "boom")]
         answers.append(([(row.status_code, row.text.replace(headers[SESSION], "ID")) for row in rows], frames))
     assert answers[0] == answers[1]
@@ -274,7 +274,7 @@ def test_a_connection_that_says_nothing_does_not_hold_up_a_shutdown(app: FastAPI
 def test_a_shutdown_that_waits_no_longer_says_goodbye(app: FastAPI, serve: Callable[..., Any]) -> None:
     Parrot.gate.clear()
     server = serve(app, timeout_graceful_shutdown=1)
-    httpx2.get(f"{server.url}/health").raise_for_status()
+    http_calls.get(f"{server.url}/health").raise_for_status()
     try:
         with connect(f"ws://127.0.0.1:{server.port}/ws", proxy=None) as connection:
             connection.send(json.dumps({"type": "step", "data": {"message": "wait"}}))

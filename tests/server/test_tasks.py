@@ -12,6 +12,7 @@ import httpx2
 import pytest
 from pydantic import BaseModel
 
+import http_calls
 from environments import Idle
 from openenv.server.app import create_app
 from openenv.types import Action, Observation
@@ -48,7 +49,7 @@ class Partial(Idle):
 @pytest.fixture
 def tasks(serve: Callable[..., Any]) -> Iterator[httpx2.Client]:
     server = serve(create_app(Catalogue, Action, Observation, env_name="Shop", max_concurrent_envs=2))
-    with httpx2.Client(base_url=server.url, trust_env=False) as client:
+    with http_calls.Client(base_url=server.url, trust_env=False) as client:
         yield client
 
 
@@ -87,7 +88,7 @@ def test_a_wrong_index_is_400_and_a_wrong_body_422(tasks: httpx2.Client) -> None
 @pytest.mark.parametrize("env_cls", [Idle, Partial])
 def test_an_environment_without_tasks_says_so(serve: Callable[..., Any], env_cls: type[Any]) -> None:
     server = serve(create_app(env_cls, Action, Observation))
-    answer = httpx2.get(f"{server.url}/{env_cls.__name__}/splits", trust_env=False)
+    answer = http_calls.get(f"{server.url}/{env_cls.__name__}/splits", trust_env=False)
     assert answer.status_code == 501
     assert answer.json() == {"detail": "list_splits is not supported for this environment"}
 
@@ -123,7 +124,7 @@ def test_tasks_that_are_made_while_they_are_read_are_read_in_the_environments_th
     serve: Callable[..., Any],
 ) -> None:
     server = serve(create_app(Lazy, Action, Observation, env_name="lazy"))
-    with httpx2.Client(base_url=server.url, trust_env=False) as client:
+    with http_calls.Client(base_url=server.url, trust_env=False) as client:
         found = client.post("/lazy/tasks", json={"split": "train"}).json()["tasks"]
         assert [task["i"] for task in found] == [0, 1, 2]
         assert not any(task["closed"] for task in found)

@@ -9,12 +9,12 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx2
 import pytest
 import uvloop
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+import http_calls
 import openenv.server.ws as ws_module
 from environments import Heard, Parrot, Say
 from openenv.server.app import create_app
@@ -224,7 +224,9 @@ def test_a_client_that_leaves_the_queue_for_a_slot_does_not_take_it_along(
 
 def test_an_http_session_can_be_attached_to_by_one_socket_at_a_time(dial: Callable[..., Peer], started: Any) -> None:
     headers = {"X-OpenEnv-Session": "new"}
-    name = httpx2.post(f"{started.url}/reset", json={}, headers=headers, trust_env=False).headers["X-OpenEnv-Session"]
+    name = http_calls.post(f"{started.url}/reset", json={}, headers=headers, trust_env=False).headers[
+        "X-OpenEnv-Session"
+    ]
     peer = dial(f"?session_id={name}")
     assert peer.step("a")["data"]["observation"]["count"] == 1
     second = dial(f"?session_id={name}")

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx2
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -16,6 +15,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from websockets.sync.client import connect
 
+import http_calls
 from environments import Idle, Move
 from openenv import Observation, create_app
 from openenv.telemetry.watched_calls import Tracer
@@ -68,7 +68,7 @@ def parent_of(span: ReadableSpan) -> tuple[str, str]:
 
 def test_a_call_over_http_is_part_of_the_trace_in_its_header(traced: Traced) -> None:
     headers = {"traceparent": PARENT, "X-OpenEnv-Session": "new", "Idempotency-Key": "request-number-seven"}
-    httpx2.post(f"{traced.server.url}/reset", headers=headers, trust_env=False).raise_for_status()
+    http_calls.post(f"{traced.server.url}/reset", headers=headers, trust_env=False).raise_for_status()
     inner, outer = traced.spans(2)
     assert (inner.name, outer.name) == (INNER, "openenv.reset")
     assert parent_of(outer) == (TRACE, SPAN)
@@ -117,7 +117,7 @@ def test_each_request_of_protocol_v2_may_name_its_own_trace(traced: Traced) -> N
 
 def test_a_trace_that_is_none_begins_a_new_one(traced: Traced) -> None:
     headers = {"traceparent": "nonsense"}
-    httpx2.post(f"{traced.server.url}/reset", headers=headers, trust_env=False).raise_for_status()
+    http_calls.post(f"{traced.server.url}/reset", headers=headers, trust_env=False).raise_for_status()
     _, outer = traced.spans(2)
     assert outer.parent is None
 

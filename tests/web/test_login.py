@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import httpx2
 import pytest
 from websockets.exceptions import InvalidStatus
 
+import http_calls
 from openenv.server.access import AccessPolicy
 
 TOKENS = {"orchestrator": 'orch;=tok"en%20', "agent": "agent-token", "observer": "obs_token~"}
@@ -120,7 +120,7 @@ def test_without_tokens_everybody_is_an_orchestrator(street: Any, visit: Callabl
 
 @pytest.mark.parametrize(("method", "path"), ACTING)
 def test_foreign_pages_cannot_act(street: Any, method: str, path: str) -> None:
-    with httpx2.Client(base_url=street.url, trust_env=False) as client:
+    with http_calls.Client(base_url=street.url, trust_env=False) as client:
         refused = client.request(method, path, headers={"Origin": "http://evil.example"})
         assert (refused.status_code, refused.json()["code"]) == (403, "FOREIGN_ORIGIN")
         own = client.request(method, path, headers={"Origin": street.url})
@@ -129,7 +129,7 @@ def test_foreign_pages_cannot_act(street: Any, method: str, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/web/page", "/web/state", "/web/sessions", "/web/metadata"])
 def test_a_page_under_a_name_that_was_made_to_point_here_cannot_look(street: Any, path: str) -> None:
-    with httpx2.Client(base_url=street.url, trust_env=False) as client:
+    with http_calls.Client(base_url=street.url, trust_env=False) as client:
         refused = client.get(path, headers={"Host": "evil.example", "Accept-Language": "en"})
         assert (refused.status_code, refused.json()["code"]) == (403, "FOREIGN_ORIGIN")
 

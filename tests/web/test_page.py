@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
+import http_calls
 from environments import Idle
 from openenv.server.app import create_app
 from openenv.types import Action, EnvironmentMetadata, Observation, State
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_root_leads_to_the_page_also_behind_a_prefix(street: Any, visit: Callable[..., Any]) -> None:
-    with httpx2.Client(base_url=street.url, trust_env=False) as client:
+    with http_calls.Client(base_url=street.url, trust_env=False) as client:
         for path in ("/", "/web"):
             answer = client.get(path)
             assert (answer.status_code, answer.headers["location"]) == (307, "web/")
@@ -40,7 +40,7 @@ def test_the_page_works_under_a_prefix(serve: Callable[..., Any], visit: Callabl
 
 
 def test_the_page_has_a_cookie_for_new_browsers_and_a_strict_policy(street: Any) -> None:
-    with httpx2.Client(base_url=street.url, trust_env=False) as client:
+    with http_calls.Client(base_url=street.url, trust_env=False) as client:
         first = client.get("/web/")
         given = first.headers["set-cookie"]
         assert given.startswith("openenv_visitor=")
@@ -55,7 +55,7 @@ def test_the_page_has_a_cookie_for_new_browsers_and_a_strict_policy(street: Any)
 
 
 def test_files_are_checked_anew_and_only_those_of_the_page_are_given(street: Any) -> None:
-    with httpx2.Client(base_url=street.url, trust_env=False) as client:
+    with http_calls.Client(base_url=street.url, trust_env=False) as client:
         page = client.get("/web/")
         assert page.headers["content-type"] == "text/html; charset=utf-8"
         icon = client.get("/web/static/favicon.svg")

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
+import http_calls
 from openenv.rollout.capture import CaptureServer
 from openenv.rollout.task import Model
 
@@ -215,7 +215,7 @@ def test_endpoints_are_reached_over_tls_and_their_certificates_are_checked(
             with CaptureServer(tmp_path / name, tls=tls, backoff_s=0.01) as server:
                 capture = server.open(name, Model(base_url=engine.url, name="m"))
                 url = f"{server.url}/v1/chat/completions"
-                response = httpx2.post(url, json=body, headers={"x-api-key": capture.key}, trust_env=False)
+                response = http_calls.post(url, json=body, headers={"x-api-key": capture.key}, trust_env=False)
                 assert response.status_code == status, response.text
                 if status == 200:
                     assert capture.calls()[0].completion.sampled.ids == (11, 12, 13)

@@ -12,6 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
+import http_calls
 from openenv.rollout.capture import CaptureServer
 
 
@@ -292,6 +293,6 @@ def test_connections_that_only_wait_give_way_to_new_ones(tmp_path: Any, monkeypa
     with CaptureServer(tmp_path) as server:
         idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(40)]
         for _ in range(3):
-            assert httpx2.get(f"{server.url}/health", trust_env=False).status_code == 200
+            assert http_calls.get(f"{server.url}/health", trust_env=False).status_code == 200
         for one in idle:
             one.close()

@@ -15,6 +15,7 @@ from typing import Any
 import httpx2
 import pytest
 
+import http_calls
 from openenv.errors import CaptureError
 from openenv.rollout.capture import CaptureServer, read
 from openenv.rollout.task import Budget, Model
@@ -36,7 +37,7 @@ def test_a_key_is_needed_and_decides_the_rollout(server: CaptureServer, open_age
 
 
 def test_control_routes_are_for_the_admin_key_only(server: CaptureServer, agent: Any) -> None:
-    with httpx2.Client(base_url=server.url, trust_env=False) as client:
+    with http_calls.Client(base_url=server.url, trust_env=False) as client:
         assert client.get("/sessions").status_code == 401
         assert client.get("/sessions", headers=agent.headers).status_code == 403
         assert client.post("/sessions", json={}, headers=agent.headers).status_code == 403
@@ -54,14 +55,14 @@ def test_control_routes_are_for_the_admin_key_only(server: CaptureServer, agent:
 
 
 def test_a_server_without_an_admin_key_has_no_control_routes(tmp_path: Path) -> None:
-    with CaptureServer(tmp_path) as server, httpx2.Client(base_url=server.url, trust_env=False) as client:
+    with CaptureServer(tmp_path) as server, http_calls.Client(base_url=server.url, trust_env=False) as client:
         capture = server.open("r", Model(base_url="http://127.0.0.1:9", name="m"))
         assert client.get("/sessions", headers={"x-api-key": capture.key}).status_code == 404
         assert client.get("/sessions").status_code == 401
 
 
 def test_sessions_are_opened_shown_exported_and_closed_over_http(server: CaptureServer, engine: Any) -> None:
-    with httpx2.Client(base_url=server.url, headers=ADMIN, trust_env=False) as client:
+    with http_calls.Client(base_url=server.url, headers=ADMIN, trust_env=False) as client:
         body = {
             "session_id": "s1",
             "llm_url": engine.url,
@@ -95,7 +96,7 @@ def test_sessions_are_opened_shown_exported_and_closed_over_http(server: Capture
 def test_a_session_that_is_not_trainable_has_no_trace_entries(server: CaptureServer, engine: Any, fake: Any) -> None:
     plain = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "x"}, "finish_reason": "stop"}]}
     engine.respond = lambda seen: fake.Answer.json(plain)
-    with httpx2.Client(base_url=server.url, headers=ADMIN, trust_env=False) as client:
+    with http_calls.Client(base_url=server.url, headers=ADMIN, trust_env=False) as client:
         opened = client.post("/sessions", json={"llm_url": engine.url, "model": "m"}).json()
         ask = {"messages": [{"role": "user", "content": "hi"}]}
         client.post("/v1/chat/completions", json=ask, headers={"authorization": f"Bearer {opened['api_key']}"})
@@ -141,7 +142,7 @@ def test_the_process_says_where_it_listens_and_stops_on_a_signal(tmp_path: Path)
         assert process.stdout is not None
         said = json.loads(process.stdout.readline())
         folder = Path(said["socket"]).parent
-        assert httpx2.get(f"{said['url']}/health", trust_env=False).json() == {"status": "ok"}
+        assert http_calls.get(f"{said['url']}/health", trust_env=False).json() == {"status": "ok"}
         process.terminate()
         assert process.wait(20) == 0
     assert not folder.exists()
@@ -243,7 +244,7 @@ def test_memory_of_closed_rollouts_is_let_go_and_their_records_stay(tmp_path: Pa
         capture = server.open("r", Model(base_url=engine.url, name="m"))
         url = f"{server.url}/v1/chat/completions"
         body = {"messages": [{"role": "user", "content": "hi"}]}
-        httpx2.post(url, json=body, headers={"x-api-key": capture.key}, trust_env=False)
+        http_calls.post(url, json=body, headers={"x-api-key": capture.key}, trust_env=False)
         capture.close()
         server._registry.sweep()
         assert server.rollouts() == []
@@ -256,7 +257,7 @@ def test_a_server_that_stops_ends_its_calls_and_frees_its_port(tmp_path: Path, e
     server = CaptureServer(tmp_path).start()
     capture = server.open("r", Model(base_url=engine.url, name="m"))
     body = {"stream": True, "messages": [{"role": "user", "content": "hi"}]}
-    with httpx2.Client(trust_env=False) as client:
+    with http_calls.Client(trust_env=False) as client:
         url = f"{server.url}/v1/chat/completions"
         with client.stream("POST", url, json=body, headers={"x-api-key": capture.key}) as response:
             lines = response.iter_lines()

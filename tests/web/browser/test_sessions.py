@@ -8,6 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
+import http_calls
 from environments import Add, Counter, Sum
 from openenv.server.app import create_app
 from openenv.web.web_page import attach_web
@@ -67,8 +68,8 @@ def test_a_session_that_is_lost_is_said_to_be_and_a_reset_begins_anew(
     begin(page)
     add(page, 4)
     expect(total(page)).to_have_text("4")
-    [session] = httpx2.get(f"{server.url}/web/sessions").json()["sessions"]
-    httpx2.delete(f"{server.url}/web/sessions/{session['session_id']}")
+    [session] = http_calls.get(f"{server.url}/web/sessions").json()["sessions"]
+    http_calls.delete(f"{server.url}/web/sessions/{session['session_id']}")
     notice = page.locator(".notice")
     expect(notice).to_contain_text("The session is lost: ended by an operator")
     expect(page.locator(".chip")).to_have_text("session lost")
