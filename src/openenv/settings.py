@@ -12,6 +12,7 @@ from typing import TypeVar
 
 _N = TypeVar("_N", int, float)
 _TRUE = frozenset({"true", "1", "yes"})
+_FALSE = frozenset({"false", "0", "no"})
 
 
 def _environ(environ: Mapping[str, str] | None) -> Mapping[str, str]:
@@ -133,6 +134,11 @@ def log_format(environ: Mapping[str, str] | None = None) -> str | None:
 def max_message_mb(environ: Mapping[str, str] | None = None) -> float | None:
     """Return `OPENENV_MAX_MESSAGE_MB`, the largest request that a server reads, or None when it is not set."""
     return _number("OPENENV_MAX_MESSAGE_MB", float, environ)
+
+
+def fast_enabled(environ: Mapping[str, str] | None = None) -> bool:
+    """Say whether servers use `openenv.server.fast`; `OPENENV_FAST=0` leaves everything to uvicorn."""
+    return _environ(environ).get("OPENENV_FAST", "").strip().lower() not in _FALSE
 
 
 def _tokens(name: str, environ: Mapping[str, str] | None) -> tuple[str, ...]:

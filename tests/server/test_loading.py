@@ -249,7 +249,7 @@ def test_a_manifest_is_read(folder: Path) -> None:
 
 def test_options_of_the_command_line_are_applied(folder: Path) -> None:
     write(folder, "walk_opts.py", APP)
-    app = prepare("walk_opts.py", ServeOptions(max_sessions=5, session_timeout_s=9.0, runner="inline"))
+    app = prepare("walk_opts.py", ServeOptions(server={"sessions": 5, "session_timeout_s": 9.0, "runner": "inline"}))
     server = environment_server(app)
     assert server is not None
     assert (server.max_concurrent_envs, server.manager.limits.idle_s) == (5, 9.0)
@@ -265,13 +265,13 @@ def test_options_for_an_application_of_another_kind_are_refused(folder: Path) ->
     write(folder, "other_app.py", "async def app(scope, receive, send): pass\n")
     assert environment_server(prepare("other_app.py", ServeOptions())) is None
     with pytest.raises(TargetError, match="not made by create_app"):
-        prepare("other_app.py", ServeOptions(max_sessions=2))
+        prepare("other_app.py", ServeOptions(server={"sessions": 2}))
 
 
 def test_more_sessions_than_a_class_allows_is_refused(folder: Path) -> None:
     write(folder, "walk_single.py", ENV + SECOND)
     with pytest.raises(TargetError, match=r"--max-sessions 2 .* SUPPORTS_CONCURRENT_SESSIONS") as refused:
-        prepare("walk_single.py:Run", ServeOptions(max_sessions=2))
+        prepare("walk_single.py:Run", ServeOptions(server={"sessions": 2}))
     assert "max_concurrent_envs" not in str(refused.value)
 
 

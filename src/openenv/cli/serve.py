@@ -140,6 +140,7 @@ def serve(
     gc.disable()  # until all is loaded, nothing is garbage; `run` turns it on again
     import_fastapi()
     from ..server.loading import TargetError, TargetFailed  # servers load only for this command
+    from ..server.options import ServerOverrides, in_bytes
     from ..server.run import AccessOptions, ServeOptions
     from ..server.run import serve as run
 
@@ -153,22 +154,24 @@ def serve(
         raise typer.BadParameter("there are tokens to ask for", param_hint="--no-token")
     needs_token = not no_token and (not _is_loopback(host) or agent_token is not None or observer_token is not None)
     spare = secrets.token_urlsafe(24) if needs_token and token is None else None
-    access = AccessOptions(token, agent_token, observer_token, spare)
+    overrides: ServerOverrides = {
+        "sessions": max_sessions,
+        "session_timeout_s": session_timeout,
+        "session_grace_s": grace,
+        "max_agent_sessions": max_agent_sessions,
+        "runner": runner,
+        "env_processes": env_processes,
+        "sessions_per_process": sessions_per_process,
+        "max_message_bytes": in_bytes(max_message_mb),
+    }
     options = ServeOptions(
         host,
         port,
-        max_sessions,
-        session_timeout,
-        runner,
         log_level,
-        max_message_mb=max_message_mb,
-        access=access,
-        log_format=log_format,
-        session_grace_s=grace,
-        max_agent_sessions=max_agent_sessions,
-        env_processes=env_processes,
-        sessions_per_process=sessions_per_process,
+        log_format,
         web=_has_page(web),
+        access=AccessOptions(token, agent_token, observer_token, spare),
+        server=overrides,
     )
     introduction = Introduction(target, host, port, spare, log_level, log_format, watches=reload)
     try:

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import quote
 
-from fastapi import APIRouter, FastAPI, HTTPException
+from fastapi import APIRouter, Body, FastAPI, HTTPException
 from fastapi.encoders import jsonable_encoder
 from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import BaseRoute, Match, Route
+from starlette.routing import BaseRoute, Match, Route, WebSocketRoute
 
 from .._version import load_package_version
 from ..errors import SessionCapacityError
@@ -27,9 +27,25 @@ from ..sessions.operations import CALL
 from ..telemetry.prometheus import CONTENT_TYPE
 from ..telemetry.server_metrics import ServerMetrics
 from ..telemetry.watched_calls import CallWatch
-from ..types import GetTaskRangeRequest, GetTaskRequest, ListTasksRequest, NumTasksRequest, SessionInfo
+from ..types import (
+    EnvironmentMetadata,
+    GetTaskRangeRequest,
+    GetTaskRequest,
+    HealthResponse,
+    ListTasksRequest,
+    NumTasksRequest,
+    ResetRequest,
+    ResetResponse,
+    SchemaResponse,
+    SessionInfo,
+    State,
+    StepRequest,
+    StepResponse,
+)
 from .access import ADDRESS_TOKEN, AccessPolicy
 from .asgi import BodyLimit, Handler, Receive, Scope, Send, respond_json
+from .http_routes import GymRoutes, OpenRequest, SessionOpened, SessionRoutes
+from .mcp.endpoint import McpEndpoint, RpcEndpoint
 from .service import EnvService
 
 
@@ -417,3 +433,184 @@ def _split(item: Any) -> Any:
     if isinstance(item, str):
         return {"name": item, "type": item if item in _SPLIT_TYPES else "validation"}
     return item.model_dump() if isinstance(item, BaseModel) else item
+
+
+# The routes of an environment. Handlers are bare ASGI; the signatures are for the OpenAPI document alone.
+
+_REFUSED: dict[int | str, dict[str, Any]] = {
+    401: {"model": ErrorBody, "description": "The server asks for a token"},
+    403: {"model": ErrorBody, "description": "The token's role does not allow this, or a foreign web page asks"},
+}
+_SESSION_ERRORS: dict[int | str, dict[str, Any]] = {
+    404: {"model": ErrorBody, "description": "No session has the name that was sent"},
+    410: {"model": ErrorBody, "description": "The session has ended and its episode with it"},
+    413: {"model": ErrorBody, "description": "The body is too large"},
+    500: {"description": "The environment failed"},
+    503: {"model": ErrorBody, "description": "Every session slot is taken"},
+}
+
+
+def gym_routes(service: EnvService, gym: GymRoutes) -> list[BaseRoute]:
+    """Return `/reset`, `/step`, `/state` and `/sessions`: simulation mode only."""
+    sessions = SessionRoutes(service)
+    control: dict[str, Any] = {"tags": ["Environment Control"], "responses": {**_REFUSED, **_SESSION_ERRORS}}
+    state_cls = _documentable(service.state_cls)
+    return [
+        DocumentedRoute(
+            "/reset",
+            _reset_signature,
+            gym.reset,
+            methods=["POST"],
+            response_model=ResetResponse,
+            summary="Begin an episode",
+            description="Send `X-OpenEnv-Session: new` to open a session that `/step` and `/state` can continue; "
+            "its name comes back in the same header.",
+            **control,
+        ),
+        DocumentedRoute(
+            "/step",
+            _step_signature,
+            gym.step,
+            methods=["POST"],
+            response_model=StepResponse,
+            summary="Take an action",
+            description="Send `X-OpenEnv-Session` with the name that `/reset` answered to continue that episode.",
+            **control,
+        ),
+        DocumentedRoute(
+            "/state",
+            _state_signature,
+            gym.state,
+            methods=["GET"],
+            response_model=state_cls,
+            summary="Show the state",
+            description="Send `X-OpenEnv-Session` to see the state of that episode.",
+            tags=["State Management"],
+            responses={code: body for code, body in _SESSION_ERRORS.items() if code != 413},
+        ),
+        DocumentedRoute(
+            "/sessions",
+            _open_signature,
+            sessions.open,
+            methods=["POST"],
+            response_model=SessionOpened,
+            status_code=201,
+            summary="Open a session",
+            description="Build an environment, after waiting for a slot if asked to. `/reset`, `/step`, `/state` "
+            "take its name in `X-OpenEnv-Session`.",
+            tags=["Environment Control"],
+            responses={**_REFUSED, **{code: _SESSION_ERRORS[code] for code in (413, 500, 503)}},
+        ),
+        DocumentedRoute(
+            "/sessions/{session_id}",
+            _describe_signature,
+            sessions.describe,
+            methods=["GET"],
+            response_model=SessionView,
+            summary="Show a session",
+            description="Its state, its steps, and what the tool calls of an agent have led to: reward and end of "
+            "an episode are shown here and never to the agent.",
+            tags=["State Management"],
+            responses={**_REFUSED, **{code: _SESSION_ERRORS[code] for code in (404, 410)}},
+        ),
+        DocumentedRoute(
+            "/sessions/{session_id}",
+            _close_signature,
+            sessions.close,
+            methods=["DELETE"],
+            response_model=SessionClosed,
+            summary="End a session",
+            description="Close the environment of a session that `/reset` has opened, and free its slot.",
+            tags=["Environment Control"],
+            responses={**_REFUSED, **{code: _SESSION_ERRORS[code] for code in (404, 410)}},
+        ),
+    ]
+
+
+def add_info_routes(app: FastAPI, service: EnvService, mcp: McpEndpoint) -> None:
+    """Add `/metadata`, `/health`, `/schema` and `/mcp`: both modes."""
+
+    async def schema() -> SchemaResponse:
+        return service.schema()
+
+    register_get_endpoints(
+        app,
+        [
+            GetEndpointConfig(
+                "/metadata",
+                service.metadata,
+                EnvironmentMetadata,
+                "Environment Info",
+                "Describe the environment",
+                "Name, version, author and README of the environment.",
+            ),
+            GetEndpointConfig(
+                "/health", _health, HealthResponse, "Health", "Say whether the server is alive", "Liveness check."
+            ),
+            GetEndpointConfig(
+                "/schema",
+                schema,
+                SchemaResponse,
+                "Schema",
+                "Show the JSON schemas",
+                "Schemas of action, observation and state.",
+            ),
+        ],
+    )
+    app.router.routes += [
+        DocumentedRoute(
+            "/mcp",
+            _rpc_signature,
+            mcp,
+            methods=["POST"],
+            tags=["Environment Info"],
+            summary="MCP and JSON-RPC",
+            description="Standard MCP (Streamable HTTP), and OpenEnv's own `tools/list`, `tools/call`, "
+            "`openenv/session/create` and `openenv/session/close`.",
+            responses=_REFUSED,
+        ),
+        Route("/mcp", mcp, methods=["GET", "DELETE", "PUT", "PATCH", "OPTIONS"], include_in_schema=False),
+        WebSocketRoute("/mcp", RpcEndpoint(service), name="mcp"),
+    ]
+
+
+async def _health() -> HealthResponse:
+    return HealthResponse()
+
+
+async def _reset_signature(request: ResetRequest = Body(default_factory=ResetRequest)) -> None:  # noqa: B008
+    """Documents `POST /reset`."""
+
+
+async def _step_signature(request: StepRequest) -> None:
+    """Documents `POST /step`."""
+
+
+async def _state_signature() -> None:
+    """Documents `GET /state`."""
+
+
+async def _open_signature(request: OpenRequest = Body(default_factory=OpenRequest)) -> None:  # noqa: B008
+    """Documents `POST /sessions`."""
+
+
+async def _describe_signature(session_id: str) -> None:
+    """Documents `GET /sessions/{session_id}`."""
+
+
+async def _close_signature(session_id: str) -> None:
+    """Documents `DELETE /sessions/{session_id}`."""
+
+
+def _documentable(model: type[Any]) -> type[Any]:
+    """A model that JSON schema cannot express is documented as any state; what is sent stays whole."""
+    try:
+        TypeAdapter(model).json_schema(mode="serialization")
+    except Exception:  # pydantic reports this in several ways
+        return State
+    return model
+
+
+async def _rpc_signature(request: dict[str, Any]) -> dict[str, Any]:
+    """Documents `POST /mcp`."""
+    return request

@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
@@ -39,6 +39,7 @@ from .asgi import Receive, Scope, Send, respond
 from .fast.http import FirstRead
 from .fast.upgrade import UpgradeProtocol
 from .loading import MANIFEST, TargetError, TargetFailed, load_app, split_target
+from .options import DEFAULT_MAX_MESSAGE_BYTES, ServerOptions, ServerOverrides
 
 # allocator: How the C library's allocator treats memory that was freed.
 #
@@ -110,27 +111,25 @@ class AccessOptions:
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """How to serve; None leaves what the application itself says."""
+    """How to run an application.
+
+    Args:
+        server: Options of the environment's server that replace the application's own.
+        web: Whether an application without a web page gets one.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
-    max_sessions: int | None = None
-    session_timeout_s: float | None = None
-    runner: str | None = None
     log_level: str = "info"
-    drain_s: int = 15
-    max_message_mb: float | None = None
-    access: AccessOptions = AccessOptions()
     log_format: str = "text"
-    session_grace_s: float | None = None
-    max_agent_sessions: int | None = None
-    env_processes: int | None = None
-    sessions_per_process: int | None = None
+    drain_s: int = 15
     web: bool = False
+    access: AccessOptions = AccessOptions()
+    server: ServerOverrides = field(default_factory=ServerOverrides)
 
 
 def prepare(target: str, options: ServeOptions) -> Any:
-    """Load an application and apply what the command line says about sessions.
+    """Load an application and apply the options of the command line.
 
     Raises:
         TargetError: There is nothing to serve, or it does not take these options.
@@ -138,46 +137,26 @@ def prepare(target: str, options: ServeOptions) -> Any:
     app = load_app(target)
     if options.web:
         _add_page(app, target)
-    asked = (
-        options.max_sessions,
-        options.session_timeout_s,
-        options.session_grace_s,
-        options.max_agent_sessions,
-        options.runner,
-        options.env_processes,
-        options.sessions_per_process,
-        options.max_message_mb,
-    )
     server = environment_server(app)
     try:
         policy = options.access.policy(None if server is None else server.access)
     except ValueError as exc:
         raise TargetError(str(exc)) from exc
-    if policy is None and all(value is None for value in asked):
+    overrides: ServerOverrides = {**options.server, "access": policy}
+    if all(value is None for value in overrides.values()):
         return app
     if server is None:
         raise TargetError(
             f"{target} was not made by create_app, so sessions, the runner, tokens and limits cannot be set here"
         )
-    megabytes = options.max_message_mb
     try:
-        server.reconfigure(
-            sessions=options.max_sessions,
-            session_timeout_s=options.session_timeout_s,
-            session_grace_s=options.session_grace_s,
-            max_agent_sessions=options.max_agent_sessions,
-            runner=options.runner,
-            access=policy,
-            max_message_bytes=None if megabytes is None else int(megabytes * 1024 * 1024),
-            env_processes=options.env_processes,
-            sessions_per_process=options.sessions_per_process,
-        )
+        server.reconfigure(**overrides)
     except NotSendable as exc:
         raise TargetError(str(exc)) from exc
     except ConcurrencyConfigurationError as exc:
-        name = exc.environment_name
+        name, count = exc.environment_name, overrides.get("sessions")
         raise TargetError(
-            f"--max-sessions {options.max_sessions} is too many for {name}, which does not say that its sessions share "
+            f"--max-sessions {count} is too many for {name}, which does not say that its sessions share "
             f"nothing; if they do, set SUPPORTS_CONCURRENT_SESSIONS = True in {name}, else leave --max-sessions out"
         ) from exc
     return app
@@ -238,17 +217,25 @@ class _Server(uvicorn.Server):
             self._on_started(port)
 
 
-def uvicorn_settings(options: ServeOptions) -> dict[str, Any]:
-    """The settings every way of serving shares."""
-    return {
+def uvicorn_settings(options: ServeOptions, server: ServerOptions | None = None) -> dict[str, Any]:
+    """Return the settings that every way of serving shares.
+
+    Args:
+        options: How to run.
+        server: The options of the environment's server, if there is one.
+    """
+    common = {
         "host": options.host,
         "port": options.port,
         "log_level": options.log_level,
-        "http": FirstRead,
-        "ws": UpgradeProtocol,
         "timeout_graceful_shutdown": options.drain_s,
         "access_log": options.log_level in ("debug", "trace"),
     }
+    if settings.fast_enabled() if server is None else server.fast:
+        return {**common, "http": FirstRead, "ws": UpgradeProtocol}
+    limit = DEFAULT_MAX_MESSAGE_BYTES if server is None else server.max_message_bytes
+    # Uvicorn closes a connection over its limit; the endpoint answers up to twice its own and keeps the session.
+    return {**common, "ws_max_size": 2 * limit, "ws_per_message_deflate": False}
 
 
 def log_config(options: ServeOptions) -> dict[str, Any]:
@@ -305,7 +292,9 @@ def run_app(
     gc.freeze()  # what is loaded now stays; the collector need not look at it again
     gc.set_threshold(_GARBAGE_THRESHOLD, *gc.get_threshold()[1:])
     gc.enable()
-    config = uvicorn.Config(app, log_config=log_config(options), **uvicorn_settings(options))
+    server = environment_server(app)
+    uses = uvicorn_settings(options, None if server is None else server.service.options)
+    config = uvicorn.Config(app, log_config=log_config(options), **uses)
     with _ended_well_by_sigterm():
         _Server(config, lambda port: on_started(app, port)).run(sockets)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, overload
 
 from ..env.binding import factory_name, infer_models
@@ -30,11 +30,10 @@ from ..errors import (
 )
 from ..protocol.schema import json_schema
 from ..protocol.server_v1 import ServerProtocol, observation_frame, state_frame
-from ..runners import ProcessOptions, Runner
-from ..sessions.lifetime import SessionLimits
 from ..sessions.manager import SessionManager
 from ..sessions.operations import CALL, build_operations
 from ..types import EnvironmentMetadata, SchemaResponse, ServerMode, State
+from .options import ServerOptions
 
 # redaction: What clients learn of a failure: the exception's own text, or only an id under which the log has the rest.
 #
@@ -99,28 +98,6 @@ def _logged(exc: BaseException) -> str:
     return error_id
 
 
-DEFAULT_MAX_MESSAGE_BYTES = 100 * 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceOptions:
-    """What a server can be told beyond the models.
-
-    Args:
-        limits: Sessions, their life, and shutdown.
-        runner: Where environment code runs: `auto`, `thread`, `inline`, `process`, or a runner of your own.
-        processes: What the `process` runner is told.
-        max_message_bytes: The largest request that is read.
-        redact_errors: Whether the texts of an environment's exceptions are kept from clients.
-    """
-
-    limits: SessionLimits
-    runner: Runner | str = "auto"
-    processes: ProcessOptions = field(default_factory=ProcessOptions)
-    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
-    redact_errors: bool = False
-
-
 class EnvService:
     """One served environment."""
 
@@ -133,7 +110,7 @@ class EnvService:
         state_cls: type[Any] | None,
         reset_observation_cls: type[Any] | None,
         env_name: str | None,
-        options: ServiceOptions,
+        options: ServerOptions,
     ) -> None:
         if isinstance(factory, Environment) or not callable(factory):
             raise TypeError(
@@ -168,24 +145,12 @@ class EnvService:
         if isinstance(getattr(env, "tools", None), ToolSource):
             env._mode = self.mode.value
 
-    def reconfigure(
-        self,
-        limits: SessionLimits,
-        *,
-        runner: str | None = None,
-        processes: ProcessOptions | None = None,
-        max_message_bytes: int | None = None,
-    ) -> None:
+    def reconfigure(self, options: ServerOptions) -> None:
         """Change limits and runner before the first session; raises as `SessionManager.reconfigure` does."""
-        processes = processes or self.options.processes
-        self.manager.reconfigure(limits, runner=runner, processes=replace(processes, models=self._models))
-        self.options = replace(
-            self.options,
-            limits=limits,
-            runner=runner or self.options.runner,
-            processes=processes,
-            max_message_bytes=max_message_bytes or self.options.max_message_bytes,
-        )
+        runner = options.runner if isinstance(options.runner, str) else None
+        processes = replace(options.processes, models=self._models)
+        self.manager.reconfigure(options.limits, runner=runner, processes=processes)
+        self.options = options
 
     @property
     def state_cls(self) -> type[Any]:

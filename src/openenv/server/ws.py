@@ -32,7 +32,7 @@ class WsEndpoint:
         """Accept, open a session, serve it until the connection ends."""
         await receive()  # websocket.connect
         await send({"type": "websocket.accept", "subprotocol": self.subprotocol(scope)})
-        socket = open_socket(receive, send, max_size=self.max_size)
+        socket = open_socket(receive, send, max_size=self.max_size, fast=self._service.options.fast)
         connection = self.begin(scope, socket)
         try:
             await socket.wait_closed()

@@ -20,8 +20,9 @@ from ..env.binding import RemoteEnvironment
 from ..env.environment import Environment
 from ..errors import SessionLost
 from ..protocol.json_values import decode
-from ..server.service import EnvService, ServiceOptions
-from ..sessions.lifetime import SessionLimits, client_reason
+from ..server.options import ServerOptions
+from ..server.service import EnvService
+from ..sessions.lifetime import client_reason
 from ..sessions.operations import read_state
 from ..sessions.session import Session, SessionState
 from ..types import EnvironmentMetadata
@@ -355,5 +356,5 @@ def _service_of(env: Any, action_cls: type[Any], observation_cls: type[Any]) -> 
         state_cls=None,
         reset_observation_cls=None,
         env_name=None,
-        options=ServiceOptions(limits=SessionLimits(sessions=1)),
+        options=ServerOptions(),
     )

@@ -380,10 +380,11 @@ def take_over(receive: Receive, *, max_size: int) -> FrameSocket | None:
     return FrameSocket(transport, origin, max_size=max_size)
 
 
-def open_socket(receive: Receive, send: Send, *, max_size: int) -> FrameSocket | AsgiSocket:
-    """Return the fastest carrier that this connection allows."""
-    with contextlib.suppress(AttributeError):
-        socket = take_over(receive, max_size=max_size)
-        if socket is not None:
-            return socket
+def open_socket(receive: Receive, send: Send, *, max_size: int, fast: bool = True) -> FrameSocket | AsgiSocket:
+    """Return the socket of a connection that was just accepted: on its bare transport if that is allowed and possible."""
+    if fast:
+        with contextlib.suppress(AttributeError):  # of a server or middleware that is not known here
+            socket = take_over(receive, max_size=max_size)
+            if socket is not None:
+                return socket
     return AsgiSocket(receive, send, max_size=max_size)

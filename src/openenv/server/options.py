@@ -1,0 +1,143 @@
+"""`ServerOptions`: everything that a server can be configured with, built once and passed down as one object.
+
+Arguments of `create_app` win over settings, settings over defaults; `openenv serve` overrides all of them. A new option
+is a field and a keyword here, a variable in `settings.py`, and an option of the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from typing import Any, Final
+
+from typing_extensions import TypedDict
+
+from .. import settings
+from ..runners import ProcessOptions, Runner
+from ..sessions.lifetime import SessionLimits
+from ..types import ConcurrencyConfig
+from .access import AccessPolicy
+
+DEFAULT_MAX_MESSAGE_BYTES: Final = 100 * 1024 * 1024
+
+
+class ServerArguments(TypedDict, total=False):
+    """Keyword arguments of `create_app`, `HTTPEnvServer` and `reconfigure`; None leaves what was there before.
+
+    `runner` is where environment code runs: `auto` (default), `thread`, `inline`, `process`. `access` holds the tokens
+    that clients must show. `redact_errors` keeps the texts of the environment's exceptions from clients.
+    `max_message_bytes` is the largest request that is read (100 MB). `session_grace_s` is how long a session is kept
+    for a client whose connection broke (60 s; 0 ends it at once). `max_agent_sessions` limits the sessions that agents
+    open, so that some are left for the orchestrator. `env_processes` and `sessions_per_process` are for the `process`
+    runner: over how many processes sessions are spread (one per core), and how many one process may hold (any number).
+    `fast` serves on the bare transport where possible (see `server/fast`). `limits` sets all limits at once.
+    """
+
+    runner: Runner | str | None
+    access: AccessPolicy | None
+    redact_errors: bool | None
+    max_message_bytes: int | None
+    session_grace_s: float | None
+    max_agent_sessions: int | None
+    env_processes: int | None
+    sessions_per_process: int | None
+    fast: bool | None
+    limits: SessionLimits | None
+
+
+class ServerOverrides(ServerArguments, total=False):
+    """What `reconfigure` and the command line can set as well: sessions held at once, and the life of an unused one."""
+
+    sessions: int | None
+    session_timeout_s: float | None
+
+
+def in_bytes(megabytes: float | None) -> int | None:
+    """Convert megabytes, if there are any."""
+    return None if megabytes is None else int(megabytes * 1024 * 1024)
+
+
+_SETTINGS: Final[Mapping[str, Callable[[], object]]] = {
+    "sessions": settings.max_sessions,
+    "session_timeout_s": settings.session_timeout,
+    "session_grace_s": settings.session_grace,
+    "max_agent_sessions": settings.max_agent_sessions,
+    "runner": settings.runner_name,
+    "env_processes": settings.env_processes,
+    "sessions_per_process": settings.sessions_per_process,
+    "access": AccessPolicy.from_settings,
+    "redact_errors": settings.redact_errors,
+    "max_message_bytes": lambda: in_bytes(settings.max_message_mb()),
+    "fast": settings.fast_enabled,
+}
+# Options that are a field of `SessionLimits` or `ProcessOptions`.
+_LIMITS: Final = {"sessions": "sessions", "session_grace_s": "grace_s", "max_agent_sessions": "agents"}
+_PROCESSES: Final = {"env_processes": "processes", "sessions_per_process": "sessions_each"}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """How to serve one environment; `ServerArguments` explains the fields.
+
+    Raises:
+        ValueError: A value makes no sense.
+    """
+
+    limits: SessionLimits = field(default_factory=SessionLimits)
+    runner: Runner | str = "auto"
+    processes: ProcessOptions = field(default_factory=ProcessOptions)
+    access: AccessPolicy = field(default_factory=AccessPolicy)
+    redact_errors: bool = False
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
+    fast: bool = True
+
+    def __post_init__(self) -> None:
+        grace_s, agents = self.limits.grace_s, self.limits.agents
+        if not (grace_s >= 0 and isfinite(grace_s)):
+            raise ValueError(f"the grace period must be a number of seconds, not {grace_s!r}")
+        if agents is not None and agents < 0:
+            raise ValueError(f"max_agent_sessions must not be negative, not {agents}")
+        if self.max_message_bytes <= 0:
+            raise ValueError(f"max_message_bytes must be positive, not {self.max_message_bytes}")
+
+    @classmethod
+    def build(
+        cls, arguments: ServerArguments, *, sessions: int | None = None, concurrency: ConcurrencyConfig | None = None
+    ) -> ServerOptions:
+        """Merge the arguments of an application with the settings.
+
+        Args:
+            arguments: The keyword arguments.
+            sessions: Sessions held at once.
+            concurrency: The same and a session timeout, as one object.
+
+        Raises:
+            TypeError: There is no such argument.
+            ValueError: Two of the arguments exclude each other, or a value makes no sense.
+        """
+        overrides: dict[str, Any] = {**arguments, "sessions": sessions}
+        limits = overrides.pop("limits", None)
+        if sum(value is not None for value in (sessions, concurrency, limits)) > 1:
+            raise ValueError("Give only one of max_concurrent_envs, concurrency_config and limits")
+        # A setting is read only where no argument replaces it: what is not used may be wrong.
+        unset = {name for name in _SETTINGS if overrides.get(name) is None}
+        if concurrency is not None:
+            overrides["sessions"] = concurrency.max_concurrent_envs
+            overrides["session_timeout_s"] = concurrency.session_timeout
+            unset -= {"sessions", "session_timeout_s"}
+        if limits is not None:
+            unset -= {*_LIMITS, "session_timeout_s"}
+            overrides = {name: value for name, value in overrides.items() if name not in _LIMITS}
+        overrides.update({name: _SETTINGS[name]() for name in unset})
+        return cls(limits=limits or SessionLimits()).merged(overrides)
+
+    def merged(self, overrides: Mapping[str, Any]) -> ServerOptions:
+        """Return the options with some replaced; None leaves one as it is."""
+        values = {name: value for name, value in overrides.items() if value is not None}
+        limits = replace(self.limits, **{key: values.pop(name) for name, key in _LIMITS.items() if name in values})
+        timeout_s = values.pop("session_timeout_s", None)
+        if timeout_s is not None:
+            limits = replace(limits, idle_s=timeout_s, soft_idle_s=min(timeout_s, limits.soft_idle_s))
+        processes = {key: values.pop(name) for name, key in _PROCESSES.items() if name in values}
+        return replace(self, **{"limits": limits, "processes": replace(self.processes, **processes), **values})
