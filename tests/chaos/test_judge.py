@@ -23,7 +23,7 @@ from storm.verdict import Outcome
 from openenv.client.vector.results import SlotEpisode
 from openenv.errors import SessionLost
 from openenv.sessions.ledger import Ledger
-from openenv.sessions.slots import AdmissionQueue
+from openenv.sessions.slots import CapacityQueue
 
 ONLY_STEPS = next(seed for seed in range(1000) if all(ask.kind == "step" for ask in script_of(seed)[1:]))
 RESTARTS = 2  # a seed whose vector restarts what is lost
@@ -147,7 +147,7 @@ def test_a_vector_that_restarts_slots_without_a_word_is_found(monkeypatch: pytes
 
 
 def test_a_line_whose_last_are_first_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AdmissionQueue, "_first", lambda self: next(reversed(self._tickets), None))
+    monkeypatch.setattr(CapacityQueue, "_first", lambda self: next(reversed(self._tickets), None))
     assert Outcome.OUT_OF_ORDER in outcomes(storm("queue", 40))
 
 

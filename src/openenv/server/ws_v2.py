@@ -609,7 +609,7 @@ class SessionOpener:
 
         opening = self._manager.openings.begin(
             self._nonce(options),
-            lambda opening: self._manager.open_in_turn(
+            lambda opening: self._manager.open(
                 SessionKind.RESUMABLE,
                 wait_s=float(wait_s) if isinstance(wait_s, (int, float)) else 0.0,
                 account=account_of(connection.role, key if isinstance(key, str) else None),

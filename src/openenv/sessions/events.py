@@ -1,7 +1,4 @@
-"""What happens to sessions, for whoever listens: logs, metrics, tests.
-
-Knows names and ids only.
-"""
+"""What logs, metrics and orchestrators learn of sessions: events, request origins, and figures of the episode."""
 
 from __future__ import annotations
 
@@ -18,10 +15,10 @@ class SessionEvent:
 
     Args:
         name: What happened; `error` means that a request was answered with an error.
-        session_id: Whose life; empty for a request that reached no session.
+        session_id: Of the session; empty for a request that reached none.
         reason: Why; the code of an error.
-        steps: Steps taken, once it is closed.
-        repeats: Repeated requests that were answered from its ledger, once it is closed.
+        steps: Steps taken, once the session is closed.
+        repeats: Repeated requests that were answered from its ledger, once the session is closed.
     """
 
     name: EventName
@@ -34,12 +31,21 @@ class SessionEvent:
 SessionListener = Callable[[SessionEvent], None]
 
 
-# episode: What an orchestrator may know of an episode that somebody else plays. Knows numbers only.
+class RequestOrigin(NamedTuple):
+    """Where a call comes from.
+
+    Args:
+        request_id: The id that the requester chose.
+        traceparent: The trace that it is part of, as in W3C Trace Context.
+    """
+
+    request_id: str | int | None = None
+    traceparent: str | None = None
 
 
 @dataclass(slots=True)
 class EpisodeStats:
-    """Reward and end of a session's running episode, as its steps have told."""
+    """Reward and end of a session's running episode, for an orchestrator whose agent plays it."""
 
     steps: int = 0
     reward: float | None = None
@@ -47,23 +53,8 @@ class EpisodeStats:
     done: bool = False
 
     def record(self, reward: float | None, *, done: bool) -> None:
-        """Take in one step."""
+        """Add one step."""
         self.steps += 1
         self.reward = reward
         self.total_reward += reward or 0.0
         self.done = done
-
-
-# origin: `Origin`: what a requester calls its request, and the trace that it belongs to. For logs and traces only.
-
-
-class RequestOrigin(NamedTuple):
-    """Where a call comes from.
-
-    Args:
-        request_id: The id that the requester gave it.
-        traceparent: The trace that it is part of, as in W3C Trace Context.
-    """
-
-    request_id: str | int | None = None
-    traceparent: str | None = None

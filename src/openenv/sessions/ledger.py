@@ -1,30 +1,36 @@
 """`Ledger`: the replies to a session's last requests, so that a repeated request is answered and never run twice.
 
-Keys are the ids of requests. Where they are numbers they only grow, so an old one whose reply is gone is told from a
-new one; of other keys, many more are remembered than replies are kept. Knows keys and replies; must not know what they
-mean. Used on one event loop.
+Keys are the ids of requests: growing numbers on WebSockets, text (`Idempotency-Key`) elsewhere.
+
+    find(7), last id is 5      new: run it
+    find(5), running           its entry: the repeat waits for the same reply
+    find(5), reply kept        its entry: the kept reply is sent again
+    find(3), reply dropped     StaleRequest. Numbers only grow, so 3 must have run
+    find("k"), reply dropped   StaleRequest, while "k" is among the last `REMEMBERED` text keys; after that it is new
+
+Must not know what requests and replies mean. Used on one event loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from ..errors import StaleRequest
 
-KEPT = 16
-KEPT_BYTES = 256 * 1024
-REMEMBERED = 1024
+KEPT: Final = 16
+KEPT_BYTES: Final = 256 * 1024
+REMEMBERED: Final = 1024
 
 ReplyListener = Callable[[Any], None]
 
 
 class LedgerEntry:
-    """One request: its reply, or those who wait for it.
+    """One request: its reply, or the listeners that wait for it.
 
     Args:
         key: Its id.
-        asked: What was asked, as far as whoever asks can tell it from another request.
+        asked: What tells it from another request with the same id.
     """
 
     __slots__ = ("_listeners", "asked", "is_done", "key", "reply")
@@ -37,7 +43,7 @@ class LedgerEntry:
         self._listeners: list[ReplyListener] | None = None
 
     def tell(self, listener: ReplyListener) -> None:
-        """Give the reply to somebody, now or when it is there."""
+        """Call a listener with the reply, now or when it is there."""
         if self.is_done:
             listener(self.reply)
         elif self._listeners is None:
@@ -46,7 +52,7 @@ class LedgerEntry:
             self._listeners.append(listener)
 
     def finish(self, reply: Any) -> None:
-        """Keep the reply and tell those who wait."""
+        """Set the reply and call the listeners."""
         self.is_done, self.reply = True, reply
         listeners, self._listeners = self._listeners, None
         for listener in listeners or ():
@@ -59,17 +65,18 @@ _Entry = TypeVar("_Entry", bound=LedgerEntry)
 class Ledger:
     """The requests of one session. The last reply is always kept, earlier ones while they are few and small.
 
-    A step of a group has no entry of its own while nobody asks for it a second time: making one for each would cost
-    more than everything else that is noted here.
+    A step of a group gets an entry only when it is repeated: making one for each step would cost more than everything
+    else that the ledger does for it.
     """
 
-    __slots__ = ("_kept", "_past", "_step", "_total", "_under_way", "hits", "last_id")
+    __slots__ = ("_dropped", "_kept", "_step", "_total", "_under_way", "hits", "last_id")
 
     def __init__(self) -> None:
         self._under_way: dict[int | str, LedgerEntry] = {}
-        self._kept: list[tuple[int | str, Any, Any, int]] = []  # key, what was asked, reply, size; in order of replies
-        self._step: tuple[int, Any] | None = None  # key and what was asked of the last step in a group
-        self._past: dict[int, None] | None = None
+        # Key, `asked`, reply, size; in order of replies. Plain tuples: every step makes one.
+        self._kept: list[tuple[int | str, Any, Any, int]] = []
+        self._step: tuple[int, Any] | None = None  # key and `asked` of the last step in a group
+        self._dropped: dict[int, None] | None = None  # hashes of text keys, oldest first
         self._total = 0
         self.last_id = 0
         self.hits = 0
@@ -82,53 +89,55 @@ class Ledger:
         """
         if type(key) is int and key > self.last_id:
             return None
-        entry = self._under_way.get(key) or self._stepping(key) or self._answered(key)
+        entry = self._under_way.get(key) or self._entry_of_step(key) or self._entry_of_kept(key)
         if entry is not None:
             self.hits += 1
-        elif isinstance(key, int) or (self._past is not None and hash(key) in self._past):
+        elif isinstance(key, int) or (self._dropped is not None and hash(key) in self._dropped):
             raise StaleRequest(key, self.last_id)
         return entry
 
-    def _stepping(self, key: int | str) -> LedgerEntry | None:
+    def _entry_of_step(self, key: int | str) -> LedgerEntry | None:
         if self._step is None or self._step[0] != key:
             return None
         entry = self._under_way[key] = LedgerEntry(*self._step)
         return entry
 
-    def _answered(self, key: int | str) -> LedgerEntry | None:
-        for kept, asked, reply, _ in self._kept:
-            if kept == key:
+    def _entry_of_kept(self, key: int | str) -> LedgerEntry | None:
+        for kept_key, asked, reply, _ in self._kept:
+            if kept_key == key:
                 entry = LedgerEntry(key, asked)
                 entry.finish(reply)
                 return entry
         return None
 
     def begin(self, key: int | str, asked: Any = None) -> LedgerEntry:
-        """Note a new request."""
+        """Record a new request."""
         return self.add(LedgerEntry(key, asked))
 
     def add(self, entry: _Entry) -> _Entry:
-        """Note a new request under an entry of the caller's own class."""
+        """Record a new request under an entry of the caller's own class."""
         self._under_way[entry.key] = entry
         if isinstance(entry.key, int):
             self.last_id = entry.key
         return entry
 
     def begin_step(self, key: int, asked: Any) -> None:
-        """Note a new step of a group."""
-        if self._step is not None and self._step[0] not in self._under_way:  # has run, but nobody has been told yet
-            self._stepping(self._step[0])
+        """Record a new step of a group."""
+        # The step before has run, since a session takes one at a time, but its group may not have delivered it yet. It
+        # gets an entry now, or a repeat of it would find neither a step nor a reply.
+        if self._step is not None and self._step[0] not in self._under_way:
+            self._entry_of_step(self._step[0])
         self.last_id = key
         self._step = (key, asked)
 
     def finish(self, entry: LedgerEntry, reply: Any, size: int) -> None:
-        """Note a reply, and let go of earlier ones that are too many."""
+        """Keep a reply, and drop earlier ones that are too many."""
         self._under_way.pop(entry.key, None)
         self._keep(entry.key, entry.asked, reply, size)
         entry.finish(reply)
 
     def finish_step(self, key: int, asked: Any, reply: Any, size: int) -> None:
-        """Note the reply to a step of a group, and tell those who have asked for it since."""
+        """Keep the reply to a step of a group, and answer its repeats."""
         if self._step is not None and self._step[0] == key:
             self._step = None
         self._keep(key, asked, reply, size)
@@ -140,8 +149,9 @@ class Ledger:
         kept.append((key, asked, reply, size))
         self._total += size
         while len(kept) > KEPT or (self._total > KEPT_BYTES and len(kept) > 1):
-            is_last = kept[0][0] == self.last_id  # it may have overtaken one before it
-            if is_last and len(kept) == 2 and type(key) is str:  # the last of either kind of keys is kept
+            # The reply to the last id stays even where it came first: a slower request before it may end after it.
+            is_last = kept[0][0] == self.last_id
+            if is_last and len(kept) == 2 and type(key) is str:  # the last reply of either kind of keys is kept
                 break
             oldest, _, _, freed = kept.pop(is_last)
             self._total -= freed
@@ -149,9 +159,9 @@ class Ledger:
                 self._remember(oldest)
 
     def _remember(self, key: str) -> None:
-        """Remember a key whose reply is let go of: a copy of its request may still be on its way."""
-        if self._past is None:
-            self._past = {}
-        self._past[hash(key)] = None
-        if len(self._past) > REMEMBERED:
-            del self._past[next(iter(self._past))]
+        """Remember a text key whose reply is dropped: a copy of its request may still be on its way."""
+        if self._dropped is None:
+            self._dropped = {}
+        self._dropped[hash(key)] = None
+        if len(self._dropped) > REMEMBERED:
+            del self._dropped[next(iter(self._dropped))]

@@ -1,4 +1,7 @@
-"""What a server allows its sessions: how many, for whom, and how long each may be unused. Knows numbers only."""
+"""How long sessions live and why they end: limits, leases, the reaper, and the reasons that clients get to know.
+
+The reasons are part of the protocol (docs/protocol.md: `SESSION_LOST` and `detached`).
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,59 @@ from typing import Final
 from ..runners.base import WORKER_CRASHED as WORKER_CRASHED
 from .session import Session, SessionKind
 
+CLOSED: Final = "closed"
+EXPIRED: Final = "expired"
+EVICTED: Final = "evicted"
+SHUTTING_DOWN: Final = "server shutting down"
+RESTARTED: Final = "server restarted"
+UNKNOWN: Final = "unknown"
+UNANSWERED: Final = "the first reset was not answered"
+NOT_BEGUN: Final = "its first episode could not begin"
+
+CLIENT_REASONS: Final = (
+    CLOSED,
+    EXPIRED,
+    EVICTED,
+    SHUTTING_DOWN,
+    RESTARTED,
+    UNKNOWN,
+    UNANSWERED,
+    NOT_BEGUN,
+    WORKER_CRASHED,
+)
+"""All reasons that this server sends to clients, beside those of an operator's own."""
+
+# Logs and metrics tell these apart from the above; clients need not.
+CLOSED_BY_CLIENT: Final = "closed by the client"
+DISCONNECTED: Final = "client disconnected"
+CANCELLED: Final = "cancelled while it was created"
+_CLIENT_REASON_OF: Mapping[str, str] = {CLOSED_BY_CLIENT: CLOSED, DISCONNECTED: EXPIRED, CANCELLED: CLOSED}
+
+# Why a connection no longer holds a session that goes on.
+TAKEN_OVER: Final = "another connection has attached to it"
+
+_LEASED: Final = frozenset({SessionKind.HTTP, SessionKind.SOFT, SessionKind.RESUMABLE})
+
+
+def client_reason(reason: str | None) -> str:
+    """Return a session's close reason as clients know it; None is a session that was closed without one."""
+    return CLOSED if reason is None else _CLIENT_REASON_OF.get(reason, reason)
+
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """How many sessions, and how long each may be unused. Times are in seconds.
+    """How many sessions a server holds, and how long each may be unused. Times are in seconds.
 
     Args:
         sessions: Environments held at once.
         idle_s: Life of an unused HTTP session.
-        soft_idle_s: Life of an unused soft session.
+        soft_idle_s: Life of an unused soft session, and of an HTTP session whose client has left.
         soft_sessions: Soft sessions kept at once.
-        grace_s: Life of a resumable session that nobody is attached to.
-        queue: How many may wait for a slot.
+        grace_s: Life of a detached session.
+        queue: How many clients may wait for a slot.
         per_key: Sessions held at once for one key of the clients' choosing; None for no such limit.
         agents: Sessions held at once that agents have opened; None for no such limit.
-        closing_wait_s: How long a newcomer waits for a slot whose session is already closing.
+        closing_wait_s: How long a client waits for a slot whose session is already closing.
         drain_s: How long a shutdown waits for running calls.
     """
 
@@ -39,67 +80,15 @@ class SessionLimits:
     closing_wait_s: float = 5.0
     drain_s: float = 10.0
 
-
-# endings: How sessions end, and what clients are told of it: the reasons of `SESSION_LOST` and of `detached`.
-#
-# Knows words only; the words are part of the protocol.
-
-
-CLOSED: Final = "closed"
-EXPIRED: Final = "expired"
-EVICTED: Final = "evicted"
-SHUTTING_DOWN: Final = "server shutting down"
-RESTARTED: Final = "server restarted"
-UNKNOWN: Final = "unknown"
-UNANSWERED: Final = "the first reset was not answered"
-NOT_BEGUN: Final = "its first episode could not begin"
-
-# What logs and metrics tell apart, and clients need not.
-CLOSED_BY_CLIENT: Final = "closed by the client"
-DISCONNECTED: Final = "client disconnected"
-CANCELLED: Final = "cancelled while it was created"
-
-# Why a connection no longer holds a session that goes on.
-TAKEN_OVER: Final = "another connection has attached to it"
-
-CLIENT_REASONS: Final = (
-    CLOSED,
-    EXPIRED,
-    EVICTED,
-    SHUTTING_DOWN,
-    RESTARTED,
-    UNKNOWN,
-    UNANSWERED,
-    NOT_BEGUN,
-    WORKER_CRASHED,
-)
-"""All reasons that clients of this server can be told, but for those of an operator's own."""
-
-_TOLD_AS: Mapping[str, str] = {CLOSED_BY_CLIENT: CLOSED, DISCONNECTED: EXPIRED, CANCELLED: CLOSED}
-
-
-def client_reason(reason: str | None) -> str:
-    """Name the reason of an end as clients know it; None is a session that was closed without one."""
-    return CLOSED if reason is None else _TOLD_AS.get(reason, reason)
-
-
-# leases: Leases: how long a session may be unused, and which have been for too long.
-#
-# Attached and running sessions are spared. Knows limits and what sessions say of themselves; when to look, the
-# reaper knows.
-
-
-_EXPIRING = frozenset({SessionKind.HTTP, SessionKind.SOFT, SessionKind.RESUMABLE})
-
-
-def period_s(limits: SessionLimits) -> float:
-    """Return how often to look: four times in the shortest life."""
-    lives = [limits.idle_s, limits.soft_idle_s]
-    return max(0.05, min([*lives, limits.grace_s] if limits.grace_s > 0 else lives) / 4)
+    @property
+    def reaper_period_s(self) -> float:
+        """How often to look for expired leases: four times in the shortest one."""
+        leases = [self.idle_s, self.soft_idle_s]
+        return max(0.05, min([*leases, self.grace_s] if self.grace_s > 0 else leases) / 4)
 
 
 def life_s(session: Session, limits: SessionLimits) -> float:
-    """Return how long a session may be unused; one whose socket went has most likely lost its client."""
+    """Return the lease of a session: how long it may be unused."""
     if session.kind is SessionKind.RESUMABLE:
         return limits.grace_s
     is_soft = session.kind is SessionKind.SOFT or session.client_left
@@ -107,23 +96,23 @@ def life_s(session: Session, limits: SessionLimits) -> float:
 
 
 def close_expired(sessions: Iterable[Session], limits: SessionLimits, now: float) -> bool:
-    """Close sessions that nobody uses; say whether any are left to watch."""
-    watched = [session for session in sessions if session.kind in _EXPIRING]
-    for session in watched:
+    """Close sessions whose lease is over; return whether any are left to watch.
+
+    A session that a connection holds, or that runs a call, never expires.
+    """
+    leased = [session for session in sessions if session.kind in _LEASED]
+    for session in leased:
         unused_s = now - session.last_activity_at
         if session.is_idle and not session.is_attached and unused_s > life_s(session, limits):
             session.close(EXPIRED)
-    return bool(watched)
-
-
-# The reaper: looks at unused sessions now and then, as long as there are any.
-#
-# It starts with the first session it has to watch, on whatever loop that session was opened, without a start-up hook.
-# Knows when to look; what counts as unused is in `leases`.
+    return bool(leased)
 
 
 class Reaper:
-    """Calls `look` periodically until it returns False."""
+    """Calls `look` periodically until it returns False.
+
+    It starts with the first session to watch, on the loop that opened that session, so servers need no start-up hook.
+    """
 
     def __init__(self, look: Callable[[], bool], *, period_s: float) -> None:
         self._look = look
@@ -139,7 +128,7 @@ class Reaper:
         self._timer = self._loop.call_later(self._period_s, self._tick)
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()

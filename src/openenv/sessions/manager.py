@@ -1,7 +1,7 @@
 """`SessionManager`: every live environment of a server, within its limit.
 
-A slot is reserved before the factory runs and given back when the environment is closed, on every path. Who gets one is
-in `slots`. Knows sessions and runners; must not know HTTP, WebSocket or JSON.
+A slot is reserved before the factory runs and given back when the environment is closed, on every path; `slots` decides
+which client gets one. Knows sessions and runners; must not know HTTP, WebSocket or JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from ..errors import (
     ConcurrencyConfigurationError,
     EnvironmentFactoryError,
     OpenEnvError,
-    SessionClosedError,
     SessionLost,
     SessionNotFoundError,
     message_of,
@@ -29,10 +28,10 @@ from ..errors import (
 from ..runners import Lane, ProcessOptions, Runner, current_dispatcher, make_runner
 from ..types import SessionInfo
 from .events import SessionEvent, SessionListener
-from .lifetime import CANCELLED, SHUTTING_DOWN, Reaper, SessionLimits, client_reason, close_expired, period_s
+from .lifetime import CANCELLED, SHUTTING_DOWN, Reaper, SessionLimits, client_reason, close_expired
 from .resume import Attachments, Openings
 from .session import Account, CallFactory, ObserveStep, Session, SessionCall, SessionKind, SessionState
-from .slots import NO_ACCOUNT, Slots, WaitQueue, wait_until
+from .slots import NO_ACCOUNT, CapacityQueue, OnPosition, Slots
 
 logger = logging.getLogger(__name__)
 
@@ -46,14 +45,14 @@ class SessionManager:
         factory: Makes an environment.
         limits: How many, and how long they live.
         runner: Where their code runs.
-        processes: What a `process` runner is told.
-        clock: Tells how old things are; one that nobody sets, or an hour that is put right would end every session.
-        wall_clock: Tells the time that is shown.
+        processes: Options of a `process` runner.
+        clock: A steady clock for leases: a wall clock that is put right would end every session.
+        wall_clock: The time that is shown.
         prepare: Called with each new environment, where its code runs.
-        explain: Says to whoever opens a session why its environment could not be built.
+        explain: Words the failure of a constructor for the client that opens a session.
 
     Raises:
-        ConcurrencyConfigurationError: More than one session is asked for, and the class does not allow it.
+        ConcurrencyConfigurationError: The limits allow more than one session, and the environment's class does not.
     """
 
     def __init__(
@@ -80,12 +79,12 @@ class SessionManager:
         self._clock = clock or time.monotonic
         self._wall_clock = wall_clock or clock or time.time
         self._lock = threading.Lock()
-        self._endings = WaitQueue()
+        self._endings = CapacityQueue()  # a drain waits for the ends of sessions
         self.slots = Slots(limits, self._new_session, is_unsure=lambda: self.env_cls is None, report=self.report_error)
         self.queue = self.slots.queue
         self.attachments = Attachments(self.slots.lookup, lambda: self.limits.grace_s)
         self.openings = Openings(self.slots.lookup, lambda: self.limits.grace_s)
-        self._reaper = Reaper(self._expired, period_s=period_s(self.limits))
+        self._reaper = Reaper(self._expired, period_s=limits.reaper_period_s)
         self._check(limits)
         self._runner_spec = runner
         self._processes = processes
@@ -109,7 +108,7 @@ class SessionManager:
         self._check(limits)
         self.limits = limits
         self.slots.reconfigure(limits)
-        self._reaper = Reaper(self._expired, period_s=period_s(self.limits))
+        self._reaper = Reaper(self._expired, period_s=limits.reaper_period_s)
         self._runner_spec = runner or self._runner_spec
         self._processes = processes or self._processes
         self._runner = self._make_runner()
@@ -134,7 +133,7 @@ class SessionManager:
 
     @property
     def max_sessions(self) -> int:
-        """Slots there are; falls to one when the first environment turns out not to share a process."""
+        """Slots there are; falls to one when the first environment turns out not to allow concurrent sessions."""
         return self.slots.count
 
     @property
@@ -149,12 +148,12 @@ class SessionManager:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no session has anything to do."""
+        """Whether no session runs a call."""
         return all(session.is_idle for session in self.slots.all())
 
     @property
     def is_concurrency_safe(self) -> bool:
-        """Whether the environment says that its sessions share nothing; unknown counts as no."""
+        """Whether the environment's class allows concurrent sessions; an unknown class does not."""
         return self.env_cls is not None and _is_concurrent(self.env_cls)
 
     def sessions(self) -> list[Session]:
@@ -162,7 +161,7 @@ class SessionManager:
         return self.slots.sessions()
 
     def find(self, session_id: str) -> Session:
-        """Return a live session that clients address by its id; a socket's own session is nobody else's.
+        """Return a live session that clients address by its id; a socket's own session cannot be addressed.
 
         Raises:
             SessionLost: There was such a session; the reason says how it ended.
@@ -176,15 +175,15 @@ class SessionManager:
 
     def _find(self, session_id: str) -> Session:
         session, ended = self.slots.lookup(session_id)
-        if session is not None and session.kind in (SessionKind.SOCKET, SessionKind.RESUMABLE):
-            raise SessionNotFoundError(session_id)
-        if session is not None and not session.is_ending:
-            return session
         if session is not None:
-            raise SessionLost(client_reason(session.close_reason))
-        if ended is not None:
-            raise SessionLost(client_reason(ended))
-        raise SessionNotFoundError(session_id)
+            if session.kind in (SessionKind.SOCKET, SessionKind.RESUMABLE):
+                raise SessionNotFoundError(session_id)
+            if not session.is_ending:
+                return session
+            ended = session.close_reason or "closed"
+        if ended is None:
+            raise SessionNotFoundError(session_id)
+        raise SessionLost(client_reason(ended))
 
     def info(self, session_id: str) -> SessionInfo | None:
         """Describe a session, or return None when there is none of that id."""
@@ -206,27 +205,34 @@ class SessionManager:
         self,
         kind: SessionKind,
         *,
+        wait_s: float = 0.0,
         account: Account = NO_ACCOUNT,
+        on_position: OnPosition | None = None,
         on_reserved: Callable[[Session], None] | None = None,
     ) -> Session:
         """Reserve a slot, build the environment, return the session. A cancelled caller leaves nothing behind.
 
         Args:
-            kind: Who keeps it alive.
-            account: Whom it counts for.
+            kind: What keeps it alive.
+            wait_s: How long to wait for a slot, after the clients that came before.
+            account: The client that it counts for.
+            on_position: Called with the place in the queue, now and then.
             on_reserved: Called with the session before its environment is built, so that the caller can close it
                 while it waits.
 
         Raises:
-            SessionCapacityError: All slots are taken.
+            SessionCapacityError: No slot came free in time, or too many clients wait.
             EnvironmentFactoryError: The constructor raised.
             SessionClosedError: The session was closed while it was built.
         """
-        session = self._admitted(await self.slots.reserve(kind, account))
+        session = self.reserve_at_once(kind, account=account)
+        if session is None:
+            waiting = self.slots.reserve_in_turn(kind, account, wait_s=wait_s, on_position=on_position)
+            session = self._admitted(await waiting)
         if on_reserved is not None:
             on_reserved(session)
             if session.state is SessionState.CLOSED:
-                raise SessionClosedError(session.id, session.close_reason or "closed")
+                raise session.closed_error()
         await self._construct(session)
         return session
 
@@ -256,42 +262,10 @@ class SessionManager:
             self._reaper.ensure_running()
         return kept
 
-    async def open_in_turn(
-        self,
-        kind: SessionKind,
-        *,
-        wait_s: float = 0.0,
-        account: Account = NO_ACCOUNT,
-        on_position: Callable[[int], None] | None = None,
-        on_reserved: Callable[[Session], None] | None = None,
-    ) -> Session:
-        """Open a session, after those who came before if there is no slot at once.
-
-        Args:
-            kind: Who keeps it alive.
-            wait_s: How long to wait for a slot.
-            account: Whom it counts for, where there is a limit for each.
-            on_position: Told the place in line, now and then.
-            on_reserved: Told of the session before its environment is built.
-
-        Raises:
-            SessionCapacityError: No slot came free in time, or too many wait.
-            EnvironmentFactoryError: The constructor raised.
-            SessionClosedError: The session was closed while it was built.
-        """
-        session = self.reserve_at_once(kind, account=account)
-        if session is None:
-            waiting = self.slots.reserve_in_line(kind, account, wait_s=wait_s, on_position=on_position)
-            session = self._admitted(await waiting)
-        if on_reserved is not None:
-            on_reserved(session)
-        await self._construct(session)
-        return session
-
     async def open_once(
         self, kind: SessionKind, nonce: str | None, *, wait_s: float = 0.0, account: Account = NO_ACCOUNT
     ) -> Session:
-        """Open a session as `open_in_turn` does; one that the nonce has opened before is returned again.
+        """Open a session, or return the one that the nonce has opened before.
 
         Raises:
             SessionLost: The session of that nonce has ended.
@@ -306,7 +280,7 @@ class SessionManager:
             return known
         opening = self.openings.begin(
             nonce,
-            lambda opening: self.open_in_turn(kind, wait_s=wait_s, account=account, on_reserved=opening.reserved),
+            lambda opening: self.open(kind, wait_s=wait_s, account=account, on_reserved=opening.reserved),
         )
         try:
             return await opening.wait()
@@ -322,7 +296,7 @@ class SessionManager:
 
     @property
     def retry_after_s(self) -> float:
-        """When to ask again for a slot."""
+        """When to try again to get a slot."""
         return self.slots.retry_after_s
 
     def _new_session(self, kind: SessionKind) -> Session:
@@ -341,12 +315,7 @@ class SessionManager:
 
     async def _construct(self, session: Session) -> None:
         future: asyncio.Future[OpenEnvError | None] = asyncio.get_running_loop().create_future()
-
-        def told(problem: OpenEnvError | None) -> None:
-            if not future.done():
-                future.set_result(problem)
-
-        self.build(session, told)
+        self.build(session, lambda problem: None if future.done() else future.set_result(problem))
         try:
             problem = await future
         except BaseException:
@@ -356,7 +325,7 @@ class SessionManager:
             raise problem
 
     def build(self, session: Session, done: Callable[[OpenEnvError | None], None]) -> None:
-        """Build the environment of a reserved session; `done` is told of a problem or None, on the running loop."""
+        """Build the environment of a reserved session; `done` is called with a problem or None, on the running loop."""
 
         def built(_: Any, error: BaseException | None) -> None:
             done(self._problem(session, error))
@@ -370,7 +339,7 @@ class SessionManager:
         return env
 
     def _problem(self, session: Session, error: BaseException | None) -> OpenEnvError | None:
-        """What whoever opened a session has to know once its constructor has run."""
+        """Return what the client that opens a session has to know once the constructor has run."""
         if error is not None:
             name = factory_name(self.factory)
             logger.error("session %s: the environment factory %s failed", session.id, name, exc_info=error)
@@ -379,18 +348,18 @@ class SessionManager:
             problem.__cause__ = error
             return problem
         if session.is_ending:
-            return SessionClosedError(session.id, session.close_reason or "closed")
+            return session.closed_error()
         return None
 
     def make_calls_with(
         self, factory: CallFactory, *, with_origins: bool = False, observe_step: ObserveStep | None = None
     ) -> None:
-        """Have every session make its calls in another way from now on, for whoever wants to watch them.
+        """Let every session make its calls in another way from now on, for telemetry.
 
         Args:
             factory: Makes a call.
-            with_origins: Whether surfaces are to tell where requests come from, which is not free.
-            observe_step: Takes the times of steps, where that is all there is to it: then they may still run together.
+            with_origins: Whether surfaces have to pass on where requests come from, which is not free.
+            observe_step: Takes the times of steps; where only those are wanted, steps still run in groups.
         """
         self.wants_origins = self.wants_origins or with_origins
         self._make_call, self.observe_step = factory, observe_step
@@ -425,17 +394,17 @@ class SessionManager:
         holder = session.holder
         if holder is not None and session.detach(holder):
             holder.let_go(session, client_reason(session.close_reason))
-        self._endings.notify_all()
-        self._tell(SessionEvent("closed", session.id, session.close_reason, session.step_count, session.ledger.hits))
+        self._endings.call_all()
+        self._notify(SessionEvent("closed", session.id, session.close_reason, session.step_count, session.ledger.hits))
 
     def _emit(self, name: Any, session: Session, reason: str | None = None) -> None:
-        self._tell(SessionEvent(name, session.id, reason))
+        self._notify(SessionEvent(name, session.id, reason))
 
     def report_error(self, code: str, session: Session | None = None) -> None:
-        """Tell those who listen that a request was answered with an error."""
-        self._tell(SessionEvent("error", session.id if session is not None else "", code))
+        """Report that a request was answered with an error."""
+        self._notify(SessionEvent("error", session.id if session is not None else "", code))
 
-    def _tell(self, event: SessionEvent) -> None:
+    def _notify(self, event: SessionEvent) -> None:
         for listener in self.listeners:
             try:
                 listener(event)
@@ -448,7 +417,7 @@ class SessionManager:
         return close_expired(self.sessions(), self.limits, self._clock())
 
     def stop_admitting(self) -> None:
-        """Open no more sessions, and refuse those who wait for one; what runs goes on."""
+        """Open no more sessions, and refuse clients that wait for one; running sessions go on."""
         self.slots.close()
 
     async def drain(self) -> None:
@@ -458,12 +427,13 @@ class SessionManager:
         deadline = asyncio.get_running_loop().time() + self.limits.drain_s
         for session in self.slots.all():
             session.close(SHUTTING_DOWN)
-        while True:
-            ending = self._endings.subscribe()
-            left = self.slots.all()
-            if not left or not await wait_until(ending, deadline):
-                self._endings.unsubscribe(ending)
-                break
+        ticket = self._endings.join()
+        assert ticket is not None
+        try:
+            while (left := self.slots.all()) and await ticket.wait(deadline):
+                self._endings.wait_again(ticket)
+        finally:
+            self._endings.leave(ticket)
         if left:
             logger.warning("%d session(s) did not end within %.0f s of shutdown", len(left), self.limits.drain_s)
         await asyncio.get_running_loop().run_in_executor(None, self._runner.close, 1.0 if left else 5.0)

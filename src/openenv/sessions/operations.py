@@ -1,4 +1,4 @@
-"""What can be asked of an environment: construct, reset, step, state, close, and free calls.
+"""The operations on an environment: construct, reset, step, state, close, and free calls.
 
 An operation is built once per surface, with that surface's encoder, which runs where the environment's code runs.
 Knows how to call environments; must not know threads, sessions or frames.
@@ -11,23 +11,22 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..env.binding import RemoteEnvironment, bind, step_argument
+from ..env.binding import Encoder, RemoteEnvironment, bind, step_argument
 from ..env.tools.source import ToolSource
 
 OperationKind = Literal["construct", "reset", "step", "state", "tool", "call", "close"]
-Encoder = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation; `in_loop` is taken instead of `in_lane` where the environment overrides the async method.
+    """One operation. A session runs `in_loop` where the environment overrides the async method, else `in_lane`.
 
     Args:
         kind: What it is.
-        in_lane: Does it where blocking code runs.
-        in_loop: Does it on the event loop.
-        prefers_lane: Says of an environment and an argument that it would only block; then `in_lane` is taken.
-        interrupt: Ends a call of the environment's that runs in its lane, as far as that is possible.
+        in_lane: Runs where blocking code runs.
+        in_loop: Runs on the event loop.
+        prefers_lane: Whether `in_loop` would only block, for an environment and an argument; then `in_lane` runs.
+        interrupt: Ends a call of the environment that runs in its lane, as far as that is possible.
     """
 
     kind: OperationKind
@@ -75,14 +74,14 @@ def build_operations(encode_observation: Encoder, encode_state: Encoder) -> Oper
             return await env.ask("step", action, encode_observation)
         return encode_observation(await getattr(env, bind(type(env)).step.name)(action))
 
-    def step_with(env: Any, given: StepInput) -> Any:
-        return encode_observation(env.step(given.action, **bind(type(env)).step.accept(given.kwargs)))
+    def step_with(env: Any, step: StepInput) -> Any:
+        return encode_observation(env.step(step.action, **bind(type(env)).step.accept(step.kwargs)))
 
-    async def step_with_async(env: Any, given: StepInput) -> Any:
+    async def step_with_async(env: Any, step: StepInput) -> Any:
         if isinstance(env, RemoteEnvironment):
-            return await env.ask("step_with", step_argument(given.action, given.kwargs), encode_observation)
+            return await env.ask("step_with", step_argument(step.action, step.kwargs), encode_observation)
         method = bind(type(env)).step
-        observation = await getattr(env, method.name)(given.action, **method.accept(given.kwargs))
+        observation = await getattr(env, method.name)(step.action, **method.accept(step.kwargs))
         return encode_observation(observation)
 
     def state(env: Any, _: Any) -> Any:
@@ -98,7 +97,7 @@ def build_operations(encode_observation: Encoder, encode_state: Encoder) -> Oper
             "step",
             step_with,
             step_with_async,
-            lambda env, given: step_only_blocks(env, given.action),
+            lambda env, step: step_only_blocks(env, step.action),
             interrupt_tools,
         ),
         state=Operation("state", state, state_async),
@@ -111,7 +110,7 @@ def step_only_blocks(env: Any, action: Any) -> bool:
         return False
     try:
         return bool(env.only_blocks(action))
-    except Exception:  # its author's tools may be others; the step itself says what is wrong
+    except Exception:  # the step itself raises what is wrong
         return True
 
 

@@ -1,7 +1,7 @@
-"""Slots: which sessions hold one, who gets the next that is free, and who has to make room for him.
+"""Slots: which sessions hold one, which client gets the next, and which session has to make room for it.
 
 A slot is taken before a session's environment is built, and given back when it is closed. Soft sessions (kept for
-clients that hold a cookie) make room for whoever needs their slot. Knows sessions and limits; must not know
+clients that hold a cookie) are evicted when their slot is needed. Knows sessions and limits; must not know
 environments. May be used from several threads.
 """
 
@@ -12,22 +12,23 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from ..errors import SessionCapacityError
 from .lifetime import CLOSED, EVICTED, SessionLimits
 from .session import Account, Session, SessionKind, SessionState
 
-# admission: Waiting for a slot: a bounded line, first come, first served, in which everybody can learn his place.
-#
-# Knows tickets and who is next; must not know sessions. May be used from several threads.
+NO_ACCOUNT: Final = Account()
+_POSITIONS_S: Final = 0.5
+_REMEMBERED: Final = 10_000
+_LEFT_AFTER_S: Final = 10.0
+_NAMED: Final = frozenset({SessionKind.HTTP, SessionKind.SOFT, SessionKind.RESUMABLE})
 
-
-_LOOK_S = 0.5
+OnPosition = Callable[[int], None]
 
 
 class Ticket:
-    """A place in the line; `called` is done when the holder should try."""
+    """A place in a queue; `called` is done when its holder should try to get a slot."""
 
     __slots__ = ("called", "loop")
 
@@ -35,60 +36,89 @@ class Ticket:
         self.loop = asyncio.get_running_loop()
         self.called: asyncio.Future[None] = self.loop.create_future()
 
+    async def wait(self, deadline: float | None) -> bool:
+        """Wait for a call until a time of the loop's clock; return whether it came."""
+        timeout = None if deadline is None else deadline - self.loop.time()
+        if timeout is not None and timeout <= 0:
+            return False
+        done, _ = await asyncio.wait([self.called], timeout=timeout)
+        return bool(done)
 
-class AdmissionQueue:
-    """Those who wait for a slot.
+
+class CapacityQueue:
+    """Tasks that wait for capacity, first come, first served; a change may come from any thread.
+
+        join ──> waiting ──── call_next ────> called ── found a slot ──> leave, which calls the next
+                   ^ │                           │
+                   │ └── stand_aside: keeps      │ found none
+                   │     the place, not called   │
+                   │     until slot_freed        │
+                   └──────── wait_again ─────────┘
+
+    One call is under way at a time: a freed slot wakes the first ticket only, and its leaving wakes the next. So slots
+    go out in order, and a crowd of waiting clients does not wake for each of them.
 
     Args:
-        limit: How many may wait.
-        clock: Tells how old the known places are.
+        limit: How many may wait; None for no limit.
+        clock: Tells how old the known positions are.
     """
 
-    def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limit: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit = limit
         self._clock = clock
         self._lock = threading.Lock()
         self._tickets: OrderedDict[Ticket, bool] = OrderedDict()  # whether it was called
         self._aside: set[Ticket] = set()
-        self._places: dict[Ticket, int] = {}
-        self._placed_at = -_LOOK_S
+        self._positions: dict[Ticket, int] = {}
+        self._counted_at = -_POSITIONS_S
 
     def __len__(self) -> int:
         return len(self._tickets)
 
     def join(self) -> Ticket | None:
-        """Take the last place; None if the line is full."""
+        """Take the last place; None if the queue is full."""
         ticket = Ticket()
         with self._lock:
-            if len(self._tickets) >= self.limit:
+            if self.limit is not None and len(self._tickets) >= self.limit:
                 return None
             self._tickets[ticket] = False
-            self._places[ticket] = len(self._tickets)
+            self._positions[ticket] = len(self._tickets)
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
-        """Leave the line, with a slot or without; whoever is next now may try."""
+        """Leave the queue, with a slot or without; the next one may try."""
         with self._lock:
             self._tickets.pop(ticket, None)
-            self._places.pop(ticket, None)
+            self._positions.pop(ticket, None)
             self._aside.discard(ticket)
         self.call_next()
 
     def slot_freed(self) -> None:
-        """Say that a slot may be free, and that those who stood aside may try again."""
+        """Call the first ticket, those that stood aside included."""
         with self._lock:
             self._aside.clear()
         self.call_next()
 
     def call_next(self) -> None:
-        """Call whoever is next, unless that has been done. Each who gets a slot calls the next one by leaving."""
+        """Call the first ticket, unless it was called and has not tried yet."""
         with self._lock:
             ticket = self._first()
             if ticket is None or self._tickets[ticket]:
                 return
             self._tickets[ticket] = True
+        self._wake(ticket)
+
+    def call_all(self) -> None:
+        """Call every ticket: what they wait for may have come true for all of them."""
+        with self._lock:
+            tickets = [ticket for ticket, is_called in self._tickets.items() if not is_called]
+            self._tickets.update(dict.fromkeys(tickets, True))
+        for ticket in tickets:
+            self._wake(ticket)
+
+    def _wake(self, ticket: Ticket) -> None:
         try:
-            ticket.loop.call_soon_threadsafe(_wake, ticket.called)
+            ticket.loop.call_soon_threadsafe(_set, ticket.called)
         except RuntimeError:  # its loop has ended
             self.leave(ticket)
 
@@ -106,9 +136,9 @@ class AdmissionQueue:
         self.call_next()
 
     def wait_again(self, ticket: Ticket) -> None:
-        """Be ready to be called once more; to be said before trying, or a call in between would be lost."""
+        """Make a ticket that was called ready for the next call; comes before the try, or a call between is lost."""
         with self._lock:
-            if ticket in self._tickets:
+            if ticket.called.done() and ticket in self._tickets:
                 self._tickets[ticket] = False
                 ticket.called = ticket.loop.create_future()
 
@@ -118,99 +148,22 @@ class AdmissionQueue:
             return self._first() is ticket
 
     def position(self, ticket: Ticket) -> int:
-        """Return a place in the line, 1 for the next; as it was a moment ago, since counting is not free."""
+        """Return a place in the queue, 1 for the next; half a second old at most, since counting is not free."""
         with self._lock:
             now = self._clock()
-            if ticket not in self._places or now - self._placed_at > _LOOK_S:
-                self._placed_at = now
-                self._places = {waiting: place for place, waiting in enumerate(self._tickets, 1)}
-            return self._places.get(ticket, 1)
+            if ticket not in self._positions or now - self._counted_at > _POSITIONS_S:
+                self._counted_at = now
+                self._positions = {waiting: place for place, waiting in enumerate(self._tickets, 1)}
+            return self._positions.get(ticket, 1)
 
 
-def _wake(called: asyncio.Future[None]) -> None:
+def _set(called: asyncio.Future[None]) -> None:
     if not called.done():
         called.set_result(None)
 
 
-# waiting: Waiting for a change that may come from any thread: a line of futures, first come, first served.
-#
-# Knows asyncio futures; must not know what is waited for.
-
-
-class WaitQueue:
-    """Those who wait, in the order they came."""
-
-    def __init__(self) -> None:
-        self._waiters: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
-        self._lock = threading.Lock()
-
-    def notify_one(self) -> None:
-        """Wake whoever has waited longest; may be called from any thread."""
-        while True:
-            with self._lock:
-                if not self._waiters:
-                    return
-                future = next(iter(self._waiters))
-                loop = self._waiters.pop(future)
-            if _wake_soon(loop, future):
-                return
-
-    def notify_all(self) -> None:
-        """Wake everybody; may be called from any thread."""
-        with self._lock:
-            waiters, self._waiters = self._waiters, {}
-        for future, loop in waiters.items():
-            _wake_soon(loop, future)
-
-    def subscribe(self) -> asyncio.Future[None]:
-        """Take a place in line *before* looking at the state, so that no change is missed."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
-        with self._lock:
-            self._waiters[future] = loop
-        return future
-
-    def unsubscribe(self, future: asyncio.Future[None]) -> bool:
-        """Leave the line; say whether one was still in it, and not already called."""
-        with self._lock:
-            return self._waiters.pop(future, None) is not None
-
-
-def _wake_soon(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> bool:
-    try:
-        loop.call_soon_threadsafe(_set, future)
-    except RuntimeError:  # a closed loop has nobody left to wake
-        return False
-    return True
-
-
-async def wait_until(future: asyncio.Future[None], deadline: float | None) -> bool:
-    """Wait for a subscription until a time of the loop's clock; say whether the change came."""
-    if deadline is None:
-        await future
-        return True
-    remaining = deadline - asyncio.get_running_loop().time()
-    if remaining <= 0:
-        return False
-    done, _ = await asyncio.wait([future], timeout=remaining)
-    return bool(done)
-
-
-def _set(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-NO_ACCOUNT = Account()
-_REMEMBERED = 10_000
-_LEFT_AFTER_S = 10.0
-_NAMED = frozenset({SessionKind.HTTP, SessionKind.SOFT, SessionKind.RESUMABLE})
-
-OnPosition = Callable[[int], None]
-
-
 class SlotReservation(NamedTuple):
-    """What came of asking for a slot: a session, or whom to evict and what to wait for."""
+    """The outcome of a try: a session, or which one to evict and what to wait for; nothing of these is a refusal."""
 
     session: Session | None
     victim: Session | None = None
@@ -220,11 +173,17 @@ class SlotReservation(NamedTuple):
 class Slots:
     """The slots of one server.
 
+    Clients wait in three queues, which differ in what is waited for:
+
+        queue           sessions opened with `wait_s`: any slot. Newcomers may not overtake these clients.
+        _closing_queue  other sessions: a slot whose session is closing already, for `closing_wait_s`
+        _once_queue     single requests, which have as many places of their own as there are slots
+
     Args:
-        limits: How many there are, and for whom.
+        limits: How many slots there are, and for which clients.
         make: Makes a session that is not built yet.
-        is_unsure: Whether it is unknown how many environments there may be, until the first one is built.
-        report: Told the code of each refusal.
+        is_unsure: Whether the environment's class, and so the number of slots, is unknown until the first one is built.
+        report: Called with the code of each refusal.
     """
 
     def __init__(
@@ -240,16 +199,16 @@ class Slots:
         self._is_unsure = is_unsure
         self._report = report
         self.count = limits.sessions
-        self.queue = AdmissionQueue(limits.queue)
+        self.queue = CapacityQueue(limits.queue)
+        self._closing_queue = CapacityQueue()
+        self._once_queue = CapacityQueue()
         self.is_closed = False
         self._lock = threading.Lock()
-        self._line = WaitQueue()
-        self._line_once = WaitQueue()  # for single requests, which are counted apart
         self._live: dict[str, Session] = {}
-        self._of_key: Counter[str] = Counter()  # how many of them, by the key they count for
-        self._of_agents = 0
         self._once: set[Session] = set()
-        self._ended: OrderedDict[str, str] = OrderedDict()
+        self._of_key: Counter[str] = Counter()  # live sessions by the key they count for
+        self._of_agents = 0
+        self._ended: OrderedDict[str, str] = OrderedDict()  # reasons by id, of sessions that clients may still name
 
     def reconfigure(self, limits: SessionLimits) -> None:
         """Change the limits, while there is no session."""
@@ -275,68 +234,33 @@ class Slots:
             return [*self._live.values(), *self._once]
 
     def lookup(self, session_id: str) -> tuple[Session | None, str | None]:
-        """Return a live session, and how one that is gone has ended."""
+        """Return a live session, and the reason why one has ended."""
         with self._lock:
             return self._live.get(session_id), self._ended.get(session_id)
 
     # -- taking one -----------------------------------------------------------------------------------------------
 
     def reserve_at_once(self, kind: SessionKind, account: Account = NO_ACCOUNT) -> Session | None:
-        """Take a slot; None where one has to wait for one, or is refused."""
+        """Take a slot; None where the client has to wait, or is refused."""
         return self._try(kind, account).session
 
     async def reserve(self, kind: SessionKind, account: Account = NO_ACCOUNT) -> Session:
-        """Take a slot, waiting while one is about to come free; single requests wait their turn, sessions not for long.
+        """Take a slot, waiting while one is about to come free; single requests wait as long as it takes.
 
         Raises:
             SessionCapacityError: All slots are taken.
         """
         session = self._try(kind, account).session
-        return session if session is not None else await self._reserve_patiently(kind, account)
-
-    async def reserve_in_line(
-        self, kind: SessionKind, account: Account, *, wait_s: float, on_position: OnPosition | None = None
-    ) -> Session:
-        """Take a slot after those who came before.
-
-        Raises:
-            SessionCapacityError: No slot came free in time, or too many wait.
-        """
-        ticket = self.queue.join() if wait_s > 0 and not self._is_over(account) else None
-        if ticket is None:
-            if wait_s <= 0 and not self._is_over(account) and not self.queue:
-                return await self.reserve(kind, account)  # a slot that is just coming free is worth a moment
-            raise self._refusal(account)
-        deadline = asyncio.get_running_loop().time() + wait_s
+        if session is not None:
+            return session
+        is_once = kind is SessionKind.ONCE
+        queue = self._once_queue if is_once else self._closing_queue
+        deadline = None if is_once else asyncio.get_running_loop().time() + self._limits.closing_wait_s
+        ticket = queue.join()
+        assert ticket is not None
         try:
             while True:
-                if ticket.called.done():
-                    self.queue.wait_again(ticket)
-                reserved = self._try(kind, account, is_next=self.queue.is_next(ticket))
-                if reserved.session is not None:
-                    return reserved.session
-                if reserved.victim is not None:
-                    reserved.victim.close(EVICTED)
-                if self._is_over(account):
-                    self.queue.stand_aside(ticket)
-                if on_position is not None:
-                    on_position(self.queue.position(ticket))
-                left = deadline - asyncio.get_running_loop().time()
-                if left <= 0 or self.is_closed:
-                    raise self._refusal(account)
-                await asyncio.wait([ticket.called], timeout=min(left, 1.0))
-        finally:
-            self.queue.leave(ticket)
-
-    async def _reserve_patiently(self, kind: SessionKind, account: Account) -> Session:
-        deadline = None
-        if kind is not SessionKind.ONCE:
-            deadline = asyncio.get_running_loop().time() + self._limits.closing_wait_s
-        line = self._line_once if kind is SessionKind.ONCE else self._line
-        while True:
-            turn = line.subscribe()
-            was_called = False
-            try:
+                queue.wait_again(ticket)
                 session, victim, wait_for = self._try(kind, account)
                 if session is not None:
                     return session
@@ -345,36 +269,68 @@ class Slots:
                 if wait_for is None:
                     raise self._refusal(account)
                 # A constructor takes the time it takes; a session that is closing is not waited for as long.
-                was_called = await wait_until(turn, None if wait_for == "class" else deadline)
-                if not was_called and not self._drop_stuck_soft():
+                is_called = await ticket.wait(None if wait_for == "class" else deadline)
+                if not is_called and not self._drop_stuck_soft():
                     raise self._refusal(account)
-            finally:
-                if not line.unsubscribe(turn) and not was_called:
-                    line.notify_one()  # called, but no longer waiting: the turn goes to the next
+        finally:
+            queue.leave(ticket)
+
+    async def reserve_in_turn(
+        self, kind: SessionKind, account: Account, *, wait_s: float, on_position: OnPosition | None = None
+    ) -> Session:
+        """Take a slot after the clients that came before.
+
+        Raises:
+            SessionCapacityError: No slot came free in time, or too many clients wait.
+        """
+        ticket = self.queue.join() if wait_s > 0 and not self._is_over(account) else None
+        if ticket is None:
+            if wait_s <= 0 and not self._is_over(account) and not self.queue:
+                return await self.reserve(kind, account)  # a slot that is just coming free is worth a moment
+            raise self._refusal(account)
+        deadline = ticket.loop.time() + wait_s
+        try:
+            while True:
+                self.queue.wait_again(ticket)
+                session, victim, _ = self._try(kind, account, is_next=self.queue.is_next(ticket))
+                if session is not None:
+                    return session
+                if victim is not None:
+                    victim.close(EVICTED)
+                if self._is_over(account):
+                    self.queue.stand_aside(ticket)
+                if on_position is not None:
+                    on_position(self.queue.position(ticket))
+                now = ticket.loop.time()
+                if now >= deadline or self.is_closed:
+                    raise self._refusal(account)
+                await ticket.wait(min(deadline, now + 1.0))  # the position changes without a call
+        finally:
+            self.queue.leave(ticket)
 
     def _try(self, kind: SessionKind, account: Account, *, is_next: bool = False) -> SlotReservation:
-        """Reserve if possible; else name a session to evict, and what to wait for. Those in line come first."""
+        """Reserve if possible; else name a session to evict, and what to wait for. Clients in the queue come first."""
         with self._lock:
             if self._is_over(account):
                 return SlotReservation(None)
             if self.is_closed or (self.queue and not is_next and kind is not SessionKind.ONCE):
                 return SlotReservation(None)
             if self._is_unsure() and any(s.state is SessionState.CREATING for s in (*self._live.values(), *self._once)):
-                return SlotReservation(None, wait_for="class")  # the first will tell which it is, and what that allows
+                return SlotReservation(None, wait_for="class")  # the first one reveals how many there may be
             held = self._once if kind is SessionKind.ONCE else self._live
             if len(held) < self.count:
                 return SlotReservation(self._insert(kind, account))
             if kind is SessionKind.ONCE:
                 return SlotReservation(None, wait_for="slot")
             soft = self._evictable()
-            if kind is SessionKind.SOFT:  # one visitor does not put another out, who may be thinking
+            if kind is SessionKind.SOFT:  # a visitor does not evict another one, who may be thinking
                 soft = [s for s in soft if s.is_idle and s.unused_s > _LEFT_AFTER_S]
             victim = min(soft, key=lambda s: (not s.is_idle, s.last_activity_at), default=None)
-            closing = victim is not None or any(s.state is SessionState.CLOSING for s in self._live.values())
-            return SlotReservation(None, victim, "slot" if closing else None)
+            is_closing = victim is not None or any(s.state is SessionState.CLOSING for s in self._live.values())
+            return SlotReservation(None, victim, "slot" if is_closing else None)
 
     def _is_over(self, account: Account) -> bool:
-        """Whether those whom a session would count for have as many as they may."""
+        """Whether a session's account has as many sessions as it may."""
         per_key, agents = self._limits.per_key, self._limits.agents
         if account.key is not None and per_key is not None and self._of_key[account.key] >= per_key:
             return True
@@ -391,7 +347,7 @@ class Slots:
         return session
 
     def _count(self, account: Account, change: int) -> None:
-        """Note that somebody has one session more, or one less; the caller holds the lock."""
+        """Count one session more or less for an account; the caller holds the lock."""
         self._of_agents += change if account.is_agent else 0
         if account.key is not None:
             self._of_key[account.key] += change
@@ -402,7 +358,7 @@ class Slots:
 
     @property
     def retry_after_s(self) -> float:
-        """When to ask again; longer for a longer line: whoever comes back too soon finds it as it was."""
+        """When to try again; later for a longer queue."""
         return 1.0 + len(self.queue) // 100
 
     def _refusal(self, account: Account) -> SessionCapacityError:
@@ -421,24 +377,21 @@ class Slots:
         """Give a session for a single request a slot, if one is free, so that a cookie can continue it."""
         with self._lock:
             soft = self._evictable()
-            full = len(self._live) >= self.count
             oldest = min(soft, key=lambda other: other.last_activity_at, default=None)
-            crowded = len(soft) >= self._limits.soft_sessions or full
-            if self.is_closed or (crowded and oldest is None):
+            is_crowded = len(soft) >= self._limits.soft_sessions or len(self._live) >= self.count
+            if self.is_closed or session.state not in (SessionState.READY, SessionState.BUSY):
                 return False
-            if session.state not in (SessionState.READY, SessionState.BUSY):
-                return False
-            if crowded and oldest is not None:
-                if not oldest.is_idle:
+            if is_crowded:
+                if oldest is None or not oldest.is_idle:
                     return False
                 self._forget(oldest, EVICTED)
             self._once.discard(session)
             session.kind = SessionKind.SOFT
             self._live[session.id] = session
             self._count(session.account, 1)
-        if crowded and oldest is not None:
+        if is_crowded and oldest is not None:
             oldest.close(EVICTED)
-        self._line_once.notify_one()
+        self._once_queue.call_next()
         return True
 
     def promote(self, session: Session) -> None:
@@ -448,7 +401,7 @@ class Slots:
                 session.kind = SessionKind.HTTP
 
     def _evictable(self) -> list[Session]:
-        """Soft sessions that nobody is connected to; the caller holds the lock."""
+        """Soft sessions that no socket is attached to; the caller holds the lock."""
         return [
             session
             for session in self._live.values()
@@ -458,7 +411,7 @@ class Slots:
         ]
 
     def _drop_stuck_soft(self) -> bool:
-        """Stop counting a soft session that does not come to its end: it must not be in another client's way."""
+        """Stop counting a soft session whose `close` hangs: it must not take another client's slot."""
         with self._lock:
             for session in self._live.values():
                 if session.kind is SessionKind.SOFT and session.state is SessionState.CLOSING:
@@ -469,12 +422,12 @@ class Slots:
     # -- giving one back ------------------------------------------------------------------------------------------
 
     def give_back(self, session: Session) -> None:
-        """Take back the slot of a session that has ended, and call whoever is next."""
+        """Take back the slot of a session that has ended, and call the next client."""
         with self._lock:
             self._once.discard(session)
             if self._live.get(session.id) is session:
                 self._forget(session, session.close_reason or CLOSED)
-        (self._line_once if session.kind is SessionKind.ONCE else self._line).notify_one()
+        (self._once_queue if session.kind is SessionKind.ONCE else self._closing_queue).call_next()
         self.queue.slot_freed()
 
     def _forget(self, session: Session, reason: str) -> None:
@@ -487,11 +440,11 @@ class Slots:
                 self._ended.popitem(last=False)
 
     def close(self) -> None:
-        """Give no more slots, and refuse those who wait for one."""
+        """Give no more slots, and refuse the clients that wait for one."""
         self.is_closed = True
         self.look_again()
 
     def look_again(self) -> None:
-        """Have those who wait look whether there is something for them now."""
-        self._line.notify_all()
-        self._line_once.notify_all()
+        """Let the clients that wait for a moment try again: the number of slots is known now, or there are no more."""
+        self._closing_queue.call_all()
+        self._once_queue.call_all()

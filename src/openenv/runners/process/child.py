@@ -28,8 +28,9 @@ from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from ...env.binding import Encoder
 from ...env.tools.source import EVENTS, ToolEvents, ToolSource
-from ...sessions.operations import Encoder, Operation, StepInput, build_operations, interrupt_tools
+from ...sessions.operations import Operation, StepInput, build_operations, interrupt_tools
 from ...sessions.session import Session, SessionCall, SessionKind, SessionState
 from ..base import NotSendable
 from ..dispatch import Delivery, Dispatcher

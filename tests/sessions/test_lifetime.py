@@ -1,17 +1,71 @@
-"""Sessions are as old as they are: a wall clock that is set, forwards or back, ends none and keeps none."""
+"""The reaper's timer, and leases by a steady clock: a wall clock that is set ends no session and keeps none."""
 
 from __future__ import annotations
 
 import asyncio
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
 from environments import Idle
-from openenv.sessions.lifetime import SessionLimits
+from openenv.sessions.lifetime import Reaper, SessionLimits
 from openenv.sessions.manager import SessionManager
 from openenv.sessions.session import SessionKind
+
+pytestmark = pytest.mark.anyio
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds, or fail."""
+    for _ in range(6000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("the condition did not come true in time")
+
+
+async def test_the_reaper_looks_until_there_is_nothing_to_watch() -> None:
+    looks: list[int] = []
+
+    def look() -> bool:
+        looks.append(1)
+        return len(looks) < 3
+
+    reaper = Reaper(look, period_s=0.01)
+    reaper.ensure_running()
+    reaper.ensure_running()
+    await until(lambda: len(looks) == 3)
+    await asyncio.sleep(0.05)
+    assert len(looks) == 3
+    reaper.ensure_running()
+    await until(lambda: len(looks) == 4)
+    await asyncio.sleep(0.05)
+    assert len(looks) == 4
+
+
+async def test_a_stopped_reaper_looks_no_more() -> None:
+    looks: list[int] = []
+    reaper = Reaper(lambda: bool(looks.append(1)) or True, period_s=0.01)
+    reaper.ensure_running()
+    reaper.stop()
+    await asyncio.sleep(0.05)
+    assert looks == []
+
+
+def test_the_reaper_moves_to_another_loop_when_its_own_is_closed() -> None:
+    looks: list[int] = []
+    reaper = Reaper(lambda: bool(looks.append(1)), period_s=0.01)
+
+    async def arm(condition: Callable[[], bool]) -> None:
+        reaper.ensure_running()
+        await until(condition)
+
+    asyncio.run(arm(lambda: True))
+    asyncio.run(arm(lambda: bool(looks)))
+    assert looks == [1]
+
 
 # The clock is set before anything of ours is loaded, as it is set under a process that runs.
 SCRIPT = """
