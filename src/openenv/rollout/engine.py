@@ -1,6 +1,7 @@
-"""The engine: what rollouts share (backend, installed agent, capture proxy, scratch folder, store), and how one is run.
+"""Running rollouts: one, many at once, or the verification of a stored one again.
 
-Knows how the parts are put together. `run_rollout` is an engine for one rollout; `run_many` keeps one for all.
+`Engine` holds what rollouts share: backend, installed agent, capture proxy, scratch folder and store. `run_rollout`
+makes an engine for one rollout, `run_many` one for all.
 """
 
 from __future__ import annotations
@@ -14,16 +15,19 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+
+from typing_extensions import Unpack
 
 from openenv import settings
 from openenv.errors import CaptureError, RolloutError, StoreError
 from openenv.rollout.agents.base import Agent, Installation
 from openenv.rollout.agents.base import agent as agent_by_name
 from openenv.rollout.outcome import Outcome, Status
-from openenv.rollout.phases import NO_MODEL, CapturedModel, RolloutPlan, RolloutRun
+from openenv.rollout.phases import ModelAccess, RolloutPlan, RolloutRun
 from openenv.rollout.progress import Cancellation, OnProgress, Reporter
 from openenv.rollout.scratch import scratch
 from openenv.rollout.store import Record, RolloutStore
@@ -37,8 +41,29 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+OnOutcome = Callable[[int, Outcome], None]
+CONCURRENCY = 4
 _T = TypeVar("_T")
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_SCORED: frozenset[Status] = frozenset({"ok", "grader_failed", "policy_failed", "truncated"})
+"""A rollout with one of these may have a reward once it is verified again: its agent ran."""
+
+
+class EngineOptions(TypedDict, total=False):
+    """The arguments of `Engine`, which `run_rollout` and `run_many` pass on."""
+
+    agent: str | Agent
+    sandbox: str | Sandboxes
+    model: Model | None
+    budget: Budget | None
+    store: RolloutStore | None
+    capture: CaptureServer | None
+    options: Mapping[str, object] | None
+    verify_sandbox: str | Sandboxes | None
+    verify_truncated: bool
+    home: str
+    cache: Path | None
+    on_install: Callable[[str], None] | None
 
 
 class Engine:
@@ -57,12 +82,12 @@ class Engine:
             rollout has no reward.
         home: The home of the user inside; the work folder is `workdir` in it.
         cache: The folder of installed agents; by default `OPENENV_CACHE`.
-        on_install: Is told what is being installed.
+        on_install: Gets a message for each agent that is being installed.
 
     Raises:
         AgentUnavailable: on entering, when the agent is not installed and cannot be.
         SandboxUnavailable: on entering, when the backend cannot run here.
-        ValueError: the agent needs a model and none is given.
+        ValueError: the agent needs a model and there is none.
     """
 
     def __init__(
@@ -126,7 +151,7 @@ class Engine:
         cancel: Cancellation | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Outcome:
-        """Run one rollout to its end; whatever goes wrong in it is in the outcome.
+        """Run one rollout to its end; its failures are in the outcome.
 
         Raises:
             ValueError: the id cannot be the name of a folder.
@@ -164,7 +189,7 @@ class Engine:
     def _run(self, plan: RolloutPlan, reporter: Reporter, cancel: Cancellation) -> Outcome:
         if self.store is not None:
             self.store.begin(plan.rollout_id, plan.task)
-        rollout = RolloutRun(plan, model=NO_MODEL, reporter=reporter, cancel=cancel)
+        rollout = RolloutRun(plan, ModelAccess(), reporter=reporter, cancel=cancel)
         if self._capture is None or self.model is None or self.agent.dialect is None:
             outcome = rollout.run()
         else:
@@ -173,8 +198,8 @@ class Engine:
             except CaptureError as exc:
                 outcome = rollout.refuse("env_failed", str(exc))
             else:
-                model = CapturedModel(self._capture, capture)
-                rollout = RolloutRun(plan, model=model, reporter=reporter, cancel=cancel)
+                access = ModelAccess(self._capture, capture)
+                rollout = RolloutRun(plan, access, reporter=reporter, cancel=cancel)
                 with capture:
                     outcome = rollout.run()
                 if self.store is not None:
@@ -192,23 +217,13 @@ class Engine:
 def run_rollout(
     task: Task,
     *,
-    agent: str | Agent = "opencode",
-    sandbox: str | Sandboxes = "local",
-    model: Model | None = None,
-    budget: Budget | None = None,
-    store: RolloutStore | None = None,
-    capture: CaptureServer | None = None,
+    rollout_id: str | None = None,
     on_progress: OnProgress | None = None,
     cancel: Cancellation | None = None,
-    options: Mapping[str, object] | None = None,
-    rollout_id: str | None = None,
     metadata: Mapping[str, Any] | None = None,
-    verify_sandbox: str | Sandboxes | None = None,
-    verify_truncated: bool = False,
-    home: str = HOME,
-    cache: Path | None = None,
+    **engine: Unpack[EngineOptions],
 ) -> Outcome:
-    """Run a task once and return what came of it; the arguments are those of `Engine` and `Engine.run`.
+    """Run a task once and return its outcome; the arguments are those of `Engine` and `Engine.run`.
 
     A rollout that fails is an outcome with a status, not an exception.
 
@@ -218,53 +233,34 @@ def run_rollout(
         StoreError: the outcome could not be stored.
     """
     rollout_id = rollout_id or new_rollout_id()
-    with Engine(
-        agent=agent,
-        sandbox=sandbox,
-        model=model,
-        budget=budget,
-        store=store,
-        capture=capture,
-        options=options,
-        verify_sandbox=verify_sandbox,
-        verify_truncated=verify_truncated,
-        home=home,
-        cache=cache,
-        on_install=None if on_progress is None else Reporter(rollout_id, on_progress).say,
-    ) as engine:
-        return engine.run(task, rollout_id=rollout_id, on_progress=on_progress, cancel=cancel, metadata=metadata)
+    if on_progress is not None:
+        engine.setdefault("on_install", Reporter(rollout_id, on_progress).say)
+    with Engine(**engine) as shared:
+        return shared.run(task, rollout_id=rollout_id, on_progress=on_progress, cancel=cancel, metadata=metadata)
 
 
 async def run_rollout_async(task: Task, *, cancel: Cancellation | None = None, **arguments: Any) -> Outcome:
     """Run a task once, off the event loop; cancelling the coroutine ends the rollout and frees everything first."""
     cancel = cancel or Cancellation()
-    return await in_thread(lambda: run_rollout(task, cancel=cancel, **arguments), cancel)
+    return await _in_thread(lambda: run_rollout(task, cancel=cancel, **arguments), cancel)
 
 
-async def in_thread(work: Callable[[], _T], cancel: Cancellation) -> _T:
-    """Run blocking work in a thread; when the coroutine is cancelled, so is the work, and its end is awaited."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[_T] = loop.create_future()
+async def _in_thread(work: Callable[[], _T], cancel: Cancellation) -> _T:
+    """Run blocking work in a thread; a cancelled coroutine cancels the work and waits for its end.
 
-    def finish(result: _T | None, error: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]  # None is a result too
+    The thread is a daemon and not one of the loop's executor: a rollout takes minutes, and many of them would leave no
+    thread for anything else.
+    """
+    result: Future[_T] = Future()
 
-    def body() -> None:
-        result: _T | None = None
-        error: BaseException | None = None
+    def run() -> None:
         try:
-            result = work()
+            result.set_result(work())
         except BaseException as exc:  # handed to the coroutine that waits
-            error = exc
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(finish, result, error)
+            result.set_exception(exc)
 
-    threading.Thread(target=body, name="openenv-rollout", daemon=True).start()
+    threading.Thread(target=run, name="openenv-rollout", daemon=True).start()
+    done = asyncio.wrap_future(result)
     try:
         return await asyncio.shield(done)
     except asyncio.CancelledError:
@@ -280,21 +276,12 @@ def new_rollout_id() -> str:
 
 
 def named_backend(sandbox: str | Sandboxes) -> Sandboxes:
-    """Return a backend, which may be given by its name."""
+    """Return a backend from itself or from its name."""
     if isinstance(sandbox, Sandboxes):
         return sandbox
-    from openenv.sandboxes.base import backend  # loads no backend before it is asked for
+    from openenv.sandboxes.base import backend  # loads no backend before it is needed
 
     return backend(sandbox)
-
-
-# many: Many rollouts at once: bounded, in the order they were given, each in a thread of its own.
-#
-# Knows threads and queues. What a rollout is, the engine knows.
-
-
-OnOutcome = Callable[[int, Outcome], None]
-CONCURRENCY = 4
 
 
 def run_many(
@@ -305,15 +292,15 @@ def run_many(
     on_outcome: OnOutcome | None = None,
     cancel: Cancellation | None = None,
     metadata: Mapping[str, Any] | None = None,
-    **engine: Any,
+    **engine: Unpack[EngineOptions],
 ) -> list[Outcome]:
     """Run tasks, at most `concurrency` at once, and return their outcomes in the tasks' order.
 
     Args:
-        tasks: What to run; taken one by one as there is room, so it may be a generator.
+        tasks: What to run; may be a generator, which is advanced only when a thread is free.
         concurrency: How many rollouts run at once.
-        on_progress: Gets the events of all; `rollout_id` tells them apart. Never called twice at once.
-        on_outcome: Gets the number of a task and its outcome as soon as it is there. Never called twice at once.
+        on_progress: Gets the events of all; `rollout_id` tells them apart. Calls never overlap.
+        on_outcome: Gets the number of a task and its outcome as soon as it is there. Calls never overlap.
         cancel: Ends all that run; those that have not begun get the status `cancelled`, unless `tasks` is a generator.
         engine: The arguments of `Engine`.
 
@@ -324,17 +311,17 @@ def run_many(
         raise ValueError("concurrency must be at least 1")
     cancel = cancel or Cancellation()
     with Engine(**engine) as shared:
-        crew = _Crew(shared, tasks, on_progress, on_outcome, cancel, metadata)
+        threads = _RolloutThreads(shared, tasks, on_progress, on_outcome, cancel, metadata)
         try:
-            crew.start(concurrency)
-            crew.is_idle.wait()
-        except BaseException:  # Ctrl-C: nothing may be left running
+            threads.start(concurrency)
+            threads.is_idle.wait()
+        except BaseException:  # Ctrl-C: no rollout may be left running
             cancel.cancel("interrupted")
-            crew.is_idle.wait()
+            threads.is_idle.wait()
             raise
-    if crew.error is not None:
-        raise crew.error
-    return [outcome for _, outcome in sorted(crew.outcomes.items())]
+    if threads.error is not None:
+        raise threads.error
+    return [outcome for _, outcome in sorted(threads.outcomes.items())]
 
 
 async def run_many_async(
@@ -342,10 +329,10 @@ async def run_many_async(
 ) -> list[Outcome]:
     """Run tasks off the event loop; cancelling the coroutine ends all of them and frees everything first."""
     cancel = cancel or Cancellation()
-    return await in_thread(lambda: run_many(tasks, cancel=cancel, **arguments), cancel)
+    return await _in_thread(lambda: run_many(tasks, cancel=cancel, **arguments), cancel)
 
 
-class _Crew:
+class _RolloutThreads:
     """The threads that share a list of tasks."""
 
     def __init__(
@@ -362,7 +349,7 @@ class _Crew:
         self._is_finite = isinstance(tasks, Sized)
         self._on_progress, self._on_outcome, self._metadata = on_progress, on_outcome, metadata
         self._lock = threading.Lock()
-        self._at_work = 0
+        self._running = 0
         # Not `Thread.join`: when Ctrl-C interrupts it, Python up to 3.12 takes the thread for ended.
         self.is_idle = threading.Event()
         self.is_idle.set()
@@ -370,30 +357,30 @@ class _Crew:
         self.error: BaseException | None = None
 
     def start(self, count: int) -> None:
-        """Begin to work, with that many threads."""
+        """Start that many threads."""
         for number in range(count):
             with self._lock:
-                self._at_work += 1
+                self._running += 1
                 self.is_idle.clear()
             try:
-                threading.Thread(target=self._work_to_the_end, name=f"openenv-rollout-{number}").start()
-            except RuntimeError:  # there are too many already
+                threading.Thread(target=self._work_then_leave, name=f"openenv-rollout-{number}").start()
+            except RuntimeError:  # the process has too many threads
                 self._leave()
                 raise
 
-    def _work_to_the_end(self) -> None:
+    def _work_then_leave(self) -> None:
         try:
-            self.work()
+            self._work()
         finally:
             self._leave()
 
     def _leave(self) -> None:
         with self._lock:
-            self._at_work -= 1
-            if self._at_work == 0:
+            self._running -= 1
+            if self._running == 0:
                 self.is_idle.set()
 
-    def work(self) -> None:
+    def _work(self) -> None:
         try:
             while (entry := self._next()) is not None:
                 number, task = entry
@@ -428,15 +415,6 @@ class _Crew:
                 self._on_outcome(number, outcome)
 
 
-# reverify: Verifying again: new verify lines over a stored work tree, without a model and without the agent.
-#
-# Knows the store and the verifier. The first verdict stays; the new one is another record.
-
-
-_SCORED: frozenset[Status] = frozenset({"ok", "grader_failed", "policy_failed", "truncated"})
-"""What may have a reward: an agent that ran, whatever it or the verifier made of it."""
-
-
 def reverify(
     store: RolloutStore,
     rollout_id: str,
@@ -448,11 +426,13 @@ def reverify(
     on_progress: OnProgress | None = None,
     cancel: Cancellation | None = None,
 ) -> Outcome:
-    """Verify a stored rollout again, in a fresh sandbox, and append what came of it to the store.
+    """Verify a stored rollout again, without model and agent, and append the new record to the store.
+
+    The earlier records stay.
 
     Args:
         store: Where the rollout is.
-        rollout_id: Which one; the beginning of its id will do.
+        rollout_id: Which one; the beginning of its id is enough.
         lines: Verify lines, or checks, in place of the task's.
         verify_files: Files in place of the task's `verify_files`.
         task: A whole task in place of the stored one; of it only what the verifier reads counts.
@@ -464,28 +444,27 @@ def reverify(
     """
     first = store.history(rollout_id)[-1]
     worktree, baseline = _kept(store, first)
-    asked = task or first.task
     changes: dict[str, object] = {}
     if lines is not None:
         changes["verify"] = tuple(lines)
     if verify_files is not None:
         changes["verify_files"] = dict(verify_files)
-    asked = Task.model_validate({**asked.model_dump(), **changes})
+    task = Task.model_validate({**(task or first.task).model_dump(), **changes})
     backend = named_backend(sandbox)
     backend.check()
     reporter = Reporter(first.rollout_id, on_progress)
     started_at = time.time()
     with scratch() as folder, reporter.during("verify", "verifying in a fresh sandbox"):
         verdict = verify(
-            asked,
+            task,
             backend,
-            worktree=_merged(worktree, baseline, folder, asked),
+            worktree=_merged(worktree, baseline, folder, task),
             baseline=baseline,
             cancel=cancel,
             report=reporter.say,
         )
     outcome = _outcome(first, verdict, backend, reporter, started_at)
-    store.add_verification(outcome, asked)
+    store.add_verification(outcome, task)
     return outcome
 
 
@@ -513,7 +492,7 @@ def _merged(worktree: Path | None, baseline: Path | None, folder: Path, task: Ta
             verify_files=task.verify_files,
             named=task.texts(),
         )
-    except UnusableWorktree:  # as in the rollout itself: what the setup left is verified
+    except UnusableWorktree:  # as in the rollout itself, what the setup left is verified
         return None
     return target
 

@@ -1,8 +1,23 @@
-"""One rollout, from an empty sandbox to an outcome.
+"""The phases of one rollout, from an empty sandbox to an outcome.
 
 Knows the order of the phases and frees what each of them took, on every path. The agent's sandbox is closed before the
 verifier's is opened; a tar file of the work tree is all that goes from one to the other.
 """
+
+# phase      what happens                                               a failure here is
+# ---------  ---------------------------------------------------------  ------------------------------------------
+# sandbox    a fresh sandbox starts                                     sandbox_failed
+# setup      files and setup lines; the home is packed as the baseline  env_failed
+# agent      the agent runs; its model calls go through the capture     env_failed (endpoint, recording), truncated
+#            proxy, under a key that is revoked when it ends            (time, budget), policy_failed (exit code)
+# collect    its processes are stopped, the work tree is packed         policy_failed (the tree cannot be taken)
+# verify     checks run in fresh sandboxes                              grader_failed (a check crashed)
+# store      the engine appends the record                              StoreError
+# done
+#
+# A cancellation ends any phase with `cancelled`: it kills the sandbox, so whatever the phase raised then is a
+# consequence. `verify` is skipped after env_failed, and after truncated unless `verify_truncated` is set. Only ok,
+# policy_failed and truncated have a reward: in the other cases the number would not be about the policy.
 
 from __future__ import annotations
 
@@ -14,7 +29,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from openenv.errors import CaptureError, RolloutCancelled, RolloutError, SandboxError, SandboxGone, SandboxTreeError
 from openenv.rollout.agents.base import Agent, AgentRun, Installation
@@ -40,20 +55,24 @@ if TYPE_CHECKING:
     from openenv.rollout.capture.capture_server import Capture, CaptureServer
 
 
-# agent_log: The agent's log: what it printed, kept on disk up to a limit, and its end at hand.
-#
-# Knows bytes. An agent that prints without end fills neither the disk nor the memory.
+logger = logging.getLogger(__name__)
 
-
-MAX_BYTES = 16 * 1024 * 1024
+AGENT_PORT = 7000
+"""Where the capture proxy answers inside the agent's sandbox."""
+MAX_LOG_BYTES = 16 * 1024 * 1024
 _TAIL = 256 * 1024
+_LOG_TAIL = 2000
+_SLACK_S = 300.0
+_POLL_S = 0.25
 
 
 class AgentLog:
-    """A file that output is appended to; a context manager."""
+    """What the agent printed: on disk up to a limit, with the end in memory. A context manager.
 
-    def __init__(self, path: Path, *, max_bytes: int = MAX_BYTES) -> None:
-        self.path = path
+    An agent that prints without end fills neither the disk nor the memory.
+    """
+
+    def __init__(self, path: Path, *, max_bytes: int = MAX_LOG_BYTES) -> None:
         self._file = path.open("wb")
         self._lock = threading.Lock()
         self._left = max_bytes
@@ -70,7 +89,7 @@ class AgentLog:
                 del self._tail[:-_TAIL]
 
     def tail(self, chars: int = _TAIL) -> str:
-        """Return the end of what came."""
+        """Return the end of the output."""
         with self._lock:
             return bytes(self._tail).decode("utf-8", "replace")[-chars:]
 
@@ -84,73 +103,24 @@ class AgentLog:
             self._file.close()
 
 
-# model_access: The way from a rollout to its model: a key of the capture proxy, or nothing at all.
-#
-# Knows the capture proxy's interface. Turns what the proxy saw into the facts that labels are made of.
+class ModelAccess:
+    """A rollout's access to its model: a key of the capture proxy, or nothing for an agent without a model.
 
+    Turns what the proxy saw into the facts that labels are made of.
+    """
 
-_POLL_S = 0.25
-
-
-class ModelAccess(Protocol):
-    """What a rollout needs of its model."""
-
-    @property
-    def socket(self) -> Path | None:
-        """Return the unix socket that the agent's sandbox may reach, or None."""
-        ...
-
-    @property
-    def key(self) -> str:
-        """Return the key of this rollout."""
-        ...
-
-    def use(self) -> ModelUse:
-        """Return what the host saw of the calls so far."""
-        ...
-
-    def turns(self) -> list[RolloutTurn]:
-        """Return the calls as trainers read them."""
-        ...
-
-    def revoke(self) -> None:
-        """Let no call through any more."""
-        ...
-
-
-class NoModel:
-    """The way of an agent that needs no model."""
-
-    socket: Path | None = None
-    key = ""
-
-    def use(self) -> ModelUse:
-        """Return that no model was needed."""
-        return ModelUse(needed=False)
-
-    def turns(self) -> list[RolloutTurn]:
-        """Return no calls."""
-        return []
-
-    def revoke(self) -> None:
-        """Do nothing."""
-
-
-NO_MODEL = NoModel()
-
-
-class CapturedModel:
-    """The way through the capture proxy."""
-
-    def __init__(self, server: CaptureServer, capture: Capture) -> None:
+    def __init__(self, server: CaptureServer | None = None, capture: Capture | None = None) -> None:
         self._capture = capture
         self._revoked = False
         self._lost: str | None = None
-        self.socket: Path | None = server.socket
-        self.key = capture.key
+        self.socket: Path | None = None if server is None else server.socket
+        """The unix socket that the agent's sandbox may reach."""
+        self.key = "" if capture is None else capture.key
 
     def use(self) -> ModelUse:
-        """Return what the proxy saw."""
+        """Return what the host saw of the calls so far."""
+        if self._capture is None:
+            return ModelUse(needed=False)
         stats = self._capture.stats()
         error = stats.last_error or {}
         return ModelUse(
@@ -166,11 +136,13 @@ class CapturedModel:
         )
 
     def turns(self) -> list[RolloutTurn]:
-        """Return the recorded calls."""
-        return self._capture.turns()
+        """Return the recorded calls as trainers read them."""
+        return [] if self._capture is None else self._capture.turns()
 
     def revoke(self) -> None:
         """Revoke the key; calls under way are ended and recorded."""
+        if self._capture is None:
+            return
         if not self._revoked:
             self._revoked = True
             if self._capture.stats().revoked:  # not by us: the agent had no model any more
@@ -180,7 +152,7 @@ class CapturedModel:
 
 @contextmanager
 def watch_turns(model: ModelAccess, reporter: Reporter, *, give_up: Callable[[], None]) -> Iterator[None]:
-    """Report each model call while the block runs; call `give_up` when the endpoint is dead: agents try for ever."""
+    """Report each model call while the block runs; call `give_up` when the endpoint is dead, since agents retry."""
     if model.socket is None:
         yield
         return
@@ -206,14 +178,6 @@ def watch_turns(model: ModelAccess, reporter: Reporter, *, give_up: Callable[[],
     finally:
         stop.set()
         thread.join()
-
-
-logger = logging.getLogger(__name__)
-
-AGENT_PORT = 7000
-"""Where the capture proxy answers inside the agent's sandbox."""
-_LOG_TAIL = 2000
-_SLACK_S = 300.0
 
 
 class PhaseFailed(Exception):
@@ -247,15 +211,13 @@ class RolloutRun:
     """A rollout that runs once.
 
     Args:
-        plan: What to run; its folder is the rollout's own and is left to the caller.
-        model: The way to the model.
-        reporter: Where progress goes.
-        cancel: What ends it early.
+        plan: What to run; the caller makes and removes its folder.
+        model: How the agent reaches its model.
+        reporter: Gets the progress.
+        cancel: Ends the rollout early.
     """
 
-    def __init__(
-        self, plan: RolloutPlan, *, model: ModelAccess = NO_MODEL, reporter: Reporter, cancel: Cancellation
-    ) -> None:
+    def __init__(self, plan: RolloutPlan, model: ModelAccess, *, reporter: Reporter, cancel: Cancellation) -> None:
         self._plan, self._model, self._reporter, self._cancel = plan, model, reporter, cancel
         self._label: Label | None = None
         self._label_phase: Phase = "done"
@@ -288,12 +250,12 @@ class RolloutRun:
         except Exception as exc:  # the boundary of a rollout: the others go on
             logger.exception("rollout %s failed", self._plan.rollout_id)
             self._set(Label("env_failed", f"{type(exc).__name__}: {exc}"))
-        if self._cancel.cancelled and not complete:  # whatever it looks like: the sandbox was killed for that
+        if self._cancel.cancelled and not complete:  # the phase's own failure is a consequence
             self._set(Label("cancelled", self._cancel.reason))
         return self._outcome(started_at)
 
     def refuse(self, status: Status, reason: str) -> Outcome:
-        """Return the outcome of a rollout that cannot even begin."""
+        """Return the outcome of a rollout that cannot begin."""
         self._set(Label(status, reason))
         return self._outcome(time.time())
 
@@ -342,13 +304,14 @@ class RolloutRun:
         lay_files(sandbox, task.files)
         for number, line in enumerate(task.setup, 1):
             self._cancel.check()
-            result, done = run_line(sandbox, line, timeout=task.setup_timeout_s)
-            self._setup.append(result)
-            self._reporter.say(f"setup {number} of {len(task.setup)}: exit code {result.exit_code}")
-            if done.timed_out:
+            ran = run_line(sandbox, line, timeout=task.setup_timeout_s)
+            self._setup.append(ran.result)
+            exit_code = ran.result.exit_code
+            self._reporter.say(f"setup {number} of {len(task.setup)}: exit code {exit_code}")
+            if ran.timed_out:
                 raise PhaseFailed("env_failed", f"setup line {number} did not end within {task.setup_timeout_s:g} s")
-            if done.exit_code != 0:
-                raise PhaseFailed("env_failed", f"setup line {number} exited with code {done.exit_code}")
+            if exit_code != 0:
+                raise PhaseFailed("env_failed", f"setup line {number} exited with code {exit_code}")
         if task.files or task.setup:
             try:
                 sandbox.pack(sandbox.home, self.baseline)
@@ -403,7 +366,7 @@ class RolloutRun:
             limit = worktree_limit(self._plan.task.limits)
             try:
                 sandbox.pack(sandbox.workdir, self.work, max_bytes=limit)
-            except PermissionError:  # the agent took the rights from itself
+            except PermissionError:  # the agent took its own rights away
                 sandbox.exec(["chmod", "-R", "u+rwX", "--", sandbox.workdir], cwd="/")
                 sandbox.pack(sandbox.workdir, self.work, max_bytes=limit)
             self._merged = merge(
@@ -417,7 +380,7 @@ class RolloutRun:
                 max_bytes=limit,
             )
         except (SandboxTreeError, UnusableWorktree, PermissionError, FileNotFoundError, NotADirectoryError) as exc:
-            if not self._plan.folder.is_dir():  # not the agent's doing: somebody cleans up the host
+            if not self._plan.folder.is_dir():  # not the agent's doing: the host was cleaned up
                 raise
             self.work.unlink(missing_ok=True)
             return f"the work tree cannot be taken: {exc}"

@@ -73,7 +73,7 @@ class Proof:
         """Return the line, with a stand-in where Python runs a check; a PYTHONPATH that it sets keeps the folder."""
         return _PATHS.sub(
             lambda found: f"PYTHONPATH={self.folder}{'' if found[1] is not None else ':'}",
-            stood_in(self.line, self.files),
+            with_wrapper(self.line, self.files),
         )
 
     def lay(self, sandbox: Sandbox, archive: Path) -> None:
@@ -119,12 +119,12 @@ class Proof:
         return serial if secrets.compare_digest(secret.encode(), self._secrets[serial].encode()) else None
 
 
-def stood_in(line: str, files: Mapping[str, str]) -> str:
+def with_wrapper(line: str, files: Mapping[str, str]) -> str:
     """Return a line in which Python runs `-c`, unittest and scripts of the verifier by way of the proof."""
-    return _PYTHON.sub(partial(_stand_in, files), line)
+    return _PYTHON.sub(partial(_wrapped, files), line)
 
 
-def _stand_in(files: Mapping[str, str], found: re.Match[str]) -> str:
+def _wrapped(files: Mapping[str, str], found: re.Match[str]) -> str:
     what = found[3]
     if what[0] != "-":
         path = posixpath.normpath(what)
