@@ -1,4 +1,4 @@
-"""What came of a rollout: commands, model turns, status, reward.
+"""The outcome of a rollout: commands, model turns, status and reward, and the rules that choose the status.
 
 Knows values only. `CommandResult` and `RolloutTurn` are shapes that existing trainers read.
 """
@@ -20,7 +20,7 @@ Phase = Literal["sandbox", "setup", "agent", "collect", "verify", "store", "done
 
 
 class CommandResult(BaseModel):
-    """What a setup or verify line did, or the `judge` of a check; what is not passed never has exit code 0."""
+    """What a setup line, a verify line or the `judge` of a check did; a check that fails never has exit code 0."""
 
     cmd: str
     exit_code: int
@@ -38,7 +38,7 @@ class CommandResult(BaseModel):
 class RolloutTurn(BaseModel):
     """One model call as trainers read it.
 
-    The three token lists have the same length, but that a list is empty where the engine gives nothing of its kind. A
+    The three token lists have the same length; one is empty where the model server reports nothing of its kind. A
     single log-probability that is missing is None.
     """
 
@@ -92,20 +92,13 @@ class Progress(BaseModel):
     elapsed_s: float = 0.0
 
 
-# labels: Labels: what a rollout that went wrong is called, and whose fault it was.
-#
-# Knows facts about a run, and decides. The order of the rules is the order of trust: what the host saw comes before
-# what
-# the agent says of itself, so that a broken endpoint or a limit never counts as a failing policy.
-
-
 _BAD_REQUESTS = frozenset({400, 413, 422})
-"""Answers of an endpoint that are about the request: the agent's doing, such as a prompt that is too long."""
+"""Statuses that are about the request, so the agent's doing: a prompt that is too long, for example."""
 
 _UNREACHABLE = 9
-"""So many attempts in a row without a connection, three per call, and an endpoint is given up."""
+"""Attempts in a row without a connection (three per call) after which an endpoint counts as dead."""
 _FAILING = 30
-"""The same for one that answers, but with errors: those pass more often."""
+"""The same for an endpoint that answers with errors, which pass more often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +127,7 @@ class AgentFacts:
     timed_out: bool
     limit_s: float
     failure: str | None
-    """What the driver makes of exit code and log."""
+    """What the driver concludes from exit code and log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +140,8 @@ class Label:
 
 def label_of(agent: AgentFacts, model: ModelUse) -> Label | None:
     """Return what is wrong with an agent's run, or None when nothing is."""
+    # The order is the order of trust: what the host saw comes before what the agent reports of itself, so that a
+    # broken endpoint or a limit never counts as a failing policy.
     if model.unrecorded is not None:
         return Label("env_failed", f"model calls could not be recorded: {model.unrecorded}")
     dead = _dead_endpoint(model)
@@ -171,7 +166,7 @@ def label_of(agent: AgentFacts, model: ModelUse) -> Label | None:
 
 
 def is_hopeless(model: ModelUse) -> bool:
-    """Say whether an endpoint has failed so often that waiting for the agent to give up is a waste."""
+    """Return whether an endpoint has failed so often that it is not worth waiting for the agent to give up."""
     if model.last_status in _BAD_REQUESTS:
         return False
     return model.failures >= (_UNREACHABLE if model.last_status is None else _FAILING)

@@ -1,6 +1,6 @@
-"""Cancelling: one object that any thread may set and that a rollout listens to.
+"""What a caller holds while a rollout runs: a `Cancellation` to end it, and the events that a `Reporter` sends.
 
-Knows callbacks only. What a cancel ends is registered by whoever started it.
+Knows callbacks and clocks only.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from openenv.errors import RolloutCancelled
 from openenv.rollout.outcome import Phase, Progress
 
 logger = logging.getLogger(__name__)
+
+OnProgress = Callable[[Progress], None]
 
 
 class Cancellation:
@@ -32,12 +34,12 @@ class Cancellation:
 
     @property
     def cancelled(self) -> bool:
-        """Say whether `cancel` was called."""
+        """Whether `cancel` was called."""
         return self._event.is_set()
 
     @property
     def reason(self) -> str:
-        """Return the reason that was given, or nothing."""
+        """The reason for the cancellation, or nothing."""
         return self._reason
 
     def cancel(self, reason: str = "cancelled by the caller") -> None:
@@ -51,25 +53,25 @@ class Cancellation:
         for callback in callbacks:
             try:
                 callback()
-            except Exception:  # each of the others must still be told
+            except Exception:  # the other callbacks must still run
                 logger.exception("a rollout could not be stopped")
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is cancelled, and say whether it was."""
+        """Wait for a cancellation, and return whether there was one."""
         return self._event.wait(timeout)
 
     def check(self) -> None:
-        """Return when nothing was cancelled.
+        """Raise if `cancel` was called.
 
         Raises:
-            RolloutCancelled: it was.
+            RolloutCancelled: it was; the text is the reason.
         """
         if self._event.is_set():
             raise RolloutCancelled(self._reason)
 
     @contextmanager
     def on_cancel(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Call back when it is cancelled while the block runs; at once when it already is."""
+        """Call back on a cancellation while the block runs; at once if there was one already."""
         with self._lock:
             number = self._next
             self._next += 1
@@ -84,20 +86,12 @@ class Cancellation:
                 del self._callbacks[number]
 
 
-# progress: Progress: what a running rollout tells its caller while it runs.
-#
-# Knows events and clocks. A callback that fails is logged and never ends a rollout.
-
-
-OnProgress = Callable[[Progress], None]
-
-
 class Reporter:
     """Sends the events of one rollout, one at a time, and measures its phases.
 
     Args:
         rollout_id: Whose events these are.
-        callback: Gets each event; called from the rollout's threads, never twice at once.
+        callback: Gets each event, in the rollout's threads; calls never overlap. One that raises is logged.
         lock: Shared by the rollouts that share a callback.
     """
 
@@ -113,12 +107,12 @@ class Reporter:
 
     @property
     def elapsed_s(self) -> float:
-        """Return the seconds since the rollout began."""
+        """The seconds since the rollout began."""
         return time.monotonic() - self._began
 
     @contextmanager
     def during(self, phase: Phase, message: str = "") -> Iterator[None]:
-        """Say that a phase begins, and note how long the block takes."""
+        """Report that a phase begins, and measure the block."""
         self.phase = phase
         began = time.monotonic()
         self.say(message)

@@ -1,6 +1,6 @@
-"""Scratch folders: where a running engine keeps archives and sockets, and how those of a dead one are found.
+"""Scratch folders of running engines, and the file locks that tell the folders of dead ones.
 
-Each folder is held by a file lock that ends with its process, so a folder whose lock is free has no owner any more.
+A lock ends with its process, however that ends, so a folder whose lock is free has no owner any more.
 """
 
 from __future__ import annotations
@@ -16,10 +16,32 @@ from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # no such locks on this platform: folders are removed by their owners only
+except ImportError:  # no such locks on this platform: folders of dead processes stay, installations may run twice
     fcntl = None  # type: ignore[assignment]
 
 logger = logging.getLogger(__name__)
+
+
+def open_locked(path: Path) -> int:
+    """Open or create a file, wait for its lock, and return the handle; closing it frees the lock."""
+    handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    if fcntl is not None:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    return handle
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the lock of a file."""
+    if fcntl is None:
+        return False
+    try:
+        with path.open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def scratch_root() -> Path:
@@ -30,17 +52,20 @@ def scratch_root() -> Path:
 
 @contextlib.contextmanager
 def scratch(root: Path | None = None) -> Iterator[Path]:
-    """Give a private folder that is removed at the end; sweep those of dead engines first."""
+    """Make a private folder and remove it at the end; remove those of dead engines first."""
     root = root or scratch_root()
     sweep(root)
     folder = root / secrets.token_hex(6)
-    lock = _claim(root, folder.name)
+    handle = _claim(root, folder.name)
     try:
         folder.mkdir(mode=0o700)
         yield folder
     finally:
         _remove(folder)
-        _release(root, folder.name, lock)
+        (root / f"{folder.name}.lock").unlink(missing_ok=True)
+        os.close(handle)
+        with contextlib.suppress(OSError):  # another engine has a folder there
+            root.rmdir()
 
 
 def sweep(root: Path | None = None) -> list[Path]:
@@ -50,8 +75,8 @@ def sweep(root: Path | None = None) -> list[Path]:
     if fcntl is None or not root.is_dir():
         return removed
     for path in sorted(root.glob("*.lock")):
-        with contextlib.suppress(OSError), path.open("r+") as held:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises while its owner lives
+        with contextlib.suppress(OSError), path.open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises while its owner lives
             folder = root / path.stem
             if folder.exists():
                 _remove(folder)
@@ -61,26 +86,17 @@ def sweep(root: Path | None = None) -> list[Path]:
 
 
 def _claim(root: Path, name: str) -> int:
-    # Made under another name and locked before it can be seen, or a sweeper could find it unlocked.
+    # The file is made under another name and locked before it is visible, or a sweep could see it unlocked.
     hidden = root / f".{name}"
     while True:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            handle = os.open(hidden, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            handle = open_locked(hidden)
             break
-        except FileNotFoundError:  # the last other engine has just removed the folder of all
+        except FileNotFoundError:  # the last other engine has just removed the root
             continue
-    if fcntl is not None:
-        fcntl.flock(handle, fcntl.LOCK_EX)
     hidden.rename(root / f"{name}.lock")
     return handle
-
-
-def _release(root: Path, name: str, handle: int) -> None:
-    (root / f"{name}.lock").unlink(missing_ok=True)
-    os.close(handle)
-    with contextlib.suppress(OSError):  # another engine still has its own folder there
-        root.rmdir()
 
 
 def _remove(folder: Path) -> None:

@@ -4,6 +4,20 @@ A rollout is stored when its line is in a shard; files are put in place before t
 changed: verifying again appends another record. Any number of processes may write to one store.
 """
 
+# rollouts/                                     a store
+#   shards/20261116T041300-812-9f3c2a1b.jsonl   one file per writing process, one record per line, only appended to:
+#                                                 {"format":1,"record_id":"5e0c","rollout_id":"a41f","kind":"rollout",
+#                                                  "stored_at":1794802380.1,"outcome":{...},"task":{...}}
+#   index.sqlite                                where each record is, and what `find` filters by; can be deleted
+#   rollouts/a41f.../task.json                  written when the rollout begins
+#                    .running                   locked while it runs; a folder without a record whose lock is free was
+#                                               interrupted
+#                    worktree.tar, baseline.tar, agent.log
+#   captures/a41f.../                           the recorded model calls
+#
+# The order of writing makes a crash harmless: files first (under a hidden name, then renamed), then the line with
+# fsync, then the index. A line counts once its newline is there, so a line that a crash tore off is never read.
+
 from __future__ import annotations
 
 import contextlib
@@ -16,29 +30,29 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
 from openenv.errors import CaptureError, RolloutError, StoreError
 from openenv.rollout.outcome import Outcome
+from openenv.rollout.scratch import is_locked, open_locked
 from openenv.rollout.task import Task
 
 if TYPE_CHECKING:
     from openenv.rollout.capture.records import Recording
 
 
-# shards: Shards: files of JSON lines that are only ever appended to, one per writing process.
-#
-# Knows files and bytes. A line counts once its newline is there, so what a crash tore off at the end is never read; a
-# line that cannot be written whole is taken back.
-
-
 logger = logging.getLogger(__name__)
+
+Kind = Literal["rollout", "reverify"]
+Format = Literal["jsonl", "parquet"]
+_FORMAT = 1
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_BLOCK = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +88,7 @@ class ShardWriter:
                 _write_all(handle, line)
                 os.fsync(handle)
             except OSError:
-                self._take_back(handle, offset)
+                self._truncate(handle, offset)
                 raise
             return ShardPlace(self._path.name, offset, len(line))
 
@@ -85,7 +99,7 @@ class ShardWriter:
 
     def _open(self) -> int:
         if self._handle is not None and self._owner != os.getpid():
-            self._drop()  # a copy of this process writes to the old one
+            self._drop()  # the parent process goes on writing to the old one
         if self._handle is None:
             stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
             self._path = self._folder / f"{stamp}-{os.getpid()}-{secrets.token_hex(4)}.jsonl"
@@ -93,12 +107,12 @@ class ShardWriter:
             self._owner = os.getpid()
         return self._handle
 
-    def _take_back(self, handle: int, offset: int) -> None:
+    def _truncate(self, handle: int, offset: int) -> None:
         try:
             os.ftruncate(handle, offset)
         except OSError:
             logger.warning("a torn line stays in %s", self._path)
-            self._drop()  # nothing may be appended to it
+            self._drop()  # a line appended to the torn one would be lost with it
 
     def _drop(self) -> None:
         if self._handle is not None:
@@ -110,7 +124,7 @@ def read_line(folder: Path, place: ShardPlace) -> dict[str, Any]:
     """Return one record.
 
     Raises:
-        OSError, ValueError: it is not there any more.
+        OSError, ValueError: it is gone.
     """
     with (folder / place.shard).open("rb") as file:
         file.seek(place.offset)
@@ -121,7 +135,7 @@ def read_line(folder: Path, place: ShardPlace) -> dict[str, Any]:
 
 
 def read_lines(path: Path, start: int = 0) -> Iterator[tuple[ShardPlace, dict[str, Any] | None]]:
-    """Yield the whole lines from an offset on; None in place of one that cannot be read."""
+    """Yield the complete lines from an offset on; None in place of one that cannot be read."""
     with path.open("rb") as file:
         file.seek(start)
         offset = start
@@ -149,12 +163,7 @@ def _write_all(handle: int, data: bytes) -> None:
         view = view[os.write(handle, view) :]
 
 
-# index: The index of a store: an SQLite file that can be deleted at any time, because the shards say it all.
-#
-# Knows SQL and shards. A shard is read on from where it was read to; its rows and that mark change together.
-
-
-_VERSION = 1
+_INDEX_VERSION = 1
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS shards (name TEXT PRIMARY KEY, bytes INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS records (
@@ -166,10 +175,6 @@ CREATE TABLE IF NOT EXISTS records (
 CREATE INDEX IF NOT EXISTS by_rollout ON records (rollout_id, stored_at);
 CREATE INDEX IF NOT EXISTS by_time ON records (stored_at);
 """
-_COLUMNS = (
-    "record_id, rollout_id, kind, stored_at, task_id, status, phase, reason, reward, agent, model, sandbox, turns, "
-    "started_at, wall_s, shard, offset, length"
-)
 _FILTERS = frozenset({"rollout_id", "task_id", "status", "agent", "model", "sandbox", "kind"})
 
 
@@ -195,8 +200,14 @@ class RolloutRow:
     place: ShardPlace
 
 
+_COLUMNS = ", ".join([*(column.name for column in fields(RolloutRow)[:-1]), "shard", "offset", "length"])
+
+
 class RolloutIndex:
-    """Finds records. Safe from many threads and processes; a broken file is made anew."""
+    """Finds records. Safe from many threads and processes; rebuilt from the shards when the file is broken.
+
+    Each shard is read on from where it was read to; its rows and that position change in one transaction.
+    """
 
     def __init__(self, path: Path, shards: Path) -> None:
         self._path, self._shards = path, shards
@@ -209,7 +220,7 @@ class RolloutIndex:
             try:
                 self._sync(shard)
             except sqlite3.DatabaseError as exc:
-                logger.warning("the index %s is made anew: %s", self._path, exc)
+                logger.warning("the index %s is rebuilt: %s", self._path, exc)
                 self._forget(in_memory=isinstance(exc, sqlite3.OperationalError))
                 self._sync(None)
 
@@ -230,8 +241,8 @@ class RolloutIndex:
         unknown = set(equal) - _FILTERS
         if unknown:
             raise ValueError(f"no such column: {', '.join(sorted(unknown))}")
-        given = {name: value for name, value in equal.items() if value is not None}
-        conditions = [f"{name} = ?" for name in given]
+        filters = {name: value for name, value in equal.items() if value is not None}
+        conditions = [f"{name} = ?" for name in filters]
         if latest:
             conditions.append(
                 "NOT EXISTS (SELECT 1 FROM records AS later WHERE later.rollout_id = records.rollout_id "
@@ -239,11 +250,13 @@ class RolloutIndex:
             )
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         query = f"SELECT {_COLUMNS} FROM records{where} ORDER BY stored_at DESC, record_id DESC"
-        values: list[object] = list(given.values())
+        values: list[object] = list(filters.values())
         if limit is not None:
             query += " LIMIT ?"
             values.append(limit)
-        return [_row(values) for values in self._read(query, values)]
+        with self._lock:
+            rows = self._open().execute(query, values).fetchall()
+        return [RolloutRow(*(*row[:-3], ShardPlace(*row[-3:]))) for row in rows]
 
     def close(self) -> None:
         """Close the file."""
@@ -252,20 +265,16 @@ class RolloutIndex:
                 self._db.close()
                 self._db = None
 
-    def _read(self, query: str, values: Sequence[object]) -> list[Any]:
-        with self._lock:
-            return self._open().execute(query, values).fetchall()
-
     def _open(self, path: str | None = None) -> sqlite3.Connection:
         if self._db is None:
             self._db = sqlite3.connect(path or self._path, timeout=30, isolation_level=None, check_same_thread=False)
             with contextlib.suppress(sqlite3.OperationalError):  # not on every file system
                 self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
-            if self._db.execute("PRAGMA user_version").fetchone()[0] not in (0, _VERSION):
+            if self._db.execute("PRAGMA user_version").fetchone()[0] not in (0, _INDEX_VERSION):
                 self._db.executescript("DROP TABLE IF EXISTS records; DROP TABLE IF EXISTS shards;")
             self._db.executescript(_SCHEMA)
-            self._db.execute(f"PRAGMA user_version={_VERSION}")
+            self._db.execute(f"PRAGMA user_version={_INDEX_VERSION}")
         return self._db
 
     def _forget(self, *, in_memory: bool) -> None:
@@ -275,11 +284,8 @@ class RolloutIndex:
         if in_memory:  # the disk is full or read-only: this process indexes for itself
             self._open(":memory:")
             return
-        for path in (
-            self._path,
-            *(self._path.with_name(self._path.name + end) for end in ("-wal", "-shm", "-journal")),
-        ):
-            path.unlink(missing_ok=True)
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
 
     def _sync(self, shard: str | None) -> None:
         db = self._open()
@@ -295,7 +301,7 @@ class RolloutIndex:
     def _sync_shard(self, db: sqlite3.Connection, name: str, done: int) -> None:
         path = self._shards / name
         size = path.stat().st_size
-        if size < done:  # not the file that was read before
+        if size < done:  # another file under the same name
             self._drop(db, name)
             done = 0
         if size == done:
@@ -344,20 +350,6 @@ def _values(record: dict[str, Any], place: ShardPlace) -> tuple[object, ...] | N
         return None
 
 
-def _row(values: tuple[Any, ...]) -> RolloutRow:
-    return RolloutRow(*(*values[:-3], ShardPlace(*values[-3:])))
-
-
-try:
-    import fcntl
-except ImportError:  # no such locks on this platform: a rollout that still runs looks interrupted
-    fcntl = None  # type: ignore[assignment]
-
-Kind = Literal["rollout", "reverify"]
-_FORMAT = 1
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-
-
 @dataclass(frozen=True, slots=True)
 class Record:
     """One stored line: a rollout, or a later verification of it."""
@@ -369,6 +361,17 @@ class Record:
     outcome: Outcome
     task: Task
     """The task as it was verified in this record."""
+
+    def document(self) -> dict[str, Any]:
+        """Return the record as JSON values."""
+        return {
+            "record_id": self.record_id,
+            "rollout_id": self.rollout_id,
+            "kind": self.kind,
+            "stored_at": self.stored_at,
+            "outcome": self.outcome.model_dump(mode="json"),
+            "task": self.task.model_dump(mode="json"),
+        }
 
 
 class RolloutStore:
@@ -389,7 +392,7 @@ class RolloutStore:
         if not create and not self._shards.is_dir():
             what = "is no store of rollouts" if self.root.exists() else "does not exist"
             raise StoreError(f"There are no rollouts in {self.root}: it {what}")
-        with _typed("opened"):
+        with _as_store_error("opened"):
             for folder in (self._shards, self._rollouts, self.captures):
                 folder.mkdir(parents=True, exist_ok=True)
         self._writer = ShardWriter(self._shards)
@@ -403,20 +406,20 @@ class RolloutStore:
         return self.root / "captures"
 
     def begin(self, rollout_id: str, task: Task) -> None:
-        """Note that a rollout runs, so that one which is never stored can be told.
+        """Mark a rollout as running, so that one which is never stored shows up as interrupted.
 
         Raises:
             StoreError: there is such a rollout already, or the disk is full.
         """
         folder = self._folder(rollout_id)
         try:
-            with _typed("begun"):
+            with _as_store_error("begun"):
                 folder.mkdir()
                 try:
-                    self._hold(rollout_id, folder)
+                    self._mark_running(rollout_id, folder)
                     _write(folder / "task.json", task.model_dump_json().encode())
                 except OSError:
-                    self._let_go(rollout_id)
+                    self._unmark(rollout_id)
                     shutil.rmtree(folder, ignore_errors=True)
                     raise
         except FileExistsError:
@@ -431,7 +434,7 @@ class RolloutStore:
         baseline: Path | None = None,
         agent_log: Path | None = None,
     ) -> Record:
-        """Store what came of a rollout, with copies of its files; those that are not there are left out.
+        """Store an outcome with copies of the rollout's files; those that do not exist are left out.
 
         Raises:
             StoreError: the disk is full, or the rollout was stored before; nothing of it is listed.
@@ -440,10 +443,10 @@ class RolloutStore:
         if rollout_id not in self._running:
             self.begin(rollout_id, task)
         folder = self._folder(rollout_id)
-        given = {"worktree.tar": worktree, "baseline.tar": baseline, "agent.log": agent_log}
+        sources = {"worktree.tar": worktree, "baseline.tar": baseline, "agent.log": agent_log}
         try:
-            with _typed("stored", outcome):
-                for name, source in given.items():
+            with _as_store_error("stored", outcome):
+                for name, source in sources.items():
                     if source is not None and source.exists():
                         _copy(source, folder / name)
                 return self._append("rollout", outcome, task)
@@ -451,7 +454,7 @@ class RolloutStore:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         finally:
-            self._let_go(rollout_id)
+            self._unmark(rollout_id)
 
     def keep_capture(self, rollout_id: str, records: Path) -> None:
         """Copy the records of a rollout's model calls, unless they were written here.
@@ -460,7 +463,7 @@ class RolloutStore:
             StoreError: the disk is full.
         """
         place = self.captures / rollout_id
-        with _typed("stored"):
+        with _as_store_error("stored"):
             if records.resolve() != place.resolve() and records.is_dir():
                 draft = place.with_name(f".{rollout_id}")
                 shutil.copytree(records, draft, dirs_exist_ok=True)
@@ -473,17 +476,16 @@ class RolloutStore:
             StoreError: there is no such rollout, or the disk is full.
         """
         self.get(outcome.rollout_id)
-        with _typed("stored", outcome):
+        with _as_store_error("stored", outcome):
             return self._append("reverify", outcome, task)
 
     def get(self, rollout_id: str, *, record_id: str | None = None) -> Record:
-        """Return a rollout's newest record, or a certain one; the beginning of an id will do when it is the only one.
+        """Return a rollout's newest record, or a certain one; the beginning of an id is enough when no other begins so.
 
         Raises:
             StoreError: there is no such record.
         """
-        records = self.history(rollout_id)
-        for record in records:
+        for record in self.history(rollout_id):
             if record_id is None or record.record_id == record_id:
                 return record
         raise StoreError(f"The rollout '{rollout_id}' has no record '{record_id}'")
@@ -505,10 +507,10 @@ class RolloutStore:
         self._index.sync()
         if self._index.find(rollout_id=rollout_id, limit=1):
             return rollout_id
-        found = {row.rollout_id for row in self._index.find() if rollout_id and row.rollout_id.startswith(rollout_id)}
-        if len(found) == 1:
-            return found.pop()
-        how = "There is no rollout" if not found else "There are several rollouts that begin with"
+        ids = {row.rollout_id for row in self._index.find() if rollout_id and row.rollout_id.startswith(rollout_id)}
+        if len(ids) == 1:
+            return ids.pop()
+        how = "There is no rollout" if not ids else "There are several rollouts that begin with"
         raise StoreError(f"{how} '{rollout_id}' in {self.root}")
 
     def find(self, *, limit: int | None = None, latest: bool = True, **equal: str | None) -> list[RolloutRow]:
@@ -526,7 +528,7 @@ class RolloutStore:
         """Return the record of a row.
 
         Raises:
-            StoreError: it is not there any more.
+            StoreError: it is gone.
         """
         try:
             return _record(read_line(self._shards, row.place))
@@ -548,10 +550,10 @@ class RolloutStore:
         self._index.sync()
         stored = {row.rollout_id for row in self._index.find(kind="rollout")}
         names = sorted(path.name for path in self._rollouts.iterdir() if path.is_dir())
-        return [name for name in names if name not in stored and not _is_held(self._rollouts / name / ".running")]
+        return [name for name in names if name not in stored and not is_locked(self._rollouts / name / ".running")]
 
     def rebuild(self) -> None:
-        """Make the index anew from the shards."""
+        """Rebuild the index from the shards."""
         self._index.rebuild()
 
     def close(self) -> None:
@@ -559,14 +561,12 @@ class RolloutStore:
         self._writer.close()
         self._index.close()
         for rollout_id in list(self._running):
-            self._let_go(rollout_id)
+            self._unmark(rollout_id)
 
     def __enter__(self) -> RolloutStore:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def _folder(self, rollout_id: str) -> Path:
@@ -576,27 +576,16 @@ class RolloutStore:
 
     def _append(self, kind: Kind, outcome: Outcome, task: Task) -> Record:
         record = Record(secrets.token_hex(8), outcome.rollout_id, kind, time.time(), outcome, task)
-        line = {
-            "format": _FORMAT,
-            "record_id": record.record_id,
-            "rollout_id": record.rollout_id,
-            "kind": kind,
-            "stored_at": record.stored_at,
-            "outcome": outcome.model_dump(mode="json"),
-            "task": task.model_dump(mode="json"),
-        }
-        place = self._writer.append(line)
+        place = self._writer.append({"format": _FORMAT, **record.document()})
         self._index.sync(place.shard)
         return record
 
-    def _hold(self, rollout_id: str, folder: Path) -> None:
-        handle = os.open(folder / ".running", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        if fcntl is not None:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+    def _mark_running(self, rollout_id: str, folder: Path) -> None:
+        handle = open_locked(folder / ".running")
         with self._lock:
             self._running[rollout_id] = handle
 
-    def _let_go(self, rollout_id: str) -> None:
+    def _unmark(self, rollout_id: str) -> None:
         with self._lock:
             handle = self._running.pop(rollout_id, None)
         if handle is not None:
@@ -615,23 +604,10 @@ def _record(line: dict[str, Any]) -> Record:
     )
 
 
-def _is_held(path: Path) -> bool:
-    if fcntl is None:
-        return False
-    try:
-        with path.open("r+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
 def _copy(source: Path, target: Path) -> None:
     draft = target.with_name(f".{target.name}")
-    with source.open("rb") as given, draft.open("wb") as file:
-        shutil.copyfileobj(given, file, 1024 * 1024)
+    with source.open("rb") as original, draft.open("wb") as file:
+        shutil.copyfileobj(original, file, _BLOCK)
         file.flush()
         os.fsync(file.fileno())
     draft.rename(target)
@@ -645,22 +621,14 @@ def _write(path: Path, content: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _typed(what: str, outcome: Outcome | None = None) -> Iterator[None]:
+def _as_store_error(what: str, outcome: Outcome | None = None) -> Iterator[None]:
     try:
         yield
     except FileExistsError:
         raise
     except OSError as exc:
-        why = "the disk is full" if exc.errno in _FULL else str(exc)
+        why = "the disk is full" if exc.errno in _DISK_FULL else str(exc)
         raise StoreError(f"The rollout could not be {what}: {why}", outcome=outcome) from exc
-
-
-# exporting: Exports of a store: outcomes together with the model calls that were captured.
-#
-# Knows the store and the capture's own exports. JSON lines hold a rollout each, Parquet a training sequence per row.
-
-
-Format = Literal["jsonl", "parquet"]
 
 
 def export_rollouts(
@@ -685,7 +653,7 @@ def export_rollouts(
 
     Raises:
         StoreError: a record cannot be read, or the file cannot be written.
-        RolloutError: Parquet is asked for and pyarrow is not installed.
+        RolloutError: the file is Parquet and pyarrow is not installed.
     """
     target = Path(target)
     records = store.records(status=status, task_id=task_id, agent=agent)
@@ -710,20 +678,20 @@ def recording(store: RolloutStore, record: Record) -> Recording | None:
     if not folder.is_dir():
         return None
     try:
-        found = read(folder)
+        captured = read(folder)
     except CaptureError as exc:
         raise StoreError(f"The model calls of rollout '{record.rollout_id}' cannot be read: {exc}") from exc
     outcome = record.outcome
     about = {"task_id": outcome.task_id, "status": outcome.status, "reward": outcome.reward, "agent": outcome.agent}
-    found.metadata = {**found.metadata, **about}
-    return found
+    captured.metadata = {**captured.metadata, **about}
+    return captured
 
 
 def _recordings(store: RolloutStore, records: Iterator[Record]) -> Iterator[Recording]:
     for record in records:
-        found = recording(store, record)
-        if found is not None:
-            yield found
+        captured = recording(store, record)
+        if captured is not None:
+            yield captured
 
 
 def _write_jsonl(store: RolloutStore, records: Iterator[Record], target: Path, *, messages: bool) -> int:
@@ -732,17 +700,9 @@ def _write_jsonl(store: RolloutStore, records: Iterator[Record], target: Path, *
     count = 0
     with target.open("w", encoding="utf-8") as file:
         for record in records:
-            found = recording(store, record)
-            captured = None if found is None else document(found, include_messages=messages)
-            line = {
-                "rollout_id": record.rollout_id,
-                "record_id": record.record_id,
-                "kind": record.kind,
-                "stored_at": record.stored_at,
-                "task": record.task.model_dump(mode="json"),
-                "outcome": record.outcome.model_dump(mode="json"),
-                "capture": captured,
-            }
+            captured = recording(store, record)
+            calls = None if captured is None else document(captured, include_messages=messages)
+            line = {**record.document(), "capture": calls}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
             count += 1
     return count

@@ -1,6 +1,6 @@
-"""What is to be done: a `Task` with its `Check`s, the `Model` that the agent talks to, and the `Budget` it has.
+"""A `Task` with its `Check`s, from code or from a file; the `Model` that the agent calls, and its `Budget`.
 
-Knows values only. Must not know sandboxes, agents or servers.
+Knows values and files. Must not know sandboxes, agents or servers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from openenv.errors import RolloutError
 from openenv.sandboxes.base import Limits
 
 Dialect = Literal["openai_chat", "openai_responses", "anthropic"]
-"""How a model endpoint is spoken to."""
+"""The wire format of a model endpoint."""
 
 PROTECTED = (
     "**/sitecustomize.*",
@@ -43,7 +43,7 @@ PROTECTED = (
     "**/__pycache__/**",
 )
 """What decides how Python and pytest start: the verifier sees these as the setup left them, not as the agent did.
-Where any pattern is given, a `pyproject.toml` or `setup.cfg` that the agent changed and that names pytest counts."""
+Where there is any pattern, a `pyproject.toml` or `setup.cfg` that the agent changed and that names pytest counts."""
 
 
 class Check(BaseModel):
@@ -58,9 +58,9 @@ class Check(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     run: str = Field(min_length=1)
-    """A shell line that runs the agent's work, in the work folder. That it crashes or hangs is the agent's failure."""
+    """A shell line that runs the agent's work, in the work folder. A crash or hang is the agent's failure."""
     judge: str = Field(min_length=1)
-    """A shell line in the work folder as the setup left it, with the `verify_files`. That it crashes is nobody's."""
+    """A shell line in the work folder as the setup left it, with the `verify_files`. A crash of it gives no verdict."""
     keep: tuple[str, ...] = ()
     """Files and folders below the work folder that are taken out after `run`; links are not."""
     needs: tuple[str, ...] | None = None
@@ -76,7 +76,7 @@ class Check(BaseModel):
         return tuple(posixpath.normpath(path) for path in keep)
 
     def __str__(self) -> str:
-        """Tell both parts in a line."""
+        """Return both parts in a line."""
         return f"{self.run} => {self.judge}"
 
 
@@ -115,9 +115,9 @@ class Task(BaseModel):
 
     @field_validator("setup", "verify", "solution", mode="before")
     @classmethod
-    def _several(cls, given: Any) -> Any:
+    def _several(cls, value: Any) -> Any:
         """Take a single line or check where a list is meant."""
-        return (given,) if isinstance(given, str | Check | Mapping) else given
+        return (value,) if isinstance(value, str | Check | Mapping) else value
 
     def texts(self) -> tuple[str, ...]:
         """Return the texts that say which files are the agent's to write."""
@@ -157,11 +157,6 @@ class Model(BaseModel):
     extra_headers: Mapping[str, str] = Field(default_factory=dict)
 
 
-# loading: Tasks from files: YAML or JSON with the fields of `Task`; checks from a command line.
-#
-# Knows files and the shape of a task. Folders named in `files_from` and `verify_files_from` are read beside the file.
-
-
 _FOLDERS = {"files_from": "files", "verify_files_from": "verify_files"}
 
 
@@ -180,7 +175,9 @@ def load_task(path: str | Path) -> Task:
 
 
 def parse_task(data: object, *, folder: Path, name: str = "") -> Task:
-    """Build a task from a mapping with the fields of `Task`, or folders to read some of them from.
+    """Build a task from a mapping with the fields of `Task`.
+
+    `files_from` and `verify_files_from` name folders, relative to `folder`, whose text files are added.
 
     Raises:
         RolloutError: it is no task.
@@ -194,8 +191,7 @@ def parse_task(data: object, *, folder: Path, name: str = "") -> Task:
     try:
         return Task.model_validate(fields)
     except ValidationError as exc:
-        problems = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in exc.errors())
-        raise RolloutError(f"The task {name} is not valid: {problems}") from exc
+        raise RolloutError(f"The task {name} is not valid: {_problems(exc)}") from exc
 
 
 def parse_check(text: str) -> str | Check:
@@ -205,16 +201,19 @@ def parse_check(text: str) -> str | Check:
         RolloutError: it is an object, but no check.
     """
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError:
         return text
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         return text
     try:
-        return Check.model_validate(found)
+        return Check.model_validate(value)
     except ValidationError as exc:
-        problems = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in exc.errors())
-        raise RolloutError(f"{text} is no check: {problems}") from exc
+        raise RolloutError(f"{text} is no check: {_problems(exc)}") from exc
+
+
+def _problems(exc: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in exc.errors())
 
 
 def _parse_text(path: Path, text: str) -> object:

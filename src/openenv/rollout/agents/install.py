@@ -1,46 +1,46 @@
-"""The cache of agents: what was installed once per machine, found again by name and version.
+"""Installing agents: a cache per machine, by name and version, and native programs from npm packages.
 
-Knows folders, locks and child processes. Must not know any agent. An installation is made beside its place and moved
-there when it is complete, so one that was interrupted is never taken for one that is there.
+Knows folders, locks, npm and ELF files. Must not know any agent.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import secrets
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from openenv.errors import AgentUnavailable
 from openenv.rollout.agents.base import Installation
+from openenv.rollout.scratch import open_locked
 from openenv.sandboxes.base import Mount
 
-try:
-    import fcntl
-except ImportError:  # no such locks on this platform: two installations at once do the work twice, no harm
-    fcntl = None  # type: ignore[assignment]
-
+INSIDE = "/opt/openenv/agents"
+"""Where agents are visible in a sandbox."""
+_CPUS = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}
 _TAIL = 2000
 
 
 def installed(place: Path, build: Callable[[Path], None]) -> Path:
-    """Return a folder of the cache, which `build` fills when it is not there; one process at a time.
+    """Return a folder of the cache; `build` fills it when it is missing, in one process at a time.
 
     Raises:
-        AgentUnavailable: the cache cannot be written, or `build` said so.
+        AgentUnavailable: the cache cannot be written, or `build` raised it.
     """
     if place.is_dir():
         return place
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(place.with_name(f"{place.name}.lock")):
+        handle = open_locked(place.with_name(f"{place.name}.lock"))
+        try:
             if not place.is_dir():
                 _build(place, build)
+        finally:
+            os.close(handle)
     except OSError as exc:
         raise AgentUnavailable(f"The cache {place.parent} cannot be used: {exc}") from exc
     return place
@@ -50,7 +50,7 @@ def run_installer(argv: Sequence[str], *, cwd: Path, what: str, timeout_s: float
     """Run a package manager.
 
     Raises:
-        AgentUnavailable: it failed; the text has the command and the end of what it said.
+        AgentUnavailable: it failed; the text has the command and the end of its output.
     """
     command = " ".join(argv)
     try:
@@ -62,11 +62,12 @@ def run_installer(argv: Sequence[str], *, cwd: Path, what: str, timeout_s: float
     except subprocess.TimeoutExpired as exc:
         raise AgentUnavailable(f"{what} cannot be installed: `{command}` took more than {timeout_s:g} s.") from exc
     if done.returncode != 0:
-        said = (done.stderr or done.stdout).decode("utf-8", "replace")[-_TAIL:].strip()
-        raise AgentUnavailable(f"{what} cannot be installed: `{command}` exited with {done.returncode}: {said}")
+        output = (done.stderr or done.stdout).decode("utf-8", "replace")[-_TAIL:].strip()
+        raise AgentUnavailable(f"{what} cannot be installed: `{command}` exited with {done.returncode}: {output}")
 
 
 def _build(place: Path, build: Callable[[Path], None]) -> None:
+    # Built beside its place and renamed when complete, so that an interrupted installation never looks complete.
     for left in place.parent.glob(f".{place.name}.*"):  # of an installation that was interrupted
         shutil.rmtree(left, ignore_errors=True)
     draft = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
@@ -78,40 +79,19 @@ def _build(place: Path, build: Callable[[Path], None]) -> None:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
-    try:
-        if fcntl is not None:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
-# npm: Agents that are one native program in an npm package: fetched by npm into the cache, mounted read-only.
-#
-# Knows npm, platforms and ELF files. Must not know any agent. Only the package of this platform is fetched and no
-# script
-# of it is run, so no Node is needed inside a sandbox.
-
-
-INSIDE = "/opt/openenv/agents"
-"""Where agents are visible in a sandbox."""
-_CPUS = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}
-
-
 @dataclass(frozen=True, slots=True)
 class NpmProgram:
-    """A native program in an npm package.
+    """A native program in an npm package: npm fetches it into the cache, sandboxes mount it read-only.
+
+    Only the package of this platform is fetched and none of its scripts run, so a sandbox needs no Node.
 
     Args:
         name: The agent's name, also in the cache.
-        package: What npm is asked for, with `{platform}` (such as `linux-x64`) and `{version}` in it.
+        package: The package for npm, with `{platform}` (such as `linux-x64`) and `{version}` in it.
         folder: Where npm puts the package below `node_modules`, with `{platform}` in it.
         program: The program's path in the package, with `{triple}` (such as `x86_64-unknown-linux-musl`) in it.
         tree: The part of the package that is mounted; by default the program alone.
-        command: What it is called on the PATH, for those who have it already.
+        command: Its name on the PATH, where it is installed already.
     """
 
     name: str
@@ -129,25 +109,25 @@ class NpmProgram:
         """
         target = f"linux-{cpu()}{variant}"
         place = cache / "agents" / f"{self.name}-{version}-{target}"
-        asked = self.package.format(platform=target, version=version)
+        package = self.package.format(platform=target, version=version)
 
         def fetch(draft: Path) -> None:
             report(f"installing {self.name} {version} with npm, once per machine")
             flags = ("--ignore-scripts", "--no-audit", "--no-fund", "--no-save", "--no-package-lock", "--force")
             run_installer(
-                ["npm", "install", "--prefix", str(draft), *flags, asked], cwd=draft, what=f"The agent {self.name}"
+                ["npm", "install", "--prefix", str(draft), *flags, package], cwd=draft, what=f"The agent {self.name}"
             )
             program = self._program(draft, target)
             if not is_native(program):
-                raise AgentUnavailable(f"The npm package {asked} has no program at {program.relative_to(draft)}")
+                raise AgentUnavailable(f"The npm package {package} has no program at {program.relative_to(draft)}")
             program.chmod(0o755)
 
         return self._mounted(installed(place, fetch), target, version)
 
     def on_path(self) -> Path | None:
         """Return the program where it is installed already and native, else None."""
-        found = shutil.which(self.command)
-        path = Path(found).resolve() if found else None
+        command = shutil.which(self.command)
+        path = Path(command).resolve() if command else None
         return path if path is not None and is_native(path) else None
 
     def mount_file(self, path: Path, version: str) -> Installation:
@@ -189,7 +169,7 @@ def libc_suffix() -> str:
 
 
 def lacks_avx2(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Say whether this is an x86 processor without AVX2, for which some programs have a build of their own."""
+    """Return whether this is an x86 processor without AVX2, for which some programs have a separate build."""
     if cpu() != "x64":
         return False
     try:
@@ -199,7 +179,7 @@ def lacks_avx2(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def is_native(path: Path) -> bool:
-    """Say whether a file is a program for Linux, not a script."""
+    """Return whether a file is a program for Linux, not a script."""
     try:
         with path.open("rb") as file:
             return file.read(4) == b"\x7fELF"
