@@ -10,7 +10,7 @@ import pytest
 
 from environments import Greeter
 from openenv.server.app import create_app
-from openenv.server.mcp.mcp_sessions import MOST_ATTACHED
+from openenv.server.mcp.mcp_sessions import MAX_ATTACHED
 from openenv.tool_types import CallToolAction, CallToolObservation
 
 HELLO = {
@@ -39,12 +39,12 @@ def test_the_oldest_of_many_handshakes_over_one_session_are_forgotten(server: An
     own = http.post("/mcp", json=HELLO).headers["mcp-session-id"]
     clients = [
         http.post("/mcp", json=HELLO, headers={"X-OpenEnv-Session": name}).headers["mcp-session-id"]
-        for _ in range(MOST_ATTACHED + 20)
+        for _ in range(MAX_ATTACHED + 20)
     ]
-    known = server.app.state.openenv_server._mcp.episodes._known
-    assert len(known) == MOST_ATTACHED + 1
+    known = server.app.state.openenv_server._mcp.sessions._known
+    assert len(known) == MAX_ATTACHED + 1
     statuses = [http.post("/mcp", json=LIST, headers={"mcp-session-id": client}).status_code for client in clients]
-    assert statuses == [404] * 20 + [200] * MOST_ATTACHED
+    assert statuses == [404] * 20 + [200] * MAX_ATTACHED
     assert http.post("/mcp", json=LIST, headers={"mcp-session-id": own}).status_code == 200
     assert http.get(f"/sessions/{name}").json()["state"] == "ready"
 
@@ -55,6 +55,6 @@ def test_a_handshake_with_an_open_stream_is_not_forgotten(server: Any, http: htt
     stream = {"mcp-session-id": first, "accept": "text/event-stream"}
     with http.stream("GET", "/mcp", headers=stream) as answer:
         assert answer.status_code == 200
-        for _ in range(MOST_ATTACHED + 5):
+        for _ in range(MAX_ATTACHED + 5):
             http.post("/mcp", json=HELLO, headers={"X-OpenEnv-Session": name})
         assert http.post("/mcp", json=LIST, headers={"mcp-session-id": first}).status_code == 200

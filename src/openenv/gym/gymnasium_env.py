@@ -1,16 +1,19 @@
-"""What a served environment says of its spaces, in the JSON schemas of its models.
+"""A served environment as a `gymnasium.Env`, and many of its sessions as a `gymnasium.vector.VectorEnv`.
 
-Knows the schema route and where spaces stand in it; must not know sessions.
+Sessions are those of `client.vector.VectorEnv`, one slot for a single environment.
 """
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import gymnasium
 import httpx2
+import numpy as np
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
@@ -20,17 +23,22 @@ from ..client.vector.vector_env import VectorEnv
 from ..errors import SlotsFailed
 from ..settings import client_token
 from .served_gymnasium import RENDER_KEY
-from .spaces import SPACE_KEY, Derived, SomeSpace, UnsupportedSpace, derive, from_wire, space_of, to_wire
+from .spaces import SPACE_KEY, SomeSpace, SpaceCodec, UnsupportedSpace, derive, from_wire, space_of, to_wire
 
 _TIMEOUT_S = 30.0
+_MODES: Final[dict[str, AutoresetMode]] = {
+    "next_step": AutoresetMode.NEXT_STEP,
+    "same_step": AutoresetMode.SAME_STEP,
+    "disabled": AutoresetMode.DISABLED,
+}
 
 ToAction = Callable[[Any], Mapping[str, Any]]
 FromObservation = Callable[[Mapping[str, Any]], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Interface:
-    """The two spaces of an environment, and how their values travel."""
+class GymInterface:
+    """The spaces of a served environment, and how their values become actions and observations."""
 
     action_space: SomeSpace
     observation_space: SomeSpace
@@ -46,27 +54,27 @@ def interface_of(
     observation_space: SomeSpace | None = None,
     to_action: ToAction | None = None,
     from_observation: FromObservation | None = None,
-) -> Interface:
-    """Find out how to speak with a served environment; what is given is not asked for.
+) -> GymInterface:
+    """Read the spaces of a served environment from its schemas; arguments replace what the schemas say.
 
     Raises:
-        ValueError: The server's models have no spaces, and they are not given.
+        ValueError: The server's models have no spaces, and the arguments name none.
     """
     schemas: dict[str, Any] = {}
     if action_space is None or observation_space is None:
         schemas = _schemas(url, client_token() if token is None else token)
-    actions = _told(schemas, "action", given=action_space)
-    observations = _told(schemas, "observation", given=observation_space)
-    return Interface(
+    actions = _codec(schemas, "action", action_space)
+    observations = _codec(schemas, "observation", observation_space)
+    return GymInterface(
         actions.space, observations.space, to_action or actions.write, from_observation or observations.read
     )
 
 
-def _told(schemas: Mapping[str, Any], name: str, *, given: SomeSpace | None) -> Derived:
-    """Take the space that is given, else the one that the schema names, else the one of the model's fields."""
+def _codec(schemas: Mapping[str, Any], name: str, override: SomeSpace | None) -> SpaceCodec:
+    """Take the caller's space, else the one that the schema describes, else derive it from the model's fields."""
     schema = schemas.get(name, {})
     description = schema.get(SPACE_KEY)
-    if given is None and not isinstance(description, dict):
+    if override is None and not isinstance(description, dict):
         try:
             return derive(schema)
         except UnsupportedSpace as exc:
@@ -74,8 +82,8 @@ def _told(schemas: Mapping[str, Any], name: str, *, given: SomeSpace | None) -> 
                 f"the environment's {name} has no Gymnasium space ({exc}); "
                 f"pass {name}_space=, and {'to_action' if name == 'action' else 'from_observation'}= to translate"
             ) from exc
-    space = space_of(description) if given is None else given
-    return Derived(
+    space = space_of(description) if override is None else override
+    return SpaceCodec(
         space,
         lambda value: {name: to_wire(space, value)},
         lambda fields: from_wire(space, fields[name]),
@@ -91,19 +99,14 @@ def _schemas(url: str, token: str | None) -> dict[str, Any]:
     return schemas
 
 
-# single: `GymnasiumEnv`: a served environment as a `gymnasium.Env`.
-#
-# Knows both interfaces; the session behind it is that of a `VectorEnv` with one slot, which resumes what can be resumed.
-
-
 class GymnasiumEnv(gymnasium.Env[Any, Any]):
     """A served environment behind Gymnasium's interface.
 
     Args:
-        url: Where the server is, or a client of it, whose hooks are used then: `to_action` makes its actions and
-            `from_observation` gets its observations.
-        action_space: Its actions; by default what the server says.
-        observation_space: Its observations; by default what the server says.
+        url: The server's address, or a client of it: then `to_action` makes the client's actions and
+            `from_observation` gets the client's observations.
+        action_space: By default the server's.
+        observation_space: By default the server's.
         to_action: Turns a value of the action space into the fields of an action.
         from_observation: Turns the fields of an observation into a value of the observation space.
         render_mode: `rgb_array` to have pictures, where the environment makes them.
@@ -111,7 +114,7 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         options: For `VectorEnv`.
 
     Raises:
-        ValueError: The spaces are neither given nor told.
+        ValueError: Neither the server nor the arguments describe the spaces.
     """
 
     def __init__(
@@ -151,14 +154,13 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         kwargs: dict[str, Any] = {} if options is None else {"options": options}
         if self.render_mode is not None:
             kwargs["render"] = True
-        told = _only(lambda: self._env.reset(seed=seed, **kwargs))
-        return self._seen(told)
+        return self._observed(_only(lambda: self._env.reset(seed=seed, **kwargs)))
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Take an action."""
-        told = _only(lambda: self._env.step([self._interface.to_action(action)]))
-        observation, info = self._seen(told)
-        return observation, told.reward, told.terminated, told.truncated, info
+        result = _only(lambda: self._env.step([self._interface.to_action(action)]))
+        observation, info = self._observed(result)
+        return observation, result.reward, result.terminated, result.truncated, info
 
     def render(self) -> Any:
         """Return the picture that came with the last observation."""
@@ -168,52 +170,34 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         """End the session."""
         self._env.close()
 
-    def _seen(self, told: SlotResult[Any]) -> tuple[Any, dict[str, Any]]:
-        assert told.result is not None
-        info = dict(told.result.metadata or {})
+    def _observed(self, slot: SlotResult[Any]) -> tuple[Any, dict[str, Any]]:
+        assert slot.result is not None
+        info = dict(slot.result.metadata or {})
         picture = info.pop(RENDER_KEY, None)
         if picture is not None:
             self._picture = _pixels(picture)
-        return self._interface.from_observation(told.result.observation), info
+        return self._interface.from_observation(slot.result.observation), info
 
 
-def _only(ask: Any) -> SlotResult[Any]:
-    """Return the one slot's result.
+def _only(work: Callable[[], VectorResult[Any]]) -> SlotResult[Any]:
+    """Return the result of the only slot.
 
     Raises:
         OpenEnvError: It failed.
     """
     try:
-        told: SlotResult[Any] = ask().by_slot[0]
-        return told
+        return work().by_slot[0]
     except SlotsFailed as exc:
         raise exc.errors[0] from None
 
 
 def _pixels(picture: Any) -> Any:
-    """Return a picture as an array, whichever way it came."""
-    import numpy as np
-
+    """Return a picture as an array; the encoding of the connection decides whether it came as one or as a data URL."""
     if not isinstance(picture, str):
         return np.asarray(picture, dtype=np.uint8)
-    import base64
-    import io
-
     from PIL import Image  # an optional dependency
 
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(picture.partition(",")[2]))))
-
-
-# vector: `GymnasiumVectorEnv`: many sessions of a served environment as a `gymnasium.vector.VectorEnv`.
-#
-# Knows both interfaces; stepping is `VectorEnv`'s.
-
-
-_MODES: Final[dict[str, AutoresetMode]] = {
-    "next_step": AutoresetMode.NEXT_STEP,
-    "same_step": AutoresetMode.SAME_STEP,
-    "disabled": AutoresetMode.DISABLED,
-}
 
 
 class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
@@ -221,17 +205,17 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     Args:
         url: The server, or several.
-        num_envs: How many sessions.
-        action_space: The actions of one; by default what the server says.
-        observation_space: The observations of one; by default what the server says.
+        num_envs: The number of sessions.
+        action_space: Of one session; by default the server's.
+        observation_space: Of one session; by default the server's.
         to_action: Turns a value of the action space into the fields of an action.
         from_observation: Turns the fields of an observation into a value of the observation space.
-        autoreset: What follows an episode's end, as in `VectorEnv`.
+        autoreset: When a finished episode is reset, as in `VectorEnv`.
         token: Sent as `Authorization: Bearer`; by default `OPENENV_TOKEN`.
-        options: For `VectorEnv`. A slot that fails raises: Gymnasium has no place for it.
+        options: For `VectorEnv`. A slot that fails raises: Gymnasium's interface has no field for it.
 
     Raises:
-        ValueError: The spaces are neither given nor told.
+        ValueError: Neither the server nor the arguments describe the spaces.
     """
 
     def __init__(
@@ -281,7 +265,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._env.step_async([self._interface.to_action(action) for action in iterate(self.action_space, actions)])
 
     def step_wait(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Wait for what comes of them."""
+        """Wait for the results."""
         result = self._env.step_wait()
         observations = self._batch(result.observations)
         return observations, result.rewards, result.terminated, result.truncated, self._infos(result)
@@ -299,9 +283,9 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def _infos(self, result: VectorResult[Any]) -> dict[str, Any]:
         infos: dict[str, Any] = {}
         for slot, (info, final) in enumerate(zip(result.infos, result.finals, strict=True)):
-            told = dict(info)
+            slot_info = dict(info)
             if final is not None:
-                told["final_obs"] = self._interface.from_observation(final.observation)
-                told["final_info"] = dict(final.metadata or {})
-            infos = self._add_info(infos, told, slot)
+                slot_info["final_obs"] = self._interface.from_observation(final.observation)
+                slot_info["final_info"] = dict(final.metadata or {})
+            infos = self._add_info(infos, slot_info, slot)
         return infos

@@ -1,4 +1,4 @@
-"""Any Gymnasium environment as an `Environment`: its spaces as models, its info as metadata, its pictures on request.
+"""Any Gymnasium environment as an `Environment`: spaces as models, info as metadata, pictures on request.
 
 Knows Gymnasium and the base class; must not know servers.
 """
@@ -30,7 +30,7 @@ MakeEnv = Callable[..., "gymnasium.Env[Any, Any]"]
 class ServedGymnasium(Environment[ActT, ObsT, State], Generic[ActT, ObsT]):
     """Base of the classes that `gymnasium_environment` makes.
 
-    `reset` takes Gymnasium's `options`, and `render=True` to have a picture of each observation in its metadata.
+    `reset` takes Gymnasium's `options`; with `render=True` each observation's metadata holds a picture.
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
@@ -60,13 +60,13 @@ class ServedGymnasium(Environment[ActT, ObsT, State], Generic[ActT, ObsT]):
             self._env = type(self).make(render_mode="rgb_array") if render else type(self).make()
         observation, info = self._env.reset(seed=seed, options=options)
         self._state = State(episode_id=episode_id or str(uuid.uuid4()))
-        return self._seen(observation, info)
+        return self._observed(observation, info)
 
     def step(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
         """Take an action."""
         observation, reward, terminated, truncated, info = self._env.step(action.action)
         self._state.step_count += 1
-        return self._seen(
+        return self._observed(
             observation,
             info,
             reward=float(reward),
@@ -75,7 +75,7 @@ class ServedGymnasium(Environment[ActT, ObsT, State], Generic[ActT, ObsT]):
             truncated=bool(truncated),
         )
 
-    def _seen(self, observation: Any, info: dict[str, Any], **fields: Any) -> Any:
+    def _observed(self, observation: Any, info: dict[str, Any], **fields: Any) -> Any:
         metadata = {str(key): value for key, value in info.items()}
         if self._env.render_mode == "rgb_array":
             metadata[RENDER_KEY] = _picture(self._env.render())
@@ -84,17 +84,17 @@ class ServedGymnasium(Environment[ActT, ObsT, State], Generic[ActT, ObsT]):
 
     @property
     def state(self) -> State:
-        """The episode's name and how many steps it has had."""
+        """The episode's id and step count."""
         return self._state
 
     def get_metadata(self) -> EnvironmentMetadata:
-        """Say which environment it is."""
+        """Describe the environment."""
         return EnvironmentMetadata(
             name=self.name, description=f"Gymnasium's {self.name}", version=gymnasium.__version__
         )
 
     def close(self) -> None:
-        """Close it."""
+        """Close the Gymnasium environment."""
         self._env.close()
 
 
@@ -135,15 +135,15 @@ def gymnasium_environment(env: str | MakeEnv, **kwargs: Any) -> type[ServedGymna
     made: type[ServedGymnasium[Any, Any]] = new_class(
         f"{title}Environment", (base[action_cls, observation_cls],), exec_body=lambda space: space.update(members)
     )
-    _tell_how_made(made, env, kwargs)
+    _make_picklable(made, env, kwargs)
     return made
 
 
-def _tell_how_made(made: type[ServedGymnasium[Any, Any]], env: str | MakeEnv, kwargs: dict[str, Any]) -> None:
-    """Let the class and its models be sent to another process, which cannot find them by their names."""
+def _make_picklable(made: type[ServedGymnasium[Any, Any]], env: str | MakeEnv, kwargs: dict[str, Any]) -> None:
+    """Let the class and its models be pickled by how they are made: another process cannot import them by name."""
     try:
         recipe = pickle.dumps((env, kwargs))
-    except Exception:  # a function of its own, which nobody else has
+    except Exception:  # a local function, for example
         return
     for cls, name in ((made, ""), (made.action_cls, "action_cls"), (made.observation_cls, "observation_cls")):
         type.__setattr__(cls, "__made_by__", (_made_again, (recipe, name)))
@@ -156,10 +156,10 @@ def _served(recipe: bytes) -> type[ServedGymnasium[Any, Any]]:
 
 
 def _made_again(recipe: bytes, name: str) -> type[Any]:
-    """Return a class that was made elsewhere, the same one each time."""
+    """Return a class that another process made; the same one each time."""
     served = _served(recipe)
-    found: type[Any] = getattr(served, name) if name else served
-    return found
+    cls: type[Any] = getattr(served, name) if name else served
+    return cls
 
 
 def _action_model(title: str, space: SomeSpace) -> type[Action]:
@@ -179,7 +179,7 @@ def _observation_model(title: str, space: SomeSpace) -> type[Observation]:
 
 
 def _picture(frame: Any) -> Any:
-    """Return a frame as an image, which JSON carries as a PNG; as an array where Pillow is not installed."""
+    """Return a frame as an image, which JSON carries as a PNG, or as an array without Pillow."""
     try:
         from PIL import Image  # an optional dependency
     except ImportError:

@@ -1,4 +1,4 @@
-"""Gymnasium's spaces on the wire: a space as JSON and back, JSON schemas for its values, and the values themselves.
+"""Gymnasium's spaces on the wire: spaces as JSON, schemas of their values, values, and spaces derived from a schema.
 
 Knows Gymnasium and NumPy; must not know environments or clients.
 """
@@ -14,20 +14,20 @@ import numpy as np
 from gymnasium import spaces
 
 SPACE_KEY: Final = "x-gymnasium-space"
-"""Where a JSON schema of an action or an observation says which space its `action` or `observation` is of."""
+"""The key of a JSON schema under which an action or observation model describes its space."""
 
 SomeSpace = spaces.Space[Any]
 
 
 class UnsupportedSpace(TypeError):
-    """A space that has no description."""
+    """A space or a schema that cannot be translated."""
 
 
 def describe(space: SomeSpace) -> dict[str, Any]:
     """Return a space as JSON.
 
     Raises:
-        UnsupportedSpace: It is of a kind that is not known here.
+        UnsupportedSpace: It is of another kind.
     """
     match space:
         case spaces.Discrete():
@@ -55,27 +55,30 @@ def space_of(description: dict[str, Any]) -> SomeSpace:
     """Build a space from its description.
 
     Raises:
-        UnsupportedSpace: It is of a kind that is not known here.
+        UnsupportedSpace: It is of another kind.
     """
-    given = description
-    match given.get("type"):
+    match description.get("type"):
         case "Discrete":
-            return spaces.Discrete(given["n"], start=given.get("start", 0))
+            return spaces.Discrete(description["n"], start=description.get("start", 0))
         case "Box":
-            dtype: Any = np.dtype(given["dtype"])
-            shape = tuple(given["shape"])
-            low, high = (np.broadcast_to(_numbers(given[key], dtype), shape) for key in ("low", "high"))
+            dtype: Any = np.dtype(description["dtype"])
+            shape = tuple(description["shape"])
+            low, high = (np.broadcast_to(_numbers(description[key], dtype), shape) for key in ("low", "high"))
             return spaces.Box(low.astype(dtype), high.astype(dtype), shape, dtype.type)
         case "MultiDiscrete":
-            return spaces.MultiDiscrete(given["nvec"], np.dtype(given["dtype"]).type, start=given.get("start"))
+            return spaces.MultiDiscrete(
+                description["nvec"], np.dtype(description["dtype"]).type, start=description.get("start")
+            )
         case "MultiBinary":
-            return spaces.MultiBinary(given["n"])
+            return spaces.MultiBinary(description["n"])
         case "Text":
-            return spaces.Text(given["max_length"], min_length=given["min_length"], charset=given["charset"])
+            return spaces.Text(
+                description["max_length"], min_length=description["min_length"], charset=description["charset"]
+            )
         case "Dict":
-            return spaces.Dict({key: space_of(inner) for key, inner in given["spaces"].items()})
+            return spaces.Dict({key: space_of(inner) for key, inner in description["spaces"].items()})
         case "Tuple":
-            return spaces.Tuple([space_of(inner) for inner in given["spaces"]])
+            return spaces.Tuple([space_of(inner) for inner in description["spaces"]])
         case kind:
             raise UnsupportedSpace(f"there is no space of the type {kind!r}")
 
@@ -118,28 +121,27 @@ def to_wire(space: SomeSpace, value: Any) -> Any:
 
 
 def from_wire(space: SomeSpace, value: Any) -> Any:
-    """Turn what came over the wire into a value of a space.
+    """Turn JSON into a value of a space.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It does not fit.
     """
     try:
-        found = _from_wire(space, value)
+        return _from_wire(space, value)
     except (TypeError, KeyError, OverflowError) as exc:
         raise ValueError(f"not a value of {space}: {exc}") from None
-    return found
 
 
 def checked(space: SomeSpace, value: Any) -> Any:
-    """Do the same, and refuse what is outside the space.
+    """Turn JSON into a value that is in a space.
 
     Raises:
-        ValueError: It is outside, or nothing of the kind.
+        ValueError: It does not fit, or is out of bounds.
     """
-    found = from_wire(space, value)
-    if not space.contains(found):
+    converted = from_wire(space, value)
+    if not space.contains(converted):
         raise ValueError(f"{str(value)[:100]} is not in {str(space)[:200]}")
-    return found
+    return converted
 
 
 def _from_wire(space: SomeSpace, value: Any) -> Any:
@@ -158,18 +160,18 @@ def _from_wire(space: SomeSpace, value: Any) -> Any:
             return _array(np.asarray(_nan_for_none(value)), np.dtype(space.dtype)).reshape(space.shape)
 
 
-def _array(found: Any, dtype: Any) -> Any:
-    if found.dtype.kind not in "biuf":
+def _array(numbers: Any, dtype: Any) -> Any:
+    if numbers.dtype.kind not in "biuf":
         raise ValueError("numbers were expected")
     with np.errstate(all="ignore"):
-        array = found.astype(dtype)
-    if dtype.kind in "iu" and not np.array_equal(array, found):  # or 300 would become a byte
+        array = numbers.astype(dtype)
+    if dtype.kind in "iu" and not np.array_equal(array, numbers):  # else 300 would become the byte 44
         raise ValueError(f"integers of the type {dtype} were expected")
     return array
 
 
 def _nan_for_none(value: Any) -> Any:
-    """Undo what JSON makes of numbers that are not finite; which of them it was is lost."""
+    """Read null as NaN: JSON has no infinities and no NaN, and all become null."""
     if value is None:
         return float("nan")
     if isinstance(value, list) and any(one is None or isinstance(one, list) for one in value):
@@ -178,7 +180,7 @@ def _nan_for_none(value: Any) -> Any:
 
 
 def _bound(values: Any) -> Any:
-    """Write bounds: one number where all are equal; those that are not finite are text, which JSON can carry."""
+    """Write bounds: one number if all are equal; infinities and NaN as text, which JSON can carry."""
     array = np.asarray(values)
     if array.size and (array == array.flat[0]).all():
         array = array.flat[0]
@@ -212,55 +214,52 @@ def _array_schema(kind: str, shape: tuple[int, ...]) -> dict[str, Any]:
     return schema
 
 
-# derived: Spaces for environments that were not made with Gymnasium, read from the JSON schemas of their models.
-#
-# | field | space |
-# |---|---|
-# | boolean | `Discrete(2)` |
-# | integer with both bounds | `Discrete` |
-# | a choice of values (enum, literal) | `Discrete`, the number of the choice |
-# | number | `Box` without dimensions |
-# | text with a greatest length | `Text` of printable characters |
-# | list of a fixed length, of numbers | `Box` |
-# | model | `Dict` |
-#
-# Anything else has no space, and neither has a model with such a field. Knows JSON schemas and spaces only.
+# -- spaces of models that were not made with Gymnasium ---------------------------------------------------------------
 
-
-_BESIDE: Final = frozenset({"done", "reward", "metadata", "terminated", "truncated"})
+_BASE_FIELDS: Final = frozenset({"done", "reward", "metadata", "terminated", "truncated"})
 
 
 @dataclass(frozen=True, slots=True)
-class Derived:
-    """A space, and how its values are written as JSON and read again."""
+class SpaceCodec:
+    """A space, and how its values are written as JSON and read back."""
 
     space: SomeSpace
     write: Callable[[Any], Any]
     read: Callable[[Any], Any]
 
 
-def derive(schema: Mapping[str, Any]) -> Derived:
-    """Find the space of a model's fields, those of the base classes left out.
+def derive(schema: Mapping[str, Any]) -> SpaceCodec:
+    """Find the space of a model's own fields.
+
+    | field | space |
+    |---|---|
+    | boolean | `Discrete(2)` |
+    | integer with both bounds | `Discrete` |
+    | a choice of values (enum, literal) | `Discrete`, the index of the choice |
+    | number | `Box` without dimensions |
+    | text with a maximum length | `Text` of printable characters |
+    | list of numbers, of a fixed length | `Box` |
+    | model | `Dict` |
 
     Raises:
-        UnsupportedSpace: A field has none.
+        UnsupportedSpace: A field is of another kind.
     """
-    fields = {name: field for name, field in schema.get("properties", {}).items() if name not in _BESIDE}
+    fields = {name: field for name, field in schema.get("properties", {}).items() if name not in _BASE_FIELDS}
     if not fields:
         raise UnsupportedSpace("the model has no fields of its own")
     return _model(fields, schema.get("$defs", {}), "")
 
 
-def _model(fields: Mapping[str, Any], shared: Mapping[str, Any], path: str) -> Derived:
-    found = {name: _derive(field, shared, f"{path}{name}") for name, field in fields.items()}
-    return Derived(
-        spaces.Dict({name: one.space for name, one in found.items()}),
-        lambda value: {name: one.write(value[name]) for name, one in found.items()},
-        lambda value: {name: one.read(value[name]) for name, one in found.items()},
+def _model(fields: Mapping[str, Any], shared: Mapping[str, Any], path: str) -> SpaceCodec:
+    codecs = {name: _derive(field, shared, f"{path}{name}") for name, field in fields.items()}
+    return SpaceCodec(
+        spaces.Dict({name: codec.space for name, codec in codecs.items()}),
+        lambda value: {name: codec.write(value[name]) for name, codec in codecs.items()},
+        lambda value: {name: codec.read(value[name]) for name, codec in codecs.items()},
     )
 
 
-def _derive(schema: Mapping[str, Any], shared: Mapping[str, Any], path: str) -> Derived:
+def _derive(schema: Mapping[str, Any], shared: Mapping[str, Any], path: str) -> SpaceCodec:
     reference = schema.get("$ref")
     if isinstance(reference, str):
         return _derive(shared.get(reference.rpartition("/")[2], {}), shared, path)
@@ -269,22 +268,22 @@ def _derive(schema: Mapping[str, Any], shared: Mapping[str, Any], path: str) -> 
         return _choice(choices)
     kind = schema.get("type")
     if kind == "boolean":
-        return Derived(spaces.Discrete(2), bool, np.int64)
+        return SpaceCodec(spaces.Discrete(2), bool, np.int64)
     if kind == "integer" and (bounds := _integer_bounds(schema)) is not None:
         low, high = bounds
-        return Derived(spaces.Discrete(high - low + 1, start=low), int, np.int64)
+        return SpaceCodec(spaces.Discrete(high - low + 1, start=low), int, np.int64)
     if kind in ("number", "array"):
         return _box(schema, path)
     if kind == "string" and "maxLength" in schema:
         text = spaces.Text(schema["maxLength"], min_length=schema.get("minLength", 0), charset=string.printable)
-        return Derived(text, str, str)
+        return SpaceCodec(text, str, str)
     if kind == "object" and schema.get("properties"):
         return _model(schema["properties"], shared, f"{path}.")
     raise UnsupportedSpace(f"the field {path} has no Gymnasium space")
 
 
-def _choice(choices: list[Any]) -> Derived:
-    return Derived(
+def _choice(choices: list[Any]) -> SpaceCodec:
+    return SpaceCodec(
         spaces.Discrete(len(choices)),
         lambda value: choices[int(value)],
         lambda value: np.int64(choices.index(value)),
@@ -297,7 +296,7 @@ def _integer_bounds(schema: Mapping[str, Any]) -> tuple[int, int] | None:
     return None if low != low or high != high or high < low else (int(low), int(high))
 
 
-def _box(schema: Mapping[str, Any], path: str) -> Derived:
+def _box(schema: Mapping[str, Any], path: str) -> SpaceCodec:
     shape: list[int] = []
     while schema.get("type") == "array":
         size = schema.get("maxItems")
@@ -311,7 +310,7 @@ def _box(schema: Mapping[str, Any], path: str) -> Derived:
     least, most = (np.iinfo(kind).min, np.iinfo(kind).max) if kind is np.int64 else (-np.inf, np.inf)
     low = schema.get("minimum", schema.get("exclusiveMinimum", least))
     high = schema.get("maximum", schema.get("exclusiveMaximum", most))
-    return Derived(
+    return SpaceCodec(
         spaces.Box(low, high, tuple(shape), kind),
         lambda value: np.asarray(value, kind).tolist(),
         lambda value: np.asarray(value, kind).reshape(shape),

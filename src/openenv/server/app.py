@@ -215,7 +215,7 @@ class HTTPEnvServer:
     def end_streams(self) -> None:
         """End the event streams that are open; a server that shuts down would wait for them."""
         if self._mcp is not None:
-            self._mcp.episodes.end_streams()
+            self._mcp.sessions.end_streams()
         for end in self.stream_enders:
             end()
 

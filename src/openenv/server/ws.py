@@ -10,7 +10,7 @@ from ..runners import current_dispatcher
 from .access import Role, role_of
 from .asgi import Receive, Scope, Send, header, origin_of
 from .fast.frame_socket import FrameSocket, open_socket
-from .mcp.openenv_rpc import OwnMethods
+from .mcp.openenv_rpc import OpenEnvRpc
 from .service import EnvService
 from .sockets import AsgiSocket
 from .ws_v1 import RestrictedV1Connection, V1Connection
@@ -25,7 +25,7 @@ class WsEndpoint:
 
     def __init__(self, service: EnvService) -> None:
         self._service = service
-        self._rpc = OwnMethods(service)
+        self._rpc = OpenEnvRpc(service)
         self._shared = V2Service(service, self._rpc)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

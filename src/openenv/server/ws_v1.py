@@ -32,7 +32,7 @@ from ..sessions.session import Session, SessionKind, SessionState, with_hint
 from ..types import ServerMode, WSErrorCode
 from .access import Role, account_of, may
 from .backpressure import Backpressure, Oversize
-from .mcp.openenv_rpc import OwnMethods
+from .mcp.openenv_rpc import OpenEnvRpc
 from .service import EnvService
 from .sockets import Socket
 
@@ -48,7 +48,7 @@ class V1Connection:
 
     role = Role.ORCHESTRATOR
 
-    def __init__(self, service: EnvService, socket: Socket, hub: Dispatcher, rpc: OwnMethods) -> None:
+    def __init__(self, service: EnvService, socket: Socket, hub: Dispatcher, rpc: OpenEnvRpc) -> None:
         self._service = service
         self._rpc = rpc
         self._parse_step = service.protocol.parse_step

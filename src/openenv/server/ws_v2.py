@@ -50,7 +50,7 @@ from ..sessions.session import Session, SessionKind, with_hint
 from ..types import ServerMode, WSErrorCode
 from .access import Role, account_of, may
 from .backpressure import Backpressure, LoopTurns, Oversize
-from .mcp.openenv_rpc import OwnMethods
+from .mcp.openenv_rpc import OpenEnvRpc
 from .replies import BatchReplies, PendingReply, RecentMessages, ReplySlot, SentMessage
 from .service import EnvService
 from .sockets import Socket
@@ -69,7 +69,7 @@ _MOST_OPENED = 1024  # ids of `open` requests that are remembered
 class V2Service:
     """What all v2 connections to one environment share."""
 
-    def __init__(self, service: EnvService, rpc: OwnMethods) -> None:
+    def __init__(self, service: EnvService, rpc: OpenEnvRpc) -> None:
         self.service = service
         self.manager = service.manager
         self.rpc = rpc

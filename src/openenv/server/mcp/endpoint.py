@@ -1,6 +1,12 @@
-"""`/mcp` over HTTP: Streamable HTTP of both eras of MCP, and OpenEnv's own JSON-RPC for everybody else.
+"""`/mcp`: Streamable HTTP of both eras of MCP, and OpenEnv's own JSON-RPC on POST and WebSocket.
 
-Knows HTTP; what requests mean is in `methods` and `own`, whose session they are for in `episodes`.
+Knows HTTP; the meaning of requests is in `methods` and `openenv_rpc`, the sessions behind them in `mcp_sessions`.
+
+    POST --era_of--> none (no MCP headers or _meta)   OpenEnv's JSON-RPC, `openenv_rpc`
+                     handshake (up to 2025-11-25)     `initialize` opens a session, `Mcp-Session-Id` names it; GET keeps
+                                                      a stream of events open, DELETE ends the session
+                     modern (since 2026-07-28)        no handshake: a handle or a cookie names the session, and the
+                                                      first call without either opens one
 """
 
 from __future__ import annotations
@@ -8,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -66,182 +72,26 @@ from ..http_routes import (
 from ..service import EnvService
 from ..ws import WsEndpoint
 from ..ws_v1 import V1Connection
-from .mcp_sessions import Episodes, McpSession
-from .methods import McpExchange, McpMethods, failure, negotiated, session_error
-from .openenv_rpc import OwnMethods
+from .mcp_sessions import McpSession, McpSessions
+from .methods import McpExchange, McpMethods, failure, mcp_error, negotiated
+from .openenv_rpc import OpenEnvRpc
 from .tool_calls import NoTools
 
-# reply: The answer to a POST: JSON, or a stream of events once there is something to tell before the result.
-#
-# Clients keep their connection after JSON and drop it after a stream, and some limit the size of an event; so a stream
-# begins only when a notification, or a long silence, needs one. Knows ASGI and server-sent events only.
+logger = logging.getLogger(__name__)
 
-
+COOKIE = "openenv_mcp"
 PING_S = 15.0
 _LOOK_S = 0.5
+_SESSION = b"mcp-session-id"
+_HANDLE = SESSION_HEADER.lower().encode()
+_ALLOW: HeaderList = [(b"allow", b"GET, POST, DELETE")]
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
 ]
-
-
-class McpReply:
-    """Writes one answer. `notify` may be called at any time before the result is there."""
-
-    def __init__(self, send: Send, headers: HeaderList = ()) -> None:
-        self._send = send
-        self._headers = headers
-        self._notes: deque[Mapping[str, Any]] = deque()
-        self._wake: asyncio.Future[None] | None = None
-        self.is_stream = False
-
-    def notify(self, note: Mapping[str, Any]) -> None:
-        """Send a notification before the result."""
-        self._notes.append(note)
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
-
-    async def follow(self, work: asyncio.Future[Any], gone: asyncio.Future[Any] | None = None) -> None:
-        """Send notifications until the work is done, or until `gone` says that nobody listens any more."""
-        loop = asyncio.get_running_loop()
-        while True:
-            self._wake = loop.create_future()
-            if self._notes:
-                self._wake.set_result(None)
-            waited: set[asyncio.Future[Any]] = {work, self._wake} if gone is None else {work, self._wake, gone}
-            done, _ = await asyncio.wait(waited, timeout=PING_S, return_when=asyncio.FIRST_COMPLETED)
-            while self._notes:
-                await self._event(self._notes.popleft())
-            if work.done() or gone in done:
-                return
-            if not done:
-                await self._comment()
-
-    async def finish(self, message: Mapping[str, Any], status: int = 200) -> None:
-        """Send the result."""
-        if not self.is_stream:
-            await respond(self._send, status, encode(message), self._headers)
-            return
-        await self._event(message)
-        await self._send({"type": "http.response.body", "body": b""})
-
-    async def _event(self, message: Mapping[str, Any]) -> None:
-        await self._begin()
-        body = b"event: message\r\ndata: " + encode(message) + b"\r\n\r\n"
-        await self._send({"type": "http.response.body", "body": body, "more_body": True})
-
-    async def _comment(self) -> None:
-        await self._begin()
-        await self._send({"type": "http.response.body", "body": b": ping\r\n\r\n", "more_body": True})
-
-    async def _begin(self) -> None:
-        if not self.is_stream:
-            self.is_stream = True
-            await start_stream(self._send, self._headers)
-
-
-async def start_stream(send: Send, headers: HeaderList) -> None:
-    """Begin a stream of events."""
-    await send({"type": "http.response.start", "status": 200, "headers": [*_STREAM_HEADERS, *headers]})
-
-
-async def stream_until(ended: asyncio.Event, receive: Receive, send: Send, *, period_s: float, on_beat: Any) -> None:
-    """Keep a stream open until it shall end, its client goes or the server stops, with a sign of life each period."""
-    gone = asyncio.ensure_future(_disconnected(receive))
-    over = asyncio.ensure_future(ended.wait())
-    loop = asyncio.get_running_loop()
-    can_stop = _keeps_connection(receive)
-    next_beat = loop.time()
-    try:
-        while not (gone.done() or over.done()):
-            if loop.time() >= next_beat:
-                await send({"type": "http.response.body", "body": b": ping\r\n\r\n", "more_body": True})
-                on_beat()
-                next_beat = loop.time() + period_s
-            left_s = max(0.0, next_beat - loop.time())
-            wait_s = min(left_s, _LOOK_S) if can_stop else left_s
-            await asyncio.wait({gone, over}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
-            if can_stop and not _keeps_connection(receive):
-                break
-        if not gone.done():
-            await send({"type": "http.response.body", "body": b""})
-    finally:
-        gone.cancel()
-        over.cancel()
-
-
-def _keeps_connection(receive: Receive) -> bool:
-    """Say whether the server wants to keep the connection of a request after its answer.
-
-    uvicorn waits for running answers before it tells an application to shut down. But it tells their connections, and
-    that can be seen; of other servers, and through middleware that has a `receive` of its own, nothing is known.
-    """
-    return getattr(getattr(receive, "__self__", None), "keep_alive", None) is True
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-# once: Tool calls under an `Idempotency-Key`: one that is repeated is answered as it was before, and not run again.
-#
-# Knows a session's ledger and how answers are worded; must not know what tools do.
-
-
-class Once:
-    """One call under its key: the first of its kind, or a repetition."""
-
-    def __init__(self, manager: SessionManager, session: Session, key: RequestKey, message: McpMessage) -> None:
-        self._session = session
-        self._refusal: tuple[int, bytes] | None = None
-        self._entry: LedgerEntry | None = None
-        try:
-            self._entry = session.ledger.find(key.name)
-            self.is_repeated = self._entry is not None
-            if self._entry is not None and self._entry.asked != key.asked:  # or it would get another's reply
-                self._refuse(manager, message, 422, KEY_REUSED, KEY_REUSED_TEXT)
-        except StaleRequest as exc:
-            self.is_repeated = True
-            self._refuse(manager, message, 409, exc.code, str(exc))
-        if not self.is_repeated:
-            self._entry = session.ledger.begin(key.name, key.asked)
-
-    @classmethod
-    def of(cls, manager: SessionManager, scope: Scope, message: McpMessage, session: Session | None) -> Once | None:
-        """Return the call that a request is; None where it has no key, or calls no tool of a session."""
-        if session is None or message.method != "tools/call":
-            return None
-        key = request_key(scope)
-        return None if key is None else cls(manager, session, key, message)
-
-    def _refuse(self, manager: SessionManager, message: McpMessage, status: int, code: str, text: str) -> None:
-        manager.report_error(code, self._session)
-        problem = McpError(JsonRpcErrorCode.INVALID_REQUEST.value, text, {"code": code})
-        self._refusal = status, encode(error_message(message.id, problem))
-
-    def finish(self, status: int, told: Mapping[str, Any]) -> None:
-        """Keep the answer to the first call, and tell those who have asked again meanwhile."""
-        assert self._entry is not None
-        body = encode(told)
-        self._session.ledger.finish(self._entry, (status, body), len(body))
-
-    async def answer_again(self, send: Send, headers: HeaderList) -> None:
-        """Answer a repetition; waits where the call still runs."""
-        if self._refusal is None:
-            assert self._entry is not None
-            status, body = await kept_reply(self._entry)
-        else:
-            status, body = self._refusal
-        await respond(send, status, body, headers)
-
-
-logger = logging.getLogger(__name__)
-
-COOKIE = "openenv_mcp"
-_SESSION = b"mcp-session-id"
-_HANDLE = SESSION_HEADER.lower().encode()
+_PING = {"type": "http.response.body", "body": b": ping\r\n\r\n", "more_body": True}
+_END = {"type": "http.response.body", "body": b""}
 _CANCELLED = McpError(REQUEST_CANCELLED, "Request cancelled")
 _LOST = "The session has ended ({reason}) and its episode with it. The next call begins a new one."
 
@@ -251,9 +101,9 @@ class McpEndpoint:
 
     def __init__(self, service: EnvService) -> None:
         self._service = service
-        self.episodes = Episodes(service)
+        self.sessions = McpSessions(service)
         self._methods = McpMethods(service)
-        self._own = OwnMethods(service)
+        self._rpc = OpenEnvRpc(service)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request."""
@@ -265,36 +115,47 @@ class McpEndpoint:
             case "DELETE":
                 await self._delete(scope, send)
             case _:
-                await respond_json(send, 405, {"detail": "Method Not Allowed"}, [(b"allow", b"GET, POST, DELETE")])
+                await respond_json(send, 405, {"detail": "Method Not Allowed"}, _ALLOW)
 
-    def _count(self, problem: BaseException | None) -> None:
-        """Report a refusal, unless it follows from what was reported where it happened."""
-        if isinstance(problem, McpError) and problem.__cause__ is None:
+    def _count(self, problem: McpError) -> None:
+        """Report a refusal, unless its cause was reported where it happened."""
+        if problem.__cause__ is None:
             self._service.manager.report_error(code_name(problem.code))
 
-    def _outcome(self, message: McpMessage, work: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
-        """Word what came of a request."""
-        if work.cancelled():
-            return error_message(message.id, _CANCELLED)
-        problem = work.exception()
-        if problem is None:
-            return result_message(message.id, work.result())
+    async def _refuse(
+        self, send: Send, status: int, problem: McpError | str, *, id: str | int | None = None, headers: HeaderList = ()
+    ) -> None:
+        if isinstance(problem, str):
+            problem = McpError(JsonRpcErrorCode.INVALID_REQUEST.value, problem)
         self._count(problem)
-        if not isinstance(problem, McpError):
-            logger.error("MCP %s failed", message.method, exc_info=problem)
-            problem = McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, self._service.errors.text(problem))
-        return error_message(message.id, problem)
+        await respond_json(send, status, error_message(id, problem), headers)
 
-    def _settled(self, message: McpMessage, work: asyncio.Future[dict[str, Any]], once: Once | None) -> dict[str, Any]:
-        """Word what came of a request, cancel it if nothing has, and keep the answer for those who ask again."""
-        if work.done():
-            told = self._outcome(message, work)
-        else:
+    def _opening_failure(self, exc: Exception) -> McpError:
+        if not isinstance(exc, (McpError, NoTools, OpenEnvError)):
+            logger.exception("the first reset of an MCP session failed")
+        return mcp_error(exc, self._service.errors, prefix="reset failed: ")
+
+    def _settled(
+        self, message: McpMessage, work: asyncio.Future[dict[str, Any]], call: IdempotentCall | None
+    ) -> dict[str, Any]:
+        """Return the response to a request; cancels one that still runs, and keeps the response for repetitions."""
+        status = 200
+        if not work.done() or work.cancelled():
             work.cancel()
-            told = error_message(message.id, _CANCELLED)
-        if once is not None:
-            once.finish(_status(work) if work.done() else 200, told)
-        return told
+            response = error_message(message.id, _CANCELLED)
+        elif (problem := work.exception()) is None:
+            response = result_message(message.id, work.result())
+        else:
+            status = _status(work)
+            if not isinstance(problem, McpError):
+                logger.error("MCP %s failed", message.method, exc_info=problem)
+                problem = McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, self._service.errors.text(problem))
+            else:
+                self._count(problem)
+            response = error_message(message.id, problem)
+        if call is not None:
+            call.finish(status, response)
+        return response
 
     # -- POST -----------------------------------------------------------------------------------------------------
 
@@ -315,48 +176,43 @@ class McpEndpoint:
             return
         era = era_of(headers, data)
         if era is None:
-            await self._answer_own(scope, data, receive, send)
+            await self._answer_rpc(scope, data, receive, send)
         elif era == "modern":
             await self._answer_modern(scope, headers, data, receive, send)
         else:
             await self._answer_handshake(scope, headers, data, receive, send)
 
-    async def _answer_own(self, scope: Scope, data: Any, receive: Receive, send: Send) -> None:
-        role = role_of(scope)
-        once = self._once_own(scope, data)
-        if once is not None:
-            await self._answer_own_once(once, data, role, send)
+    async def _answer_rpc(self, scope: Scope, data: Any, receive: Receive, send: Send) -> None:
+        call = self._keyed_rpc(scope, data)
+        if call is None:
+            try:
+                response = await while_connected(receive, self._rpc.answer(data, role=role_of(scope)))
+            except ClientGone:
+                return
+        elif call.is_repeated:
+            await call.repeat(send, ())
             return
-        try:
-            answer = await while_connected(receive, self._own.answer(data, role=role))
-        except ClientGone:
-            return
-        await respond_json(send, 200, answer)
+        else:
+            response = error_message(data.get("id"), _CANCELLED)
+            try:
+                response = await self._rpc.answer(data, role=role_of(scope))
+            finally:
+                call.finish(200, response)
+        await respond_json(send, 200, response)
 
-    def _once_own(self, scope: Scope, data: Any) -> Once | None:
-        """Return a call that has a key and names a session that is there; of anything else it is told when it runs."""
+    def _keyed_rpc(self, scope: Scope, data: Any) -> IdempotentCall | None:
+        """Return the call of a request with a key on a live session; any other request fails or runs without one."""
         manager = self._service.manager
         if header(scope, KEY_HEADER) is None:
             return None
         try:
             message = read_message(data)
-            named = message.params.get("session_id")
-            if not isinstance(named, str) or manager.info(named) is None:
+            session_id = message.params.get("session_id")
+            if not isinstance(session_id, str) or manager.info(session_id) is None:
                 return None
-            return Once.of(manager, scope, message, manager.find(named))
+            return IdempotentCall.of(manager, scope, message, manager.find(session_id))
         except (McpError, OpenEnvError):
             return None
-
-    async def _answer_own_once(self, once: Once, data: Any, role: Role, send: Send) -> None:
-        if once.is_repeated:
-            await once.answer_again(send, ())
-            return
-        answer = error_message(data.get("id"), _CANCELLED)
-        try:
-            answer = await self._own.answer(data, role=role)
-        finally:
-            once.finish(200, answer)
-        await respond_json(send, 200, answer)
 
     # -- the handshake era ----------------------------------------------------------------------------------------
 
@@ -366,28 +222,27 @@ class McpEndpoint:
         try:
             message = read_message(data)
         except McpError as exc:
-            self._count(exc)
-            await respond_json(send, 400, error_message(None, exc))
+            await self._refuse(send, 400, exc)
             return
         if message.method == "initialize" and message.is_request and "mcp-session-id" not in headers:
             await self._initialize(scope, message, send)
             return
-        client = await self._client(headers, message, send)
+        client = await self._client(headers, send, request_id=message.id)
         if client is None:
             return
-        named: HeaderList = [(_SESSION, client.id.encode())]
+        session_header: HeaderList = [(_SESSION, client.id.encode())]
         if not message.is_request:
-            self._take_note(message, client)
-            await respond(send, 202, b"", named)
+            self._handle_notification(message, client)
+            await respond(send, 202, b"", session_header)
             return
-        reply = McpReply(send, named)
-        if message.method == "initialize":  # once more: the session stays as it is
-            await reply.finish(result_message(message.id, self._methods.initialized(message.params, client)))
+        reply = McpReply(send, session_header)
+        if message.method == "initialize":  # repeated: the session stays as it is
+            await reply.finish(result_message(message.id, self._methods.initialized(client)))
             return
         client.session.touch()
-        once = Once.of(self._service.manager, scope, message, client.session)
-        if once is not None and once.is_repeated:
-            await once.answer_again(send, named)
+        call = IdempotentCall.of(self._service.manager, scope, message, client.session)
+        if call is not None and call.is_repeated:
+            await call.repeat(send, session_header)
             return
         exchange = McpExchange("handshake", client.session, reply.notify, client)
         work = asyncio.ensure_future(self._methods.answer(message, exchange))
@@ -399,11 +254,15 @@ class McpEndpoint:
         finally:
             watch.cancel()
             client.running.pop(message.id, None)
-            told = self._settled(message, work, once)
-        await reply.finish(told)
+            response = self._settled(message, work, call)
+        await reply.finish(response)
 
     async def _end_abandoned(self, client: McpSession, receive: Receive, work: asyncio.Future[Any]) -> None:
-        """End a call whose client has hung up, which cancels nothing, and has not come back within the lease."""
+        """End a call whose client hung up and did not come back within the lease.
+
+        Hanging up alone cancels nothing: "Disconnection SHOULD NOT be interpreted as the client cancelling its
+        request" (MCP 2025-06-18, Transports, Sending Messages).
+        """
         await _disconnected(receive)
         lease_s = self._service.manager.limits.idle_s
         while not work.done():
@@ -417,51 +276,41 @@ class McpEndpoint:
             work.cancel()
 
     async def _initialize(self, scope: Scope, message: McpMessage, send: Send) -> None:
-        """Open a session. A refusal is sent with 200: older clients lose what comes with another status."""
+        """Open a session. A refusal has status 200 too: older clients ignore the body of any other status."""
         try:
             account = account_of(role_of(scope))
-            client = await self.episodes.begin(negotiated(message.params), _handle(scope, message), account=account)
-        except McpError as exc:
-            problem = exc
-        except NoTools as exc:
-            problem = McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, str(exc))
-        except OpenEnvError as exc:
-            problem = session_error(self._service.errors.shown(exc))
+            client = await self.sessions.begin(negotiated(message.params), _handle(scope, message), account=account)
         except Exception as exc:
-            logger.exception("the first reset of an MCP session failed")
-            problem = McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, f"reset failed: {self._service.errors.text(exc)}")
-        else:
-            result = result_message(message.id, self._methods.initialized(message.params, client))
-            await respond_json(send, 200, result, [(_SESSION, client.id.encode())])
+            await respond_json(send, 200, error_message(message.id, self._opening_failure(exc)))
             return
-        await respond_json(send, 200, error_message(message.id, problem))
+        result = result_message(message.id, self._methods.initialized(client))
+        await respond_json(send, 200, result, [(_SESSION, client.id.encode())])
 
-    async def _client(self, headers: Mapping[str, str], message: McpMessage | None, send: Send) -> McpSession | None:
-        """Find whose request this is; answers itself if that is nobody's."""
-        request_id = message.id if message is not None else None
-        name = headers.get("mcp-session-id")
-        if name is None:
-            problem = McpError(JsonRpcErrorCode.INVALID_REQUEST.value, "Missing Mcp-Session-Id: begin with initialize")
-            self._count(problem)
-            await respond_json(send, 400, error_message(request_id, problem))
+    async def _client(
+        self, headers: Mapping[str, str], send: Send, *, request_id: str | int | None = None
+    ) -> McpSession | None:
+        """Find the session that a request names; answers the request itself if there is none."""
+        session_id = headers.get("mcp-session-id")
+        if session_id is None:
+            await self._refuse(send, 400, "Missing Mcp-Session-Id: begin with initialize", id=request_id)
             return None
         try:
-            return self.episodes.find(name)
+            return self.sessions.find(session_id)
         except (SessionNotFoundError, SessionLost) as exc:
             problem = McpError(JsonRpcErrorCode.INVALID_REQUEST.value, f"Session not found: {exc}")
             await respond_json(send, 404, error_message(request_id, problem))
             return None
 
     @staticmethod
-    def _take_note(message: McpMessage, client: McpSession) -> None:
+    def _handle_notification(message: McpMessage, client: McpSession) -> None:
         client.session.touch()
         if message.method == "notifications/cancelled":
-            wanted = message.params.get("requestId")
-            work = client.running.get(wanted) if isinstance(wanted, (str, int)) else None
+            request_id = message.params.get("requestId")
+            work = client.running.get(request_id) if isinstance(request_id, (str, int)) else None
             if work is not None:
                 work.cancel()
 
-    # -- since 2026-07-28 -----------------------------------------------------------------------------------------
+    # -- the modern era, since 2026-07-28 -------------------------------------------------------------------------
 
     async def _answer_modern(
         self, scope: Scope, headers: Mapping[str, str], data: Any, receive: Receive, send: Send
@@ -470,68 +319,66 @@ class McpEndpoint:
         try:
             message = read_message(data)
             if not message.is_request:
-                await respond(send, 202, b"")  # there is nothing that a notification could still change
+                await respond(send, 202, b"")  # the modern era has no notification that changes anything
                 return
             check_modern(headers, message)
             if not self._methods.knows(message.method, "modern"):
                 raise method_not_found(message.method or "")
             session, extra = await self._modern_session(scope, message)
         except McpError as exc:
-            self._count(exc)
-            await respond_json(send, status_of(exc), error_message(message.id if message else None, exc))
+            await self._refuse(send, status_of(exc), exc, id=message.id if message else None)
             return
         except _Gone as exc:
+            assert message is not None
             await self._refuse_lost(message, exc, send)
             return
-        once = Once.of(self._service.manager, scope, message, session)
-        if once is not None and once.is_repeated:
-            await once.answer_again(send, extra)
+        call = IdempotentCall.of(self._service.manager, scope, message, session)
+        if call is not None and call.is_repeated:
+            await call.repeat(send, extra)
             return
         reply = McpReply(send, extra)
         work = asyncio.ensure_future(self._methods.answer(message, McpExchange("modern", session, reply.notify)))
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
             await reply.follow(work, gone)
-            if once is not None:  # a client that has given its request a key may come back for the answer
+            if call is not None:  # a client that gave its request a key may come back for the response
                 await asyncio.wait({work}, timeout=self._service.manager.limits.idle_s)
         finally:
             is_gone = gone.done()
             gone.cancel()
-            told = self._settled(message, work, once)  # a client that hangs up cancels its request
+            response = self._settled(message, work, call)  # in this era, hanging up cancels the request
         if not is_gone:
-            await reply.finish(told, _status(work))
+            await reply.finish(response, _status(work))
 
     async def _modern_session(self, scope: Scope, message: McpMessage) -> tuple[Session | None, HeaderList]:
-        """Find the session that a request names, by a handle or by the cookie of an earlier answer, or open one."""
+        """Find the session of a request by its handle or the cookie of an earlier response, or open one.
+
+        Returns:
+            The session, None for a method that needs none, and the headers that tell the client of a new one.
+        """
         handle = _handle(scope, message)
-        kept = cookie(scope, COOKIE)
+        session_cookie = cookie(scope, COOKIE)
+        needs_session = self._methods.needs_session(message.method)
         try:
             if handle is not None:
                 return self._service.manager.find(handle), ()
-            if kept is not None:
-                session = self._service.manager.find(kept)
+            if session_cookie is not None:
+                session = self._service.manager.find(session_cookie)
                 self._service.manager.slots.promote(session)
                 return session, ()
         except (SessionNotFoundError, SessionLost) as exc:
-            if not self._methods.needs_session(message.method):
-                return None, ()
-            raise _Gone(exc, by_cookie=handle is None) from exc
-        if not self._methods.needs_session(message.method):
+            if needs_session:
+                raise _Gone(exc, by_cookie=handle is None) from exc
+        if not needs_session:
             return None, ()
         try:
-            session = await self.episodes.open(SessionKind.SOFT, account_of(role_of(scope)))
-        except OpenEnvError as exc:
-            raise session_error(self._service.errors.shown(exc)) from exc
-        except NoTools as exc:
-            raise McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, str(exc)) from exc
+            session = await self.sessions.open(SessionKind.SOFT, account_of(role_of(scope)))
         except Exception as exc:
-            text = f"reset failed: {self._service.errors.text(exc)}"
-            raise McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, text) from exc
+            raise self._opening_failure(exc) from exc
         return session, [_cookie(session.id)]
 
-    async def _refuse_lost(self, message: McpMessage | None, lost: _Gone, send: Send) -> None:
-        """Say that an episode is gone; never go on with a fresh environment in its place."""
-        assert message is not None
+    async def _refuse_lost(self, message: McpMessage, lost: _Gone, send: Send) -> None:
+        """Report that an episode is gone; the call never runs in a fresh environment instead."""
         extra: HeaderList = [_cookie("", expired=True)] if lost.by_cookie else ()
         text = _LOST.format(reason=lost.reason) if lost.by_cookie else f"No such session: {lost.reason}"
         if message.method == "tools/call":
@@ -545,42 +392,36 @@ class McpEndpoint:
     async def _get(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = _headers(scope)
         if "text/event-stream" not in headers.get("accept", "") or "mcp-session-id" not in headers:
-            await respond_json(send, 405, {"detail": "Method Not Allowed"}, [(b"allow", b"GET, POST, DELETE")])
+            await respond_json(send, 405, {"detail": "Method Not Allowed"}, _ALLOW)
             return
-        client = await self._client(headers, None, send)
+        client = await self._client(headers, send)
         if client is None:
             return
-        named: HeaderList = [(_SESSION, client.id.encode())]
+        session_header: HeaderList = [(_SESSION, client.id.encode())]
         if client.stream_ended is not None:
-            problem = McpError(JsonRpcErrorCode.INVALID_REQUEST.value, "The session has an open stream already")
-            self._count(problem)
-            await respond_json(send, 409, error_message(None, problem), named)
+            await self._refuse(send, 409, "The session has an open stream already", headers=session_header)
             return
         ended = client.stream_ended = asyncio.Event()
         period = min(PING_S, self._service.manager.limits.idle_s / 3)
         try:
-            await start_stream(send, named)
-            await stream_until(ended, receive, send, period_s=period, on_beat=client.session.touch)
+            await start_stream(send, session_header)
+            await stream_until(ended, receive, send, period_s=period, on_ping=client.session.touch)
         finally:
             client.stream_ended = None
 
     async def _delete(self, scope: Scope, send: Send) -> None:
-        headers = _headers(scope)
-        client = await self._client(headers, None, send)
+        client = await self._client(_headers(scope), send)
         if client is None:
             return
         if client.is_owner and role_of(scope) is Role.AGENT and not client.session.account.is_agent:
-            text = "An agent can only close sessions that agents have opened"
-            problem = McpError(JsonRpcErrorCode.INVALID_REQUEST.value, text)
-            self._count(problem)
-            await respond_json(send, 403, error_message(None, problem))
+            await self._refuse(send, 403, "An agent can only close sessions that agents have opened")
             return
-        self.episodes.end(client)
+        self.sessions.end(client)
         await respond(send, 200, b"", [(_SESSION, client.id.encode())])
 
 
 class _Gone(Exception):
-    """The session that a request names is not there."""
+    """The session that a request names has ended, or never was."""
 
     def __init__(self, cause: SessionNotFoundError | SessionLost, *, by_cookie: bool) -> None:
         self.reason = cause.reason if isinstance(cause, SessionLost) else "unknown"
@@ -593,13 +434,13 @@ def _headers(scope: Scope) -> dict[str, str]:
 
 
 def _handle(scope: Scope, message: McpMessage) -> str | None:
-    """The name of an existing session: in a header, in the address, or in the request itself."""
-    named = header(scope, _HANDLE)
-    if named is not None:
-        return named.strip()
+    """Return the id of an existing session: from a header, the query, or the request's `_meta`."""
+    handle = header(scope, _HANDLE)
+    if handle is not None:
+        return handle.strip()
     query = scope.get("query_string", b"")
-    if query and (found := parse_qs(query.decode("latin-1")).get("session_id")):
-        return str(found[0])
+    if query and (values := parse_qs(query.decode("latin-1")).get("session_id")):
+        return str(values[0])
     inside = message.meta.get(META_SESSION)
     return inside if isinstance(inside, str) else None
 
@@ -614,13 +455,169 @@ def _status(work: asyncio.Future[Any]) -> int:
     return status_of(problem) if isinstance(problem, McpError) else 200
 
 
-# socket: `WS /mcp`: OpenEnv's own JSON-RPC, one request per text frame, on the connection's own session.
-#
-# Knows frames; what requests mean is in `own`, how a connection lives in `server.ws`.
+# -- replies ----------------------------------------------------------------------------------------------------------
+
+
+class McpReply:
+    """Writes the response to one POST: JSON, or a stream of events if something precedes the result.
+
+    Clients reuse their connection after JSON and drop it after a stream, and some limit the size of an event. So a
+    stream begins only with the first notification, or the first ping of a long call.
+    """
+
+    def __init__(self, send: Send, headers: HeaderList = ()) -> None:
+        self._send = send
+        self._headers = headers
+        self._notifications: deque[Mapping[str, Any]] = deque()
+        self._wake: asyncio.Future[None] | None = None
+        self.is_stream = False
+
+    def notify(self, notification: Mapping[str, Any]) -> None:
+        """Send a notification before the result."""
+        self._notifications.append(notification)
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def follow(self, work: asyncio.Future[Any], gone: asyncio.Future[Any] | None = None) -> None:
+        """Send notifications until the work is done or the client is gone."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._wake = loop.create_future()
+            if self._notifications:
+                self._wake.set_result(None)
+            awaited: set[asyncio.Future[Any]] = {work, self._wake} if gone is None else {work, self._wake, gone}
+            done, _ = await asyncio.wait(awaited, timeout=PING_S, return_when=asyncio.FIRST_COMPLETED)
+            while self._notifications:
+                await self._event(self._notifications.popleft())
+            if work.done() or gone in done:
+                return
+            if not done:
+                await self._begin()
+                await self._send(_PING)
+
+    async def finish(self, message: Mapping[str, Any], status: int = 200) -> None:
+        """Send the result."""
+        if not self.is_stream:
+            await respond(self._send, status, encode(message), self._headers)
+            return
+        await self._event(message)
+        await self._send(_END)
+
+    async def _event(self, message: Mapping[str, Any]) -> None:
+        await self._begin()
+        body = b"event: message\r\ndata: " + encode(message) + b"\r\n\r\n"
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def _begin(self) -> None:
+        if not self.is_stream:
+            self.is_stream = True
+            await start_stream(self._send, self._headers)
+
+
+async def start_stream(send: Send, headers: HeaderList) -> None:
+    """Begin a stream of events."""
+    await send({"type": "http.response.start", "status": 200, "headers": [*_STREAM_HEADERS, *headers]})
+
+
+async def stream_until(
+    ended: asyncio.Event, receive: Receive, send: Send, *, period_s: float, on_ping: Callable[[], None]
+) -> None:
+    """Keep a stream open until `ended`, until its client is gone or the server stops; sends a ping each period."""
+    gone = asyncio.ensure_future(_disconnected(receive))
+    over = asyncio.ensure_future(ended.wait())
+    loop = asyncio.get_running_loop()
+    can_stop = _keeps_connection(receive)
+    next_ping = loop.time()
+    try:
+        while not (gone.done() or over.done()):
+            if loop.time() >= next_ping:
+                await send(_PING)
+                on_ping()
+                next_ping = loop.time() + period_s
+            left_s = max(0.0, next_ping - loop.time())
+            wait_s = min(left_s, _LOOK_S) if can_stop else left_s
+            await asyncio.wait({gone, over}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            if can_stop and not _keeps_connection(receive):
+                break
+        if not gone.done():
+            await send(_END)
+    finally:
+        gone.cancel()
+        over.cancel()
+
+
+def _keeps_connection(receive: Receive) -> bool:
+    """Say whether the server will keep a request's connection after the response.
+
+    uvicorn waits for running responses before it shuts the application down, so a stream has to notice the shutdown
+    by itself: uvicorn clears `keep_alive` of its connections first. Other servers, and middleware with a `receive` of
+    its own, show nothing.
+    """
+    return getattr(getattr(receive, "__self__", None), "keep_alive", None) is True
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+# -- idempotency ------------------------------------------------------------------------------------------------------
+
+
+class IdempotentCall:
+    """One tool call with an `Idempotency-Key`: the first, which runs, or a repetition, which gets the same response."""
+
+    def __init__(self, manager: SessionManager, session: Session, key: RequestKey, message: McpMessage) -> None:
+        self._session = session
+        self._refusal: tuple[int, bytes] | None = None
+        self._entry: LedgerEntry | None = None
+        try:
+            self._entry = session.ledger.find(key.name)
+            self.is_repeated = self._entry is not None
+            if self._entry is not None and self._entry.asked != key.asked:  # else it would get another call's reply
+                self._refuse(manager, message, 422, KEY_REUSED, KEY_REUSED_TEXT)
+        except StaleRequest as exc:
+            self.is_repeated = True
+            self._refuse(manager, message, 409, exc.code, str(exc))
+        if not self.is_repeated:
+            self._entry = session.ledger.begin(key.name, key.asked)
+
+    @classmethod
+    def of(
+        cls, manager: SessionManager, scope: Scope, message: McpMessage, session: Session | None
+    ) -> IdempotentCall | None:
+        """Return the keyed call of a request; None for one without a key, session or tool."""
+        if session is None or message.method != "tools/call":
+            return None
+        key = request_key(scope)
+        return None if key is None else cls(manager, session, key, message)
+
+    def _refuse(self, manager: SessionManager, message: McpMessage, status: int, code: str, text: str) -> None:
+        manager.report_error(code, self._session)
+        problem = McpError(JsonRpcErrorCode.INVALID_REQUEST.value, text, {"code": code})
+        self._refusal = status, encode(error_message(message.id, problem))
+
+    def finish(self, status: int, response: Mapping[str, Any]) -> None:
+        """Keep the response to the first call, for repetitions that wait and those to come."""
+        assert self._entry is not None
+        body = encode(response)
+        self._session.ledger.finish(self._entry, (status, body), len(body))
+
+    async def repeat(self, send: Send, headers: HeaderList) -> None:
+        """Answer a repetition; waits while the first call runs."""
+        if self._refusal is None:
+            assert self._entry is not None
+            status, body = await kept_reply(self._entry)
+        else:
+            status, body = self._refusal
+        await respond(send, status, body, headers)
+
+
+# -- WebSocket --------------------------------------------------------------------------------------------------------
 
 
 class RpcConnection(V1Connection):
-    """A connection whose frames are JSON-RPC."""
+    """A connection of `WS /mcp`: OpenEnv's JSON-RPC, one request per text frame, on the connection's own session."""
 
     def _handle(self, payload: bytes) -> None:
         try:
@@ -646,7 +643,7 @@ class RpcEndpoint(WsEndpoint):
     """The ASGI endpoint of `WS /mcp`."""
 
     connection = RpcConnection
-    restricted = RpcConnection  # whoever may come here may call tools
+    restricted = RpcConnection  # every role that may connect may call tools
 
 
 def _error(code: JsonRpcErrorCode, message: str, data: Any = None) -> bytes:

@@ -1,9 +1,7 @@
-"""Sessions as MCP clients have them: opened by `initialize` or by a first call, or attached to one that somebody else
-has prepared.
+"""Sessions of MCP clients: opened by `initialize` or a first call, or attached to a session that another client opened.
 
-An MCP session is one environment session, counted, leased and closed like any other. One that a client opens itself
-begins with a `reset`, so that its tools work on a real episode; an attached one is left as its owner has prepared it.
-Knows the session manager; must not know requests.
+An MCP session is one environment session, counted, leased and closed like any other. Knows the session manager; must
+not know requests.
 """
 
 from __future__ import annotations
@@ -22,21 +20,21 @@ from ...types import ServerMode
 from ..service import EnvService
 from .tool_calls import tools_of
 
-MOST_ATTACHED = 64  # clients that one session is shown to; of more, those that do nothing are forgotten
+MAX_ATTACHED = 64  # clients of one session; beyond that, the oldest idle ones are dropped
 
 
 @dataclass(slots=True)
 class McpSession:
-    """What a client of the handshake era has.
+    """The session of one client of the handshake era.
 
     Args:
-        id: The name in its `Mcp-Session-Id` header.
-        session: The environment session behind.
-        is_owner: Whether the client opened that session, and ends it.
+        id: The value of its `Mcp-Session-Id` header.
+        session: The environment session behind it.
+        is_owner: Whether the client opened that session, and so ends it.
         version: The protocol version of the handshake.
-        log_level: The least level of log messages that the client wants, if any.
-        running: Requests under way, by id.
-        stream_ended: Set when the stream of a GET shall end; None while there is no such stream.
+        log_level: The lowest level of log messages that the client wants, if it has set one.
+        running: Running requests, by id.
+        stream_ended: Ends the stream of a GET; None while there is no such stream.
     """
 
     id: str
@@ -48,7 +46,7 @@ class McpSession:
     stream_ended: asyncio.Event | None = None
 
 
-class Episodes:
+class McpSessions:
     """Opens and finds the sessions of MCP clients."""
 
     def __init__(self, service: EnvService) -> None:
@@ -58,7 +56,7 @@ class Episodes:
         self._plain = build_operations(_same, _same)
 
     async def open(self, kind: SessionKind, account: Account = NO_ACCOUNT) -> Session:
-        """Open a session that counts for somebody, and begin its episode.
+        """Open a session for an account and reset it, so that its tools work on a real episode.
 
         Raises:
             OpenEnvError: There is no room, or the environment could not be built.
@@ -82,65 +80,69 @@ class Episodes:
         kind: SessionKind = SessionKind.HTTP,
         account: Account = NO_ACCOUNT,
     ) -> McpSession:
-        """Answer a handshake with a session; `handle` names one that exists already. Raises as `open` and `find` do."""
+        """Return the session of a new handshake.
+
+        A session that `handle` names is attached as its owner has prepared it, without a reset. Raises as `open` and
+        the manager's `find` do.
+        """
         self._forget_ended()
         if handle is None:
             session = await self.open(kind, account)
-            known = McpSession(session.id, session, is_owner=True, version=version)
+            client = McpSession(session.id, session, is_owner=True, version=version)
         else:
             session = self._manager.find(handle)
             tools_of(session.env, self._service.action_cls)
             self._make_room(session)
-            known = McpSession(str(uuid.uuid4()), session, is_owner=False, version=version)
-        self._known[known.id] = known
-        return known
+            client = McpSession(str(uuid.uuid4()), session, is_owner=False, version=version)
+        self._known[client.id] = client
+        return client
 
     def find(self, mcp_session_id: str) -> McpSession:
         """Return a client's session.
 
         Raises:
             SessionLost: It has ended.
-            SessionNotFoundError: There never was one.
+            SessionNotFoundError: There was none.
         """
-        known = self._known.get(mcp_session_id)
-        if known is None:
-            self._manager.find(mcp_session_id)  # says how it ended, if there was one
+        client = self._known.get(mcp_session_id)
+        if client is None:
+            self._manager.find(mcp_session_id)  # raises SessionLost with the reason, if there was one
             raise SessionNotFoundError(mcp_session_id)
-        if known.session.is_ending:
-            self._drop(known)
-            self._manager.find(known.session.id)
-        return known
+        if client.session.is_ending:
+            self._drop(client)
+            self._manager.find(client.session.id)
+        return client
 
-    def end(self, known: McpSession) -> None:
+    def end(self, client: McpSession) -> None:
         """End a client's session; an attached one goes on without it."""
-        self._drop(known)
-        for task in list(known.running.values()):
+        self._drop(client)
+        for task in list(client.running.values()):
             task.cancel()
-        if known.is_owner:
-            known.session.close(CLOSED_BY_CLIENT)
+        if client.is_owner:
+            client.session.close(CLOSED_BY_CLIENT)
 
     def end_streams(self) -> None:
-        """End every open stream, for a server that shuts down."""
-        for known in self._known.values():
-            if known.stream_ended is not None:
-                known.stream_ended.set()
+        """End every open stream, so that the server can shut down."""
+        for client in self._known.values():
+            if client.stream_ended is not None:
+                client.stream_ended.set()
 
-    def _drop(self, known: McpSession) -> None:
-        self._known.pop(known.id, None)
-        if known.stream_ended is not None:
-            known.stream_ended.set()
+    def _drop(self, client: McpSession) -> None:
+        self._known.pop(client.id, None)
+        if client.stream_ended is not None:
+            client.stream_ended.set()
 
     def _make_room(self, session: Session) -> None:
-        """Forget clients that have attached to a session long ago and do nothing, where there are many."""
-        attached = [known for known in self._known.values() if known.session is session and not known.is_owner]
-        idle = (known for known in attached if not known.running and known.stream_ended is None)
-        for known in list(idle)[: max(0, len(attached) - MOST_ATTACHED + 1)]:
-            self._drop(known)
+        """Drop the oldest idle clients of a session that has too many."""
+        attached = [client for client in self._known.values() if client.session is session and not client.is_owner]
+        idle = (client for client in attached if not client.running and client.stream_ended is None)
+        for client in list(idle)[: max(0, len(attached) - MAX_ATTACHED + 1)]:
+            self._drop(client)
 
     def _forget_ended(self) -> None:
-        for known in list(self._known.values()):
-            if known.session.state is SessionState.CLOSED:
-                self._drop(known)
+        for client in list(self._known.values()):
+            if client.session.state is SessionState.CLOSED:
+                self._drop(client)
 
 
 def _same(value: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Standard MCP: what each method does, the same for every era and transport.
+"""Standard MCP: the methods, the same for every era and transport.
 
-Resources, prompts and completions are passed through to the environment's FastMCP server. A tool call is a step of the
-episode where the environment takes tool actions; its reward and end are kept for the orchestrator and never shown to
-the agent. Knows sessions and shapes; must not know HTTP.
+The environment's FastMCP server answers for resources, prompts and completions. A tool call is a step of the episode
+where the environment takes tool actions; the orchestrator learns its reward and end, the agent never does. Knows
+sessions and shapes; must not know HTTP.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from ...protocol.jsonrpc import (
 from ...protocol.schema import takes_tool_actions
 from ...sessions.session import Session
 from ...types import ServerMode
-from ..service import EnvService
+from ..service import EnvService, Redaction
 from .mcp_sessions import McpSession
-from .openenv_rpc import progress_params
+from .openenv_rpc import progress_notification
 from .tool_calls import (
     NoTools,
     StepOutcome,
@@ -44,7 +44,6 @@ from .tool_calls import (
     ToolOperations,
     ToolRequest,
     origin_of_rpc,
-    outcome_of,
     raise_error,
     tools_of,
 )
@@ -55,7 +54,7 @@ _HANDSHAKE_ONLY = frozenset({"ping", "logging/setLevel"})
 
 @dataclass(slots=True)
 class McpExchange:
-    """One request on its way: whose it is, and where notifications go before its answer."""
+    """One request: its era, its session, and where its notifications go."""
 
     era: Era
     session: Session | None
@@ -93,16 +92,16 @@ class McpMethods:
         return self._server_info
 
     def needs_session(self, method: str | None) -> bool:
-        """Whether a method works on an episode, and not only on what is the same for all."""
+        """Whether a method works on an episode."""
         return method in ("tools/call", "resources/read", "prompts/get", "completion/complete")
 
     def knows(self, method: str | None, era: Era) -> bool:
-        """Whether there is such a method in an era."""
+        """Whether an era has a method."""
         if method == "server/discover":
             return True
         return method in self._table and (era == "handshake" or method not in _HANDSHAKE_ONLY)
 
-    def initialized(self, params: Mapping[str, Any], client: McpSession) -> dict[str, Any]:
+    def initialized(self, client: McpSession) -> dict[str, Any]:
         """Answer `initialize`."""
         result: dict[str, Any] = {
             "protocolVersion": client.version,
@@ -113,20 +112,18 @@ class McpMethods:
         return {**result, "instructions": instructions} if instructions else result
 
     async def answer(self, message: McpMessage, exchange: McpExchange) -> dict[str, Any]:
-        """Answer one request with its result.
+        """Return the result of one request.
 
         Raises:
-            McpError: It cannot be answered.
+            McpError: It failed.
         """
         method = message.method or ""
         if not self.knows(method, exchange.era):
             raise method_not_found(method)
         try:
             result = await self._table[method](message, exchange)
-        except NoTools as exc:
-            raise McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, str(exc)) from exc
-        except OpenEnvError as exc:
-            raise session_error(self._service.errors.shown(exc)) from exc
+        except (NoTools, OpenEnvError) as exc:
+            raise mcp_error(exc, self._service.errors) from exc
         return modern_result(method, result, self.server_info) if exchange.era == "modern" else result
 
     # -- about the server -----------------------------------------------------------------------------------------
@@ -155,9 +152,9 @@ class McpMethods:
         if session is not None:
             tools = tools_of(session.env, self._service.action_cls)
             if not isinstance(tools, StepTools):
-                return await tools.describe()  # needs no turn: a long call must not keep a client from looking
-            found: list[dict[str, Any]] = await session.run(self._operations.list)
-            return found
+                return await tools.describe()  # outside the session's queue: a running call must not delay a listing
+            described: list[dict[str, Any]] = await session.run(self._operations.list)
+            return described
         if self._described is None:
             async with self._service.manager.borrow() as borrowed:
                 self._described = await borrowed.run(self._operations.list)
@@ -200,14 +197,14 @@ class McpMethods:
             raise invalid_params("'arguments' must be an object")
         return ToolRequest(name, arguments or {}, events=_events(message, exchange))
 
-    # -- what the FastMCP server has ------------------------------------------------------------------------------
+    # -- resources, prompts, completions: the FastMCP server's ----------------------------------------------------
 
     async def _list_resources(self, message: McpMessage, exchange: McpExchange) -> dict[str, Any]:
         return _listed("resources", await self._ask(exchange, lambda client: client.list_resources()), message)
 
     async def _list_templates(self, message: McpMessage, exchange: McpExchange) -> dict[str, Any]:
-        found = await self._ask(exchange, lambda client: client.list_resource_templates())
-        return _listed("resourceTemplates", found, message)
+        templates = await self._ask(exchange, lambda client: client.list_resource_templates())
+        return _listed("resourceTemplates", templates, message)
 
     async def _list_prompts(self, message: McpMessage, exchange: McpExchange) -> dict[str, Any]:
         return _listed("prompts", await self._ask(exchange, lambda client: client.list_prompts()), message)
@@ -217,46 +214,48 @@ class McpMethods:
         if not isinstance(uri, str):
             raise invalid_params("Missing 'uri' in params")
         try:
-            found: dict[str, Any] = await self._ask(exchange, lambda client: client.read_resource_mcp(uri))
+            contents: dict[str, Any] = await self._ask(exchange, lambda client: client.read_resource_mcp(uri))
         except McpError as exc:
             if exc.code in (-32002, JsonRpcErrorCode.INVALID_PARAMS.value):
                 code = -32002 if exchange.era == "handshake" else JsonRpcErrorCode.INVALID_PARAMS.value
                 raise McpError(code, f"Resource not found: {uri}", {"uri": uri}) from exc
             raise
-        return found
+        return contents
 
     async def _get_prompt(self, message: McpMessage, exchange: McpExchange) -> dict[str, Any]:
         name, arguments = message.params.get("name"), message.params.get("arguments") or {}
         if not isinstance(name, str):
             raise invalid_params("Missing 'name' in params")
-        found: dict[str, Any] = await self._ask(exchange, lambda client: client.get_prompt_mcp(name, arguments))
-        return found
+        prompt: dict[str, Any] = await self._ask(exchange, lambda client: client.get_prompt_mcp(name, arguments))
+        return prompt
 
     async def _complete(self, message: McpMessage, exchange: McpExchange) -> dict[str, Any]:
         ref, argument = message.params.get("ref"), message.params.get("argument")
         if not isinstance(ref, dict) or not isinstance(argument, dict):
             raise invalid_params("'ref' and 'argument' must be objects")
         try:
-            found: dict[str, Any] = await self._ask(exchange, lambda client: _completion(client, ref, argument))
+            completion: dict[str, Any] = await self._ask(exchange, lambda client: _completion(client, ref, argument))
         except McpError as exc:
-            if exc.code == JsonRpcErrorCode.METHOD_NOT_FOUND.value:  # a server without completions has none to offer
+            if exc.code == JsonRpcErrorCode.METHOD_NOT_FOUND.value:  # a server without completions
                 return {"completion": {"values": [], "hasMore": False}}
             raise
-        return found
+        return completion
 
     async def _ask(self, exchange: McpExchange, work: Callable[[Any], Awaitable[Any]]) -> Any:
-        async def asked(client: Any) -> Any:
+        """Run a coroutine with the FastMCP server's client, in the request's session or a borrowed environment."""
+
+        async def guarded(client: Any) -> Any:
             try:
                 return await work(client)
             except Exception as exc:
-                raise _passed_on(exc) from exc
+                raise _server_error(exc) from exc
 
         if exchange.session is not None:
-            found = await exchange.session.run(self._operations.ask, asked, cancellable=True)
+            result = await exchange.session.run(self._operations.ask, guarded, cancellable=True)
         else:
             async with self._service.manager.borrow() as borrowed:
-                found = await borrowed.run(self._operations.ask, asked, cancellable=True)
-        return [_dumped(item) for item in found] if isinstance(found, list) else _dumped(found)
+                result = await borrowed.run(self._operations.ask, guarded, cancellable=True)
+        return [_dumped(item) for item in result] if isinstance(result, list) else _dumped(result)
 
 
 def _capabilities() -> dict[str, Any]:
@@ -284,19 +283,32 @@ def failure(text: str) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": text}], "isError": True}
 
 
-def session_error(exc: OpenEnvError) -> McpError:
-    """Word a session's failure as a JSON-RPC error."""
-    code = JsonRpcErrorCode.SERVER_ERROR if isinstance(exc, SessionCapacityError) else JsonRpcErrorCode.INTERNAL_ERROR
-    return McpError(code.value, str(exc), {"code": exc.code, **exc.details})
+def mcp_error(exc: Exception, errors: Redaction, *, prefix: str = "") -> McpError:
+    """Turn any failure into a JSON-RPC error, with no more of its text than clients may see.
+
+    Args:
+        exc: The failure.
+        errors: Decides what clients may see.
+        prefix: Precedes the text of an unexpected exception.
+    """
+    if isinstance(exc, McpError):
+        return exc
+    if isinstance(exc, NoTools):
+        return McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, str(exc))
+    if not isinstance(exc, OpenEnvError):
+        return McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, f"{prefix}{errors.text(exc)}")
+    shown = errors.shown(exc)
+    code = JsonRpcErrorCode.SERVER_ERROR if isinstance(shown, SessionCapacityError) else JsonRpcErrorCode.INTERNAL_ERROR
+    return McpError(code.value, str(shown), {"code": shown.code, **shown.details})
 
 
 def _observed(observation: Any) -> dict[str, Any]:
-    """Show an agent what its call led to: the tool's result, never reward or end."""
+    """Return an agent's view of an observation: the tool's result, never reward or end."""
     if isinstance(observation, ToolOutcome):
         return observation.as_mcp()
     raise_error(observation)
-    outcome = outcome_of(observation)
-    if outcome is not None:
+    outcome = getattr(observation, "result", None)
+    if isinstance(outcome, ToolOutcome):
         return outcome.as_mcp()
     fields = decode(split_observation(observation).fields)
     fields.pop("metadata", None)
@@ -307,7 +319,7 @@ def _observed(observation: Any) -> dict[str, Any]:
 
 
 def _events(message: McpMessage, exchange: McpExchange) -> ToolEvents:
-    """Let a running tool tell its progress and log, as far as the client wants to know."""
+    """Send a running tool's progress and log messages as notifications, as far as the client wants them."""
     token = message.progress_token
     level = message.meta.get(META_LOG_LEVEL) if exchange.era == "modern" else None
     if exchange.client is not None:
@@ -315,7 +327,7 @@ def _events(message: McpMessage, exchange: McpExchange) -> ToolEvents:
 
     def on_progress(progress: float, total: float | None, text: str | None) -> None:
         if token is not None:
-            exchange.notify(notification("notifications/progress", progress_params(token, progress, total, text)))
+            exchange.notify(progress_notification(token, progress, total, text))
 
     def on_log(severity: str, logger: str | None, data: Any) -> None:
         if level in LOG_LEVELS and severity in LOG_LEVELS and LOG_LEVELS.index(severity) >= LOG_LEVELS.index(level):
@@ -327,7 +339,7 @@ def _events(message: McpMessage, exchange: McpExchange) -> ToolEvents:
 
 def _dumped(value: Any) -> dict[str, Any]:
     dumped: dict[str, Any] = value.model_dump(mode="json", by_alias=True, exclude_none=True)
-    for name in ("resultType", "ttlMs", "cacheScope"):  # the era is ours to choose, not the inner server's
+    for name in ("resultType", "ttlMs", "cacheScope"):  # fields of the inner server's era, which may differ from ours
         dumped.pop(name, None)
     return dumped
 
@@ -335,7 +347,7 @@ def _dumped(value: Any) -> dict[str, Any]:
 async def _completion(client: Any, ref: dict[str, Any], argument: dict[str, Any]) -> Any:
     try:
         from mcp.types import PromptReference, ResourceTemplateReference
-    except ImportError:  # newer releases keep their types apart
+    except ImportError:  # newer releases have a package for the types
         from mcp_types import PromptReference, ResourceTemplateReference
     kinds: dict[str, Any] = {"ref/prompt": PromptReference, "ref/resource": ResourceTemplateReference}
     kind = kinds.get(ref.get("type", ""))
@@ -344,8 +356,8 @@ async def _completion(client: Any, ref: dict[str, Any], argument: dict[str, Any]
     return await client.complete_mcp(kind.model_validate(ref), argument)
 
 
-def _passed_on(exc: Exception) -> McpError:
-    """Give an inner server's error on; one without a code says that the request was wrong."""
+def _server_error(exc: Exception) -> McpError:
+    """Pass the FastMCP server's error on; one without a code means that the request was wrong."""
     if isinstance(exc, McpError):
         return exc
     code = getattr(getattr(exc, "error", None), "code", None)
@@ -355,10 +367,10 @@ def _passed_on(exc: Exception) -> McpError:
 
 
 def negotiated(params: Mapping[str, Any]) -> str:
-    """Choose the version of a handshake from its parameters.
+    """Choose the version of a handshake.
 
     Raises:
-        McpError: There is no version in them.
+        McpError: The parameters name no version.
     """
     if not isinstance(params.get("protocolVersion"), str):
         raise invalid_params("Missing 'protocolVersion' in params")

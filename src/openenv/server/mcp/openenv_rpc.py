@@ -1,6 +1,6 @@
 """OpenEnv's own JSON-RPC: `tools/list`, `tools/call`, `openenv/session/create`, `openenv/session/close`.
 
-Served on `POST /mcp`, on `WS /mcp` and in the `mcp` frames of `/ws`, byte for byte as existing clients expect. A tool's
+Served on `POST /mcp`, `WS /mcp` and in the `mcp` frames of `/ws`, byte for byte as existing clients expect. A tool's
 failure is a JSON-RPC error. Knows the session manager; must not know transports.
 """
 
@@ -35,7 +35,7 @@ _ALL_FIELDS = ("title", "description", "inputSchema", "outputSchema", "icons", "
 
 
 class RpcRefused(Exception):
-    """A request that is answered with an error."""
+    """A request that gets an error response."""
 
     def __init__(self, code: JsonRpcErrorCode, message: str, data: Any = None) -> None:
         super().__init__(message)
@@ -43,7 +43,7 @@ class RpcRefused(Exception):
         self.data = data
 
 
-class OwnMethods:
+class OpenEnvRpc:
     """Answers OpenEnv's JSON-RPC for one served environment."""
 
     def __init__(self, service: EnvService) -> None:
@@ -63,9 +63,9 @@ class OwnMethods:
 
         Args:
             data: The decoded request.
-            own: The session of the connection that the request came on; without one, `session_id` names it.
-            notify: Sends progress before the answer, where the transport can.
-            role: Of whoever asks.
+            own: The session of the request's connection; without one, `session_id` names the session.
+            notify: Sends progress before the response, where the transport can.
+            role: The caller's role.
         """
         if not isinstance(data, dict):
             self._manager.report_error(JsonRpcErrorCode.PARSE_ERROR.name)
@@ -79,7 +79,7 @@ class OwnMethods:
         try:
             result = await self._dispatch(request, own, notify, role)
         except RpcRefused as exc:
-            if exc.__cause__ is None:  # or it was counted where it happened
+            if exc.__cause__ is None:  # else it was reported where it happened
                 self._manager.report_error(exc.code.name)
             response = JsonRpcResponse.error_response(exc.code, str(exc), exc.data, request.id)
             return response.model_dump()
@@ -101,7 +101,7 @@ class OwnMethods:
         raise RpcRefused(JsonRpcErrorCode.METHOD_NOT_FOUND, f"Method not found: {request.method}")
 
     async def _run(self, operation: Operation, argument: Any, request: JsonRpcRequest, own: Session | None) -> Any:
-        """Run on the connection's session, the named one, or an environment that lives for this request."""
+        """Run on the connection's session, the named one, or an environment for this request alone."""
         params = request.params
         origin = origin_of_rpc(self._manager, request.id, params)
         try:
@@ -118,7 +118,7 @@ class OwnMethods:
         except ToolCallError as exc:
             raise RpcRefused(JsonRpcErrorCode.INTERNAL_ERROR, str(exc), {"error_type": exc.error_type}) from exc
         except OpenEnvError as exc:
-            raise refusal(self._errors.shown(exc)) from exc
+            raise _refusal(self._errors.shown(exc)) from exc
         except RpcRefused:
             raise
         except Exception as exc:
@@ -131,8 +131,8 @@ class OwnMethods:
         try:
             session = self._manager.find(str(name))
         except (SessionNotFoundError, SessionLost) as exc:
-            known = "" if isinstance(exc, SessionNotFoundError) else f" ({exc.reason})"
-            raise RpcRefused(JsonRpcErrorCode.INVALID_PARAMS, f"Unknown session_id: {name}{known}") from exc
+            reason = "" if isinstance(exc, SessionNotFoundError) else f" ({exc.reason})"
+            raise RpcRefused(JsonRpcErrorCode.INVALID_PARAMS, f"Unknown session_id: {name}{reason}") from exc
         if session.state is SessionState.CREATING:
             raise RpcRefused(JsonRpcErrorCode.INVALID_REQUEST, f"Session {name} is still initializing")
         return session
@@ -143,7 +143,7 @@ class OwnMethods:
         try:
             session = await self._manager.open(SessionKind.HTTP, account=account_of(role))
         except OpenEnvError as exc:
-            raise refusal(exc) from exc
+            raise _refusal(exc) from exc
         return {"session_id": session.id}
 
     def _close(self, params: Mapping[str, Any], own: Session | None, role: Role) -> dict[str, Any]:
@@ -162,8 +162,8 @@ class OwnMethods:
         return {"session_id": session.id, "closed": False, "closing": True}
 
 
-def refusal(exc: OpenEnvError) -> RpcRefused:
-    """Word a failure to open or use a session."""
+def _refusal(exc: OpenEnvError) -> RpcRefused:
+    """Turn a session's error into a refusal."""
     if isinstance(exc, (SessionCapacityError, EnvironmentFactoryError)):
         return RpcRefused(JsonRpcErrorCode.SERVER_ERROR, str(exc), exc.details)
     return RpcRefused(JsonRpcErrorCode.SERVER_ERROR, str(exc), {"code": exc.code, **exc.details})
@@ -187,23 +187,23 @@ def _events(params: Mapping[str, Any], notify: Notify | None) -> ToolEvents | No
         return None
 
     def on_progress(progress: float, total: float | None, message: str | None) -> None:
-        notify(notification("notifications/progress", progress_params(token, progress, total, message)))
+        notify(progress_notification(token, progress, total, message))
 
     return ToolEvents(on_progress, loop=asyncio.get_running_loop())
 
 
-def progress_params(token: Any, progress: float, total: float | None, message: str | None) -> dict[str, Any]:
-    """Word a progress notification."""
+def progress_notification(token: Any, progress: float, total: float | None, message: str | None) -> dict[str, Any]:
+    """Build a progress notification; absent values are left out."""
     params: dict[str, Any] = {"progressToken": token, "progress": progress}
     if total is not None:
         params["total"] = total
     if message is not None:
         params["message"] = message
-    return params
+    return notification("notifications/progress", params)
 
 
 def _described(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Show every field, as FastMCP's client does; tools of `step` have their own shape."""
+    """Show every field, as FastMCP's client does; the tools of a `step` have their own shape."""
     if "input_schema" in tool:
         return dict(tool)
     fields = {"meta": tool.get("_meta"), **tool}

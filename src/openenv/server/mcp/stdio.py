@@ -1,7 +1,7 @@
 """MCP over standard input and output: one client, one process, one session, one JSON message per line.
 
-Both eras are spoken; the first request tells which. Whatever an environment prints goes to standard error. Knows lines
-and tasks; what requests mean is in `methods`.
+The first request decides the era. What an environment prints goes to standard error. Knows lines and tasks; the meaning
+of requests is in `methods`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
-from ...errors import OpenEnvError, message_of
+from ...errors import OpenEnvError
 from ...protocol.json_values import decode, encode
 from ...protocol.jsonrpc import (
     META_VERSION,
@@ -28,13 +28,13 @@ from ...protocol.jsonrpc import (
 )
 from ...sessions.session import Session, SessionKind
 from ..service import EnvService
-from .mcp_sessions import Episodes, McpSession
-from .methods import McpExchange, McpMethods, negotiated, session_error
+from .mcp_sessions import McpSession, McpSessions
+from .methods import McpExchange, McpMethods, mcp_error, negotiated
 from .tool_calls import NoTools
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE_S = 1.5  # clients wait about two seconds before they end the process
+_GRACE_S = 1.5  # clients wait about two seconds before they end the process
 Write = Callable[[Mapping[str, Any]], None]
 
 
@@ -43,7 +43,8 @@ class StdioConversation:
 
     def __init__(self, service: EnvService, write: Write) -> None:
         self._methods = McpMethods(service)
-        self._episodes = Episodes(service)
+        self._sessions = McpSessions(service)
+        self._errors = service.errors
         self._write = write
         self._client: McpSession | None = None
         self._session: Session | None = None
@@ -51,7 +52,7 @@ class StdioConversation:
         self._running: dict[str | int, asyncio.Task[None]] = {}
 
     def take(self, line: bytes) -> None:
-        """Begin to answer one line."""
+        """Start to answer one line."""
         try:
             message = read_message(decode(line))
         except ValueError as exc:
@@ -68,10 +69,10 @@ class StdioConversation:
                 self._cancel(message.params.get("requestId"))
 
     async def finish(self) -> None:
-        """Give what is under way a moment to end, then cancel it."""
+        """Give running requests a moment to end, then cancel them."""
         tasks = list(self._running.values())
         if tasks:
-            await asyncio.wait(tasks, timeout=_PATIENCE_S)
+            await asyncio.wait(tasks, timeout=_GRACE_S)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -84,42 +85,35 @@ class StdioConversation:
     async def _answer(self, message: McpMessage) -> None:
         try:
             result = await self._result(message)
-        except McpError as exc:
-            problem = exc
-        except NoTools as exc:
-            problem = McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, str(exc))
-        except OpenEnvError as exc:
-            problem = session_error(exc)
         except Exception as exc:
-            logger.exception("MCP %s failed", message.method)
-            problem = McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, message_of(exc))
+            if not isinstance(exc, (McpError, NoTools, OpenEnvError)):
+                logger.exception("MCP %s failed", message.method)
+            self._write(error_message(message.id, mcp_error(exc, self._errors)))
         else:
             self._write(result_message(message.id, result))
-            return
-        self._write(error_message(message.id, problem))
 
     async def _result(self, message: McpMessage) -> dict[str, Any]:
         if message.method == "initialize":
             version = negotiated(message.params)
             async with self._opening:
                 if self._client is None:
-                    self._client = await self._episodes.begin(version, None, kind=SessionKind.SOCKET)
-            return self._methods.initialized(message.params, self._client)
+                    self._client = await self._sessions.begin(version, None, kind=SessionKind.SOCKET)
+            return self._methods.initialized(self._client)
         if META_VERSION in message.meta:
             check_modern({}, message)
             session = await self._own_session() if self._methods.needs_session(message.method) else self._session
             return await self._methods.answer(message, McpExchange("modern", session, self._write))
-        async with self._opening:  # a handshake may still be under way
+        async with self._opening:  # a handshake may still be running
             client = self._client
         if client is None:
             raise McpError(JsonRpcErrorCode.INVALID_REQUEST.value, "Begin with initialize, or name a version in _meta")
         return await self._methods.answer(message, McpExchange("handshake", client.session, self._write, client))
 
     async def _own_session(self) -> Session:
-        """The process has one client, so it has one session; it begins with the first call that needs one."""
+        """Return the process's one session, opened by the first call that needs it."""
         async with self._opening:
             if self._session is None:
-                self._session = await self._episodes.open(SessionKind.SOCKET)
+                self._session = await self._sessions.open(SessionKind.SOCKET)
             return self._session
 
 
@@ -152,5 +146,5 @@ def serve_stdio(service: EnvService) -> None:
     """Serve the process's own standard input and output."""
     sys.stdout.flush()
     outgoing = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what environments print must not mix with the protocol
+    os.dup2(2, 1)  # prints of environments must not mix with the protocol
     asyncio.run(converse(service, sys.stdin.buffer, outgoing))

@@ -1,5 +1,7 @@
-"""The tools of any environment: of an `MCPEnvironment`, of one that only brings a FastMCP server, of one that takes
-tool actions. Knows environments; must not know requests.
+"""The tools of any environment, and the session operations that list and call them.
+
+An environment has tools as an `MCPEnvironment`, by an attribute `mcp_server`, or by taking tool actions in `step`.
+Knows environments and operations; must not know requests.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ...env.binding import bind, run_blocking
-from ...env.tools.source import EVENTS, ToolEvents, ToolOutcome, ToolSource
+from ...env.tools.source import EVENTS, ToolEvents, ToolSource
 from ...errors import ToolArgumentsError, ToolCallError, ToolNotFoundError, ToolTimeout, ToolTransportError
 from ...sessions.events import RequestOrigin
 from ...sessions.manager import SessionManager
@@ -62,7 +64,7 @@ class StepTools(ToolSource):
         return observation
 
     async def ask_server(self, work: Callable[[Any], Awaitable[Any]]) -> Any:
-        """There is no server."""
+        """Refuse: there is no server."""
         raise NoTools
 
     async def _step(self, action: Any) -> Any:
@@ -86,7 +88,7 @@ def tools_of(env: Any, action_cls: type[Any] | None) -> ToolSource:
     if isinstance(own, ToolSource):
         return own
     server = getattr(env, "mcp_server", None)
-    if isinstance(server, ToolSource):  # it stands for one in another process
+    if isinstance(server, ToolSource):  # the stub of a server in another process
         return server
     if server is not None and hasattr(server, "local_provider"):
         return _of_server(server)
@@ -111,20 +113,9 @@ def raise_error(observation: Any) -> None:
         raise _ERRORS[ToolErrorType(error.error_type)](observation.tool_name, error.message)
 
 
-def outcome_of(observation: Any) -> ToolOutcome | None:
-    """Return a tool's result from an observation, if it is one of ours."""
-    result = getattr(observation, "result", None)
-    return result if isinstance(result, ToolOutcome) else None
-
-
-# calls: Operations on a session that concern tools: list, call, call as a step of the episode, ask the FastMCP server.
-#
-# Each runs as one call of the session, in its turn. Knows tools and operations; must not know JSON-RPC.
-
-
 @dataclass(frozen=True, slots=True)
 class ToolRequest:
-    """A call that a client asks for."""
+    """A tool call of a client."""
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -134,7 +125,7 @@ class ToolRequest:
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What a tool call led to as a step of an episode: the agent's part and the orchestrator's."""
+    """A tool call that was a step of an episode: the observation is for the agent, the rest for the orchestrator."""
 
     observation: Any
     reward: float | None
@@ -142,7 +133,7 @@ class StepOutcome:
 
 
 class ToolOperations:
-    """The operations for one action class."""
+    """Session operations for one action class: list and call tools, call one as a step, use the FastMCP server."""
 
     def __init__(self, action_cls: type[Any] | None) -> None:
         self._action_cls = action_cls
@@ -179,7 +170,7 @@ class ToolOperations:
             EVENTS.reset(token)
 
     async def _step_async(self, env: Any, call: ToolRequest) -> StepOutcome:
-        EVENTS.set(call.events)  # a task of its own: nobody else sees it
+        EVENTS.set(call.events)  # needs no reset: the call is a task, with a context of its own
         step = getattr(env, bind(type(env)).step.name)
         return _stepped(await step(_action(call), **_limit(env, call)))
 
@@ -190,7 +181,7 @@ def _step_only_blocks(env: Any, call: ToolRequest) -> bool:
 
 
 def _never(env: Any, argument: Any) -> Any:
-    raise AssertionError("tool operations run on the event loop")
+    raise AssertionError("this operation runs on the event loop")
 
 
 def _action(call: ToolRequest) -> CallToolAction:
@@ -207,11 +198,8 @@ def _stepped(observation: Any) -> StepOutcome:
     return StepOutcome(observation, None if reward is None else float(reward), done)
 
 
-# trace: Where a JSON-RPC request comes from: its id, and the trace that `_meta` names (`traceparent`, as MCP reserves it).
-
-
 def origin_of_rpc(manager: SessionManager, request_id: Any, params: Mapping[str, Any]) -> RequestOrigin | None:
-    """Return the origin of a request, or None while nobody asks for it."""
+    """Return a JSON-RPC request's id and trace (`traceparent` in `_meta`, as MCP reserves it), if they are recorded."""
     if not manager.wants_origins:
         return None
     meta = params.get("_meta")

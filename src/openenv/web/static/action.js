@@ -34,7 +34,7 @@ export class ActionCard {
     this.toolForms = new Map();
     this.form = this.tools
       ? this.#toolForm(this.tools[0])
-      : new Form(schema, { label: "Action", hints: hintsOf(page), onChange: () => this.tell() });
+      : new Form(schema, { label: "Action", hints: hintsOf(page), onChange: () => this.notify() });
     this.moves = new Moves((action) => this.act(action));
     this.button = el(
       "button.primary.step",
@@ -72,8 +72,8 @@ export class ActionCard {
     return this.#whole(this.form.peek());
   }
 
-  /** Tell what would be sent. */
-  tell() {
+  /** Report the action that the form holds now. */
+  notify() {
     const { value } = this;
     if (isRecord(value)) this.onChange(value);
   }
@@ -110,7 +110,7 @@ export class ActionCard {
   #toolForm(tool) {
     this.chosen = tool.name;
     const form =
-      this.toolForms.get(tool.name) ?? new Form(tool.input_schema, { label: tool.name, onChange: () => this.tell() });
+      this.toolForms.get(tool.name) ?? new Form(tool.input_schema, { label: tool.name, onChange: () => this.notify() });
     this.toolForms.set(tool.name, form);
     return form;
   }
@@ -126,7 +126,7 @@ export class ActionCard {
     this.form = this.#toolForm(this.tools.find((/** @type {any} */ tool) => tool.name === name));
     this.list.value = name;
     this.#draw();
-    this.tell();
+    this.notify();
   }
 
   #draw() {

@@ -73,7 +73,7 @@ export function uniqueId(prefix) {
 }
 
 /**
- * Draw one of the page's icons; it is decoration, the words beside it tell.
+ * Draw one of the page's icons; decoration: the text beside it carries the meaning.
  * @param {keyof typeof ICONS} name
  */
 export function icon(name) {

@@ -1,7 +1,7 @@
 /**
  * The episode that the page shows: what frames and replies have told so far.
  *
- * Knows frames; must not know elements. Everybody who shows something subscribes, and is told at most once per drawn
+ * Knows frames; must not know elements. Views subscribe, and are called at most once per drawn
  * picture, however many frames came.
  */
 
@@ -74,7 +74,7 @@ export class Episode {
     this.events = [];
     /** @type {{message: string, code: string} | null} */
     this.failure = null;
-    /** When the session was last seen to begin to work, as `performance.now()` tells it. */
+    /** When the session was last seen to begin to work, in the time of `performance.now()`. */
     this.busySince = 0;
   }
 
@@ -216,7 +216,7 @@ export class Episode {
   /** @param {any} frame @param {number} size */
   #step(frame, size) {
     const entry = frame.entry;
-    if (this.isOver) this.#begin(null); // it is the first of a session that nobody has reset
+    if (this.isOver) this.#begin(null); // the first step of a session without a reset
     this.#append({ kind: "step", entry, size });
     this.observation = entry.observation;
     this.reward = entry.reward ?? null;
@@ -267,16 +267,16 @@ export class Episode {
     this.render = { html: render?.html ?? null, actions: Array.isArray(render?.actions) ? render.actions : [] };
   }
 
-  /** Tell everybody that something has changed. */
+  /** Call the subscribers. */
   changed() {
     this.version += 1;
     if (this.isScheduled) return;
     this.isScheduled = true;
-    const tell = () => {
+    const notify = () => {
       this.isScheduled = false;
       for (const listener of this.listeners) listener();
     };
-    if (document.hidden) setTimeout(tell, 50);
-    else requestAnimationFrame(tell);
+    if (document.hidden) setTimeout(notify, 50);
+    else requestAnimationFrame(notify);
   }
 }

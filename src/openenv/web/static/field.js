@@ -75,7 +75,7 @@ export class Field {
     return [];
   }
 
-  /** The element that is told to be invalid. @returns {HTMLElement | null} */
+  /** The element that is marked as invalid. @returns {HTMLElement | null} */
   get control() {
     return this.node.querySelector(`#${this.id}`);
   }
@@ -99,7 +99,7 @@ export class Field {
     for (const child of this.children()) child.clearError();
   }
 
-  /** Forget the error when the value changes, and tell the form. */
+  /** Clear the error when the value changes, and notify the form. */
   changed() {
     this.clearError();
     this.node.dispatchEvent(new Event("input", { bubbles: true }));

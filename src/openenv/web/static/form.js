@@ -55,7 +55,7 @@ export class Form {
     }
   }
 
-  /** Read the value for somebody who looks on: nothing is marked. @returns {any} */
+  /** Read the value without marking errors. @returns {any} */
   peek() {
     try {
       return this.isJson ? JSON.parse(this.text.value || "{}") : this.field.read();

@@ -25,7 +25,7 @@ export class Header {
     this.form = new Form(this.schema, { label: "Reset", onChange: () => this.#optionsChanged(onOptions) });
     this.hasOptions = !this.form.isEmpty;
     this.said = el("span", { role: "status" });
-    this.elapsed = el("span", { "aria-hidden": "true" }); // nobody wants to hear each second
+    this.elapsed = el("span", { "aria-hidden": "true" }); // a screen reader must not announce each second
     this.chip = el("span.chip", {}, this.said, this.elapsed);
     this.resetButton = el(
       "button.primary",
@@ -166,7 +166,7 @@ export class Header {
 }
 
 /**
- * The environment's name as a headline: a title that somebody has chosen, or the name in words.
+ * The environment's name as a headline: the application's title, or the name in words.
  * @param {any} page
  */
 function headline(page) {

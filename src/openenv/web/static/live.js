@@ -2,7 +2,7 @@
  * The live connection: frames from `/ws/ui`, and how it comes back when it breaks.
  *
  * Knows the socket and when to try again; what frames mean is `episode`'s. Before each try the server is asked for the
- * page, so that a token that is no longer good is told from a server that is not there.
+ * page, so that a token that is no longer valid looks different from an unreachable server.
  */
 
 import { address } from "./api.js";
@@ -65,7 +65,7 @@ export class Live {
     this.socket = null;
   }
 
-  /** Begin anew: the server then tells everything. */
+  /** Reconnect: the server then sends the whole state. */
   reopen() {
     this.socket?.close(4000, "something is missing");
   }

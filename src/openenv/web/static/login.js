@@ -17,7 +17,7 @@ export function tokenFromAddress() {
 }
 
 /**
- * Say in words why somebody is not let in.
+ * Say in words why a login was refused.
  * @param {ApiError} error
  */
 export function refusal(error) {
@@ -48,7 +48,7 @@ export function showLogin(place, { message = "", onDone }) {
     "form.card.login",
     {},
     el("h1", {}, "This environment asks for a token"),
-    el("p.hint", {}, "Whoever serves it has set one. It stays in this browser until you log out."),
+    el("p.hint", {}, "The operator of the server has it. It stays in this browser until you log out."),
     el("label.field-label", { for: "login-token" }, "Token"),
     input,
     problem,

@@ -65,7 +65,7 @@ export class Player {
     );
   }
 
-  /** End the visitor's session, whatever hangs in it. */
+  /** End the visitor's session, even if a step hangs in it. */
   async end() {
     if (!this.canAct) return;
     try {

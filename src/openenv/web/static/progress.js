@@ -1,5 +1,5 @@
 /**
- * What is going on while a step runs: for how long, and what the environment tells on the way.
+ * What is going on while a step runs: for how long, and what the environment reports meanwhile.
  */
 
 import { el, fill } from "./element.js";

@@ -37,7 +37,7 @@ export class Sessions {
       el("thead", {}, el("tr", {}, titles)),
       this.rows,
     );
-    this.empty = el("p.empty-line", {}, "Nobody uses this environment now.");
+    this.empty = el("p.empty-line", {}, "There are no sessions now.");
     const head = el("div.toolbar", {}, this.capacity, this.meter);
     this.node = el(
       "section.card",

@@ -1,5 +1,5 @@
 /**
- * The environment's inner state, folded away until somebody wants to see it.
+ * The environment's inner state, folded away until it is opened.
  */
 
 import { api } from "./api.js";

@@ -56,7 +56,7 @@ export function resultNode(result) {
   return viewOf(result, "Result").node;
 }
 
-/** Whether a value is said in a word or two. @param {any} value */
+/** Whether a value fits in a word or two. @param {any} value */
 export function isScalar(value) {
   if (typeof value === "string") return isShortText(value) && sourceOf(value) === null;
   return value === null || typeof value !== "object";
