@@ -1,7 +1,6 @@
 """Logs as JSON, one object per line, with the session and the request that each line is about.
 
-What an environment logs while it runs is marked as well, whatever logger it uses. Knows `logging` and watched calls;
-must not know who reads the lines.
+The lines of an environment carry them too, with any logger. Knows `logging` and watched calls.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ from typing import Any
 
 from .watched_calls import CURRENT
 
-# What every record has; whatever else is there was given with `extra`. `color_message` is uvicorn's, with escapes.
+# Attributes of every record; any other comes from `extra`. `color_message` is uvicorn's, with terminal escapes.
 _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
 
 class JsonFormatter(logging.Formatter):
     """Writes a record as a JSON object.
 
-    Always there: `time` (UTC), `level`, `logger`, `message`. Where they are known: `session`, `request`, `operation`,
-    `trace_id`, `error` with `type`, `message` and `traceback`, and whatever was given with `extra`.
+    Always: `time` (UTC), `level`, `logger`, `message`. If known: `session`, `request`, `operation`, `trace_id`, `error`
+    with `type`, `message` and `traceback`, and the fields of `extra`.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -32,7 +31,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        shown.update(_circumstances())
+        shown.update(_call_fields())
         for name, value in vars(record).items():
             if name not in _USUAL and not name.startswith("_"):
                 shown[name] = value
@@ -46,15 +45,15 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(shown, default=repr, ensure_ascii=False)
 
 
-def _circumstances() -> dict[str, Any]:
-    """What is known of the call that runs where the line is logged."""
+def _call_fields() -> dict[str, Any]:
+    """Describe the call that logs the line."""
     call = CURRENT.get()
     if call is None:
         return {}
-    found: dict[str, Any] = {"session": call.session_id, "operation": call.kind}
+    fields: dict[str, Any] = {"session": call.session_id, "operation": call.kind}
     origin = call.origin
     if origin is not None and origin.request_id is not None:
-        found["request"] = origin.request_id
+        fields["request"] = origin.request_id
     if origin is not None and origin.traceparent is not None:
-        found["trace_id"] = origin.traceparent.split("-")[1] if "-" in origin.traceparent else origin.traceparent
-    return found
+        fields["trace_id"] = origin.traceparent.split("-")[1] if "-" in origin.traceparent else origin.traceparent
+    return fields

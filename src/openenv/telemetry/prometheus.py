@@ -1,7 +1,6 @@
-"""Histograms that cost their writers almost nothing: values are kept as they come and sorted many at a time.
+"""Prometheus metrics: histograms that are cheap to write, and the text format, version 0.0.4.
 
-Sorting a few hundred floats at once is several times cheaper than finding the bucket of each. Several series that are
-always written together share one list. Thread-safe. Knows numbers only.
+Knows numbers and the format; must not know what is measured.
 """
 
 from __future__ import annotations
@@ -11,6 +10,11 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+FamilyType = Literal["counter", "gauge", "histogram"]
+Labels = Mapping[str, str]
+
 _BATCH = 256
 
 # 1 µs to 100 s, three to a decade.
@@ -18,7 +22,7 @@ SECONDS = (*(digit * 10.0**power for power in range(-6, 2) for digit in (1, 2, 5
 
 
 class Distribution(NamedTuple):
-    """What a histogram has seen so far; `counts[i]` values were at most `bounds[i]`."""
+    """A histogram's values so far; `counts[i]` of them were at most `bounds[i]`."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -27,10 +31,13 @@ class Distribution(NamedTuple):
 
 
 class Histograms:
-    """Several histograms that get one value each at a time.
+    """Several histograms that get one value each at a time, from any thread.
+
+    Writing one only appends to a list, shared by all. The values are sorted into buckets a few hundred at a time, which
+    costs several times less than finding the bucket of each.
 
     Args:
-        width: How many there are.
+        width: The number of histograms.
         bounds: Upper bounds of the buckets, in ascending order.
     """
 
@@ -44,54 +51,45 @@ class Histograms:
         self._pending: list[float] = []
 
     def observe(self, *values: float) -> None:
-        """Take in one value for each histogram."""
+        """Add one value to each histogram."""
         pending = self._pending
-        pending += values  # at once, so that values of different threads never mix
+        pending += values  # one operation, so that values of different threads never mix
         if len(pending) >= _BATCH * self._width:
             self._fold()
 
     def read(self) -> list[Distribution]:
         """Return each histogram's distribution."""
         with self._lock:
-            self._take_in()
+            self._sort_pending()
             return [
                 Distribution(self._bounds, tuple(counts), total, self._count)
                 for counts, total in zip(self._counts, self._totals, strict=True)
             ]
 
     def _fold(self) -> None:
-        if self._lock.acquire(blocking=False):  # if another thread is at it already, the values are in good hands
+        if self._lock.acquire(blocking=False):  # else another thread is sorting already
             try:
-                self._take_in()
+                self._sort_pending()
             finally:
                 self._lock.release()
 
-    def _take_in(self) -> None:
-        """Sort what has come into the buckets; the caller holds the lock. Others may go on appending."""
+    def _sort_pending(self) -> None:
+        """Sort the pending values into the buckets; the caller holds the lock, other threads may append meanwhile."""
         pending, width = self._pending, self._width
         size = len(pending)
-        taken = pending[:size]
+        batch = pending[:size]
         del pending[:size]
         self._count += size // width
         for index in range(width):
-            values = sorted(taken[index::width])
+            values = sorted(batch[index::width])
             self._totals[index] += sum(values)
             counts = self._counts[index]
             for place, bound in enumerate(self._bounds):
                 counts[place] += bisect_right(values, bound)
 
 
-# exposition: Writing the Prometheus text format, version 0.0.4. Knows the format; must not know what is measured.
-
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-FamilyType = Literal["counter", "gauge", "histogram"]
-Labels = Mapping[str, str]
-
-
 class Family:
-    """One metric: its name, what it means, and its lines."""
+    """One metric: name, type, help text and lines."""
 
     __slots__ = ("help", "lines", "name", "type")
 
@@ -106,13 +104,13 @@ class Family:
         self.lines.append(_line(self.name, labels or {}, value))
         return self
 
-    def add_distribution(self, seen: Distribution, labels: Labels) -> Family:
+    def add_distribution(self, distribution: Distribution, labels: Labels) -> Family:
         """Add a histogram."""
-        for bound, count in zip(seen.bounds, seen.counts, strict=True):
+        for bound, count in zip(distribution.bounds, distribution.counts, strict=True):
             self.lines.append(_line(f"{self.name}_bucket", {**labels, "le": f"{bound:g}"}, count))
-        self.lines.append(_line(f"{self.name}_bucket", {**labels, "le": "+Inf"}, seen.observed))
-        self.lines.append(_line(f"{self.name}_sum", labels, seen.total))
-        self.lines.append(_line(f"{self.name}_count", labels, seen.observed))
+        self.lines.append(_line(f"{self.name}_bucket", {**labels, "le": "+Inf"}, distribution.observed))
+        self.lines.append(_line(f"{self.name}_sum", labels, distribution.total))
+        self.lines.append(_line(f"{self.name}_count", labels, distribution.observed))
         return self
 
 

@@ -1,4 +1,8 @@
-"""What a process says about itself: memory and threads. Knows `/proc` and its fallbacks."""
+"""The metrics of one server, counted from the events of its sessions and from its calls.
+
+Sessions are counted from the start. Calls are timed from the first scrape on, so that a server without monitoring pays
+nothing. Knows sessions and Prometheus' format; must not know HTTP.
+"""
 
 from __future__ import annotations
 
@@ -17,46 +21,19 @@ from .prometheus import Family, render
 from .watched_calls import PHASES, CallWatch
 
 _STATM = Path("/proc/self/statm")
-
-
-def resident_bytes() -> int:
-    """Return the memory that is in use now, or the most that ever was where the system tells no more."""
-    try:
-        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        pass
-    try:
-        import resource  # not on every system
-    except ImportError:
-        return 0
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
-def thread_count() -> int:
-    """Return how many of Python's threads are alive."""
-    return threading.active_count()
-
-
-# metrics: The metrics of one server, counted from the events of its sessions and, once somebody asks, from each call.
-#
-# What is rare is counted from the beginning. Calls are timed from the first reading on: a server that nobody watches pays
-# nothing for it. Knows sessions and the exposition format; must not know HTTP.
-
-
 _STATES = tuple(state.value for state in SessionState if state is not SessionState.CLOSED)
-_MOST_LABELS = 64
+_MAX_LABELS = 64
 _OTHER = "other"
 
 
 class ServerMetrics:
-    """Counts what happens to the sessions of one manager.
+    """Counts the sessions and calls of one manager.
 
     Args:
-        manager: Whose.
-        watch: Where calls can be timed.
-        info: What is served, as labels.
-        clock: Tells the time, in seconds since 1970.
+        manager: The session manager.
+        watch: Times the calls.
+        info: Returns labels that describe the server.
+        clock: Returns the time, in seconds since 1970.
     """
 
     def __init__(
@@ -80,7 +57,7 @@ class ServerMetrics:
         self._ended_repeats = 0
         self._shown: dict[str, int] = {}
         for kind in ("reset", "step"):
-            watch.times[kind]  # shown from the beginning
+            watch.times[kind]  # so that they appear in the first scrape, without a value
         manager.listeners.append(self._on_event)
 
     def _on_event(self, event: SessionEvent) -> None:
@@ -95,51 +72,53 @@ class ServerMetrics:
                 _count(self._errors, event.reason or _OTHER)
 
     def text(self) -> bytes:
-        """Write everything in Prometheus' text format; from the first time on, calls are timed."""
+        """Write all metrics in Prometheus' text format; the first call starts the timing of calls."""
         self._watch.begin()
         return render([*self._session_families(), *self._call_families(), *self._process_families()])
 
     def _session_families(self) -> list[Family]:
         manager = self._manager
-        with self._lock:  # first those that have ended, then those that live: so none is counted twice
+        with self._lock:  # ended sessions before live ones, so that none is counted twice
             opened, closed, errors = self._opened, dict(self._closed), dict(self._errors)
             steps, repeats = self._ended_steps, self._ended_repeats
         sessions = manager.sessions()
         steps += sum(session.step_count for session in sessions)
         repeats += sum(session.ledger.hits for session in sessions)
         states = Counter(map(_state, sessions))
-        by_state = Family("openenv_sessions", "gauge", "Sessions that hold a slot, by state.")
+        by_state = Family("openenv_sessions", "gauge", "Open sessions, by state.")
         for state in _STATES:
             by_state.add(states.get(state, 0), {"state": state})
-        endings = Family("openenv_sessions_closed_total", "counter", "Sessions that have ended, by reason.")
+        endings = Family("openenv_sessions_closed_total", "counter", "Ended sessions, by reason.")
         for reason, count in sorted(closed.items()):
             endings.add(count, {"reason": reason})
-        by_code = Family("openenv_errors_total", "counter", "Requests that were answered with an error, by code.")
+        by_code = Family("openenv_errors_total", "counter", "Requests answered with an error, by code.")
         for code, count in sorted(errors.items()):
             by_code.add(count, {"code": code})
         return [
-            Family("openenv_info", "gauge", "What is served.").add(1, self._info()),
-            Family("openenv_ready", "gauge", "1 while sessions are opened, 0 while the server shuts down.").add(
+            Family("openenv_info", "gauge", "Name, version and mode of the server, as labels.").add(1, self._info()),
+            Family("openenv_ready", "gauge", "1 while the server opens sessions, 0 while it shuts down.").add(
                 int(not manager.is_draining)
             ),
             by_state,
-            Family("openenv_session_slots", "gauge", "Sessions that can be held at once.").add(manager.max_sessions),
+            Family("openenv_session_slots", "gauge", "Limit of open sessions.").add(manager.max_sessions),
             Family("openenv_session_slots_used", "gauge", "Slots in use.").add(len(sessions)),
-            Family("openenv_queue_length", "gauge", "Clients that wait for a slot.").add(len(manager.queue)),
-            Family("openenv_sessions_opened_total", "counter", "Sessions begun.").add(opened),
+            Family("openenv_queue_length", "gauge", "Clients waiting for a slot.").add(len(manager.queue)),
+            Family("openenv_sessions_opened_total", "counter", "Sessions opened.").add(opened),
             endings,
             Family("openenv_steps_total", "counter", "Steps taken.").add(self._growing("steps", steps)),
             by_code,
-            Family("openenv_resumes_total", "counter", "Sessions that a client has come back to.").add(
+            Family("openenv_resumes_total", "counter", "Sessions resumed by their client.").add(
                 manager.attachments.resumes
             ),
             Family(
-                "openenv_ledger_hits_total", "counter", "Repeated requests that were answered without running twice."
+                "openenv_ledger_hits_total",
+                "counter",
+                "Repeated requests answered from the ledger.",
             ).add(self._growing("repeats", repeats)),
         ]
 
     def _growing(self, name: str, value: int) -> int:
-        """A counter never falls; a session that just ends may be in neither sum for a moment."""
+        """Keep a counter from falling: for a moment, an ending session is in neither sum."""
         self._shown[name] = max(value, self._shown.get(name, 0))
         return self._shown[name]
 
@@ -147,21 +126,21 @@ class ServerMetrics:
         family = Family(
             "openenv_call_seconds",
             "histogram",
-            "Time of each call, by operation and phase: wait for its turn, run with the encoding of its result, reply.",
+            "Seconds of each call, by operation and phase: wait in the queue, run and encode the result, reply.",
         )
         for kind, times in sorted(self._watch.times.copy().items()):
-            for phase, seen in zip(PHASES, times.read(), strict=True):
-                family.add_distribution(seen, {"operation": kind, "phase": phase})
+            for phase, distribution in zip(PHASES, times.read(), strict=True):
+                family.add_distribution(distribution, {"operation": kind, "phase": phase})
         return [family]
 
     def _process_families(self) -> list[Family]:
         return [
-            Family("process_resident_memory_bytes", "gauge", "Memory in use.").add(resident_bytes()),
-            Family("process_threads", "gauge", "Python's threads.").add(thread_count()),
-            Family("process_start_time_seconds", "gauge", "When the process began, in seconds since 1970.").add(
+            Family("process_resident_memory_bytes", "gauge", "Resident memory.").add(_resident_bytes()),
+            Family("process_threads", "gauge", "Live Python threads.").add(threading.active_count()),
+            Family("process_start_time_seconds", "gauge", "Start of the process, in seconds since 1970.").add(
                 round(self._started_at, 3)
             ),
-            Family("openenv_uptime_seconds", "gauge", "Age of the process.").add(
+            Family("openenv_uptime_seconds", "gauge", "Seconds since the start of the process.").add(
                 round(self._clock() - self._started_at, 3)
             ),
         ]
@@ -172,4 +151,18 @@ def _state(session: Session) -> str:
 
 
 def _count(counter: Counter[str], label: str) -> None:
-    counter[label if label in counter or len(counter) < _MOST_LABELS else _OTHER] += 1
+    counter[label if label in counter or len(counter) < _MAX_LABELS else _OTHER] += 1
+
+
+def _resident_bytes() -> int:
+    """Return the memory in use, or its peak where the system reports no more."""
+    try:
+        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        import resource  # not on every system
+    except ImportError:
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

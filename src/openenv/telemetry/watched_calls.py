@@ -1,7 +1,7 @@
-"""Calls that are watched: when each was asked for, began, ended and was answered, and what surrounds its run.
+"""Watched calls: their times, the current call for logs, and OpenTelemetry spans.
 
-A session makes its calls with whatever factory it is given; while nobody watches, that is the plain class, and none of
-this is there. Knows sessions' calls; must not know what is made of the times.
+Sessions build their calls with a factory, by default the plain class. Only `CallWatch` replaces it, so a server without
+metrics, JSON logs or tracing pays nothing.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from .prometheus import Histograms
 
 Surrounding = Callable[["WatchedCall"], AbstractContextManager[None]]
 PHASES = ("wait", "run", "reply")
+_API = "opentelemetry.trace"
 CURRENT: ContextVar[WatchedCall | None] = ContextVar("openenv_call", default=None)
 
 
 class CallWatch:
-    """What is done about each call of a manager's sessions; nothing until somebody asks for it."""
+    """Times, names or surrounds the calls of a manager's sessions, once one of its methods asks for it."""
 
     def __init__(self, manager: SessionManager) -> None:
         self._manager = manager
@@ -47,25 +48,28 @@ class CallWatch:
         self.times["step"].observe(wait_s, run_s, reply_s)
 
     def name_calls(self) -> None:
-        """Let `CURRENT` be the call that runs or is answered, from now on."""
+        """Set `CURRENT` to the call that runs or is being answered, from now on."""
         self.names_calls = self._is_on = True
         self._manager.make_calls_with(partial(WatchedCall, self), with_origins=True)
 
     def surround(self, surrounding: Surrounding) -> None:
-        """Run each call inside a context of its own from now on."""
+        """Run each call inside a context manager, from now on."""
         self.surroundings += (surrounding,)
         self.name_calls()
 
 
 class _Times(dict[str, Histograms]):
-    """The times of calls, by kind; a kind that is new gets its histograms."""
+    """The times of calls, by kind; a new kind gets its histograms at first use."""
 
     def __missing__(self, kind: str) -> Histograms:
         return self.setdefault(kind, Histograms(len(PHASES)))
 
 
 class WatchedCall(SessionCall):
-    """A call that notes its times. The plain methods are called by name: `super()` costs more than they do."""
+    """A call that records its times.
+
+    It calls the plain methods by name: `super()` would cost more than they do.
+    """
 
     __slots__ = ("_inside", "_watch", "asked", "began", "ended")
 
@@ -87,11 +91,11 @@ class WatchedCall(SessionCall):
 
     @property
     def session_id(self) -> str:
-        """Whose call it is."""
+        """The id of the call's session."""
         return self._session.id
 
     def run(self) -> None:
-        """Do the work, in the lane."""
+        """Run the operation, in the lane."""
         self.began = perf_counter()
         if self._watch.names_calls:
             self._enter()
@@ -110,16 +114,16 @@ class WatchedCall(SessionCall):
             stack.enter_context(surrounding(self))
 
     def settle(self, error: BaseException | None = None) -> None:
-        """Tell the requester, on its own loop."""
+        """Send the result to the requester's loop."""
         self.ended = perf_counter()
         if self._inside is not None:
-            # Before anything is handed on: other calls' answers may follow in the context in which this one's is.
+            # Leave the context first: replies of other calls may be sent from the context of this one.
             inside, self._inside = self._inside, None
             inside.close()
         SessionCall.settle(self, error)
 
     def deliver(self) -> None:
-        """Hand the outcome over."""
+        """Give the result to the requester."""
         if self._watch.names_calls:
             token = CURRENT.set(self)
             try:
@@ -129,21 +133,18 @@ class WatchedCall(SessionCall):
         else:
             self._done(self.result, self.error)
         began, ended = self.began, self.ended
-        if began:  # else it was refused before its turn
+        if began:  # else it was refused before it ran
             self._watch.times[self.kind].observe(began - self.asked, ended - began, perf_counter() - ended)
 
 
-# tracing: OpenTelemetry spans: one for each call of a session, as part of the trace that its requester names.
-#
-# Used only where OpenTelemetry is set up already: whoever does so has a tracer provider. Nothing is imported, and nothing
-# costs, where nobody has. Knows the OpenTelemetry API and watched calls; must not know exporters.
-
-
-_API = "opentelemetry.trace"
+# -- OpenTelemetry ----------------------------------------------------------------------------------------------------
 
 
 def trace_if_set_up(watch: CallWatch) -> bool:
-    """Trace each call from now on if OpenTelemetry has a tracer provider; say whether it has."""
+    """Trace each call from now on if the application has set up OpenTelemetry; say whether it has.
+
+    Looks for a tracer provider among the loaded modules: without one, nothing is imported.
+    """
     api = sys.modules.get(_API)
     if api is None:
         return False
@@ -155,10 +156,10 @@ def trace_if_set_up(watch: CallWatch) -> bool:
 
 
 class Tracer:
-    """Makes a span for each call.
+    """Makes a span for each call, as part of the trace that its requester names.
 
     Args:
-        provider: OpenTelemetry's tracer provider; by default the one that is set up globally.
+        provider: OpenTelemetry's tracer provider; by default the global one.
     """
 
     def __init__(self, provider: Any = None) -> None:
@@ -171,7 +172,7 @@ class Tracer:
 
     @contextmanager
     def traced(self, call: WatchedCall) -> Iterator[None]:
-        """Surround a call with a span; spans that its environment makes are inside."""
+        """Surround a call with a span; the environment's own spans are its children."""
         origin = call.origin
         parent = None
         attributes: dict[str, str | int] = {"openenv.session": call.session_id, "openenv.operation": call.kind}
