@@ -109,7 +109,7 @@ def test_what_sessions_show_is_told_and_decides_nothing(serve: Callable[..., Any
     assert done.exit_code == 0
     assert "! runtime.state_contract" in done.stdout
     assert "step_count is 0" in done.stdout
-    assert "mend:" in done.stdout
+    assert "fix:" in done.stdout
     assert "Verdict: warn" in done.stdout
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from openenv.cli.validation.json_schema import Unmakeable, make, misfits
+from openenv.cli.validation.json_schema import Unmakeable, make, violations
 
 
 class Colour(Enum):
@@ -52,7 +52,7 @@ def test_what_is_made_fits(model: Any, variant: int) -> None:
     adapter = TypeAdapter(model)
     schema = adapter.json_schema()
     value = make(schema, variant)
-    assert misfits(value, schema) == []
+    assert violations(value, schema) == []
     adapter.validate_python(value)
 
 
@@ -87,7 +87,7 @@ def test_what_cannot_be_made_up_is_said(model: Any) -> None:
 )
 def test_what_does_not_fit_is_named_with_its_place(change: dict[str, Any], said: str) -> None:
     schema = TypeAdapter(Move).json_schema()
-    problems = misfits({**make(schema), **change}, schema)
+    problems = violations({**make(schema), **change}, schema)
     assert len(problems) == 1
     assert problems[0].startswith(said)
 
@@ -107,4 +107,4 @@ def test_what_pydantic_takes_fits(value: Any) -> None:
             adapter.validate_python(value, strict=True)
         except ValidationError:
             continue
-        assert misfits(value, adapter.json_schema()) == []
+        assert violations(value, adapter.json_schema()) == []

@@ -1,100 +1,69 @@
-"""JSON schemas as pydantic writes them: does a value fit, and which small values would?
-
-Knows the keywords that models produce; what it does not know, it lets pass.
-"""
+"""JSON schemas as pydantic writes them: which values break one (by `jsonschema`), and small values that satisfy one."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 Schema = Mapping[str, Any]
 _DEEPEST = 24
-_TYPES: dict[str, Callable[[Any], bool]] = {
-    "null": lambda value: value is None,
-    "boolean": lambda value: isinstance(value, bool),
-    "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
-    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
-    "string": lambda value: isinstance(value, str),
-    "array": lambda value: isinstance(value, list),
-    "object": lambda value: isinstance(value, dict),
-}
 
 
 class Unmakeable(Exception):
-    """No value can be made for a schema; the text names the place."""
+    """No value can be generated for a schema; the text names the place."""
 
 
-def misfits(value: Any, schema: Schema) -> list[str]:
-    """Return what does not fit, each as `place: reason`; nothing where all does."""
-    return list(_misfits(value, schema, schema, "", 0))
+def violations(value: Any, schema: Schema) -> list[str]:
+    """Return each violation as `place: reason`; an empty list where the value satisfies the schema.
+
+    A schema that cannot be evaluated (an unknown type, a reference that leads nowhere or in a circle, a pattern in
+    another dialect of regular expressions) is not the value's fault, so it violates nothing.
+    """
+    import jsonschema
+    import referencing
+
+    # The empty registry keeps a schema from another server from making this process fetch what it refers to.
+    validator = jsonschema.Draft202012Validator(schema, registry=referencing.Registry())
+    problems: list[str] = []
+    try:
+        for error in validator.iter_errors(value):
+            problems += _sentences(error)
+    except (jsonschema.exceptions.UnknownType, referencing.exceptions.Unresolvable, re.error, RecursionError):
+        pass
+    return problems
 
 
-def _misfits(value: Any, schema: Any, root: Schema, place: str, depth: int) -> Iterator[str]:
-    if not isinstance(schema, Mapping) or depth > _DEEPEST:
+def _sentences(error: Any) -> Iterator[str]:
+    """Describe one `jsonschema.ValidationError` in a line, or in one per unknown field."""
+    inner = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
+    place = inner.removeprefix(".") or "value"
+    rule, limit, value = error.validator, error.validator_value, error.instance
+    if rule == "additionalProperties" and limit is False:
+        for name in value.keys() - error.schema.get("properties", {}).keys():
+            yield f"{inner}.{name}".removeprefix(".") + ": there is no such field"
         return
-    schema = _resolved(schema, root)
-    for keyword in ("anyOf", "oneOf"):
-        if options := schema.get(keyword):
-            tried = [list(_misfits(value, one, root, place, depth + 1)) for one in options]
-            if all(tried):
-                only = f"{place or 'value'}: {_shown(value)} fits no alternative"
-                yield from tried[0] if len(tried) == 1 else [only]
-    for one in schema.get("allOf", ()):
-        yield from _misfits(value, one, root, place, depth + 1)
-    yield from _wrong_kind(value, schema, place or "value")
-    if isinstance(value, dict):
-        yield from _wrong_members(value, schema, root, place, depth)
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _misfits(item, _item_schema(schema, index), root, f"{place}[{index}]", depth + 1)
-
-
-def _wrong_kind(value: Any, schema: Schema, place: str) -> Iterator[str]:
-    kinds = schema.get("type")
-    kinds = [kinds] if isinstance(kinds, str) else kinds or []
-    if kinds and not any(_TYPES.get(kind, lambda _: True)(value) for kind in kinds):
-        yield f"{place}: {_shown(value)} is not of type {' or '.join(kinds)}"
-        return
-    if "const" in schema and value != schema["const"]:
-        yield f"{place}: {_shown(value)} is not {_shown(schema['const'])}"
-    if "enum" in schema and value not in schema["enum"]:
-        yield f"{place}: {_shown(value)} is none of {_shown(schema['enum'])}"
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        yield from _out_of_bounds(value, schema, place)
-    size = len(value) if isinstance(value, str | list) else None
-    if size is not None:
-        least, most = ("minLength", "maxLength") if isinstance(value, str) else ("minItems", "maxItems")
-        if not schema.get(least, 0) <= size <= schema.get(most, size):
-            yield f"{place}: its length {size} is out of bounds"
-    if isinstance(value, str) and "pattern" in schema and not _matches(schema["pattern"], value):
-        yield f"{place}: {_shown(value)} does not match {schema['pattern']}"
-
-
-def _out_of_bounds(value: float, schema: Schema, place: str) -> Iterator[str]:
-    low, high = schema.get("minimum"), schema.get("maximum")
-    above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
-    if (low is not None and value < low) or (above is not None and value <= above):
-        yield f"{place}: {value} is too small"
-    if (high is not None and value > high) or (below is not None and value >= below):
-        yield f"{place}: {value} is too large"
-
-
-def _wrong_members(value: dict[str, Any], schema: Schema, root: Schema, place: str, depth: int) -> Iterator[str]:
-    properties = schema.get("properties", {})
-    for name in schema.get("required", ()):
-        if name not in value:
-            yield f"{place or 'value'}: {name} is missing"
-    others = schema.get("additionalProperties", True)
-    for name, item in value.items():
-        inner = f"{place}.{name}" if place else name
-        if name in properties:
-            yield from _misfits(item, properties[name], root, inner, depth + 1)
-        elif others is False:
-            yield f"{inner}: there is no such field"
-        else:
-            yield from _misfits(item, others, root, inner, depth + 1)
+    if rule in ("anyOf", "oneOf"):
+        if len(limit) == 1:
+            for only in error.context:
+                yield from _sentences(only)
+            return
+        reason = f"{_shown(value)} fits no alternative"
+    elif rule == "type":
+        reason = f"{_shown(value)} is not of type {limit if isinstance(limit, str) else ' or '.join(limit)}"
+    elif rule == "required":
+        reason = f"{next((name for name in limit if error.message.startswith(repr(name))), limit)} is missing"
+    elif rule in ("const", "enum"):
+        reason = f"{_shown(value)} is {'not' if rule == 'const' else 'none of'} {_shown(limit)}"
+    elif rule in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
+        reason = f"{value} is too {'small' if 'inimum' in rule else 'large'}"
+    elif rule in ("minLength", "maxLength", "minItems", "maxItems"):
+        reason = f"its length {len(value)} is out of bounds"
+    elif rule == "pattern":
+        reason = f"{_shown(value)} does not match {limit}"
+    else:
+        reason = str(error.message)
+    yield f"{place}: {reason}"
 
 
 def _item_schema(schema: Schema, index: int) -> Any:
@@ -108,18 +77,11 @@ def _resolved(schema: Schema, root: Schema) -> Schema:
         reference = schema.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#/"):
             return schema
-        found: Any = root
+        target: Any = root
         for part in reference[2:].split("/"):
-            found = found.get(part, {}) if isinstance(found, Mapping) else {}
-        schema = {**found, **{key: value for key, value in schema.items() if key != "$ref"}}
+            target = target.get(part, {}) if isinstance(target, Mapping) else {}
+        schema = {**target, **{key: value for key, value in schema.items() if key != "$ref"}}
     return schema
-
-
-def _matches(pattern: str, text: str) -> bool:
-    try:
-        return re.search(pattern, text) is not None
-    except re.error:
-        return True
 
 
 def _shown(value: Any) -> str:
@@ -128,13 +90,13 @@ def _shown(value: Any) -> str:
 
 
 def make(schema: Schema, variant: int = 0) -> Any:
-    """Make a small value that fits: only what is required, and the least of it; further variants are a little more.
+    """Generate a small value that satisfies a schema: required fields only, smallest values; higher variants vary them.
 
     Raises:
-        Unmakeable: The schema asks for something that cannot be made up, such as a pattern.
+        Unmakeable: The schema asks for something that cannot be generated, such as a pattern.
     """
     value = _make(schema, schema, variant, "action", 0)
-    if problems := misfits(value, schema):
+    if problems := violations(value, schema):
         raise Unmakeable(problems[0])
     return value
 

@@ -1,7 +1,4 @@
-"""The `validation:` block of an `openenv.yaml`: what a package promises of itself.
-
-Knows fields and what excludes what; must not know how a promise is checked.
-"""
+"""The `validation:` block of an `openenv.yaml`: what a package promises. Must not know how a promise is checked."""
 
 from __future__ import annotations
 
@@ -88,7 +85,7 @@ class Network(_Part):
         return self
 
 
-class Oracle(_Part):
+class OracleSpec(_Part):
     """What reaches the best reward."""
 
     form: Literal["injected_state", "script"]
@@ -111,7 +108,7 @@ class Verifier(_Part):
 class Capabilities(_Part):
     """What an environment offers beyond reset and step."""
 
-    oracle: Oracle | None = None
+    oracle: OracleSpec | None = None
     verifier: Verifier
     set_state: bool = False
     llm_judged: bool = False
@@ -170,48 +167,48 @@ class Manifest(_Part):
         return self
 
     def report(self) -> dict[str, Any]:
-        """Return it as a report shows it: without `execution` where the package does not speak of that."""
+        """Return the manifest for a report, without `execution` where the package declares none."""
         return self.model_dump(mode="json", exclude={"execution"} if self.execution is None else set())
 
 
-class Unreadable(Exception):
-    """The manifest promises nothing that can be checked; `problems` say why, `mend` what to do."""
+class InvalidManifest(Exception):
+    """The manifest promises nothing that can be checked; `problems` say why, `fix` what to do."""
 
-    def __init__(self, problems: list[str], mend: str) -> None:
+    def __init__(self, problems: list[str], fix: str) -> None:
         super().__init__("; ".join(problems))
         self.problems = problems
-        self.mend = mend
+        self.fix = fix
 
 
 def read_validation(folder: Path) -> Manifest:
     """Read the promises of a package.
 
     Raises:
-        Unreadable: There are none, or they do not fit.
+        InvalidManifest: There are none, or they do not fit.
     """
     from ...server.loading import TargetError, read_manifest
 
     try:
         data = read_manifest(folder / SIGNATURE)
     except (TargetError, OSError, UnicodeDecodeError) as error:
-        raise Unreadable([str(error)], f"write {SIGNATURE} as a mapping with name, app and validation") from error
+        raise InvalidManifest([str(error)], f"write {SIGNATURE} as a mapping with name, app and validation") from error
     name, version = data.get("name"), data.get("version")
     if not isinstance(name, str) or not name:
-        raise Unreadable(["there is no name"], f"give the environment a name in {SIGNATURE}")
+        raise InvalidManifest(["there is no name"], f"give the environment a name in {SIGNATURE}")
     block = data.get("validation")
     if block is None:
-        raise Unreadable([f"{SIGNATURE} has no validation block"], f"add one, such as:\n{EXAMPLE}")
+        raise InvalidManifest([f"{SIGNATURE} has no validation block"], f"add one, such as:\n{EXAMPLE}")
     if not isinstance(block, dict):
-        raise Unreadable(["validation is not a mapping"], f"write it as one, such as:\n{EXAMPLE}")
-    given = {key: value for key, value in block.items() if key not in ("manifest_schema_version", "name", "signature")}
-    if extra := sorted(str(key) for key in block.keys() - given.keys()):
-        raise Unreadable([f"{', '.join(extra)}: not a field of validation"], "remove it")
+        raise InvalidManifest(["validation is not a mapping"], f"write it as one, such as:\n{EXAMPLE}")
+    fields = {key: value for key, value in block.items() if key not in ("manifest_schema_version", "name", "signature")}
+    if extra := sorted(str(key) for key in block.keys() - fields.keys()):
+        raise InvalidManifest([f"{', '.join(extra)}: not a field of validation"], "remove it")
     schema: Literal["1", "2"] = "2" if "execution" in block else "1"
     version = None if version is None else str(version)
     try:
-        return Manifest(manifest_schema_version=schema, **{"version": version, **given, "name": name})
+        return Manifest(manifest_schema_version=schema, **{"version": version, **fields, "name": name})
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, one['loc'])) or 'validation'}: {one['msg']}" for one in error.errors()]
-        raise Unreadable(problems, f"correct the validation block; a complete one:\n{EXAMPLE}") from error
+        raise InvalidManifest(problems, f"correct the validation block; a complete one:\n{EXAMPLE}") from error
     except TypeError as error:
-        raise Unreadable(["keys of validation must be words"], "correct them") from error
+        raise InvalidManifest(["keys of validation must be words"], "correct them") from error

@@ -1,7 +1,4 @@
-"""A package through all checks: its files first, then, served by a process of its own, its behaviour.
-
-Knows order and what depends on what; the checks themselves are elsewhere.
-"""
+"""All checks of a package: first those of its files, then, served by a process of its own, those of its behaviour."""
 
 from __future__ import annotations
 
@@ -9,35 +6,28 @@ import ast
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ...errors import message_of
 from . import runtime_checks
-from .manifest import SIGNATURE, Manifest, Unreadable, read_validation
-from .probe import Bench, Door, Fault, Skip, last_line
+from .manifest import SIGNATURE, InvalidManifest, Manifest, read_validation
+from .probe import Probe, last_line
 from .report import Report, Result
-from .rules import BOUNDS, LEVELS, RULES, Rule
-from .runtime_checks import Seen
-from .served_package import NotServed, Subject
+from .rules import BOUNDS, LEVELS, RULE, RULES, CheckFailed, CheckSkipped, Evidence, Rule
+from .served_package import NotServed, ServedPackage
 
 Listener = Callable[[Result], None]
 _STARTUP = "runtime.startup"
-_NOT_DONE = {
-    "runtime.rubric_introspectable": "a rubric cannot be seen from outside",
-    "runtime.reward_attribution": "what a reward is for cannot be seen from outside",
-    "runtime.host_containment": "the package runs here as a process, not in a container",
-    "runtime.oracle_containment": "no oracle is run here",
-    "semantic.oracle_max": "no oracle is run here",
-    "semantic.canary_floor": "no canaries are run here",
-    "semantic.no_solution_leakage": "no oracle is run here",
-}
 _REPLY_S = 60.0
+_ALWAYS = ("__init__.py", "client.py", "README.md", "pyproject.toml")
+_SERVER_SCRIPT = re.compile(r"""(?m)^\s*server\s*=\s*["']([\w.]+):main["']""")
+_DEPENDENCY = re.compile(r"""(?m)(?:["']|^)openenv(?:[-_]core)?\s*(?:\[[^\]]*\])?\s*(?:[<>=!~@;][^"'\n]*)?(?:["']|$)""")
 
 
 class NoPackage(Exception):
-    """There is no package at that place; the text says what is missing."""
+    """There is no package at that path; the text says what is missing."""
 
 
 def check_package(
@@ -49,9 +39,9 @@ def check_package(
         folder: The package.
         level: The last level: static, runtime or semantic.
         policy: The version of the rules that the report names.
-        may_run: Whether the package may be served; if not, what needs that is skipped.
+        may_run: Whether the package may be served; if not, checks that need it are skipped.
         token: What its server will ask for.
-        listen: Is told each result as it comes.
+        listen: Called with each result as it comes.
 
     Raises:
         NoPackage: The folder holds none.
@@ -60,8 +50,8 @@ def check_package(
         raise NoPackage(f"there is no folder {folder}")
     if not (folder / SIGNATURE).is_file():
         raise NoPackage(f"{folder} is no environment package: it has no {SIGNATURE}")
-    found = _promises(folder)
-    manifest = found if isinstance(found, Manifest) else None
+    promises = _read_promises(folder)
+    manifest = promises if isinstance(promises, Manifest) else None
     results: list[Result] = []
 
     def add(result: Result) -> None:
@@ -69,33 +59,58 @@ def check_package(
         listen(result)
 
     rules = [rule for rule in RULES if rule.level <= LEVELS[level] and _applies(rule, manifest)]
-    app = app_of(folder)
-    static: dict[str, Callable[[], Seen]] = {
-        "static.manifest": lambda: manifest(found),
-        "static.layout": lambda: layout(folder, app),
-        "static.entry_point": lambda: entry_point(folder, app),
+    app = _app_of(folder)
+    static: dict[str, Callable[[], Evidence]] = {
+        "static.manifest": lambda: _check_manifest(promises),
+        "static.layout": lambda: _check_layout(folder, app),
+        "static.entry_point": lambda: _check_entry_point(folder, app),
     }
     for rule in rules:
-        if rule.level == LEVELS["static"]:
-            add(run(rule.id, static[rule.id]))
-    served = [rule for rule in rules if rule.level > LEVELS["static"]]
-    if served and not may_run:
-        add(Result(_STARTUP, "skip", ("--skip-build: the package is not run",)))
-        _skip(served, add)
-    elif served:
-        _check_served(folder, manifest, served, token, add)
+        if rule.id in static:
+            add(_run(rule.id, static[rule.id]))
+    served = [rule.id for rule in rules if rule.id not in static and rule.id != _STARTUP]
+    if LEVELS[level] > LEVELS["static"]:
+        if may_run:
+            _check_served(folder, manifest, served, token, add)
+        else:
+            add(Result(_STARTUP, "skip", ("--skip-build: the package is not run",)))
+            _skip(served, add)
     return Report(folder, policy, tuple(results), manifest)
 
 
-def _promises(folder: Path) -> Manifest | Unreadable:
+def check(check_id: str, probe: Probe) -> Result:
+    """Run one check of a served environment."""
+    reason = RULE[check_id].skipped
+    if reason is not None:
+        return Result(check_id, "skip", (reason,))
+    function = getattr(runtime_checks, check_id.partition(".")[2])
+    return _run(check_id, lambda: function(probe))
+
+
+def _run(check_id: str, function: Callable[[], Evidence]) -> Result:
+    """Run a check and turn what it returns or raises into a result."""
+    started = time.monotonic()
+    try:
+        evidence = function()
+        result = Result(check_id, "pass", (evidence.text,), None, evidence.measured)
+    except CheckFailed as failure:
+        result = Result(check_id, "fail", failure.problems, failure.fix, failure.measured)
+    except CheckSkipped as skip:
+        result = Result(check_id, "skip", (str(skip),))
+    except Exception as error:  # one check that breaks is a result, not the end of the others
+        result = Result(check_id, "error", (f"{type(error).__name__}: {message_of(error)}",))
+    return replace(result, duration_s=time.monotonic() - started)
+
+
+def _read_promises(folder: Path) -> Manifest | InvalidManifest:
     try:
         return read_validation(folder)
-    except Unreadable as error:
+    except InvalidManifest as error:
         return error
 
 
 def _applies(rule: Rule, manifest: Manifest | None) -> bool:
-    """Leave out what a package does not claim to have."""
+    """Leave out checks of features that a package does not claim to have."""
     if manifest is None:
         return True
     if rule.id in ("runtime.rubric_introspectable", "runtime.reward_attribution"):
@@ -103,82 +118,43 @@ def _applies(rule: Rule, manifest: Manifest | None) -> bool:
     return rule.id != "runtime.task_declaration_accuracy" or manifest.capabilities.task_api
 
 
-def _check_served(folder: Path, manifest: Manifest | None, rules: list[Rule], token: str | None, add: Listener) -> None:
+def _check_served(folder: Path, manifest: Manifest | None, ids: list[str], token: str | None, add: Listener) -> None:
     reply_s = _REPLY_S if manifest is None else max(5.0, manifest.resources.episode_timeout_s)
     with contextlib.ExitStack() as stack:
-        bench: Bench | None = None
+        probe: Probe | None = None
 
-        def start() -> Seen:
-            nonlocal bench
-            subject = stack.enter_context(_served(folder))
-            bench = Bench(Door(subject.url, token, reply_s), manifest=manifest, folder=folder, subject=subject)
-            return runtime_checks.startup(bench)
+        def start() -> Evidence:
+            nonlocal probe
+            try:
+                package = stack.enter_context(ServedPackage(folder))
+            except NotServed as error:
+                output = str(error).splitlines()
+                fix = f"`openenv serve {folder}` shows the whole of it"
+                raise CheckFailed(last_line(str(error)), *output[-12:-1], fix=fix) from error
+            probe = Probe(package.url, token=token, reply_s=reply_s, manifest=manifest, folder=folder, package=package)
+            return runtime_checks.startup(probe)
 
-        add(first := run(_STARTUP, start))
-        if first.status != "pass" or bench is None:
-            _skip(rules, add)
+        add(startup := _run(_STARTUP, start))
+        if startup.status != "pass" or probe is None:
+            _skip(ids, add)
             return
-        for rule in rules:
-            if rule.id != _STARTUP:
-                add(check(rule.id, bench))
+        for check_id in ids:
+            add(check(check_id, probe))
 
 
-@contextlib.contextmanager
-def _served(folder: Path) -> Iterator[Subject]:
-    try:
-        with Subject(folder) as subject:
-            yield subject
-    except NotServed as error:
-        said = str(error).splitlines()
-        mend = f"`openenv serve {folder}` shows the whole of it"
-        raise Fault(last_line(str(error)), *said[-12:-1], mend=mend) from error
+def _skip(ids: list[str], add: Listener) -> None:
+    for check_id in ids:
+        add(Result(check_id, "skip", (f"unmet dependency: {_STARTUP}",)))
 
 
-def _skip(rules: list[Rule], add: Listener) -> None:
-    for rule in rules:
-        if rule.id != _STARTUP:
-            add(Result(rule.id, "skip", (f"unmet dependency: {_STARTUP}",)))
+# Checks of the files: they read and parse, and never import the package.
 
 
-def check(check_id: str, bench: Bench) -> Result:
-    """Run one check of a served environment."""
-    if check_id in _NOT_DONE:
-        return Result(check_id, "skip", (_NOT_DONE[check_id],))
-    function = getattr(runtime_checks, check_id.partition(".")[2])
-    return run(check_id, lambda: function(bench))
-
-
-def run(check_id: str, function: Callable[[], Seen]) -> Result:
-    """Run a check and turn what comes of it into a result."""
-    started = time.monotonic()
-
-    def result(status: Any, evidence: tuple[str, ...], mend: str | None = None, measured: Any = None) -> Result:
-        return Result(check_id, status, evidence, mend, measured or {}, time.monotonic() - started)
-
-    try:
-        seen = function()
-    except Fault as fault:
-        return result("fail", fault.problems, fault.mend, fault.measured)
-    except Skip as skip:
-        return result("skip", (str(skip),))
-    except Exception as error:  # a check that cannot cope is a result, not the end of the others
-        return result("error", (f"{type(error).__name__}: {message_of(error)}",))
-    return result("pass", (seen.evidence,), None, seen.measured)
-
-
-# static_checks: Checks of a package's files, without running any of them. Knows where things lie; must not import the package.
-
-
-_ALWAYS = ("__init__.py", "client.py", "README.md", "pyproject.toml")
-_SERVER_SCRIPT = re.compile(r"""(?m)^\s*server\s*=\s*["']([\w.]+):main["']""")
-_DEPENDENCY = re.compile(r"""(?m)(?:["']|^)openenv(?:[-_]core)?\s*(?:\[[^\]]*\])?\s*(?:[<>=!~@;][^"'\n]*)?(?:["']|$)""")
-
-
-def manifest(found: Manifest | Unreadable) -> Seen:
+def _check_manifest(promises: Manifest | InvalidManifest) -> Evidence:
     """The promises are complete, and not more generous than they may be."""
-    if isinstance(found, Unreadable):
-        raise Fault(*found.problems, mend=found.mend, measured={"schema_errors": len(found.problems)})
-    reward, resources = found.reward, found.resources
+    if isinstance(promises, InvalidManifest):
+        raise CheckFailed(*promises.problems, fix=promises.fix, measured={"schema_errors": len(promises.problems)})
+    reward, resources = promises.reward, promises.resources
     measured = {
         "oracle_tolerance": reward.oracle_tolerance,
         "floor_margin": reward.floor_margin,
@@ -196,45 +172,40 @@ def manifest(found: Manifest | Unreadable) -> Seen:
         if value is not None and (value < BOUNDS[bound] if is_low else value > BOUNDS[bound]):
             problems.append(f"{name} is {value:g}, and may be {BOUNDS[bound]:g} at {'least' if is_low else 'most'}")
     if problems:
-        raise Fault(*problems, mend="declare values within these bounds", measured=measured)
-    return Seen("complete, and within the bounds", measured)
+        raise CheckFailed(*problems, fix="declare values within these bounds", measured=measured)
+    return Evidence("complete, and within the bounds", measured)
 
 
-def layout(folder: Path, app: str) -> Seen:
+def _check_layout(folder: Path, app: str) -> Evidence:
     """All files are there that serving, building and sharing the package need."""
     missing = [name for name in _ALWAYS if not (folder / name).is_file()]
-    module = app_file(app)
+    module = _app_file(app)
     if not (folder / module).is_file():
         missing.append(f"{module} (of `app: {app}`)")
     if not any((folder / name).is_file() for name in ("server/Dockerfile", "Dockerfile")):
         missing.append("server/Dockerfile")
     if missing:
-        raise Fault(f"missing: {', '.join(missing)}", mend="`openenv init` makes a package that has them, to copy from")
+        fix = "`openenv init` makes a package that has them, to copy from"
+        raise CheckFailed(f"missing: {', '.join(missing)}", fix=fix)
     has_lock = (folder / "uv.lock").is_file()
-    text = "all files are there" if has_lock else "all files are there, but for uv.lock, which `uv lock` makes"
-    return Seen(text, {"uv_lock": has_lock})
+    text = "all files are there" if has_lock else "all files are there, except uv.lock, which `uv lock` makes"
+    return Evidence(text, {"uv_lock": has_lock})
 
 
-def entry_point(folder: Path, app: str) -> Seen:
+def _check_entry_point(folder: Path, app: str) -> Evidence:
     """`server` is a command of the package that runs `main`, and so does the application's file."""
     problems = []
     project = _text(folder / "pyproject.toml")
     if _SERVER_SCRIPT.search(project) is None:
         problems.append('pyproject.toml has no script server = "...:main"')
     images = "\n".join(_text(folder / name) for name in ("server/Dockerfile", "Dockerfile"))
-    required = _DEPENDENCY.search(project + "\n" + _text(folder / "server" / "requirements.txt"))
-    if required is None and "openenv" not in images:
+    dependency = _DEPENDENCY.search(project + "\n" + _text(folder / "server" / "requirements.txt"))
+    if dependency is None and "openenv" not in images:
         problems.append("openenv is not among the dependencies")
-    problems += _main_problems(folder / app_file(app))
+    problems += _main_problems(folder / _app_file(app))
     if problems:
-        mend = "see pyproject.toml and server/app.py of a package that `openenv init` makes"
-        raise Fault(*problems, mend=mend)
-    return Seen("`server` and `python -m` run main")
-
-
-def app_file(app: str) -> str:
-    """Return where the module of `server.app:app` lies in a package."""
-    return app.partition(":")[0].replace(".", "/") + ".py"
+        raise CheckFailed(*problems, fix="see pyproject.toml and server/app.py of a package that `openenv init` makes")
+    return Evidence("`server` and `python -m` run main")
 
 
 def _main_problems(path: Path) -> list[str]:
@@ -260,18 +231,22 @@ def _is_guard(test: ast.expr) -> bool:
     return sides == {"__name__", "'__main__'"}
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def app_of(folder: Path) -> str:
-    """Return what the manifest says the application is."""
-    from ...server.loading import TargetError, read_manifest
+def _app_of(folder: Path) -> str:
+    """Return the application that the manifest names, such as `server.app:app`."""
+    from ...server.loading import TargetError, read_manifest  # loads FastAPI, which checks of a server do without
 
     try:
         return str(read_manifest(folder / SIGNATURE).get("app", "server.app:app"))
     except (TargetError, OSError, UnicodeDecodeError):
         return "server.app:app"
+
+
+def _app_file(app: str) -> str:
+    return app.partition(":")[0].replace(".", "/") + ".py"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

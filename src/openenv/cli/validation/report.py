@@ -1,4 +1,4 @@
-"""Results of checks, and the report that is made of them. Knows its JSON; must not know how a check is done."""
+"""Results of checks, the JSON report of a package, and how both are shown in a terminal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOT_SOURCE = frozenset({".git", "__pycache__", ".venv", ".worktrees", "outputs"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a check."""
+    """The outcome of a check."""
 
     check_id: str
     status: Status
@@ -33,7 +33,7 @@ class Result:
     duration_s: float = 0.0
 
     def json(self) -> dict[str, Any]:
-        """Return it as a report holds it."""
+        """Return the result as an entry of the report."""
         return {
             "check_id": self.check_id,
             "status": self.status,
@@ -46,7 +46,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came of all checks of a package."""
+    """The outcome of all checks of a package."""
 
     target: Path
     policy: str
@@ -93,9 +93,6 @@ def _sources(folder: Path) -> Iterator[Path]:
                 yield path
 
 
-# display: Results for people: what passed in a line, what did not with the reason and what to do. Knows terminals only.
-
-
 _MARKS = {"pass": "[green]✓[/]", "fail": "[red]✗[/]", "warn": "[yellow]![/]", "skip": "[dim]–[/]", "error": "[red]✗[/]"}
 _STYLES = {"pass": "dim", "fail": "red", "warn": "yellow", "skip": "dim", "error": "red"}
 _VERDICTS = {"pass": "[green]pass[/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"}
@@ -103,42 +100,42 @@ _WIDTH = max(len(check_id) for check_id in RULE)
 
 
 class Display:
-    """Shows results as they come, and then what follows from them."""
+    """Prints results as they come, and then the verdict."""
 
     def __init__(self, console: Console, *, verbose: bool = False) -> None:
         self._console = console
         self._verbose = verbose
 
     def result(self, result: Result) -> None:
-        """Show the result of a check of a package."""
+        """Print the result of a check of a package."""
         rule = RULE[result.check_id]
         kind = "warn" if result.status == "fail" and rule.severity == "warn" else result.status
         self._line(kind, result.check_id, rule.says, result.evidence, result.remediation)
 
     def criterion(self, one: Criterion) -> None:
-        """Show what came of a question to a running server."""
+        """Print the result of a check of a running server."""
         kind = "pass" if one.passed else "fail" if one.required else "warn"
-        self._line(kind, one.id, one.description, (one.details,) if one.details else (), one.mend)
+        self._line(kind, one.id, one.description, (one.details,) if one.details else (), one.fix)
 
     def summary(self, report: Report, seconds: float) -> None:
-        """Show the verdict on a package."""
+        """Print the verdict on a package."""
         counts = {name: sum(one.status == name for one in report.results) for name in ("pass", "skip", "fail", "error")}
-        words = {"pass": "passed", "skip": "skipped", "fail": "failed", "error": "could not be done"}
-        told = ", ".join(f"{counts[name]} {words[name]}" for name in counts if counts[name] or name == "fail")
+        words = {"pass": "passed", "skip": "skipped", "fail": "failed", "error": "could not be made"}
+        tally = ", ".join(f"{counts[name]} {words[name]}" for name in counts if counts[name] or name == "fail")
         note = ""
         if report.verdict == "warn" and not counts["fail"] and not counts["error"]:
-            note = "; nothing failed, but what is skipped is not known to be good"
-        self._console.print(f"\n{told} in {seconds:.1f} s. Verdict: {_VERDICTS[report.verdict]}{note}", soft_wrap=True)
+            note = "; nothing failed, but skipped checks prove nothing"
+        self._console.print(f"\n{tally} in {seconds:.1f} s. Verdict: {_VERDICTS[report.verdict]}{note}", soft_wrap=True)
 
     def running_summary(self, report: RunningReport) -> None:
-        """Show the verdict on a running server."""
+        """Print the verdict on a running server."""
         failed = [one for one in report.criteria if not one.passed]
-        told = f"{len(report.criteria) - len(failed)} passed, {len(failed)} failed"
+        tally = f"{len(report.criteria) - len(failed)} passed, {len(failed)} failed"
         verdict = "fail" if not report.passed else "warn" if failed else "pass"
         where = f"{report.mode} mode, {report.profile}"
-        self._console.print(f"\n{told} ({where}). Verdict: {_VERDICTS[verdict]}", soft_wrap=True)
+        self._console.print(f"\n{tally} ({where}). Verdict: {_VERDICTS[verdict]}", soft_wrap=True)
 
-    def _line(self, kind: str, name: str, says: str, evidence: Sequence[str], mend: str | None) -> None:
+    def _line(self, kind: str, name: str, says: str, evidence: Sequence[str], fix: str | None) -> None:
         from rich.markup import escape
 
         self._console.print(f"{_MARKS[kind]} {name:<{_WIDTH}}  {says}", soft_wrap=True)
@@ -147,5 +144,5 @@ class Display:
         for text in evidence:
             for line in text.splitlines():
                 self._console.print(f"    [{_STYLES[kind]}]{escape(line)}[/]", soft_wrap=True)
-        for index, line in enumerate((mend or "").splitlines()):
-            self._console.print(f"    {'mend: ' if index == 0 else '      '}{escape(line)}", soft_wrap=True)
+        for index, line in enumerate((fix or "").splitlines()):
+            self._console.print(f"    {'fix: ' if index == 0 else '     '}{escape(line)}", soft_wrap=True)

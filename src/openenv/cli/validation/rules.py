@@ -1,13 +1,13 @@
-"""Which checks there are, from which level on they run, and what a failure of each means.
+"""The list of checks that `openenv validate` makes: from which level each runs, and what its failure means.
 
-Knows ids and verdicts; must not know how a check is done.
+Also what a check returns (`Evidence`) and raises (`CheckFailed`, `CheckSkipped`). Must not know how a check is done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 Severity = Literal["fail", "warn"]
 Verdict = Literal["pass", "warn", "fail"]
@@ -23,11 +23,22 @@ BOUNDS = {
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A check: what holds when it passes, and what it means when it does not."""
+    """A check: what holds when it passes, and what its failure means.
+
+    Args:
+        id: Its level and the name of the function that makes it.
+        says: What holds when it passes.
+        severity: What its failure makes of the verdict.
+        skipped: Why it is always skipped. The report names such checks, as that of the published package does: a
+            verdict of `warn` says that not everything is known to be good.
+        any_server: Whether a running server can be checked, by any client that may reset and step.
+    """
 
     id: str
     says: str
     severity: Severity = "fail"
+    skipped: str | None = None
+    any_server: bool = False
 
     @property
     def level(self) -> int:
@@ -35,56 +46,77 @@ class Rule:
         return LEVELS[self.id.partition(".")[0]]
 
 
+_NO_ORACLE = "no oracle is run here"
 RULES = (
     Rule("static.manifest", "openenv.yaml says what the environment promises"),
     Rule("static.layout", "the files are there that serving, building and sharing need", "warn"),
     Rule("static.entry_point", "`server` is a command, and server/app.py can be run", "warn"),
     Rule("runtime.startup", "it can be served"),
-    Rule("runtime.reward_well_formed", "rewards are finite numbers within the range"),
-    Rule("runtime.rubric_introspectable", "the rubric can be looked into", "warn"),
-    Rule("runtime.observation_schema", "observations fit their schema"),
-    Rule("runtime.state_contract", "the state names the episode and counts its steps"),
+    Rule("runtime.reward_well_formed", "rewards are finite numbers within the range", any_server=True),
+    Rule(
+        "runtime.rubric_introspectable", "the rubric can be looked into", "warn", "a rubric is not visible to clients"
+    ),
+    Rule("runtime.observation_schema", "observations fit their schema", any_server=True),
+    Rule("runtime.state_contract", "the state names the episode and counts its steps", any_server=True),
     Rule("runtime.trajectory_record", "an episode can be written down", "warn"),
-    Rule("runtime.reward_attribution", "rewards say what they are for", "warn"),
+    Rule("runtime.reward_attribution", "rewards say what they are for", "warn", "a reward comes without its reason"),
     Rule("runtime.tool_declaration_accuracy", "the tools are those that are declared"),
     Rule("runtime.task_declaration_accuracy", "the tasks are as many as are declared"),
-    Rule("runtime.seed_control", "a seed gives the same beginning again"),
-    Rule("runtime.episode_determinism", "a seed and actions give the same episode again"),
+    Rule("runtime.seed_control", "a seed gives the same beginning again", any_server=True),
+    Rule("runtime.episode_determinism", "a seed and actions give the same episode again", any_server=True),
     Rule("runtime.network_policy", "only declared hosts are reached"),
-    Rule("runtime.host_containment", "the host cannot be touched"),
+    Rule(
+        "runtime.host_containment",
+        "the host cannot be touched",
+        skipped="the package runs here as a process, not in a container",
+    ),
     Rule("runtime.resource_bounds", "an episode stays within its memory and time"),
-    Rule("runtime.episode_isolation", "sessions at the same time do not meet"),
-    Rule("runtime.oracle_containment", "the oracle is out of an agent's reach"),
-    Rule("runtime.step_before_reset", "a step before the first reset does no harm", "warn"),
-    Rule("runtime.invalid_action", "an action that does not fit is refused, and the episode goes on", "warn"),
-    Rule("runtime.session_cleanup", "a session leaves nothing behind when it ends"),
-    Rule("semantic.oracle_max", "the oracle earns the best reward"),
+    Rule("runtime.episode_isolation", "concurrent sessions do not affect each other", any_server=True),
+    Rule("runtime.oracle_containment", "agents cannot reach the oracle", skipped=_NO_ORACLE),
+    Rule("runtime.step_before_reset", "a step before the first reset does no harm", "warn", any_server=True),
+    Rule(
+        "runtime.invalid_action",
+        "an action that does not fit is refused, and the episode goes on",
+        "warn",
+        any_server=True,
+    ),
+    Rule("runtime.session_cleanup", "a session leaves nothing behind when it ends", any_server=True),
+    Rule("semantic.oracle_max", "the oracle earns the best reward", skipped=_NO_ORACLE),
     Rule("semantic.floor_gap", "doing the least stays well below the best reward"),
-    Rule("semantic.canary_floor", "canaries earn nothing"),
-    Rule("semantic.no_solution_leakage", "observations do not tell the solution"),
-    Rule("semantic.verifier_determinism", "the same episode is paid the same"),
-    Rule("semantic.verifier_portability", "another process pays the same"),
+    Rule("semantic.canary_floor", "canaries earn nothing", skipped="no canaries are run here"),
+    Rule("semantic.no_solution_leakage", "observations do not reveal the solution", skipped=_NO_ORACLE),
+    Rule("semantic.verifier_determinism", "the same episode earns the same reward"),
+    Rule("semantic.verifier_portability", "another process gives the same reward"),
     Rule("semantic.resource_envelope", "many episodes stay within memory and time"),
     Rule("semantic.replayability", "another process replays the same episode"),
 )
 RULE = {rule.id: rule for rule in RULES}
-WITHOUT_A_SERVER_OF_OURS = frozenset(  # what a running server can be asked for, by anyone who may reset and step
-    {
-        "runtime.reward_well_formed",
-        "runtime.observation_schema",
-        "runtime.state_contract",
-        "runtime.seed_control",
-        "runtime.episode_determinism",
-        "runtime.episode_isolation",
-        "runtime.step_before_reset",
-        "runtime.invalid_action",
-        "runtime.session_cleanup",
-    }
-)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a check that passed has seen."""
+
+    text: str
+    measured: dict[str, Any] = field(default_factory=dict)
+
+
+class CheckFailed(Exception):
+    """A check failed: what is wrong, and how to fix it."""
+
+    def __init__(self, *problems: str, fix: str | None = None, measured: dict[str, Any] | None = None) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+        self.fix = fix
+        self.measured = measured or {}
+
+
+class CheckSkipped(Exception):
+    """A check cannot be made; the text says why."""
 
 
 def verdict(results: Iterable[tuple[str, Status]]) -> Verdict:
-    """Say what follows from results: what was skipped is not known to be good, and so a warning."""
+    """Return what follows from results: a skipped check is not known to be good, hence a warning."""
     worst: Verdict = "pass"
     for check_id, status in results:
         if status == "pass":

@@ -1,7 +1,4 @@
-"""A running server through the checks that need no package: its endpoints, and sessions as any client opens them.
-
-Knows addresses and answers; must not know how the server was started.
-"""
+"""Checks of a running server that need no package: its endpoints, and sessions as any client opens them."""
 
 from __future__ import annotations
 
@@ -14,8 +11,8 @@ import httpx2
 from ...client.options import with_token
 from ...errors import message_of
 from .package import check
-from .probe import Bench, Door
-from .rules import RULES, WITHOUT_A_SERVER_OF_OURS
+from .probe import Probe
+from .rules import RULES
 
 _UNKNOWN = "unknown"
 _CONTROLS = ("/reset", "/step", "/state")
@@ -23,7 +20,7 @@ _CONTROLS = ("/reset", "/step", "/state")
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """What was asked of a server, and what came back."""
+    """One check of a server, with what was expected and what came back."""
 
     id: str
     description: str
@@ -32,18 +29,18 @@ class Criterion:
     details: str | None = None
     expected: dict[str, Any] = field(default_factory=dict)
     actual: dict[str, Any] = field(default_factory=dict)
-    mend: str | None = None
+    fix: str | None = None
 
     def json(self) -> dict[str, Any]:
-        """Return it as a report holds it: without what there is nothing to say of."""
+        """Return the criterion as an entry of the report, without empty fields."""
         core = {"id": self.id, "description": self.description, "passed": self.passed, "required": self.required}
-        more = {"details": self.details, "expected": self.expected, "actual": self.actual, "remediation": self.mend}
+        more = {"details": self.details, "expected": self.expected, "actual": self.actual, "remediation": self.fix}
         return {**core, **{name: value for name, value in more.items() if value}}
 
 
 @dataclass(frozen=True, slots=True)
 class RunningReport:
-    """What came of all checks of a running server."""
+    """The outcome of all checks of a running server."""
 
     target: str
     version: str
@@ -52,12 +49,12 @@ class RunningReport:
 
     @property
     def passed(self) -> bool:
-        """Whether all passed that must."""
+        """Whether all required criteria passed."""
         return all(one.passed for one in self.criteria if one.required)
 
     @property
     def profile(self) -> str:
-        """The kind of interface that was found."""
+        """The kind of interface that the server has."""
         major = self.version.partition(".")[0]
         return f"openenv-http/{major}.x" if major.isdigit() else f"openenv-http/{_UNKNOWN}"
 
@@ -92,7 +89,7 @@ def check_running(
         timeout_s: How long an answer over HTTP may take.
         token: What the server asks for.
         with_episodes: Whether to open sessions.
-        listen: Is told each result as it comes.
+        listen: Called with each result as it comes.
     """
     url = url.rstrip("/")
     criteria: list[Criterion] = []
@@ -102,7 +99,7 @@ def check_running(
         listen(one)
         return one
 
-    ask = _Asking(url, timeout_s, token)
+    ask = _Requests(url, timeout_s, token)
     opening = add(_openapi(ask))
     version = str(opening.actual.get("info.version", _UNKNOWN)) if opening.passed else _UNKNOWN
     for criterion in (_health, _metadata, _schema, _mcp):
@@ -110,17 +107,17 @@ def check_running(
     consistency = add(_mode(ask.paths))
     mode = str(consistency.actual.get("mode", _UNKNOWN))
     if with_episodes and mode == "simulation" and all(one.passed for one in criteria):
-        bench = Bench(Door(url, token), http_timeout_s=max(timeout_s, 10.0))
+        probe = Probe(url, token=token, http_timeout_s=max(timeout_s, 10.0))
         for rule in RULES:
-            if rule.id in WITHOUT_A_SERVER_OF_OURS and (result := check(rule.id, bench)).status != "skip":
+            if rule.any_server and (result := check(rule.id, probe)).status != "skip":
                 details = "; ".join(result.evidence) or None
                 passed, actual = result.status == "pass", result.measured
                 add(Criterion(rule.id, rule.says, passed, False, details, {}, actual, result.remediation))
     return RunningReport(url, version, mode, tuple(criteria))
 
 
-class _Asking:
-    """Asks a server, and remembers the paths of its OpenAPI document."""
+class _Requests:
+    """Sends requests to a server, and remembers the paths of its OpenAPI document."""
 
     def __init__(self, url: str, timeout_s: float, token: str | None) -> None:
         self.paths: set[str] | None = None
@@ -129,7 +126,7 @@ class _Asking:
         self._headers = with_token(None, token)
 
     def __call__(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """Return the status and what came as JSON, or raise ValueError with the reason why there is none."""
+        """Return the status and the JSON of the reply; raise ValueError where there is none."""
         options: dict[str, Any] = {} if body is None else {"json": body}
         try:
             reply = httpx2.request(
@@ -147,13 +144,13 @@ class _Asking:
         try:
             return reply.status_code, reply.json()
         except ValueError as error:
-            raise ValueError(f"{method} {path} answered {reply.status_code} with what is no JSON") from error
+            raise ValueError(f"{method} {path} answered {reply.status_code} without JSON") from error
 
 
-def _asked(
-    ask: _Asking, id_: str, says: str, request: tuple[Any, ...], expected: dict[str, Any], judge: Callable[[Any], Any]
+def _criterion(
+    ask: _Requests, id_: str, says: str, request: tuple[Any, ...], expected: dict[str, Any], judge: Callable[[Any], Any]
 ) -> Criterion:
-    """Ask for something and let `judge` take out what counts; what it returns is whether that is right, and shown."""
+    """Send a request; `judge` returns whether the body is right, and the part of it that the report shows."""
     wanted = {"status_code": 200, **expected}
     try:
         status, body = ask(*request)
@@ -169,7 +166,7 @@ def _asked(
     return Criterion(id_, says, status == 200 and bool(right), details=details, expected=wanted, actual=actual)
 
 
-def _openapi(ask: _Asking) -> Criterion:
+def _openapi(ask: _Requests) -> Criterion:
     def judge(body: Any) -> tuple[bool, dict[str, Any]]:
         if isinstance(body.get("paths"), dict):
             ask.paths = set(body["paths"])
@@ -177,29 +174,29 @@ def _openapi(ask: _Asking) -> Criterion:
         version = info.get("version") if isinstance(info, dict) else None
         return isinstance(version, str), {"info.version": version}
 
-    says = "GET /openapi.json tells the version of the interface"
+    says = "GET /openapi.json gives the version of the interface"
     request = ("GET", "/openapi.json")
-    return _asked(ask, "openapi_version_available", says, request, {"info.version": "string"}, judge)
+    return _criterion(ask, "openapi_version_available", says, request, {"info.version": "string"}, judge)
 
 
-def _health(ask: _Asking) -> Criterion:
+def _health(ask: _Requests) -> Criterion:
     def judge(body: Any) -> tuple[bool, dict[str, Any]]:
         return body.get("status") == "healthy", {"status": body.get("status")}
 
     says = "GET /health says healthy"
-    return _asked(ask, "health_endpoint", says, ("GET", "/health"), {"status": "healthy"}, judge)
+    return _criterion(ask, "health_endpoint", says, ("GET", "/health"), {"status": "healthy"}, judge)
 
 
-def _metadata(ask: _Asking) -> Criterion:
+def _metadata(ask: _Requests) -> Criterion:
     def judge(body: Any) -> tuple[bool, dict[str, Any]]:
         shown = {name: body.get(name) for name in ("name", "description")}
         return all(isinstance(value, str) for value in shown.values()), shown
 
     says = "GET /metadata gives name and description"
-    return _asked(ask, "metadata_endpoint", says, ("GET", "/metadata"), {"fields": ["name", "description"]}, judge)
+    return _criterion(ask, "metadata_endpoint", says, ("GET", "/metadata"), {"fields": ["name", "description"]}, judge)
 
 
-def _schema(ask: _Asking) -> Criterion:
+def _schema(ask: _Requests) -> Criterion:
     names = ["action", "observation", "state"]
 
     def judge(body: Any) -> tuple[bool, dict[str, Any]]:
@@ -207,15 +204,15 @@ def _schema(ask: _Asking) -> Criterion:
         return all(kind == "dict" for kind in kinds.values()), kinds
 
     says = "GET /schema gives the schemas of action, observation and state"
-    return _asked(ask, "schema_endpoint", says, ("GET", "/schema"), {"fields": names}, judge)
+    return _criterion(ask, "schema_endpoint", says, ("GET", "/schema"), {"fields": names}, judge)
 
 
-def _mcp(ask: _Asking) -> Criterion:
+def _mcp(ask: _Requests) -> Criterion:
     def judge(body: Any) -> tuple[bool, dict[str, Any]]:
         return body.get("jsonrpc") == "2.0", {"jsonrpc": body.get("jsonrpc")}
 
     says = "POST /mcp answers in JSON-RPC"
-    return _asked(ask, "mcp_endpoint", says, ("POST", "/mcp", {}), {"jsonrpc": "2.0"}, judge)
+    return _criterion(ask, "mcp_endpoint", says, ("POST", "/mcp", {}), {"jsonrpc": "2.0"}, judge)
 
 
 def _mode(paths: set[str] | None) -> Criterion:

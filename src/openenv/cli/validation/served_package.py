@@ -1,7 +1,4 @@
-"""A package as it is checked: served by a process of its own, on a free port of this machine.
-
-Knows processes, and what the system tells of them; must not know what is asked of the server.
-"""
+"""A package under test, served by a process of its own on a free loopback port, and what /proc reports of it."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ CLOSE_FAILED = "close() of the environment failed"
 
 
 class NotServed(Exception):
-    """The package cannot be served; the text is what its server said last."""
+    """The package cannot be served; the text is its server's output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +34,12 @@ class Handles:
     children: int
 
 
-class Subject:
+class ServedPackage:
     """A served package. A context manager: it serves from enter to exit.
 
     Args:
         folder: The package.
-        hash_seed: What the order of Python's sets follows in that process; two subjects get two orders.
+        hash_seed: PYTHONHASHSEED of its process, which decides the iteration order of sets of strings.
     """
 
     def __init__(self, folder: Path, *, hash_seed: int = 0) -> None:
@@ -58,13 +55,13 @@ class Subject:
         started = time.monotonic()
         command = [sys.executable, "-m", "openenv", "serve", str(self.folder), "--port", "0", "--host", "127.0.0.1"]
         command += ["--log-level", "warning", "--log-format", "text", "--grace", "0"]
-        kept = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
+        environ = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
         try:
             with self._log.open("wb") as log:
                 self._process = subprocess.Popen(
                     command,
                     cwd=self._home.name,
-                    env={**kept, "PYTHONHASHSEED": str(self._hash_seed), "PYTHONPATH": _absolute(kept)},
+                    env={**environ, "PYTHONHASHSEED": str(self._hash_seed), "PYTHONPATH": _absolute(environ)},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -85,10 +82,10 @@ class Subject:
         assert self._process is not None
         while True:
             ended = self._process.poll() is not None
-            if found := _ADDRESS.search(self.said()):
-                return found.group()
+            if address := _ADDRESS.search(self.output()):
+                return address.group()
             if ended:
-                raise NotServed(self.said().strip() or f"its server ended with exit code {self._process.returncode}")
+                raise NotServed(self.output().strip() or f"its server ended with exit code {self._process.returncode}")
             if time.monotonic() > deadline:
                 raise NotServed(f"its server did not listen within {_START_S:g} s")
             time.sleep(0.02)
@@ -103,24 +100,24 @@ class Subject:
                 self._process.wait()
         self._home.cleanup()
 
-    def said(self) -> str:
-        """Return what the server has printed."""
+    def output(self) -> str:
+        """Return everything the server has printed."""
         try:
             return self._log.read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
 
     def is_alive(self) -> bool:
-        """Say whether the server still runs."""
+        """Return whether the server still runs."""
         return self._process is not None and self._process.poll() is None
 
     def peak_memory_mb(self) -> float | None:
-        """Return the most memory that the server has held so far; None where the system does not tell."""
-        found = re.search(r"VmHWM:\s+(\d+) kB", self._status())
-        return None if found is None else int(found.group(1)) / 1024
+        """Return the most memory that the server has held so far; None without /proc."""
+        peak = re.search(r"VmHWM:\s+(\d+) kB", self._status())
+        return None if peak is None else int(peak.group(1)) / 1024
 
     def handles(self) -> Handles | None:
-        """Count what the server holds open; None where the system does not tell."""
+        """Count what the server holds open; None without /proc."""
         threads = re.search(r"Threads:\s+(\d+)", self._status())
         if threads is None or self._process is None:
             return None
@@ -140,6 +137,6 @@ class Subject:
 
 
 def _absolute(environ: dict[str, str]) -> str:
-    """Return where Python looks for modules, for a process in another folder."""
-    given = [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-    return os.pathsep.join(os.path.abspath(part) for part in given)
+    """Return PYTHONPATH with absolute paths, for a process in another folder."""
+    parts = [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    return os.pathsep.join(os.path.abspath(part) for part in parts)
