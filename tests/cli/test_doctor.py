@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import openenv
-from openenv.cli.doctor import EXTRAS, Finding, lacking
+from openenv.cli.doctor import EXTRAS, Diagnosis, missing_for
 
 Doctor = Callable[..., subprocess.CompletedProcess[str]]
 SOURCE = Path(openenv.__file__).parents[1]
@@ -123,7 +123,7 @@ def test_the_text_is_for_people_and_fits_the_terminal(openenv_command: Doctor, t
     assert done.returncode == 1
     lines = done.stdout.splitlines()
     assert "To serve and step environments" in lines
-    assert re.fullmatch(r"Rollouts lack: local sandbox,.* containers, npm, opencode\.", lines[-1])
+    assert re.fullmatch(r"Missing for rollouts: local sandbox,.* containers, npm, opencode\.", lines[-1])
     assert "Traceback" not in done.stderr
     plain = [line for line in lines if "> " not in line and "/" not in line]  # commands and paths stay whole
     assert max(map(len, plain)) <= 80
@@ -152,7 +152,7 @@ def test_every_extra_is_looked_at() -> None:
 )
 def test_one_kind_of_sandbox_and_one_agent_is_enough(here: set[str], missing: list[str]) -> None:
     names = ("local sandbox", "control groups", "containers", "npm")
-    findings = [Finding("rollouts", name, "ok" if name in here else "missing", "") for name in names]
-    findings.append(Finding("rollouts", "opencode", "ok" if "opencode" in here else "note", ""))
-    assert lacking(findings, "rollouts") == missing
-    assert lacking(findings, "serve") == []
+    findings = [Diagnosis("rollouts", name, "ok" if name in here else "missing", "") for name in names]
+    findings.append(Diagnosis("rollouts", "opencode", "ok" if "opencode" in here else "note", ""))
+    assert missing_for(findings, "rollouts") == missing
+    assert missing_for(findings, "serve") == []

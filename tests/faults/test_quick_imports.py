@@ -23,7 +23,7 @@ class Walk(Environment[Action, Observation, State]):
 app = create_app(Walk, Action, Observation, env_name="walk")
 app.contact = {"name": "us", "email": "us@example.com"}
 """
-QUICKLY = "from openenv.cli.quick_imports import import_fastapi; import_fastapi()\n"
+QUICKLY = "from openenv.cli.serve import import_fastapi; import_fastapi()\n"
 
 
 def printed(run_script: Any, program: str) -> Any:

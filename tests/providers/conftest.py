@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from openenv.sandboxes.container_cli import Engine
+from openenv.sandboxes.container_cli import ContainerCli
 
 ROOT = Path(__file__).resolve().parents[2]
 # As process 1 it has no default for SIGTERM, so it says what it does.
@@ -72,11 +72,11 @@ def use_engine(docker_host: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture(scope="session")
-def engine(docker_host: str) -> Engine:
+def engine(docker_host: str) -> ContainerCli:
     """The engine, to look at it past the providers."""
     program = shutil.which("docker")
     assert program is not None
-    return Engine("docker", program, docker_host)
+    return ContainerCli("docker", program, docker_host)
 
 
 @pytest.fixture(scope="session")
@@ -94,9 +94,9 @@ def import_tiny(tiny_archive: Path) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def image(engine: Engine, import_tiny: list[str]) -> str:
+def image(engine: ContainerCli, import_tiny: list[str]) -> str:
     """An image with busybox whose server answers `/health`."""
-    engine.tell(*import_tiny)
+    engine.output(*import_tiny)
     return "tiny-env:1"
 
 
@@ -111,7 +111,7 @@ print(*{line.split()[-1] for line in open("/proc/self/maps") if ".so" in line}, 
 
 
 @pytest.fixture(scope="session")
-def environment_image(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> str:
+def environment_image(engine: ContainerCli, tmp_path_factory: pytest.TempPathFactory) -> str:
     """An image that serves a gridworld and needs nothing else: Python, the libraries and the packages that it loads."""
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "envs")])
     done = subprocess.run(
@@ -148,7 +148,7 @@ def environment_image(engine: Engine, tmp_path_factory: pytest.TempPathFactory) 
     variables = {"PYTHONHOME": "/app", "PYTHONPATH": "/app/packages", "LD_LIBRARY_PATH": _folders(libraries)}
     changes = [f"CMD {json.dumps([*command, '--host', '0.0.0.0', '--no-token'])}"]
     changes += [f"ENV {name}={value}" for name, value in variables.items()]
-    engine.tell("import", *(word for one in changes for word in ("--change", one)), str(archive), "gridworld_env")
+    engine.output("import", *(word for one in changes for word in ("--change", one)), str(archive), "gridworld_env")
     return "gridworld_env"
 
 
@@ -164,11 +164,11 @@ def _needed(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 @pytest.fixture
-def left_behind(engine: Engine) -> Iterator[Callable[[], list[str]]]:
+def left_behind(engine: ContainerCli) -> Iterator[Callable[[], list[str]]]:
     """List the containers of the engine that were not there when the test began; none may be left at its end."""
 
     def all_of_them() -> set[str]:
-        return set(engine.tell("ps", "--all", "--quiet", "--no-trunc").split())
+        return set(engine.output("ps", "--all", "--quiet", "--no-trunc").split())
 
     before = all_of_them()
     yield lambda: sorted(all_of_them() - before)

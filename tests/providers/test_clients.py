@@ -16,7 +16,7 @@ from openenv import GenericEnvClient
 from openenv.errors import ConnectFailed
 from openenv.providers import LocalDockerProvider, ProcessProvider
 from openenv.sandboxes import Mount
-from openenv.sandboxes.container_cli import Engine
+from openenv.sandboxes.container_cli import ContainerCli
 from openenv.sandboxes.docker import ensure_host_image, host_mounts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,7 +32,7 @@ def patient(use_engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def environment(engine: Engine) -> dict[str, Any]:
+def environment(engine: ContainerCli) -> dict[str, Any]:
     """What starts a real environment: this machine's Python and this project, seen in a container that has neither."""
     seen = [*host_mounts(), Mount(ROOT / "src", "/srv/src"), Mount(ROOT / "envs", "/srv/envs")]
     prefix = Path(sys.prefix)

@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from openenv.errors import ProviderError, ProviderUnavailable, ServerDied, Serve
 from openenv.providers import LocalDockerProvider
 from openenv.providers.health import ask_health
 from openenv.sandboxes import Mount
-from openenv.sandboxes.container_cli import Engine
+from openenv.sandboxes.container_cli import ContainerCli
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 LeftBehind = Callable[[], list[str]]
@@ -45,7 +46,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_container_is_started_awaited_and_gone_afterwards(
-    provider: LocalDockerProvider, image: str, left_behind: LeftBehind, engine: Engine
+    provider: LocalDockerProvider, image: str, left_behind: LeftBehind, engine: ContainerCli
 ) -> None:
     url = provider.start_container(image)
     name = provider.container_name
@@ -59,17 +60,17 @@ def test_a_container_is_started_awaited_and_gone_afterwards(
     assert left_behind() == []
     provider.stop_container()
     provider.close()
-    assert engine.ask("inspect", name).returncode != 0
+    assert engine.run("inspect", name).returncode != 0
     with pytest.raises(OSError):
         get(f"{url}/health")
 
 
 def test_a_container_listens_on_loopback_only_and_is_labelled_with_its_owner(
-    provider: LocalDockerProvider, image: str, left_behind: LeftBehind, engine: Engine
+    provider: LocalDockerProvider, image: str, left_behind: LeftBehind, engine: ContainerCli
 ) -> None:
     with provider:
         url = provider.start_container(image, labels={"run": "7"}, cpu_limit=0.5, memory_limit="64m")
-        found = json.loads(engine.tell("inspect", str(provider.container_name)))[0]
+        found = json.loads(engine.output("inspect", str(provider.container_name)))[0]
         [binding] = found["NetworkSettings"]["Ports"]["8000/tcp"]
         assert binding["HostIp"] == "127.0.0.1"
         assert url == f"http://localhost:{binding['HostPort']}"
@@ -104,7 +105,7 @@ def test_variables_arrive_as_they_are_and_are_in_no_argument_list(
     program = tmp_path / "docker"
     program.write_text(f'#!/bin/sh\necho "$@" >> {seen}\nexec {real} "$@"\n')
     program.chmod(0o755)
-    provider._engine._engine = Engine("docker", str(program), provider._engine.host)
+    provider._engine = replace(provider._engine, program=str(program), host=provider._engine.host)
     with provider:
         url = provider.start_container(image, env_vars=values, command=["sh", "-c", command])
         provider.wait_for_ready(url, timeout_s=60)
@@ -240,13 +241,13 @@ def test_an_image_that_cannot_be_had_is_named_with_the_command_that_gets_it(
 
 
 def test_a_container_that_somebody_else_removes_is_told_and_stopping_it_is_harmless(
-    provider: LocalDockerProvider, image: str, left_behind: LeftBehind, engine: Engine
+    provider: LocalDockerProvider, image: str, left_behind: LeftBehind, engine: ContainerCli
 ) -> None:
     provider.start_container(image)
-    engine.tell("rm", "-f", str(provider.container_name))
+    engine.output("rm", "-f", str(provider.container_name))
     provider.stop_container()
     url = provider.start_container(image, command=["sleep", "600"])
-    engine.tell("rm", "-f", str(provider.container_name))
+    engine.output("rm", "-f", str(provider.container_name))
     with pytest.raises(ServerDied, match="removed"):
         provider.wait_for_ready(url, timeout_s=280)
 
@@ -255,19 +256,19 @@ def test_stopping_when_the_engine_is_gone_warns_with_what_to_remove(
     provider: LocalDockerProvider,
     image: str,
     left_behind: LeftBehind,
-    engine: Engine,
+    engine: ContainerCli,
     caplog: pytest.LogCaptureFixture,
     tmp_path: Path,
 ) -> None:
     provider.start_container(image)
     name = str(provider.container_name)
-    provider._engine._engine = Engine("docker", engine.program, f"unix://{tmp_path}/gone.sock")
+    provider._engine = replace(provider._engine, program=engine.program, host=f"unix://{tmp_path}/gone.sock")
     with caplog.at_level(logging.WARNING):
         provider.stop_container()
         provider.stop_container()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert f"docker rm -f {name}" in caplog.text
-    engine.tell("rm", "-f", name)
+    engine.output("rm", "-f", name)
 
 
 INTERRUPTED = """
@@ -338,7 +339,7 @@ def test_a_container_ends_with_the_process_that_forgot_it_and_not_with_a_fork_of
 
 
 def test_the_container_of_a_killed_process_is_removed_by_the_next_start(
-    provider: LocalDockerProvider, docker_host: str, image: str, left_behind: LeftBehind, engine: Engine
+    provider: LocalDockerProvider, docker_host: str, image: str, left_behind: LeftBehind, engine: ContainerCli
 ) -> None:
     done = run(FORGOTTEN, docker_host, image, "killed")
     assert done.returncode == -9, done.stderr
@@ -346,12 +347,12 @@ def test_the_container_of_a_killed_process_is_removed_by_the_next_start(
     assert len(left_behind()) == 1
     with provider:
         provider.start_container(image)
-        assert engine.ask("inspect", name).returncode != 0
+        assert engine.run("inspect", name).returncode != 0
         assert len(left_behind()) == 1
 
 
 def test_an_engine_that_does_not_answer_is_told_apart_from_one_that_is_missing(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: ContainerCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(RuntimeError, match=r"Docker is not available: .*does not answer"):
         LocalDockerProvider(engine="docker", host=f"unix://{tmp_path}/none.sock")
@@ -367,9 +368,9 @@ def test_an_engine_that_hangs_is_a_provider_error(docker_host: str, tmp_path: Pa
     slow.write_text("#!/bin/sh\nsleep 600\n")
     slow.chmod(0o755)
     provider = LocalDockerProvider(engine="docker", host=docker_host)
-    provider._engine._engine = Engine("docker", str(slow))
+    provider._engine = replace(provider._engine, program=str(slow), host=None)
     with pytest.raises(ProviderError, match="gave no answer"):
-        provider._engine.ask("ps", timeout=0.3)
+        provider._engine.run("ps", timeout=0.3)
 
 
 def test_a_pull_that_takes_long_is_told(
@@ -379,24 +380,24 @@ def test_a_pull_that_takes_long_is_told(
     slow = tmp_path / "docker"
     slow.write_text('#!/bin/sh\ncase "$*" in *pull*) sleep 1; exit 0;; *) exit 1;; esac\n')
     slow.chmod(0o755)
-    provider._engine._engine = Engine("docker", str(slow))
-    provider._engine.ensure_image("big:1")
+    provider._engine = replace(provider._engine, program=str(slow), host=None)
+    provider._ensure_image("big:1")
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "openenv: pulling big:1 ..."
     assert said[1].startswith("openenv: pulling big:1: ")
 
 
 def test_an_engine_on_another_machine_is_told_from_one_that_is_here(
-    provider: LocalDockerProvider, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    provider: LocalDockerProvider, engine: ContainerCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not provider._engine.is_elsewhere()
-    provider._engine._engine = Engine("docker", engine.program, "tcp://10.0.0.1:2375")
-    assert provider._engine.is_elsewhere()
+    assert not provider._is_elsewhere()
+    provider._engine = replace(provider._engine, program=engine.program, host="tcp://10.0.0.1:2375")
+    assert provider._is_elsewhere()
     assert "another machine" in provider._advice_when_late()
-    provider._engine._engine = Engine("docker", engine.program)
+    provider._engine = replace(provider._engine, program=engine.program, host=None)
     for host, elsewhere in (("ssh://user@10.0.0.1", True), ("unix:///var/run/docker.sock", False)):
         monkeypatch.setenv("DOCKER_HOST", host)
-        assert provider._engine.is_elsewhere() is elsewhere
+        assert provider._is_elsewhere() is elsewhere
 
 
 def test_waiting_for_an_address_needs_no_container(provider: LocalDockerProvider) -> None:

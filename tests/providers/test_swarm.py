@@ -16,20 +16,20 @@ import pytest
 from openenv.errors import ProviderUnavailable, ServerDied, ServerNotReady
 from openenv.providers import DockerSwarmProvider
 from openenv.providers.health import ask_health
-from openenv.sandboxes.container_cli import Engine
+from openenv.sandboxes.container_cli import ContainerCli
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def swarm_host(docker_host: str, engine: Engine) -> str:
+def swarm_host(docker_host: str, engine: ContainerCli) -> str:
     """The address of an engine that is a swarm; several of them on one machine need addresses of their own."""
     with pytest.raises(RuntimeError, match="Docker Swarm is not active"):
         DockerSwarmProvider(host=docker_host, auto_init_swarm=False)
     here = f"127.{random.SystemRandom().randrange(1, 250)}.{os.getpid() % 250}.2"
     place = ("--advertise-addr", here, "--listen-addr", f"{here}:2377", "--data-path-addr", here)
-    done = engine.ask("swarm", "init", *place)
+    done = engine.run("swarm", "init", *place)
     if done.returncode != 0:
         pytest.skip(f"no swarm can be made here: {done.stderr.decode()}")
     return docker_host
@@ -43,18 +43,18 @@ def provider(swarm_host: str, left_behind: object) -> Iterator[DockerSwarmProvid
 
 
 @pytest.fixture
-def left_behind(engine: Engine) -> Iterator[Callable[[], list[str]]]:
+def left_behind(engine: ContainerCli) -> Iterator[Callable[[], list[str]]]:
     """List the services and containers of the engine; none may be left at the test's end."""
 
     def all_of_them() -> list[str]:
-        return [*engine.tell("service", "ls", "-q").split(), *engine.tell("ps", "-aq").split()]
+        return [*engine.output("service", "ls", "-q").split(), *engine.output("ps", "-aq").split()]
 
     yield all_of_them
     assert all_of_them() == []
 
 
 def test_replicas_are_started_awaited_and_gone_afterwards(
-    provider: DockerSwarmProvider, image: str, engine: Engine, left_behind: Callable[[], list[str]]
+    provider: DockerSwarmProvider, image: str, engine: ContainerCli, left_behind: Callable[[], list[str]]
 ) -> None:
     url = provider.start_container(
         image,
@@ -66,7 +66,7 @@ def test_replicas_are_started_awaited_and_gone_afterwards(
         labels={"run": "7"},
     )
     provider.wait_for_ready(url, timeout_s=60)
-    found = json.loads(engine.tell("service", "inspect", str(provider.service_name)))[0]["Spec"]
+    found = json.loads(engine.output("service", "inspect", str(provider.service_name)))[0]["Spec"]
     assert found["Mode"]["Replicated"]["Replicas"] == 2
     task = found["TaskTemplate"]
     assert task["Resources"]["Limits"] == {"NanoCPUs": 500_000_000, "MemoryBytes": 64 << 20}
@@ -150,16 +150,16 @@ def test_the_swarm_chooses_the_port_behind_which_it_spreads_requests(
 
 
 def test_a_network_is_made_where_it_is_missing_and_removed_by_who_made_it(
-    swarm_host: str, image: str, engine: Engine, left_behind: Callable[[], list[str]]
+    swarm_host: str, image: str, engine: ContainerCli, left_behind: Callable[[], list[str]]
 ) -> None:
     name = f"overlay-{os.getpid()}"
     with DockerSwarmProvider(host=swarm_host, publish_mode="host", overlay_network=name) as provider:
-        assert engine.tell("network", "inspect", "--format", "{{.Driver}} {{.Attachable}}", name) == "overlay true"
+        assert engine.output("network", "inspect", "--format", "{{.Driver}} {{.Attachable}}", name) == "overlay true"
         with DockerSwarmProvider(host=swarm_host, overlay_network=name):
             pass
-        assert engine.ask("network", "inspect", name).returncode == 0
+        assert engine.run("network", "inspect", name).returncode == 0
         del provider
-    assert engine.ask("network", "inspect", name).returncode != 0
+    assert engine.run("network", "inspect", name).returncode != 0
 
 
 def test_an_option_that_is_not_known_is_refused(provider: DockerSwarmProvider, image: str) -> None:
@@ -180,7 +180,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_the_service_of_a_killed_process_is_removed_by_the_next_start(
-    provider: DockerSwarmProvider, swarm_host: str, image: str, engine: Engine, left_behind: Callable[[], list[str]]
+    provider: DockerSwarmProvider,
+    swarm_host: str,
+    image: str,
+    engine: ContainerCli,
+    left_behind: Callable[[], list[str]],
 ) -> None:
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
     done = subprocess.run(
@@ -189,12 +193,12 @@ def test_the_service_of_a_killed_process_is_removed_by_the_next_start(
     )  # fmt: skip
     assert done.returncode == -9, done.stderr
     name = done.stdout.strip()
-    assert engine.ask("service", "inspect", name).returncode == 0
+    assert engine.run("service", "inspect", name).returncode == 0
     with provider:
         provider.start_container(image, replicas=1)
-        assert engine.ask("service", "inspect", name).returncode != 0
+        assert engine.run("service", "inspect", name).returncode != 0
         label = f"label=com.docker.swarm.service.name={name}"
-        wait_until(lambda: engine.tell("ps", "-aq", "--filter", label) == "")
+        wait_until(lambda: engine.output("ps", "-aq", "--filter", label) == "")
 
 
 def test_an_engine_that_does_not_answer_is_told(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 from openenv.errors import SandboxError, SandboxGone, SandboxUnavailable, SandboxUnsupported
 from openenv.sandboxes import DockerSandboxes, Limits, Mount, Sandbox, SandboxSpec
 from openenv.sandboxes.checks import CHECKS, CheckBench, ContractCheck, NotOffered
-from openenv.sandboxes.container_cli import Engine
+from openenv.sandboxes.container_cli import ContainerCli
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
@@ -36,10 +36,10 @@ def box(docker: DockerSandboxes) -> Iterator[Sandbox]:
 
 
 @pytest.fixture
-def engine(docker_host: str) -> Engine:
+def engine(docker_host: str) -> ContainerCli:
     program = shutil.which("docker")
     assert program is not None
-    return Engine("docker", program, docker_host)
+    return ContainerCli("docker", program, docker_host)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.id)
@@ -52,9 +52,9 @@ def test_docker_keeps_the_contract(check: ContractCheck, bench: CheckBench) -> N
         bench.tidy()
 
 
-def test_a_container_has_no_network_no_rights_and_every_limit(docker: DockerSandboxes, engine: Engine) -> None:
+def test_a_container_has_no_network_no_rights_and_every_limit(docker: DockerSandboxes, engine: ContainerCli) -> None:
     with docker.open(SandboxSpec(limits=Limits(memory_mb=300, pids=77, cpus=0.5, disk_mb=100))) as box:
-        found = json.loads(engine.tell("inspect", box.sandbox_id))[0]
+        found = json.loads(engine.output("inspect", box.sandbox_id))[0]
     config = found["HostConfig"]
     assert config["NetworkMode"] == "none"
     assert config["ReadonlyRootfs"] is True
@@ -68,20 +68,20 @@ def test_a_container_has_no_network_no_rights_and_every_limit(docker: DockerSand
     assert config["AutoRemove"] is True
 
 
-def test_commands_and_variables_are_in_nobodys_argument_list(box: Sandbox, engine: Engine) -> None:
+def test_commands_and_variables_are_in_nobodys_argument_list(box: Sandbox, engine: ContainerCli) -> None:
     word = "a-very-secret-word"
     job = box.start_bg("sleep 30", envs={"TOKEN": word})
     try:
         seen = b"".join(path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if os.access(path, os.R_OK))
         assert word.encode() not in seen
-        assert word not in engine.tell("inspect", box.sandbox_id)
+        assert word not in engine.output("inspect", box.sandbox_id)
         assert box.exec('printf "%s" "$TOKEN"', envs={"TOKEN": word}).stdout == word
     finally:
         job.kill()
 
 
 def test_metadata_become_labels_and_mounts_may_have_odd_names(
-    docker: DockerSandboxes, engine: Engine, tmp_path: Path
+    docker: DockerSandboxes, engine: ContainerCli, tmp_path: Path
 ) -> None:
     folder = tmp_path / "a, b"
     folder.mkdir()
@@ -91,7 +91,7 @@ def test_metadata_become_labels_and_mounts_may_have_odd_names(
     spec = SandboxSpec(mounts=(Mount(folder, "/home/user/in, side"),), metadata={"task": "t 1"})
     with docker.open(spec) as box:
         assert box.read_text("/home/user/in, side/file") == "seen"
-        labels = json.loads(engine.tell("inspect", box.sandbox_id))[0]["Config"]["Labels"]
+        labels = json.loads(engine.output("inspect", box.sandbox_id))[0]["Config"]["Labels"]
         assert labels["openenv.metadata.task"] == "t 1"
 
 
@@ -120,20 +120,20 @@ def killed_owner(host: str, timeout_s: float) -> str:
 
 
 def test_the_containers_of_a_dead_owner_are_swept_and_those_of_a_living_one_never(
-    docker: DockerSandboxes, docker_host: str, engine: Engine, box: Sandbox
+    docker: DockerSandboxes, docker_host: str, engine: ContainerCli, box: Sandbox
 ) -> None:
     name = killed_owner(docker_host, 600)
-    left = engine.tell("inspect", "--format", "{{.Id}}", name)
+    left = engine.output("inspect", "--format", "{{.Id}}", name)
     assert docker.sweep() == [left]
-    assert engine.ask("inspect", name).returncode != 0
+    assert engine.run("inspect", name).returncode != 0
     assert box.exec("echo on").stdout == "on\n"
     assert docker.sweep() == []
 
 
-def test_a_container_ends_by_itself_when_its_owner_is_dead(docker_host: str, engine: Engine) -> None:
+def test_a_container_ends_by_itself_when_its_owner_is_dead(docker_host: str, engine: ContainerCli) -> None:
     name = killed_owner(docker_host, 2)
     deadline = time.monotonic() + 30
-    while engine.ask("inspect", name).returncode == 0:
+    while engine.run("inspect", name).returncode == 0:
         assert time.monotonic() < deadline, "it lives on"
         time.sleep(0.1)
 
@@ -262,7 +262,7 @@ def test_memory_that_ran_out_is_told(docker: DockerSandboxes) -> None:
         assert box.exec("true").oom is False
 
 
-def test_the_end_of_a_container_behind_our_back_is_told(docker: DockerSandboxes, engine: Engine) -> None:
+def test_the_end_of_a_container_behind_our_back_is_told(docker: DockerSandboxes, engine: ContainerCli) -> None:
     box = docker.open()
     threading.Timer(0.5, engine.ask, args=("rm", "-f", box.sandbox_id)).start()
     with pytest.raises(SandboxGone, match="ended"):
@@ -337,7 +337,7 @@ def test_podman_keeps_the_contract(check: ContractCheck, podman_bench: CheckBenc
 
 
 def test_podman_is_told_its_address_in_its_own_way() -> None:
-    assert Engine("podman", "podman", "unix:///x").argv("ps") == ["podman", "--url", "unix:///x", "ps"]
-    assert Engine("docker", "docker", "unix:///x").argv("ps") == ["docker", "--host", "unix:///x", "ps"]
-    assert Engine("docker", "docker").argv("ps") == ["docker", "ps"]
-    assert not Engine("docker", "docker", "tcp://10.0.0.1:2375").is_local
+    assert ContainerCli("podman", "podman", "unix:///x").argv("ps") == ["podman", "--url", "unix:///x", "ps"]
+    assert ContainerCli("docker", "docker", "unix:///x").argv("ps") == ["docker", "--host", "unix:///x", "ps"]
+    assert ContainerCli("docker", "docker").argv("ps") == ["docker", "ps"]
+    assert not ContainerCli("docker", "docker", "tcp://10.0.0.1:2375").is_local

@@ -11,7 +11,7 @@ import typer
 from .command import HelpCommand, HelpGroup
 
 COMMANDS = ("init", "serve", "validate", "build", "mcp", "top", "rollouts", "sandboxes", "doctor")
-"""Each lies in a module of its name, under its name: a function, or a group of further commands."""
+"""Each is a function, or a Typer group, in the module of its name."""
 
 _EXAMPLES = """
 Write an RL environment once, serve it, step it from fast typed clients.
@@ -20,21 +20,21 @@ Write an RL environment once, serve it, step it from fast typed clients.
   openenv serve my_env.py          serve the environment in a file
   openenv top                      watch the server on this machine
   openenv rollouts run task.yaml   let a coding agent work on a task
-  openenv doctor                   say what this machine lacks
+  openenv doctor                   show what is missing on this machine
 
-`openenv COMMAND --help` tells more of each, with examples.
+`openenv COMMAND --help` explains each one, with examples.
 """
 
 
 def build(arguments: Sequence[str] = ()) -> typer.Typer:
-    """Return the command line; where the arguments name a command, with only that one loaded."""
+    """Return the command line; if the arguments name a command, only that one is loaded."""
     app = typer.Typer(
         name="openenv",
         cls=HelpGroup,
         help=_EXAMPLES,
         no_args_is_help=True,
         add_completion=False,
-        rich_markup_mode=None,  # ours is in `help`; mistakes are plain lines
+        rich_markup_mode=None,  # `command` writes the help; mistakes are plain lines
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["--help", "-h"]},  # sub-commands take it over
     )

@@ -1,7 +1,4 @@
-"""`openenv build`: an image of an environment package, made by Docker or Podman.
-
-Knows options and the engine's command line; what it is given is staged elsewhere.
-"""
+"""`openenv build`: an image of an environment package, built by Docker or Podman from a copy of the package."""
 
 from __future__ import annotations
 
@@ -20,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from .command import tidy_on_sigterm
+from .command import failure, tidy_on_sigterm
 
 if TYPE_CHECKING:
-    from ..sandboxes.container_cli import Engine
+    from ..sandboxes.container_cli import ContainerCli
 
 
 _EXAMPLES = """
@@ -33,22 +30,32 @@ Build an image of an environment package, with Docker or Podman.
   openenv build envs/maze_env -t maze:1   another one, under another name
   openenv build --build-arg BASE_IMAGE=python:3.13-slim
 
-The image is called openenv-NAME, without _env, if not told otherwise. Then run it:
+The image is called openenv-NAME (without _env) unless --tag names it. Then run it:
 
   docker run -p 8000:8000 openenv-maze
 
-The engine is sent a copy of the folder, without .git, .venv and caches; the copy is removed in the end. The
+The engine gets a copy of the folder, without .git, .venv and caches; the copy is removed afterwards. The
 Dockerfile is server/Dockerfile, or one beside openenv.yaml; it gets the build arguments BUILD_MODE and ENV_NAME.
 """
 
 _INSTALL = "apt-get install -y docker.io"
+_NOT_COPIED = frozenset({".git", ".venv", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", "node_modules"})
+_DOCKERFILES = ("server/Dockerfile", "Dockerfile")
+_VENDORED = "openenv"
+_IN_IMAGE = f"/app/env/{_VENDORED}"
+_REQUIREMENT = r"openenv(?:[-_]core)?\s*(?:\[[^\]]*\])?\s*(?:[<>=!~@][^\"'\n]*)?"
+_QUOTED = re.compile(rf"""(?P<quote>["']){_REQUIREMENT}(?P=quote)""")
+_BARE = re.compile(rf"(?m)^{_REQUIREMENT}$")
+_FROM = re.compile(r"(?mi)^FROM\s.*$")
 
 
 def build(
     env_path: Path = typer.Argument(Path(), metavar="FOLDER", help="The package; by default the folder you are in."),
-    tag: str | None = typer.Option(None, "--tag", "-t", metavar="TAG", help="The image's name; openenv-NAME."),
+    tag: str | None = typer.Option(
+        None, "--tag", "-t", metavar="TAG", help="Name of the image; by default openenv-NAME."
+    ),
     context: Path | None = typer.Option(
-        None, "--context", "-c", metavar="FOLDER", help="What the engine is sent; by default the package."
+        None, "--context", "-c", metavar="FOLDER", help="The folder that the engine gets; by default the package."
     ),
     dockerfile: Path | None = typer.Option(
         None,
@@ -57,13 +64,11 @@ def build(
         metavar="FILE",
         help="The Dockerfile; by default server/Dockerfile or Dockerfile.",
     ),
-    no_cache: bool = typer.Option(False, "--no-cache", help="Do every step anew."),
+    no_cache: bool = typer.Option(False, "--no-cache", help="Build every step again."),
     build_arg: list[str] = typer.Option(
         [], "--build-arg", metavar="NAME=VALUE", help="For the Dockerfile; may be repeated."
     ),
 ) -> None:
-    from .build import StagingError, staged
-
     name = _name(env_path)
     for pair in build_arg:
         if not pair.partition("=")[0] or "=" not in pair:
@@ -73,17 +78,17 @@ def build(
     with tidy_on_sigterm():
         engine = _engine()
         try:
-            with staged(env_path, context=context, dockerfile=dockerfile) as given:
-                mine = [f"BUILD_MODE={given.mode}", f"ENV_NAME={stem}"]
-                options = [word for pair in [*build_arg, *mine] for word in ("--build-arg", pair)]
+            with staged(env_path, context=context, dockerfile=dockerfile) as package:
+                own = [f"BUILD_MODE={package.mode}", f"ENV_NAME={stem}"]
+                options = [word for pair in [*build_arg, *own] for word in ("--build-arg", pair)]
                 options += ["--no-cache"] if no_cache else []
-                command = engine.argv("build", "-t", tag, "-f", str(given.dockerfile), *options, str(given.context))
+                command = engine.argv("build", "-t", tag, "-f", str(package.dockerfile), *options, str(package.context))
                 typer.echo(f"{engine.kind}: building {tag} from {env_path.resolve().name}", err=True)
                 code = _run(command)
         except (StagingError, OSError) as error:
-            raise _failure(str(error)) from error
+            raise failure(error) from error
     if code != 0:
-        raise _failure(f"{engine.kind} ended with exit code {code}; its last lines say why")
+        raise failure(f"{engine.kind} ended with exit code {code}; its last lines say why")
     typer.secho(f"Built {tag}.", fg="green")
     typer.echo(f"Run it: {engine.kind} run -p 8000:8000 {shlex.quote(tag)}")
 
@@ -92,42 +97,34 @@ build.__doc__ = _EXAMPLES
 
 
 def _name(folder: Path) -> str:
-    """Return what the package calls itself."""
+    """Return the name in the package's manifest, or that of its folder."""
     import yaml
 
     manifest = folder / "openenv.yaml"
     if not manifest.is_file():
-        raise _failure(f"{folder} is no environment package: it has no openenv.yaml")
+        raise failure(f"{folder} is no environment package: it has no openenv.yaml")
     try:
         data: Any = yaml.safe_load(manifest.read_text(encoding="utf-8"))
     except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
-        raise _failure(f"{manifest} cannot be read: {error}") from error
+        raise failure(f"{manifest} cannot be read: {error}") from error
     name = data.get("name") if isinstance(data, dict) else None
     return name if isinstance(name, str) and name else folder.resolve().name
 
 
-def _engine() -> Engine:
-    """Return the first engine that is installed and answers."""
+def _engine() -> ContainerCli:
     from ..errors import SandboxError
-    from ..sandboxes.container_cli import find_engine
+    from ..sandboxes.container_cli import find_answering_engine
 
-    reasons = []
-    for kind in ("docker", "podman"):
-        try:
-            engine = find_engine(kind, None)
-        except SandboxError:
-            continue
-        try:
-            engine.check()
-        except SandboxError as error:
-            reasons.append(str(error))
-            continue
-        return engine
-    raise _failure(" ".join(reasons) or f"images are built by docker or podman, and neither is installed: {_INSTALL}")
+    if shutil.which("docker") is None and shutil.which("podman") is None:
+        raise failure(f"images are built by docker or podman, and neither is installed: {_INSTALL}")
+    try:
+        return find_answering_engine("auto", None)
+    except SandboxError as error:
+        raise failure(error) from error
 
 
 def _run(command: list[str]) -> int:
-    """Run the engine with its output where ours goes; it ends when we do."""
+    """Run the engine with our standard output; it ends when this command ends."""
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:
         return process.wait()
@@ -141,33 +138,13 @@ def _run(command: list[str]) -> int:
                 process.wait()
 
 
-def _failure(reason: str) -> typer.Exit:
-    typer.secho(f"Error: {reason}", fg="red", err=True)
-    return typer.Exit(1)
-
-
-# staging: A copy of an environment package that an image is built from, in a folder that is gone afterwards.
-#
-# Knows files, and what an engine must not be sent; must not know the engine.
-
-
-_NOT_COPIED = frozenset({".git", ".venv", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", "node_modules"})
-_DOCKERFILES = ("server/Dockerfile", "Dockerfile")
-_VENDORED = "openenv"
-_IN_IMAGE = f"/app/env/{_VENDORED}"
-_REQUIREMENT = r"openenv(?:[-_]core)?\s*(?:\[[^\]]*\])?\s*(?:[<>=!~@][^\"'\n]*)?"
-_QUOTED = re.compile(rf"""(?P<quote>["']){_REQUIREMENT}(?P=quote)""")
-_BARE = re.compile(rf"(?m)^{_REQUIREMENT}$")
-_FROM = re.compile(r"(?mi)^FROM\s.*$")
-
-
 class StagingError(Exception):
     """There is nothing to build; the text says what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What an engine is given."""
+    """What an engine builds from."""
 
     context: Path
     dockerfile: Path
@@ -176,7 +153,7 @@ class Staged:
 
 @contextlib.contextmanager
 def staged(folder: Path, *, context: Path | None = None, dockerfile: Path | None = None) -> Iterator[Staged]:
-    """Copy a package, or another folder that is given as context, and remove the copy in the end.
+    """Copy a package, or another folder that is passed as context; the copy is removed afterwards.
 
     In a checkout of this project, under `envs/`, the copy holds the checkout's own `openenv`, and requires that.
 
@@ -189,7 +166,7 @@ def staged(folder: Path, *, context: Path | None = None, dockerfile: Path | None
     recipe = _recipe(folder, dockerfile)
     with tempfile.TemporaryDirectory(prefix="openenv-build-", ignore_cleanup_errors=True) as home:
         copy = Path(home, source.name or "context")
-        shutil.copytree(source, copy, symlinks=True, ignore=_left_out)
+        shutil.copytree(source, copy, symlinks=True, ignore=_excluded)
         inside = recipe.relative_to(source) if recipe.is_relative_to(source) else None
         if inside is None:
             target = Path(home, "Dockerfile")
@@ -202,24 +179,28 @@ def staged(folder: Path, *, context: Path | None = None, dockerfile: Path | None
         yield Staged(copy, target, "standalone" if repository is None else "in-repo")
 
 
-def _recipe(folder: Path, given: Path | None) -> Path:
-    if given is not None:
-        for path in (given, folder / given):
+def _recipe(folder: Path, chosen: Path | None) -> Path:
+    if chosen is not None:
+        for path in (chosen, folder / chosen):
             if path.is_file():
                 return path.resolve()
-        raise StagingError(f"there is no Dockerfile {given}")
+        raise StagingError(f"there is no Dockerfile {chosen}")
     for name in _DOCKERFILES:
         if (folder / name).is_file():
             return (folder / name).resolve()
     raise StagingError(f"{folder} has no {' and no '.join(_DOCKERFILES)}")
 
 
-def _left_out(place: str, names: list[str]) -> set[str]:
-    """Leave out what no image needs, and what cannot be copied: sockets, pipes, devices."""
-    return {name for name in names if name in _NOT_COPIED or name.endswith((".pyc", ".egg-info")) or _odd(place, name)}
+def _excluded(place: str, names: list[str]) -> set[str]:
+    """Name what to leave out: what no image needs, and what cannot be copied (sockets, pipes, devices)."""
+    return {
+        name
+        for name in names
+        if name in _NOT_COPIED or name.endswith((".pyc", ".egg-info")) or _is_special(place, name)
+    }
 
 
-def _odd(place: str, name: str) -> bool:
+def _is_special(place: str, name: str) -> bool:
     mode = os.lstat(os.path.join(place, name)).st_mode
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))
 
@@ -236,14 +217,16 @@ def _repository(folder: Path) -> Path | None:
 def _vendor(repository: Path, copy: Path, dockerfile: Path) -> None:
     """Put the checkout's `openenv` beside the package, and require it instead of a released one."""
     vendored = copy / _VENDORED
-    shutil.copytree(repository / "src", vendored / "src", symlinks=True, ignore=_left_out)
+    shutil.copytree(repository / "src", vendored / "src", symlinks=True, ignore=_excluded)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         if (repository / name).is_file():
             shutil.copyfile(repository / name, vendored / name)
     requirement = f"openenv @ file://{_IN_IMAGE}"
     _rewrite(copy / "pyproject.toml", _QUOTED, rf"\g<quote>{requirement}\g<quote>")
     _rewrite(copy / "server" / "requirements.txt", _BARE, requirement)
-    _rewrite(dockerfile, _FROM, rf"\g<0>\nCOPY {_VENDORED} {_IN_IMAGE}")  # packages are installed before the rest comes
+    _rewrite(
+        dockerfile, _FROM, rf"\g<0>\nCOPY {_VENDORED} {_IN_IMAGE}"
+    )  # before the package itself is copied, so that it can be installed first
     (copy / "uv.lock").unlink(missing_ok=True)
 
 

@@ -1,7 +1,6 @@
-"""How commands describe themselves: plain text that fits the terminal, and can be copied and searched.
+"""What all commands share: help as plain text that fits the terminal, failures in one line, an orderly end by SIGTERM.
 
-A paragraph that is indented stays as it is; others are wrapped. Knows Typer's commands and their parameters; must not
-know any command of ours.
+In a help text an indented paragraph stays as it is, others are wrapped. Must not know any single command.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _OPTIONS = "Options"
 
 
 class HelpCommand(TyperCommand):
-    """A command with help of this kind."""
+    """A command whose help `_help` writes."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""
@@ -33,7 +32,7 @@ class HelpCommand(TyperCommand):
 
 
 class HelpGroup(TyperGroup):
-    """A group of commands with help of this kind."""
+    """A group of commands whose help `_help` writes."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""
@@ -47,13 +46,15 @@ def _help(command: Any, ctx: Any) -> str:
     usage = ["[OPTIONS]", *(name if one.required else f"[{name}]" for one in arguments if (name := _metavar(one)))]
     sections: dict[str, list[tuple[str, str]]] = {}
     for one in arguments:
-        sections.setdefault("Arguments", []).append((_metavar(one), _said(one)))
+        sections.setdefault("Arguments", []).append((_metavar(one), _explanation(one)))
     if commands := getattr(command, "commands", None):
         usage.append("COMMAND")
         sections["Commands"] = [(name, _first_sentence(one.help or "")) for name, one in commands.items()]
     for one in parameters:
         if one.param_type_name == "option":
-            sections.setdefault(getattr(one, "rich_help_panel", None) or _OPTIONS, []).append((_label(one), _said(one)))
+            sections.setdefault(getattr(one, "rich_help_panel", None) or _OPTIONS, []).append(
+                (_label(one), _explanation(one))
+            )
     column = _column(label for rows in sections.values() for label, _ in rows)
     parts = [f"{_heading('Usage')} {ctx.command_path} {' '.join(usage)}"]
     parts += _paragraphs(command.help or "", width)
@@ -87,8 +88,8 @@ def _label(option: Any) -> str:
     return names if option.is_flag else f"{names} {_metavar(option)}"
 
 
-def _said(parameter: Any) -> str:
-    """What is said of a parameter, with its default where that is a value to see."""
+def _explanation(parameter: Any) -> str:
+    """Return the help of a parameter, with its default where that is a value worth showing."""
     text = parameter.help or ""
     default = parameter.default
     if parameter.required or default is None or isinstance(default, bool) or default in ("", (), []):
@@ -98,7 +99,7 @@ def _said(parameter: Any) -> str:
 
 
 def _column(labels: Iterable[str]) -> int:
-    """Where explanations begin: behind the longest label that is not too long."""
+    """Return the column in which explanations begin: after the longest label that is not too long."""
     return max((len(label) for label in labels if len(label) <= _LABELS), default=0) + 2 * _GAP
 
 
@@ -113,12 +114,21 @@ def _table(rows: Iterable[tuple[str, str]], column: int, width: int) -> str:
     return "\n".join(lines)
 
 
-# signals: Signals that end a command: it tidies up first, as after Ctrl-C. Knows processes; must not know any command.
+def failure(reason: object, code: int = 1) -> typer.Exit:
+    """Print why the command failed, in one line on standard error; raise what this returns."""
+    typer.secho(f"Error: {reason}", fg="red", err=True)
+    return typer.Exit(code)
+
+
+def check_choice(option: str, value: str | None, choices: tuple[str, ...]) -> None:
+    """Raise for a value of an option that is none of its choices."""
+    if value is not None and value not in choices:
+        raise typer.BadParameter(f"{value!r} is not one of {', '.join(choices)}", param_hint=option)
 
 
 @contextmanager
 def tidy_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM end what runs meanwhile as Ctrl-C does: context managers are left, and the exit code is 143."""
+    """Let SIGTERM end the block as Ctrl-C does: context managers exit, and the exit code is 143."""
 
     def leave(signum: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + signum)

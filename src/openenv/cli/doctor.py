@@ -1,6 +1,6 @@
 """`openenv doctor`: what works on this machine, what is missing, and how to get it.
 
-Knows how findings are shown; what is looked at is in `diagnosis`.
+Every check tries the thing itself: it starts a sandbox, binds a port, asks the container engine.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ import typer
 
 from .. import settings
 from ..errors import OpenEnvError, message_of
+from .command import check_choice
 
 _EXAMPLES = """
-Say what works on this machine, what is missing and how to get it.
+Show what works on this machine, what is missing and how to get it.
 
-  openenv doctor                        everything there is to know
+  openenv doctor                        all checks
   openenv doctor --for rollouts         exit with 1 unless agents can run here
   openenv doctor --json                 for programs
 
-Exits with 1 when something is missing that is needed; that is what serving needs, and with `--for rollouts` what
-agents need as well: one kind of sandbox, and an agent. Nothing is installed or changed; a sandbox is started once.
+Exits with 1 if something needed is missing: for serving, and with `--for rollouts` also for agents, which need one kind
+of sandbox and one agent. Nothing is installed or changed; one sandbox is started and closed.
 """
 
 _COLOURS = {"ok": "green", "missing": "red", "note": "yellow"}
-_PURPOSES = {"serve": "Servers and clients", "rollouts": "Rollouts"}
+_PURPOSES = {"serve": "servers and clients", "rollouts": "rollouts"}
 _NAME = 16
 _STATE = 9
 
@@ -46,11 +47,8 @@ def doctor(
     purpose: str = typer.Option("serve", "--for", metavar="PURPOSE", help="What has to work: serve or rollouts."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    from .doctor import AREAS, examine, lacking  # other commands do not need it
-
-    if purpose not in _PURPOSES:
-        raise typer.BadParameter(f"{purpose!r} is not one of serve, rollouts", param_hint="--for")
-    findings: list[Finding] = []
+    check_choice("--for", purpose, ("serve", "rollouts"))
+    findings: list[Diagnosis] = []
     area = None
     for finding in examine():
         findings.append(finding)
@@ -60,14 +58,14 @@ def doctor(
             area = finding.area
             typer.secho(AREAS[area], bold=True)
         typer.echo(_shown(finding, is_needed=finding.area in ("serve", purpose)))
-    missing = lacking(findings, "rollouts" if purpose == "rollouts" else "serve")
+    missing = missing_for(findings, "rollouts" if purpose == "rollouts" else "serve")
     if as_json:
         shown = {"ok": not missing, "for": purpose, "missing": missing, "findings": [asdict(one) for one in findings]}
         typer.echo(json.dumps(shown, indent=2))
     elif missing:
-        typer.echo(f"\n{_PURPOSES[purpose]} lack: {', '.join(missing)}.")
+        typer.echo(f"\nMissing for {_PURPOSES[purpose]}: {', '.join(missing)}.")
     else:
-        typer.echo(f"\n{_PURPOSES[purpose]} have all they need.")
+        typer.echo(f"\nEverything is there for {_PURPOSES[purpose]}.")
     if missing:
         raise typer.Exit(1)
 
@@ -75,8 +73,8 @@ def doctor(
 doctor.__doc__ = _EXAMPLES
 
 
-def _shown(finding: Finding, *, is_needed: bool) -> str:
-    """Write a finding; its text is wrapped below itself, and a command stands alone, to be copied."""
+def _shown(finding: Diagnosis, *, is_needed: bool) -> str:
+    """Format a diagnosis: its text wraps in its own column, and a command stands on a line of its own, to be copied."""
     begin = " " * (_STATE + _NAME + 2)
     width = max(20, min(shutil.get_terminal_size().columns, 120) - len(begin))
     first, *rest = textwrap.wrap(finding.text, width, break_long_words=False, break_on_hyphens=False) or [""]
@@ -84,11 +82,6 @@ def _shown(finding: Finding, *, is_needed: bool) -> str:
     head = f"  {typer.style(f'{finding.state:<{_STATE}}', fg=colour)}{finding.name:<{_NAME}}{first}"
     advice = [f"{begin}> {finding.advice}"] if finding.advice else []
     return "\n".join([head, *(begin + line for line in rest), *advice])
-
-
-# diagnosis: What `openenv doctor` looks at: each check tries something for real and says what it found, or what to do.
-#
-# Knows where the parts are that need something of the machine; must not know how findings are shown.
 
 
 Area = Literal["serve", "rollouts", "extras"]
@@ -102,9 +95,9 @@ AREAS: dict[Area, str] = {
 EXTRAS = {
     "numpy": ("numpy", "arrays in observations"),
     "images": ("PIL", "images in observations"),
-    "gymnasium": ("gymnasium", "environments of Gymnasium's, and ours as such"),
-    "parquet": ("pyarrow", "rollouts exported as training sequences"),
-    "e2b": ("e2b", "sandboxes of E2B"),
+    "gymnasium": ("gymnasium", "Gymnasium environments, both ways"),
+    "parquet": ("pyarrow", "export of rollouts as training sequences"),
+    "e2b": ("e2b", "E2B sandboxes"),
     "gradio": ("gradio", "web pages made with Gradio"),
 }
 _OLDEST_PYTHON = (3, 10)
@@ -113,15 +106,15 @@ _TRY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What came of one check.
+class Diagnosis:
+    """The result of one check.
 
     Args:
         area: What it is needed for.
-        name: What was looked for.
+        name: What was checked.
         state: `missing` keeps something from working; a `note` does not.
-        text: What was found.
-        advice: What to do about it, where that is a command to copy.
+        text: What the check saw.
+        advice: A command that helps, if there is one.
     """
 
     area: Area
@@ -131,15 +124,15 @@ class Finding:
     advice: str = ""
 
 
-def examine() -> Iterator[Finding]:
-    """Look at everything, one after the other."""
+def examine() -> Iterator[Diagnosis]:
+    """Run every check, one after the other."""
     yield _python()
     yield _packages()
     yield _loopback()
     yield _port()
-    yield _judged("rollouts", "local sandbox", _local_sandbox)
-    yield _judged("rollouts", "control groups", _control_groups)
-    yield _judged("rollouts", "containers", _containers)
+    yield _diagnosed("rollouts", "local sandbox", _local_sandbox)
+    yield _diagnosed("rollouts", "control groups", _control_groups)
+    yield _diagnosed("rollouts", "containers", _containers)
     npm = _npm()
     yield npm
     yield _opencode(has_npm=npm.state == "ok")
@@ -147,57 +140,55 @@ def examine() -> Iterator[Finding]:
         yield _extra(extra, module, purpose)
 
 
-def lacking(findings: list[Finding], area: Area) -> list[str]:
-    """Name what is missing so that something cannot be done: one kind of sandbox is enough, and so is one agent."""
+def missing_for(findings: list[Diagnosis], area: Area) -> list[str]:
+    """Name what is missing for a purpose; one kind of sandbox is enough, and so is one agent."""
     here = {one.name for one in findings if one.state == "ok"}
-    needless = set()
+    unneeded = set()
     if "containers" in here:
-        needless |= {"local sandbox", "control groups"}
+        unneeded |= {"local sandbox", "control groups"}
     if {"local sandbox", "control groups"} <= here:
-        needless.add("containers")
+        unneeded.add("containers")
     if "opencode" in here:
-        needless.add("npm")
+        unneeded.add("npm")
     missing = [one.name for one in findings if one.state == "missing" and one.area in ("serve", area)]
-    return [name for name in missing if name not in needless]
+    return [name for name in missing if name not in unneeded]
 
 
-def _judged(area: Area, name: str, check: Callable[[], str]) -> Finding:
-    """Turn what a check raises into what to do: those errors say it."""
+def _diagnosed(area: Area, name: str, check: Callable[[], str]) -> Diagnosis:
+    """Turn the error of a check into its diagnosis; the errors say what to install or start."""
     try:
-        return Finding(area, name, "ok", check())
+        return Diagnosis(area, name, "ok", check())
     except (OpenEnvError, OSError, subprocess.SubprocessError) as exc:
         text, _, advice = " ".join(message_of(exc).split()).partition(" Install it")
         if not advice:
             text, _, advice = text.partition(" Start it")
-        return Finding(area, name, "missing", text, advice.removeprefix(" with").removeprefix(":").strip())
+        return Diagnosis(area, name, "missing", text, advice.removeprefix(" with").removeprefix(":").strip())
 
 
-def _python() -> Finding:
+def _python() -> Diagnosis:
     version = platform.python_version()
     if sys.version_info < _OLDEST_PYTHON:
-        return Finding("serve", "Python", "missing", f"{version} is too old: 3.10 or later is needed")
-    return Finding("serve", "Python", "ok", f"{version}, {sys.executable}")
+        return Diagnosis("serve", "Python", "missing", f"{version} is too old: 3.10 or later is needed")
+    return Diagnosis("serve", "Python", "ok", f"{version}, {sys.executable}")
 
 
-def _packages() -> Finding:
+def _packages() -> Diagnosis:
     try:
         wanted = metadata.requires("openenv") or []
         version = metadata.version("openenv")
     except metadata.PackageNotFoundError:
-        return Finding("serve", "packages", "note", "openenv is not installed, but used from its sources")
+        return Diagnosis("serve", "packages", "note", "openenv is not installed, but used from its sources")
     names = [line for line in wanted if "extra ==" not in line]
     problems = [problem for line in names if (problem := _problem(line))]
     if problems:
-        return Finding("serve", "packages", "missing", ", ".join(problems), "pip install --upgrade openenv")
-    return Finding("serve", "packages", "ok", f"openenv {version} and the {len(names)} it needs")
+        return Diagnosis("serve", "packages", "missing", ", ".join(problems), "pip install --upgrade openenv")
+    return Diagnosis("serve", "packages", "ok", f"openenv {version} and the {len(names)} it needs")
 
 
 def _problem(requirement: str) -> str | None:
-    """Say what is wrong with a required package, or None."""
+    """Return what is wrong with a required package, or None."""
     line, _, marker = requirement.partition(";")
-    found = re.match(r"[\w.-]+", line.strip())
-    assert found is not None
-    name = found[0]
+    name = re.split(r"[^\w.-]", line.strip(), maxsplit=1)[0]
     if ("win32" in marker and "!=" in marker and sys.platform == "win32") or "extra" in marker:
         return None
     try:
@@ -205,14 +196,14 @@ def _problem(requirement: str) -> str | None:
     except metadata.PackageNotFoundError:
         return f"{name} is not installed"
     try:
-        from packaging.requirements import Requirement  # comes with others, and is not ours to ask for
+        from packaging.requirements import Requirement  # installed with other packages, and not a requirement of ours
     except ImportError:
         return None
-    asked = Requirement(line)
-    return None if asked.specifier.contains(version, prereleases=True) else f"{name} {version} is not {asked.specifier}"
+    wanted = Requirement(line).specifier
+    return None if wanted.contains(version, prereleases=True) else f"{name} {version} is not {wanted}"
 
 
-def _loopback() -> Finding:
+def _loopback() -> Diagnosis:
     try:
         with (
             socket.create_server(("127.0.0.1", 0)) as server,
@@ -223,22 +214,22 @@ def _loopback() -> Finding:
             peer.settimeout(5)
             peer.recv(1)
     except OSError as exc:
-        return Finding("serve", "loopback", "missing", f"127.0.0.1 cannot be used: {exc}", "ip link set lo up")
-    return Finding("serve", "loopback", "ok", "127.0.0.1 answers")
+        return Diagnosis("serve", "loopback", "missing", f"127.0.0.1 cannot be used: {exc}", "ip link set lo up")
+    return Diagnosis("serve", "loopback", "ok", "127.0.0.1 answers")
 
 
-def _port() -> Finding:
+def _port() -> Diagnosis:
     try:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", _PORT))
     except OSError:
-        return Finding("serve", f"port {_PORT}", "note", "taken by another program", "openenv serve --port 0")
-    return Finding("serve", f"port {_PORT}", "ok", "free")
+        return Diagnosis("serve", f"port {_PORT}", "note", "taken by another program", "openenv serve --port 0")
+    return Diagnosis("serve", f"port {_PORT}", "ok", "free")
 
 
 def _local_sandbox() -> str:
-    """Start one, without limits: whether those can be set is the next question."""
+    """Start one, without limits: those are the next check."""
     from ..sandboxes.local import LocalSandboxes
     from ..sandboxes.local.bubblewrap import Bubblewrap, is_privileged
 
@@ -265,11 +256,11 @@ def _containers() -> str:
     return f"{engine.kind} answers"
 
 
-def _npm() -> Finding:
+def _npm() -> Diagnosis:
     program = shutil.which("npm")
     if program is None:
-        return Finding("rollouts", "npm", "missing", "agents are fetched with it", "apt-get install -y npm")
-    return _judged("rollouts", "npm", lambda: f"{_version_of(program)}, {program}")
+        return Diagnosis("rollouts", "npm", "missing", "agents are fetched with it", "apt-get install -y npm")
+    return _diagnosed("rollouts", "npm", lambda: f"{_version_of(program)}, {program}")
 
 
 def _version_of(program: str) -> str:
@@ -279,18 +270,18 @@ def _version_of(program: str) -> str:
     return done.stdout.strip()
 
 
-def _opencode(*, has_npm: bool) -> Finding:
+def _opencode(*, has_npm: bool) -> Diagnosis:
     cached = sorted(place for place in settings.cache_dir().glob("agents/opencode-*") if place.is_dir())
     if path := shutil.which("opencode"):
-        return Finding("rollouts", "opencode", "ok", path)
+        return Diagnosis("rollouts", "opencode", "ok", path)
     if cached:
-        return Finding("rollouts", "opencode", "ok", str(cached[-1]))
+        return Diagnosis("rollouts", "opencode", "ok", str(cached[-1]))
     if has_npm:
-        return Finding("rollouts", "opencode", "note", "is fetched with npm when it is first used, 180 MB")
-    return Finding("rollouts", "opencode", "missing", "install npm, which fetches it, or put `opencode` on the PATH")
+        return Diagnosis("rollouts", "opencode", "note", "is fetched with npm when it is first used, 180 MB")
+    return Diagnosis("rollouts", "opencode", "missing", "install npm, which fetches it, or put `opencode` on the PATH")
 
 
-def _extra(extra: str, module: str, purpose: str) -> Finding:
+def _extra(extra: str, module: str, purpose: str) -> Diagnosis:
     if importlib.util.find_spec(module) is None:
-        return Finding("extras", extra, "missing", purpose, f"pip install 'openenv[{extra}]'")
-    return Finding("extras", extra, "ok", purpose)
+        return Diagnosis("extras", extra, "missing", purpose, f"pip install 'openenv[{extra}]'")
+    return Diagnosis("extras", extra, "ok", purpose)

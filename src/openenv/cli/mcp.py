@@ -1,13 +1,12 @@
-"""`openenv mcp`: an environment's tools for a desktop agent, over standard input and output.
-
-Knows options; loading and serving are the server's.
-"""
+"""`openenv mcp`: an environment's tools for a desktop agent, over standard input and output."""
 
 from __future__ import annotations
 
 import logging
 
 import typer
+
+from .command import check_choice, failure
 
 _EXAMPLES = """
 Offer an environment's tools to an MCP client that starts it.
@@ -20,9 +19,6 @@ process share one session; it begins with a reset and ends with the client. In a
 
 Agents that speak HTTP connect to `/mcp` of a running `openenv serve` instead.
 """
-
-_MODES = ("simulation", "production")
-_LEVELS = ("critical", "error", "warning", "info", "debug")
 
 
 def mcp(
@@ -39,9 +35,8 @@ def mcp(
     from ..server.mcp.stdio import serve_stdio
     from ..server.run import environment_server
 
-    for option, value, choices in (("--mode", mode, _MODES), ("--log-level", log_level, _LEVELS)):
-        if value not in choices:
-            raise typer.BadParameter(f"{value!r} is not one of {', '.join(choices)}", param_hint=option)
+    check_choice("--mode", mode, ("simulation", "production"))
+    check_choice("--log-level", log_level, ("critical", "error", "warning", "info", "debug"))
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     try:
         server = environment_server(load_app(target))
@@ -50,11 +45,9 @@ def mcp(
         server.service.mode = parse_mode(mode)
     except TargetFailed as exc:
         typer.echo(exc.report(), err=True)
-        typer.secho(f"Error: {exc}", fg="red", err=True)
-        raise typer.Exit(1) from None
+        raise failure(exc) from None
     except (TargetError, ValueError) as exc:
-        typer.secho(f"Error: {exc}", fg="red", err=True)
-        raise typer.Exit(1) from None
+        raise failure(exc) from None
     serve_stdio(server.service)
 
 

@@ -1,7 +1,4 @@
-"""`openenv rollouts`: run tasks, and look at, export and verify again what a store holds.
-
-Knows options and tables; everything else is `openenv.rollout`'s.
-"""
+"""`openenv rollouts`: run tasks; list, show, export and re-verify stored rollouts. `openenv.rollout` does the work."""
 
 from __future__ import annotations
 
@@ -16,8 +13,8 @@ import typer
 
 from .. import settings
 from ..errors import OpenEnvError
-from .command import HelpCommand, HelpGroup
-from .sandboxes import look_here
+from .command import HelpCommand, HelpGroup, check_choice, failure
+from .sandboxes import import_from_here
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,7 +24,7 @@ if TYPE_CHECKING:
     from ..testing.cheats import CheatResult
 
 _EXAMPLES = """
-Run agents on tasks; look at, export and verify again what is stored.
+Run agents on tasks; list, show, export and re-verify stored rollouts.
 
   openenv rollouts run task.yaml --base-url URL --model MODEL
   openenv rollouts ls
@@ -47,8 +44,7 @@ STATUSES = ("ok", "policy_failed", "truncated", "env_failed", "sandbox_failed", 
 
 
 def _known_status(status: str | None) -> str | None:
-    if status is not None and status not in STATUSES:
-        raise typer.BadParameter(f"{status!r} is not one of {', '.join(STATUSES)}")
+    check_choice("--status", status, STATUSES)
     return status
 
 
@@ -63,7 +59,7 @@ _SANDBOX = typer.Option(
     "local",
     "--sandbox",
     metavar="BACKEND",
-    callback=look_here,
+    callback=import_from_here,
     help="Where commands run: local, docker, e2b, or module:Class.",
 )
 _STATUS = typer.Option(
@@ -90,21 +86,21 @@ def run(
         metavar="KEY",
         help="The endpoint's key. Better set OPENENV_MODEL_KEY, which others on this machine cannot see.",
     ),
-    repeat: int = typer.Option(1, metavar="N", min=1, help="Run each task so many times."),
-    concurrency: int = typer.Option(1, metavar="N", min=1, help="How many at once."),
+    repeat: int = typer.Option(1, metavar="N", min=1, help="How often to run each task."),
+    concurrency: int = typer.Option(1, metavar="N", min=1, help="How many run at once."),
     sandbox: str = _SANDBOX,
     store: Path | None = _STORE,
     as_json: bool = _JSON,
 ) -> None:
-    """Run tasks, store what came of them and print it.
+    """Run tasks, store their outcomes and print them.
 
-    Exits with 1 when the machinery failed for one of them. A task is a file such as
+    Exits with 1 if infrastructure (not the agent) failed in one of them. A task is a file such as
 
       instruction: Write the word hello into greeting.txt.
       verify:
         - grep -qx hello greeting.txt
 
-    With a model that plays a script instead of one that thinks, in another terminal:
+    To try it without a real model, serve a scripted one in another terminal:
 
       python -m openenv.testing.scripted opencode:binary_search --port 8001
       openenv rollouts run task.yaml --base-url http://localhost:8001/v1 \\
@@ -116,18 +112,18 @@ def run(
 
     with _failures():
         loaded = [load_task(path) for path in tasks for _ in range(repeat)]
-        asked = _model(base_url, model, api_key or settings.model_key())
-        if asked is None and driver(agent).dialect is not None:
+        endpoint = _model(base_url, model, api_key or settings.model_key())
+        if endpoint is None and driver(agent).dialect is not None:
             raise ValueError(f"{agent} needs a model: give its endpoint with --base-url and its id with --model")
     with _opened(store, create=True) as opened:
         outcomes = run_many(
             loaded,
             agent=agent,
             sandbox=sandbox,
-            model=asked,
+            model=endpoint,
             store=opened,
             concurrency=concurrency,
-            on_progress=_say_progress,
+            on_progress=_print_progress,
             on_outcome=_Countdown(len(loaded)),
             on_install=lambda message: typer.echo(message, err=True),
         )
@@ -142,7 +138,7 @@ def list_rollouts(
     status: str | None = _STATUS,
     task: str | None = _TASK,
     agent: str | None = _AGENT,
-    limit: int = typer.Option(50, metavar="N", min=1, help="At most so many, the newest."),
+    limit: int = typer.Option(50, metavar="N", min=1, help="How many to list at most, newest first."),
     as_json: bool = _JSON,
 ) -> None:
     """List stored rollouts, newest first.
@@ -163,8 +159,8 @@ def list_rollouts(
             typer.echo(json.dumps({"rollouts": [_row_document(row) for row in rows], "interrupted": lost}, indent=2))
             return
         if not rows:
-            asked = {"status": status, "task": task, "agent": agent}
-            of = "".join(f", {name} {value!r}" for name, value in asked.items() if value is not None)
+            filters = {"status": status, "task": task, "agent": agent}
+            of = "".join(f", {name} {value!r}" for name, value in filters.items() if value is not None)
             typer.echo(f"No rollouts in {opened.root}{of}.")
         else:
             _print(_rows_table(rows))
@@ -195,14 +191,16 @@ def show_rollout(
 
 @rollouts.command("export", cls=HelpCommand)
 def export(
-    target: Path = typer.Argument(..., metavar="FILE", help="Where to; .parquet for training sequences, else JSONL."),
+    target: Path = typer.Argument(
+        ..., metavar="FILE", help="The file to write; .parquet for training sequences, else JSONL."
+    ),
     store: Path | None = _STORE,
     status: str | None = _STATUS,
     task: str | None = _TASK,
     agent: str | None = _AGENT,
-    messages: bool = typer.Option(False, "--messages", help="Requests and responses in full, too (JSONL)."),
+    messages: bool = typer.Option(False, "--messages", help="Include whole requests and responses (JSONL)."),
 ) -> None:
-    """Write rollouts with their tokens and log-probabilities into a file.
+    """Write rollouts, with their tokens and log-probabilities, to a file.
 
     Examples:
 
@@ -235,7 +233,7 @@ def verify_again(
     store: Path | None = _STORE,
     as_json: bool = _JSON,
 ) -> None:
-    """Run verify lines over stored work trees, without a model; the first verdict stays.
+    """Run verify lines on stored work trees, without a model; the first verdict is kept.
 
     Examples:
 
@@ -246,10 +244,10 @@ def verify_again(
     from ..rollout.task import load_task, parse_check
 
     with _opened(store) as opened:
-        given = None if task is None else load_task(task)
+        replacement = None if task is None else load_task(task)
         checks = [parse_check(text) for text in line] or None
         outcomes = [
-            reverify(opened, rollout_id, lines=checks, task=given, sandbox=sandbox) for rollout_id in rollout_ids
+            reverify(opened, rollout_id, lines=checks, task=replacement, sandbox=sandbox) for rollout_id in rollout_ids
         ]
         _print_outcomes(outcomes, as_json=as_json)
 
@@ -258,12 +256,12 @@ def verify_again(
 def cheats(
     sandbox: str = _SANDBOX,
     name: list[str] = typer.Option([], "--cheat", metavar="NAME", help="Only this one; may be repeated."),
-    concurrency: int = typer.Option(2, metavar="N", min=1, help="How many at once."),
+    concurrency: int = typer.Option(2, metavar="N", min=1, help="How many run at once."),
     as_json: bool = _JSON,
 ) -> None:
-    """Let agents cheat: each must earn what doing nothing earns.
+    """Run agents that cheat: none may earn more than doing nothing earns.
 
-    Exits with 1 when one does not.
+    Exits with 1 if one does.
 
       openenv rollouts cheats
       openenv rollouts cheats --sandbox docker --json
@@ -275,8 +273,8 @@ def cheats(
         if unknown:
             raise ValueError(f"There is no cheat {', '.join(sorted(unknown))}")
         chosen = [cheat for cheat in all_cheats() if not name or cheat.name in name]
-        say = None if as_json else _say_cheat
-        report = run_cheats(sandbox, cheats=chosen, concurrency=concurrency, on_result=say)
+        on_result = None if as_json else _print_cheat
+        report = run_cheats(sandbox, cheats=chosen, concurrency=concurrency, on_result=on_result)
     if as_json:
         typer.echo(json.dumps(report.document(), indent=2))
     else:
@@ -287,7 +285,7 @@ def cheats(
 
 @contextmanager
 def _opened(store: Path | None, *, create: bool = False) -> Iterator[RolloutStore]:
-    """Open the store; only `run` may make one, since a mistyped path is no empty store."""
+    """Open the store; only `run` may create one, since a mistyped path is not an empty store."""
     from ..rollout.store import RolloutStore
 
     with _failures(), RolloutStore(store or settings.rollout_store(), create=create) as opened:
@@ -299,8 +297,7 @@ def _failures() -> Iterator[None]:
     try:
         yield
     except (OpenEnvError, ValueError) as exc:
-        typer.secho(f"Error: {exc}", fg="red", err=True)
-        raise typer.Exit(1) from None
+        raise failure(exc) from None
 
 
 def _model(base_url: str | None, name: str | None, api_key: str | None) -> object:
@@ -310,16 +307,16 @@ def _model(base_url: str | None, name: str | None, api_key: str | None) -> objec
         return None
     if base_url is None or name is None:
         raise ValueError("--base-url and --model go together")
-    given = {} if api_key is None else {"api_key": api_key}
-    return Model.model_validate({"base_url": base_url, "name": name, **given})
+    key = {} if api_key is None else {"api_key": api_key}
+    return Model.model_validate({"base_url": base_url, "name": name, **key})
 
 
-def _say_progress(event: Progress) -> None:
+def _print_progress(event: Progress) -> None:
     typer.echo(f"{event.rollout_id} {event.elapsed_s:7.1f} s  {event.phase:8} {event.message}", err=True)
 
 
 class _Countdown:
-    """Says after each of several rollouts how many there are still to come."""
+    """Prints after each of several rollouts how many are done."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -328,11 +325,11 @@ class _Countdown:
     def __call__(self, number: int, outcome: Outcome) -> None:
         self._done += 1
         if self._count > 1:
-            said = f"{self._done} of {self._count} done: {outcome.status}, reward {_reward(outcome.reward)}"
-            typer.echo(f"{outcome.rollout_id} {said}", err=True)
+            line = f"{self._done} of {self._count} done: {outcome.status}, reward {_reward(outcome.reward)}"
+            typer.echo(f"{outcome.rollout_id} {line}", err=True)
 
 
-def _say_cheat(result: CheatResult) -> None:
+def _print_cheat(result: CheatResult) -> None:
     mark = typer.style("paid", fg="red") if result.succeeded else typer.style("held", fg="green")
     earned = "nothing" if result.reward is None else f"{result.reward:g}"
     typer.echo(f"{mark}  {result.name:30} earned {earned}  {result.breach or result.what}")
@@ -342,7 +339,7 @@ def _print(table: object) -> None:
     from rich.console import Console  # other commands do not need it
 
     console = Console()
-    if not console.is_terminal:  # what reads a pipe can cope with long lines, and not with shortened ones
+    if not console.is_terminal:  # a program that reads a pipe needs whole lines, not short ones
         console = Console(width=_PIPED_WIDTH)
     console.print(table, highlight=False)
 
@@ -421,8 +418,8 @@ def _show_command(title: str, result: CommandResult) -> None:
         _show_command("run", result.run)
         title = "judge"
     typer.echo(f"{title:9} [{result.exit_code}] {result.cmd}")
-    said = (result.stdout + result.stderr).splitlines()
-    for text in said[-_OUTPUT_LINES:]:
+    lines = (result.stdout + result.stderr).splitlines()
+    for text in lines[-_OUTPUT_LINES:]:
         typer.echo(f"            {text}")
     if result.score is not None:
         typer.echo(f"            score {result.score:g}")

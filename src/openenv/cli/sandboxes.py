@@ -1,7 +1,4 @@
-"""`openenv sandboxes`: which backends can run here, and whether one keeps the sandbox contract.
-
-Knows how results are shown; what is checked is in `sandboxes.checks`.
-"""
+"""`openenv sandboxes`: which backends can run here, and whether one keeps the sandbox contract."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ if TYPE_CHECKING:
 sandboxes = typer.Typer(
     name="sandboxes",
     cls=HelpGroup,
-    help="Say where agents' commands can run, and whether it holds.",
+    help="List the sandboxes that can run here, and check that one isolates as it should.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -34,9 +31,9 @@ _UNSAFE = "i_know_there_is_no_isolation"
 
 @sandboxes.command("ls", cls=HelpCommand)
 def ls() -> None:
-    """List the backends and say what is missing for those that cannot run here.
+    """List the backends, and what is missing for those that cannot run here.
 
-    Of each that can, a sandbox is started once, which shows how long that takes.
+    One sandbox of each is started, which shows how long that takes.
 
       openenv sandboxes ls
     """
@@ -49,19 +46,21 @@ def ls() -> None:
     table = Table("backend", "runs here", "start", "offers, or what is missing", box=None, pad_edge=False)
     for name in BACKENDS:
         with console.status(f"trying {name}"):
-            table.add_row(name, *_tried(name))
+            table.add_row(name, *_try_backend(name))
     console.print(table)
 
 
 @sandboxes.command("check", cls=HelpCommand)
 def check(
     backend: str = typer.Argument(..., metavar="BACKEND", help="local, docker, e2b, process, or module:Class."),
-    only: list[str] = typer.Option([], "--only", metavar="PREFIX", help="Only checks whose id begins so; repeatable."),
+    only: list[str] = typer.Option(
+        [], "--only", metavar="PREFIX", help="Only checks whose id begins with this; may be repeated."
+    ),
     failed: bool = typer.Option(False, "--failed", help="Show failed checks only."),
 ) -> None:
-    """Run the contract against a backend: every check is a small program or attack in a real sandbox.
+    """Check a backend against the sandbox contract: each check runs a program or an attack in a real sandbox.
 
-    Exits with 1 when a check fails, or when something is left behind.
+    Exits with 1 if a check fails or something is left behind.
 
       openenv sandboxes check local
       openenv sandboxes check docker --only isolation. --failed
@@ -87,8 +86,8 @@ def check(
 
         self_check(chosen, report=show, only=only)
     counts = {name: sum(result.status == name for result in done) for name in _MARKS}
-    words = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-    console.print(f"{chosen.name}: {words or 'no such check'}, in {time.monotonic() - started:.1f} s")
+    tally = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    console.print(f"{chosen.name}: {tally or 'no such check'}, in {time.monotonic() - started:.1f} s")
     left = chosen.leftovers()
     for name in left:
         console.print(f"[red]left behind:[/] {name}")
@@ -110,8 +109,8 @@ def _escaped(text: str) -> str:
     return escape(text)
 
 
-def _tried(name: str) -> tuple[str, str, str]:
-    """Start a sandbox; return whether that works, how long it took, and what is offered or missing."""
+def _try_backend(name: str) -> tuple[str, str, str]:
+    """Start a sandbox; return whether that works, how long it took, and its features or what is missing."""
     if name == "process":
         return "on request", "", f"no isolation: backend('process', {_UNSAFE}=True)"
     try:
@@ -121,13 +120,13 @@ def _tried(name: str) -> tuple[str, str, str]:
         with chosen.open() as sandbox:
             sandbox.exec(["true"])
             seconds = time.monotonic() - started
-    except (RuntimeError, ImportError, ValueError) as error:  # whatever keeps a backend from being made
+    except (RuntimeError, ImportError, ValueError) as error:  # each of these means that the backend cannot run here
         return "[red]no[/]", "", _escaped(message_of(error))
     return "[green]yes[/]", f"{seconds * 1000:.0f} ms", ", ".join(sorted(chosen.features))
 
 
-def look_here(name: str) -> str:
-    """Let a backend that is given as `module:Class` be found in the folder one is in."""
+def import_from_here(name: str) -> str:
+    """Let a backend written as `module:Class` be imported from the current folder."""
     if ":" in name and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     return name
@@ -136,4 +135,4 @@ def look_here(name: str) -> str:
 def _backend(name: str) -> Sandboxes:
     from ..sandboxes.base import backend
 
-    return backend(look_here(name), **({_UNSAFE: True} if name == "process" else {}))
+    return backend(import_from_here(name), **({_UNSAFE: True} if name == "process" else {}))

@@ -1,10 +1,8 @@
-"""`openenv serve`: an environment package, an application or just a class, on a port.
-
-Knows options and the banner; loading and running are the server's.
-"""
+"""`openenv serve`: the options, the banner and a quick start; `openenv.server` loads and runs the application."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import ipaddress
 import os
@@ -20,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from .. import settings
-from .quick_imports import import_fastapi
+from .command import check_choice, failure
 
 if TYPE_CHECKING:
     from ..server.app import HTTPEnvServer
@@ -34,13 +32,13 @@ TARGET is one of these, by default the folder you are in:
   a Python file                     openenv serve my_env.py
   a class or an app in a file       openenv serve my_env.py:MyEnvironment
   a module                          openenv serve my_package.server.app:app
-  an environment of Gymnasium's     openenv serve gymnasium:CartPole-v1
+  a Gymnasium environment           openenv serve gymnasium:CartPole-v1
 
 A class needs nothing else: its models are read from its annotations. While you write one:
 
   openenv serve my_env.py --reload --log-level debug
 
-For others in the network, with a token that is made and shown:
+For other machines, with a token that is made and printed:
 
   openenv serve my_env.py --host 0.0.0.0
 """
@@ -56,19 +54,22 @@ def serve(
     port: int = typer.Option(
         8000, "--port", "-p", metavar="PORT", min=0, max=65535, help="Port; 0 takes any free one."
     ),
-    reload: bool = typer.Option(False, "--reload", help="Start anew when a source file changes."),
+    reload: bool = typer.Option(False, "--reload", help="Restart when a source file changes."),
     web: bool | None = typer.Option(
         None, "--web/--no-web", help="Whether there is a web page at /web; by default there is."
     ),
     max_message_mb: float | None = typer.Option(
-        None, metavar="MB", min=0.001, help="The largest request that is read; 100 unless the application says."
+        None,
+        metavar="MB",
+        min=0.001,
+        help="The largest request that is accepted; by default 100, or what the application says.",
     ),
     max_sessions: int | None = typer.Option(
         None,
         metavar="N",
         min=1,
-        help="Sessions held at once, by default what the application says. A bare class that sets "
-        "SUPPORTS_CONCURRENT_SESSIONS gets 256, another one 1.",
+        help="Sessions held at once; by default what the application says. A bare class gets 256 if it sets "
+        "SUPPORTS_CONCURRENT_SESSIONS, else 1.",
         rich_help_panel=_SESSIONS,
     ),
     runner: str | None = typer.Option(
@@ -82,32 +83,36 @@ def serve(
         None,
         metavar="N",
         min=1,
-        help="With --runner process: over how many processes sessions are spread; one for each core.",
+        help="With --runner process: how many processes share the sessions; by default one per core.",
         rich_help_panel=_SESSIONS,
     ),
     sessions_per_process: int | None = typer.Option(
         None,
         metavar="N",
         min=1,
-        help="With --runner process: how many sessions one process may hold; any number.",
+        help="With --runner process: how many sessions one process may hold; by default any number.",
         rich_help_panel=_SESSIONS,
     ),
     session_timeout: float | None = typer.Option(
         None,
         metavar="SECONDS",
         min=0.001,
-        help="How long an unused HTTP session is kept; 900.",
+        help="How long an unused HTTP session is kept; by default 900.",
         rich_help_panel=_SESSIONS,
     ),
     grace: float | None = typer.Option(
         None,
         metavar="SECONDS",
         min=0.0,
-        help="How long a session waits for a client whose connection broke; 60. 0 ends it with the connection.",
+        help="How long a session waits for a client whose connection broke; by default 60. 0: it ends at once.",
         rich_help_panel=_SESSIONS,
     ),
     max_agent_sessions: int | None = typer.Option(
-        None, metavar="N", min=0, help="How many of the sessions agents may open; any.", rich_help_panel=_SESSIONS
+        None,
+        metavar="N",
+        min=0,
+        help="How many of the sessions agents may open; by default any number.",
+        rich_help_panel=_SESSIONS,
     ),
     token: str | None = typer.Option(
         None,
@@ -116,15 +121,21 @@ def serve(
         rich_help_panel=_ACCESS,
     ),
     agent_token: str | None = typer.Option(
-        None, metavar="TOKEN", help="With this one, agents may call tools and nothing else.", rich_help_panel=_ACCESS
+        None,
+        metavar="TOKEN",
+        help="A second token, for agents: it may call tools and nothing else.",
+        rich_help_panel=_ACCESS,
     ),
     observer_token: str | None = typer.Option(
-        None, metavar="TOKEN", help="With this one, one may look and change nothing.", rich_help_panel=_ACCESS
+        None,
+        metavar="TOKEN",
+        help="A third token, for observers: it may read and change nothing.",
+        rich_help_panel=_ACCESS,
     ),
     no_token: bool = typer.Option(
         False,
         "--no-token",
-        help="Make no token where none is given, also beyond this machine.",
+        help="Never make a token, not even on an address that others can reach.",
         rich_help_panel=_ACCESS,
     ),
     log_level: str = typer.Option(
@@ -137,21 +148,21 @@ def serve(
         rich_help_panel=_LOGS,
     ),
 ) -> None:
-    gc.disable()  # until all is loaded, nothing is garbage; `run` turns it on again
+    gc.disable()  # nothing is garbage while everything loads; `run` turns it on again
     import_fastapi()
     from ..server.loading import TargetError, TargetFailed  # servers load only for this command
     from ..server.options import ServerOverrides, in_bytes
     from ..server.run import AccessOptions, ServeOptions
     from ..server.run import serve as run
 
-    _check_choice("runner", runner, ("auto", "thread", "inline", "process"))
+    check_choice("--runner", runner, ("auto", "thread", "inline", "process"))
     if (env_processes or sessions_per_process) and (runner or settings.runner_name()) != "process":
-        raise typer.BadParameter("that is for --runner process", param_hint="--env-processes, --sessions-per-process")
+        raise typer.BadParameter("these need --runner process", param_hint="--env-processes, --sessions-per-process")
     log_format = log_format or settings.log_format() or "text"
-    _check_choice("log-format", log_format, ("text", "json"))
-    _check_choice("log-level", log_level, ("critical", "error", "warning", "info", "debug", "trace"))
+    check_choice("--log-format", log_format, ("text", "json"))
+    check_choice("--log-level", log_level, ("critical", "error", "warning", "info", "debug", "trace"))
     if no_token and (token or agent_token or observer_token):
-        raise typer.BadParameter("there are tokens to ask for", param_hint="--no-token")
+        raise typer.BadParameter("this contradicts the tokens that are given", param_hint="--no-token")
     needs_token = not no_token and (not _is_loopback(host) or agent_token is not None or observer_token is not None)
     spare = secrets.token_urlsafe(24) if needs_token and token is None else None
     overrides: ServerOverrides = {
@@ -183,11 +194,9 @@ def serve(
             run(target, options, introduction)
     except TargetFailed as exc:
         typer.echo(exc.report(), err=True)
-        typer.secho(f"Error: {exc}", fg="red", err=True)
-        raise typer.Exit(1) from None
+        raise failure(exc) from None
     except TargetError as exc:
-        typer.secho(f"Error: {exc}", fg="red", err=True)
-        raise typer.Exit(1) from None
+        raise failure(exc) from None
     finally:
         gc.enable()
 
@@ -197,7 +206,7 @@ serve.__doc__ = _EXAMPLES
 
 @dataclass(frozen=True)
 class Introduction:
-    """Tells who is at the terminal that the server is up: a banner, or only what nobody could know otherwise."""
+    """Announces on the terminal that the server is up: a banner, or in quiet modes only the address and the token."""
 
     target: str
     host: str
@@ -208,7 +217,7 @@ class Introduction:
     watches: bool = False
 
     def __call__(self, app: Any, actual: int) -> None:
-        """Tell of an application and the port that it has got."""
+        """Print the announcement for an application and its actual port."""
         _leave_on_second_interrupt()
         is_silent = self.log_level in ("critical", "error", "warning")
         if not is_silent and self.log_format != "json":
@@ -221,9 +230,9 @@ class Introduction:
 
 
 def _leave_on_second_interrupt() -> None:
-    """Let the first Ctrl-C end the server as it wishes, and a second one the process at once.
+    """Let the first Ctrl-C shut the server down, and the second end the process at once.
 
-    An environment's call cannot be interrupted, so anything gentler would wait for it.
+    A running call of an environment cannot be interrupted, so a gentler second step would wait for it.
     """
     stop = signal.getsignal(signal.SIGINT)
     if not callable(stop) or threading.current_thread() is not threading.main_thread():
@@ -241,20 +250,57 @@ def _leave_on_second_interrupt() -> None:
     signal.signal(signal.SIGINT, stop_once)
 
 
+def import_fastapi() -> None:
+    """Import FastAPI without what only the page of an API's documentation needs, so that a server starts sooner.
+
+    While it is imported, FastAPI builds the validators of 40 OpenAPI models and loads email-validator for one field of
+    them: a tenth to a fifth of the CPU time until a server listens. Here the models are built on first use. For the
+    main thread of a program that has just started: imports in other threads are affected too.
+    """
+    if "fastapi" in sys.modules:
+        return
+    with _models_built_on_use(), _without("email_validator"):
+        import fastapi.openapi.models  # noqa: F401
+
+
+@contextlib.contextmanager
+def _models_built_on_use() -> Iterator[None]:
+    """Let models that are declared in the block be built on first use, where pydantic has a switch for it."""
+    try:
+        from pydantic._internal._config import config_defaults
+    except ImportError:  # another pydantic: the models are built at once, as usual
+        yield
+        return
+    before = config_defaults["defer_build"]
+    config_defaults["defer_build"] = True
+    try:
+        yield
+    finally:
+        config_defaults["defer_build"] = before
+
+
+@contextlib.contextmanager
+def _without(module: str) -> Iterator[None]:
+    """Let an import of `module` fail in the block, as if it were not installed; it can be imported afterwards."""
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[module]
+
+
 def _has_page(web: bool | None) -> bool:
-    """Say whether the page is wanted; an application that would add it by itself is told as well."""
+    """Return whether the page is wanted; the variable stops applications that add the page themselves."""
     if web is False:
         settings.export({"ENABLE_WEB_INTERFACE": "false"})
     return web if web is not None else settings.web_interface_setting() is not False
 
 
-def _check_choice(option: str, value: str | None, choices: tuple[str, ...]) -> None:
-    if value is not None and value not in choices:
-        raise typer.BadParameter(f"{value!r} is not one of {', '.join(choices)}", param_hint=f"--{option}")
-
-
 def _place(host: str, port: int) -> str:
-    """Where a program on this machine finds the server."""
+    """Return the address at which a program on this machine reaches the server."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -267,7 +313,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _made(app: Any, spare: str | None) -> str | None:
-    """Return the token that was made for this run, if it counts."""
+    """Return the token that was made for this run, if the application accepts it."""
     from ..server.access import Role
     from ..server.run import environment_server
 
@@ -278,7 +324,7 @@ def _made(app: Any, spare: str | None) -> str | None:
 
 
 def _notes(server: HTTPEnvServer) -> Iterator[str]:
-    """Say what newcomers leave out without noticing, and wonder about later."""
+    """Yield notes on two settings that newcomers often forget."""
     from ..env.binding import names_action
     from ..types import Action
 
@@ -325,7 +371,7 @@ def _show_banner(
     if server is not None and has_page:
         table.add_row("Web page", f"http://{place}/web")
     if watches:
-        table.add_row("Sources", "are watched: it starts anew when one changes")
+        table.add_row("Sources", "are watched; a change restarts the server")
     if made is not None:
         table.add_row("Token", made)
     elif not is_open:

@@ -1,7 +1,4 @@
-"""`openenv top`: a running server, live in the terminal.
-
-Knows how metrics are fetched and drawn; what they mean is in `telemetry.snapshot`.
-"""
+"""`openenv top`: fetches the metrics of a running server and draws them; `telemetry.snapshot` reads them."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from .. import settings
+from .command import failure
 
 if TYPE_CHECKING:
     import httpx2
@@ -32,7 +30,7 @@ Watch a running server: sessions, queue, steps, times, errors.
 The figures come from `GET /metrics`, which Prometheus can read as well. Rates and times are those of the last
 interval; the server times calls from the first reading on.
 
-Where a token is asked for, an observer's is enough. Ctrl-C leaves.
+Where the server asks for a token, an observer's is enough. Ctrl-C ends it.
 """
 
 _BAR = 30
@@ -40,7 +38,7 @@ _TIMEOUT_S = 10.0
 _PHASES = ("wait", "run", "reply")
 
 
-class Unreadable(Exception):
+class NoMetrics(Exception):
     """There are no metrics to show."""
 
 
@@ -54,16 +52,15 @@ def top(
 
     console = Console()
     try:
-        source = Source(url, token or settings.client_token())
+        source = MetricsSource(url, token or settings.client_token())
         if once:
             first, began = source.read(), time.monotonic()
             time.sleep(every)
             console.print(_view(source, source.read(), first, time.monotonic() - began), highlight=False)
         else:
             _show_live(source, every, console)
-    except (Unreadable, ValueError) as exc:
-        typer.secho(f"Error: {exc}", fg="red", err=True)
-        raise typer.Exit(1) from None
+    except (NoMetrics, ValueError) as exc:
+        raise failure(exc) from None
     except KeyboardInterrupt:
         return
 
@@ -71,8 +68,8 @@ def top(
 top.__doc__ = _EXAMPLES
 
 
-class Source:
-    """Where the metrics come from.
+class MetricsSource:
+    """The address and token that metrics are read with.
 
     Args:
         url: The server's address.
@@ -98,7 +95,7 @@ class Source:
         """Fetch the metrics.
 
         Raises:
-            Unreadable: Nobody answers, or nobody with metrics.
+            NoMetrics: The server does not reply, or has no metrics.
         """
         import httpx2
 
@@ -108,31 +105,31 @@ class Source:
             response = self._http.get(f"{self.url}/metrics")
         except httpx2.HTTPError as exc:
             why = f"{exc or type(exc).__name__}; is `openenv serve` running?"
-            raise Unreadable(f"nothing answers at {self.url} ({why})") from exc
+            raise NoMetrics(f"nothing answers at {self.url} ({why})") from exc
         if response.status_code in (401, 403):
             unknown = "does not know this token" if self._has_token else "asks for a token"
             problem = unknown if response.status_code == 401 else "does not let this token look"
-            raise Unreadable(f"{self.url} {problem}: give one with --token or OPENENV_TOKEN")
+            raise NoMetrics(f"{self.url} {problem}: give one with --token or OPENENV_TOKEN")
         if response.status_code == 503:
-            raise Unreadable(f"{self.url} is there, but not ready ({_detail(response)})")
+            raise NoMetrics(f"{self.url} is there, but not ready ({_detail(response)})")
         if response.status_code != 200:
-            raise Unreadable(f"{self.url} has no metrics ({response.status_code}): is it an OpenEnv server?")
+            raise NoMetrics(f"{self.url} has no metrics ({response.status_code}): is it an OpenEnv server?")
         try:
             return read_snapshot(response.text)
         except NotOurs as exc:
-            raise Unreadable(f"{self.url} is no OpenEnv server: {exc}") from exc
+            raise NoMetrics(f"{self.url} is no OpenEnv server: {exc}") from exc
 
 
 def _detail(response: httpx2.Response) -> str:
-    """What a server says of itself when it refuses."""
+    """Return the reason in a server's refusal."""
     try:
         return str(response.json()["detail"])
     except (ValueError, KeyError, TypeError):
         return str(response.status_code)
 
 
-def _show_live(source: Source, every: float, console: Console) -> None:
-    """Draw again and again: in place on a terminal, one below the other elsewhere."""
+def _show_live(source: MetricsSource, every: float, console: Console) -> None:
+    """Draw repeatedly: in place on a terminal, one below the other elsewhere."""
     from rich.live import Live
 
     last, taken_at = source.read(), time.monotonic()
@@ -144,7 +141,7 @@ def _show_live(source: Source, every: float, console: Console) -> None:
             time.sleep(every)
             try:
                 now = source.read()
-            except Unreadable as exc:
+            except NoMetrics as exc:
                 lost_at = lost_at or time.monotonic()
                 _show(live, console, _gone(exc, time.monotonic() - lost_at, view))
                 continue
@@ -161,22 +158,22 @@ def _show(live: Live | None, console: Console, view: RenderableType) -> None:
         console.print(view, "", highlight=False)
 
 
-def _gone(exc: Unreadable, for_s: float, view: RenderableType) -> Group:
-    """Draw that nobody answers, above what was last seen."""
+def _gone(exc: NoMetrics, for_s: float, view: RenderableType) -> Group:
+    """Draw that the server does not reply, above the last reading."""
     from rich.console import Group
     from rich.styled import Styled
     from rich.text import Text
 
-    told = Text(str(exc), style="bold red")
-    return Group(told, Text(f"Trying again, for {_age(for_s)} now. Last seen:"), "", Styled(view, "dim"))
+    problem = Text(str(exc), style="bold red")
+    return Group(problem, Text(f"Trying again, for {_age(for_s)} now. Last seen:"), "", Styled(view, "dim"))
 
 
-def _view(source: Source, now: Snapshot, before: Snapshot | None, interval_s: float) -> Group:
+def _view(source: MetricsSource, now: Snapshot, before: Snapshot | None, interval_s: float) -> Group:
     """Draw a reading; rates and times are those since the one before."""
     from rich.console import Group
 
     if before is not None and _is_another(now, before, interval_s):
-        before = None  # its counters have begun anew
+        before = None  # its counters began at zero again
     parts: list[RenderableType] = [*_heading(source, now), "", _figures(now, before, interval_s), ""]
     parts.append(_times(now, before))
     if now.errors:
@@ -185,12 +182,12 @@ def _view(source: Source, now: Snapshot, before: Snapshot | None, interval_s: fl
 
 
 def _is_another(now: Snapshot, before: Snapshot, interval_s: float) -> bool:
-    """Say whether the process is another than the last time: it is younger than it would have to be."""
+    """Return whether another process replies than last time: it is younger than it should be."""
     grown = now.value("openenv_uptime_seconds") - before.value("openenv_uptime_seconds")
     return grown < interval_s / 2
 
 
-def _heading(source: Source, now: Snapshot) -> tuple[str, str]:
+def _heading(source: MetricsSource, now: Snapshot) -> tuple[str, str]:
     from rich.markup import escape
 
     state = "[green]ready[/]" if now.value("openenv_ready") else "[yellow]shutting down[/]"

@@ -1,7 +1,4 @@
-"""`openenv validate`: does a package, or a running server, keep to what environments must do?
-
-Knows options, exit codes and where a report goes; what is checked is in `validation`.
-"""
+"""`openenv validate`: the options, exit codes and where a report goes; `validation/` makes the checks."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ import typer
 
 from .. import settings
 from ..errors import message_of
-from .command import tidy_on_sigterm
+from .command import failure, tidy_on_sigterm
 
 if TYPE_CHECKING:
     from .validation.report import Display
@@ -28,17 +25,17 @@ Check an environment: its files, its rewards, schemas, seeds and sessions.
   openenv validate http://localhost:8000   a running server
   openenv validate --level static          without running anything
 
-A package is served by a process of its own for the checks, with your rights: check only what you would run.
+For the checks a process serves the package, with your rights: validate only code that you would run.
 
-Actions are made from the schema of the action class; for those of your own write validation/runtime.json:
+Actions are generated from the schema of the action class. To use others, write validation/runtime.json:
 
   {"plan_schema_version": "1",
    "reset": {"seed": 1, "episode_id": "a"},
    "actions": [{"message": "hello"}]}
 
-Of a running server, the six endpoints decide; what sessions show is told beside it.
+Of a running server, six endpoints decide the verdict; checks of its sessions only warn.
 
-Exit codes: 0 passed, or only warnings; 1 failed; 2 no package there; 3 the checks themselves could not be run.
+Exit codes: 0 passed, or only warnings; 1 failed; 2 no package; 3 the checks themselves could not be run.
 """
 _LEVELS = ("static", "runtime", "semantic")
 _POLICIES = ("v1", "v2")
@@ -52,46 +49,48 @@ def validate(
     level: str = typer.Option(
         "semantic", metavar="LEVEL", help="The last level of checks: static (files), runtime or semantic."
     ),
-    skip_build: bool = typer.Option(False, "--skip-build", help="Do not run the package: skip what needs that."),
-    local: bool = typer.Option(False, "--local", help="Check a package, as without it; not together with a URL."),
+    skip_build: bool = typer.Option(False, "--skip-build", help="Do not run the package: skip checks that need it."),
+    local: bool = typer.Option(
+        False, "--local", help="Check a package, which is the default; not together with a URL."
+    ),
     policy: str | None = typer.Option(
         None,
         metavar="VERSION",
-        help="The version of the rules: v1 (files only) or v2; by default as the level needs.",
+        help="The version of the rules: v1 (files only) or v2; by default the one that the level needs.",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON, and nothing else."),
     output: Path | None = typer.Option(None, metavar="FILE", help="Write the report, as JSON, to a file too."),
     timeout: float = typer.Option(
-        5.0, metavar="SECONDS", min=0.1, help="With a URL: how long an answer over HTTP may take."
+        5.0, metavar="SECONDS", min=0.1, help="With a URL: how long a reply over HTTP may take."
     ),
     token: str | None = typer.Option(None, metavar="TOKEN", help="The server's token; by default OPENENV_TOKEN."),
-    verbose: bool = typer.Option(False, "--verbose", "-v", help="Tell what was seen where all is well, too."),
+    verbose: bool = typer.Option(False, "--verbose", "-v", help="Show the evidence of checks that passed, too."),
 ) -> None:
     if target is not None and target.startswith(("http://", "https://")):
         if url is not None:
-            raise _failure("give one URL, not two", 1)
+            raise failure("give one URL, not two", 1)
         target, url = None, target
     if url is not None and (target is not None or local):
-        raise _failure("give a package or a URL, not both", 1)
+        raise failure("give a package or a URL, not both", 1)
     if level not in _LEVELS:
-        raise _failure(f"{level!r} is no level: {', '.join(_LEVELS)}", 3)
+        raise failure(f"{level!r} is no level: {', '.join(_LEVELS)}", 3)
     chosen = policy or ("v1" if level == "static" else "v2")
     if chosen not in _POLICIES:
-        raise _failure(f"{chosen!r} is no version of the rules: {', '.join(_POLICIES)}", 3)
+        raise failure(f"{chosen!r} is no version of the rules: {', '.join(_POLICIES)}", 3)
     if url is None and chosen == "v1" and level != "static":
-        raise _failure("the rules v1 are for --level static; runtime and semantic need v2", 3)
+        raise failure("the rules v1 are for --level static; runtime and semantic need v2", 3)
     token = token or settings.client_token()
     try:
         display = _display(as_json, verbose)
         if url is not None:
             code = _running(url, level, timeout, token, display, as_json, output)
         else:
-            with tidy_on_sigterm():  # or the package would be served for ever
+            with tidy_on_sigterm():  # else the server of the package would outlive us
                 code = _package(Path(target or "."), level, chosen, not skip_build, token, display, as_json, output)
     except typer.Exit:
         raise
     except (OSError, ValueError, RuntimeError) as error:
-        raise _failure(f"the checks could not be run: {type(error).__name__}: {message_of(error)}", 3) from error
+        raise failure(f"the checks could not be run: {type(error).__name__}: {message_of(error)}", 3) from error
     raise typer.Exit(code)
 
 
@@ -116,7 +115,7 @@ def _package(
             folder.resolve(), level=level, policy=policy, may_run=may_run, token=token, listen=display.result
         )
     except NoPackage as error:
-        raise _failure(str(error), 2) from error
+        raise failure(error, 2) from error
     display.summary(report, time.monotonic() - started)
     _deliver(report.json(), as_json, output)
     return 1 if report.verdict == "fail" else 0
@@ -150,8 +149,3 @@ def _deliver(report: dict[str, Any], as_json: bool, output: Path | None) -> None
         output.write_text(text + "\n", encoding="utf-8", newline="\n")
     if as_json:
         sys.stdout.write(text + "\n")
-
-
-def _failure(reason: str, code: int) -> typer.Exit:
-    typer.secho(f"Error: {reason}", fg="red", err=True)
-    return typer.Exit(code)

@@ -1,6 +1,6 @@
-"""Waiting for a server: asks `/health` until it answers, and notices at once when what runs it has ended.
+"""How every provider waits for its server: asks `/health` until it answers, and fails at once when the server ends.
 
-The one such wait of all providers. Knows HTTP; how a server is watched and what to advise, its provider says.
+Knows HTTP; how a server is watched and what to advise, its provider says.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _ANSWER_S = 2.0
 _SILENT = "/health gave no answer in time"
 
 
-class Watch(Protocol):
-    """What runs a server, seen from outside."""
+class ServerWatch(Protocol):
+    """What runs a server (a process, a container, a service), seen from outside."""
 
     def ended(self, within_s: float) -> str | None:
-        """Wait that long at most for it to end; return how it ended, or None while it runs."""
+        """Wait at most that long for its end; return how it ended, or None while it runs."""
 
     def log(self) -> str:
         """Return the end of what it has written."""
@@ -35,17 +35,17 @@ def wait_for_ready(
     timeout_s: float,
     *,
     what: str = "Server",
-    watch: Watch | None = None,
+    watch: ServerWatch | None = None,
     advice: Callable[[], str] = str,
 ) -> None:
     """Return when `GET base_url/health` answers 200.
 
     Args:
-        base_url: Where the server is to be.
+        base_url: The address of the server.
         timeout_s: How long to wait for it at most.
-        what: How to call it in errors.
+        what: The name of the server in errors.
         watch: What runs it; without one, its end is not noticed.
-        advice: Asked for one more sentence when the time is over.
+        advice: Called for one more sentence when the time is over.
 
     Raises:
         ServerDied: It has ended; the text has the end of its log.
@@ -80,7 +80,7 @@ def wait_for_ready(
 
 
 def ask_health(base_url: str, timeout_s: float) -> str | None:
-    """Ask a server once, past any proxy; return None when it is well, and otherwise why not."""
+    """Ask a server once, past any proxy; return None if it is healthy, and why not otherwise."""
     parts = urlsplit(base_url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname or "localhost", parts.port, timeout=timeout_s)

@@ -1,6 +1,6 @@
-"""The container engine behind its command line: `docker` or `podman`, found, asked and told what to do.
+"""`docker` and `podman` through their command line, for sandboxes, providers and `openenv build`.
 
-Knows the command line, its errors and what to install. Must not know what a sandbox is made of.
+Knows the command line, its errors and what to install. Must not know what a container is for.
 """
 
 from __future__ import annotations
@@ -12,88 +12,162 @@ from dataclasses import dataclass
 from typing import Literal
 
 from openenv.errors import SandboxError, SandboxUnavailable
+from openenv.sandboxes.base import Mount
+from openenv.sandboxes.owners import Owner
 from openenv.sandboxes.shell_command import ProcessChannel
 
 EngineName = Literal["auto", "docker", "podman"]
+OWNER_LABEL = "openenv.owner"
+"""On every container and service that we start: the process that started it, so that leftovers can be swept."""
 _ORDINARY_S = 120.0
 _INSTALL = "apt-get install -y docker.io   # or: apt-get install -y podman"
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
-    """A container engine that is reached through its command line."""
+class ContainerCli:
+    """The command line of one container engine.
+
+    Args:
+        kind: Which engine it is.
+        program: Path of the executable.
+        host: The engine's address, as its own option takes it; by default its own settings decide.
+        error: What a failed command raises.
+        unavailable: What is raised where the engine is missing or does not answer.
+    """
 
     kind: Literal["docker", "podman"]
     program: str
     host: str | None = None
+    error: type[RuntimeError] = SandboxError
+    unavailable: type[RuntimeError] = SandboxUnavailable
 
     @property
     def is_local(self) -> bool:
-        """Say whether containers are processes of this machine, as far as the address tells."""
+        """Whether containers are processes of this machine, as far as the given address shows."""
         return self.host is None or self.host.startswith(("unix://", "/"))
 
     def argv(self, *args: str) -> list[str]:
-        """Return the command line that asks the engine for something."""
+        """Return the whole command line of an engine command."""
         if self.host is None:
             return [self.program, *args]
         option = ["--host", self.host] if self.kind == "docker" else ["--url", self.host]
         return [self.program, *option, *args]
 
-    def ask(
+    def run(
         self,
         *args: str,
         data: bytes | None = None,
         timeout: float = _ORDINARY_S,
         environ: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run one command of the engine to its end, whatever that is; `environ` in place of our variables."""
+        """Run an engine command to its end, whatever its exit code; `environ` replaces our variables."""
         try:
             return subprocess.run(
                 self.argv(*args), input=data or b"", capture_output=True, timeout=timeout, check=False, env=environ
             )
         except subprocess.TimeoutExpired as error:
-            raise SandboxError(f"`{self.kind} {args[0]}` gave no answer in {timeout:g} s.") from error
+            raise self.error(f"`{self.kind} {args[0]}` gave no answer in {timeout:g} s.") from error
         except OSError as error:
-            raise SandboxUnavailable(f"`{self.program}` cannot be run: {error}") from error
+            raise self.unavailable(f"`{self.program}` cannot be run: {error}") from error
 
-    def tell(self, *args: str, data: bytes | None = None, timeout: float = _ORDINARY_S) -> str:
-        """Run one command of the engine and return its output.
-
-        Raises:
-            SandboxError: it failed; the text is the engine's.
-        """
-        done = self.ask(*args, data=data, timeout=timeout)
+    def output(
+        self,
+        *args: str,
+        data: bytes | None = None,
+        timeout: float = _ORDINARY_S,
+        environ: Mapping[str, str] | None = None,
+    ) -> str:
+        """Run an engine command and return its output; raise `error` with the engine's words where it fails."""
+        done = self.run(*args, data=data, timeout=timeout, environ=environ)
         if done.returncode != 0:
-            raise SandboxError(f"`{self.kind} {args[0]}` failed: {_words(done)}")
+            raise self.error(f"`{self.kind} {args[0]}` failed: {failure_of(done)}")
         return done.stdout.decode("utf-8", "replace").strip()
 
     def open_channel(self, *args: str) -> ProcessChannel:
-        """Start a command of the engine that talks through its standard streams."""
+        """Start an engine command that talks through its standard streams."""
         return ProcessChannel(self.argv(*args))
 
     def check(self) -> None:
-        """Return when the engine answers; raise `SandboxUnavailable` with its words when not."""
+        """Return if the engine answers; raise `unavailable` with its words and what to start if not."""
         form = "{{.Server.Version}}" if self.kind == "docker" else "{{.Client.Version}}"
-        done = self.ask("version", "--format", form, timeout=30)
+        done = self.run("version", "--format", form, timeout=30)
         if done.returncode != 0:
             start = "dockerd &   # or: systemctl start docker" if self.kind == "docker" else "podman info"
-            raise SandboxUnavailable(f"The {self.kind} engine does not answer ({_words(done)}). Start it: {start}")
+            raise self.unavailable(f"The {self.kind} engine does not answer ({failure_of(done)}). Start it: {start}")
+
+    def has_image(self, image: str) -> bool:
+        """Return whether the engine has an image."""
+        return self.run("image", "inspect", image).returncode == 0
+
+    def pull(self, image: str, *, timeout: float) -> str | None:
+        """Pull an image; where that fails, return why, with the command to try by hand."""
+        done = self.run("pull", "--quiet", image, timeout=timeout)
+        if done.returncode == 0:
+            return None
+        reason = failure_of(done).splitlines()[-1]
+        return f"The image '{image}' is not here and cannot be pulled ({reason}). Get it: {self.kind} pull {image}."
+
+    def sweep(self) -> list[str]:
+        """Remove the containers whose owner is dead, and return their ids; those of living owners stay."""
+        ids = self.output("ps", "-aq", "--no-trunc", "--filter", f"label={OWNER_LABEL}").split()
+        if not ids:
+            return []
+        form = '{{.Id}} {{index .Config.Labels "' + OWNER_LABEL + '"}}'
+        listed = self.run("inspect", "--format", form, *ids).stdout.decode("utf-8", "replace")
+        dead = []
+        for line in listed.splitlines():
+            container, _, label = line.partition(" ")
+            owner = Owner.parse(label.strip())
+            if owner is not None and owner.is_dead():
+                self.run("rm", "-f", "-v", container)
+                dead.append(container)
+        return dead
 
 
-def find_engine(name: EngineName, host: str | None) -> Engine:
+def find_engine(name: EngineName, host: str | None) -> ContainerCli:
     """Return the engine of that name, or the first that is installed.
 
     Raises:
-        SandboxUnavailable: it is not installed; the text says how to.
+        SandboxUnavailable: It is not installed; the text says how to install it.
     """
     kinds: tuple[Literal["docker", "podman"], ...] = ("docker", "podman") if name == "auto" else (name,)
     for kind in kinds:
         program = shutil.which(kind)
         if program is not None:
-            return Engine(kind, program, host)
+            return ContainerCli(kind, program, host)
     wanted = " or ".join(f"`{kind}`" for kind in kinds)
     raise SandboxUnavailable(f"Container sandboxes need {wanted}, which is not installed. Install it: {_INSTALL}")
 
 
-def _words(done: subprocess.CompletedProcess[bytes]) -> str:
-    return (done.stderr or done.stdout).decode("utf-8", "replace").strip() or f"exit code {done.returncode}"
+def find_answering_engine(name: EngineName, host: str | None) -> ContainerCli:
+    """Return the first engine that is installed and answers.
+
+    Raises:
+        SandboxUnavailable: None does; the text is the reason of each that is installed, or how to install one.
+    """
+    kinds: tuple[EngineName, ...] = ("docker", "podman") if name == "auto" else (name,)
+    reasons = []
+    for kind in kinds:
+        if shutil.which(kind) is None:
+            continue
+        engine = find_engine(kind, host)
+        try:
+            engine.check()
+        except SandboxError as error:
+            reasons.append(str(error))
+        else:
+            return engine
+    install = f"{' and '.join(kinds)} not found. Install it: {_INSTALL}"
+    raise SandboxUnavailable(" ".join(reasons) or install)
+
+
+def bind_option(mount: Mount) -> str:
+    """Return the value of `--mount` for a read-only bind mount."""
+    fields = ["type=bind", f"source={mount.source}", f"target={mount.target}", "readonly"]
+    return ",".join(f'"{field}"' if "," in field else field for field in fields)
+
+
+def failure_of(done: subprocess.CompletedProcess[bytes]) -> str:
+    """Return what a failed engine command printed."""
+    text = (done.stderr or done.stdout).decode("utf-8", "replace").strip()
+    return text.removesuffix("See 'docker run --help'.").strip() or f"exit code {done.returncode}"
