@@ -90,7 +90,7 @@ def test_limits_of_version_2(tmp_path: Path) -> None:
     assert int((folder / "memory.max").read_text()) == (100 + 60 + 24) * 1024 * 1024
     assert (folder / "pids.max").read_text() == "54"
     assert (folder / "cpu.max").read_text() == "150000 100000"
-    assert group.entrances() == [str(folder / "cgroup.procs")]
+    assert group.entry_files() == [str(folder / "cgroup.procs")]
 
 
 def test_limits_of_version_1(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_limits_of_version_1(tmp_path: Path) -> None:
     assert int((memory / "memory.limit_in_bytes").read_text()) == (100 + 60 + 24) * 1024 * 1024
     assert (pids / "pids.max").read_text() == "54"
     assert (cpu / "cpu.cfs_quota_us").read_text() == "50000"
-    assert group.entrances() == [str(folder / "tasks") for folder in group.folders]
+    assert group.entry_files() == [str(folder / "tasks") for folder in group.folders]
 
 
 def test_memory_kills_are_counted_in_both_versions(tmp_path: Path) -> None:

@@ -290,7 +290,7 @@ def test_sandboxes_work_for_users_without_rights(local: LocalSandboxes, tmp_path
 
 
 def test_what_runs_a_sandbox_refuses_to_run_anywhere_else() -> None:
-    init = Path(bwrap.__file__).parent / "inside" / "init.py"
+    init = Path(bwrap.__file__).parent / "init_process.py"
     result = subprocess.run([sys.executable, "-I", "-S", str(init), "0"], capture_output=True, text=True)
     assert result.returncode == 1
     assert "only" in result.stderr

@@ -144,7 +144,7 @@ def test_nothing_is_written_through_links(tmp_path: Path, entries: list[Entry]) 
     ],
 )
 def test_links_that_leave_the_tree_can_be_left_out(tmp_path: Path, name: str, target: str, kept: bool) -> None:
-    trees.unpack(archive(("s", "link", "."), (name, "link", target)), str(tmp_path), leaving_links=False)
+    trees.unpack(archive(("s", "link", "."), (name, "link", target)), str(tmp_path), keep_outer_links=False)
     assert (tmp_path / name).is_symlink() is kept
 
 
@@ -195,7 +195,7 @@ def test_no_archive_at_all_writes_outside(
     (base / "a").write_text("good")
     for _ in range(2):
         try:
-            trees.unpack(archive(*entries), str(base / "b" / "c"), leaving_links=leaving)
+            trees.unpack(archive(*entries), str(base / "b" / "c"), keep_outer_links=leaving)
         except (ValueError, OSError):
             pass
     assert set(os.listdir(base)) == {"a", "b"}

@@ -1,6 +1,4 @@
-"""The sandbox protocol: what can be done inside (`Sandbox`) and how one is started (`Sandboxes`).
-
-Knows names, shapes and the rules that `self_check` holds every backend to. Knows no backend.
+"""The sandbox protocol: what can be done inside (`Sandbox`), how one is started (`Sandboxes`), and backends by name.
 
 `SandboxHandle`, `SandboxBackend` and `BgJob` are the narrow, structural shapes that existing code is written for;
 `Sandbox` is the whole protocol, and each of ours is also a `SandboxHandle`. Everything is synchronous and may be called
@@ -23,18 +21,18 @@ TIMED_OUT = 124
 """The exit code of a command that was killed because its time was over, as in timeout(1)."""
 
 FEATURES = frozenset({"isolation", "limits", "trees", "mounts", "ports", "expiry"})
-"""What a backend may not offer: isolation from host and network, limits, whole process trees killed even when they
+"""Optional features of a backend: isolation from host and network, limits, killing whole process trees even when they
 hide, mounts, exposed ports that nothing outside can reach, an end by itself when the time is over."""
 
 Stream = Literal["stdout", "stderr"]
 OnOutput = Callable[[Stream, bytes], None]
 Command = str | Sequence[str]
-"""A shell line (`/bin/sh -c`), or an argument list that no shell reads."""
+"""A shell line (`/bin/sh -c`), or an argument list without a shell."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """What a command did.
+    """The result of a command.
 
     A command ended by signal N has exit code 128 + N. One that could not be started has 127 (no such program) or 126
     (not executable, no such folder to start in), with the reason in `stderr`.
@@ -45,10 +43,10 @@ class ExecResult:
     stderr: str
     timed_out: bool = False
     truncated: bool = False
-    """More came out than `max_output` bytes of a stream; the beginning was kept, the rest read and dropped."""
+    """A stream was longer than `max_output` bytes; its beginning is kept."""
     duration_s: float = 0.0
     oom: bool = False
-    """The sandbox ran out of memory while the command ran, and something in it was killed for that."""
+    """The sandbox ran out of memory while the command ran, and the kernel killed a process in it."""
 
 
 @runtime_checkable
@@ -97,7 +95,7 @@ class SandboxHandle(Protocol):
         ...
 
     def exists(self, path: str) -> bool:
-        """Say whether there is such a file or folder."""
+        """Return whether there is such a file or folder."""
         ...
 
     def kill(self) -> None:
@@ -107,7 +105,7 @@ class SandboxHandle(Protocol):
 
 @runtime_checkable
 class SandboxBackend(Protocol):
-    """The narrow shape of what starts sandboxes."""
+    """The narrow shape of a backend."""
 
     def create(
         self,
@@ -138,7 +136,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A folder or file of the host that is visible, read-only, inside; everybody must be able to read it."""
+    """A folder or file of the host that is visible inside, read-only; all users must be able to read it."""
 
     source: Path
     target: str
@@ -146,7 +144,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """How a sandbox is to look inside. A backend that cannot give a part of it raises `SandboxUnsupported`."""
+    """What a sandbox is like. A backend that cannot provide a part of it raises `SandboxUnsupported`."""
 
     limits: Limits = field(default_factory=Limits)
     mounts: tuple[Mount, ...] = ()
@@ -158,7 +156,7 @@ class SandboxSpec:
 
 
 class Sandbox(ABC):
-    """A place to run commands that cannot reach anything but what was passed in. Also a context manager.
+    """A place to run commands that can reach nothing except what was passed in. Also a context manager.
 
     Paths inside are absolute, or relative to `workdir`.
     """
@@ -183,10 +181,10 @@ class Sandbox(ABC):
         on_output: OnOutput | None = None,
         max_output: int = 10 * 1024 * 1024,
     ) -> ExecResult:
-        """Run a command to its end, with no input unless `stdin` is given.
+        """Run a command to its end, with no input unless `stdin` is set.
 
-        When the time is over, the command and every process it started are killed, and the result has `timed_out` and
-        exit code 124 with the output so far. What outlives the command in the background does not delay the result.
+        After `timeout` seconds the command and every process it started are killed, and the result has `timed_out`,
+        exit code 124 and the output so far. A background process that outlives the command does not delay the result.
         `on_output` gets every byte as it comes, also those beyond `max_output`.
 
         Raises:
@@ -222,7 +220,7 @@ class Sandbox(ABC):
 
     @abstractmethod
     def exists(self, path: str) -> bool:
-        """Say whether there is such a file or folder."""
+        """Return whether there is such a file or folder."""
 
     @abstractmethod
     def pack(self, path: str, archive: Path, *, max_bytes: int = 512 * 1024 * 1024) -> None:
@@ -274,11 +272,11 @@ class Sandboxes(ABC):
 
     name: str
     features: frozenset[str] = FEATURES
-    """What of `FEATURES` this backend offers; `self_check` asks for nothing else."""
+    """The `FEATURES` that this backend offers; `self_check` checks no others."""
 
     @abstractmethod
     def check(self) -> None:
-        """Return when this backend can run here; raise `SandboxUnavailable` with what to install when not."""
+        """Return if this backend can run here; raise `SandboxUnavailable` with what to install if not."""
 
     @abstractmethod
     def open(self, spec: SandboxSpec | None = None) -> Sandbox:
@@ -291,17 +289,12 @@ class Sandboxes(ABC):
         envs: Mapping[str, str] | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> Sandbox:
-        """Start a sandbox with default limits, as existing code asks for it."""
+        """Start a sandbox with default limits: the call of `SandboxBackend`."""
         return self.open(SandboxSpec(timeout_s=timeout_s, envs=dict(envs or {}), metadata=dict(metadata or {})))
 
     def leftovers(self) -> list[str]:
-        """List what ended sandboxes of this process left on the host; empty when all is well."""
+        """List what ended sandboxes of this process left on the host; normally nothing."""
         return []
-
-
-# registry: Backends by name.
-#
-# Knows where each backend of ours lives, and imports one when it is asked for; others are named by module and class.
 
 
 _BACKENDS = {
@@ -319,13 +312,13 @@ def backend(name: str, **options: Any) -> Sandboxes:
 
     Args:
         name: `local`, `docker`, `e2b` or `process`, or a backend of your own as `module:Class`. `process` isolates
-            nothing, and has to be asked for with `i_know_there_is_no_isolation=True`. A name with a module imports
-            it: pass on no name that came from others.
-        **options: What the backend's class takes.
+            nothing, and needs `i_know_there_is_no_isolation=True`. `module:Class` imports the module: never pass a
+            name from an untrusted source.
+        **options: Arguments of the backend's class.
 
     Raises:
         ValueError: There is no backend of that name.
-        SandboxUnavailable: `process` was asked for without that option, or a package is missing.
+        SandboxUnavailable: `process` without that option, or a package is missing.
     """
     if ":" in name:
         return _foreign(name, **options)
@@ -338,15 +331,15 @@ def backend(name: str, **options: Any) -> Sandboxes:
 
 
 def _foreign(name: str, **options: Any) -> Sandboxes:
-    """Return a backend that is not ours."""
+    """Return a backend from another package."""
     place, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(place)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{place}.".startswith(f"{error.name}."):
-            raise  # the module is there, and misses another one
-        raise ValueError(f"There is no module {place!r}, which the sandbox backend {name!r} is to be in.") from None
-    made = getattr(module, attribute, None)
-    if not (isinstance(made, type) and issubclass(made, Sandboxes)):
-        raise ValueError(f"{name} is no sandbox backend: a class made from `openenv.sandboxes.Sandboxes`.")
-    return made(**options)
+            raise  # the module exists, and one of its own imports fails
+        raise ValueError(f"There is no module {place!r}, which should hold the sandbox backend {name!r}.") from None
+    backend_class = getattr(module, attribute, None)
+    if not (isinstance(backend_class, type) and issubclass(backend_class, Sandboxes)):
+        raise ValueError(f"{name} is no sandbox backend: a subclass of `openenv.sandboxes.Sandboxes`.")
+    return backend_class(**options)

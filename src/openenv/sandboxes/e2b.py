@@ -1,7 +1,6 @@
-"""Sandboxes in E2B's cloud, through the real `e2b` package, which is imported when a backend is made.
+"""The backend `e2b`: sandboxes in E2B's cloud, through the `e2b` package, which is imported when a backend is made.
 
-Knows the package's public interface; what is done inside is `shell`'s. Also the `E2BSandboxBackend` that existing code
-is written for.
+`E2BSandboxBackend` is also the name that existing code imports. `ShellSandbox` does everything inside.
 """
 
 from __future__ import annotations
@@ -29,127 +28,9 @@ from openenv.sandboxes.shell_command import READ_SCRIPT, Channel, ShellRun, fram
 if TYPE_CHECKING:
     from e2b import Sandbox as RemoteSandbox
 
-
-# e2b_channel: A command at E2B as a channel: a thread takes its events from the package, in the order in which they come.
-#
-# Knows the package's command handle, which is passed in; imports nothing of the package.
-
-
 _log = logging.getLogger(__name__)
 _CHUNK = 1 << 18
 _KILLED = 137
-
-
-class CommandChannel(Channel):
-    """The other end of a command that E2B runs."""
-
-    def __init__(self, handle: Any, *, has_input: bool) -> None:
-        self._handle = handle
-        self._has_input = has_input
-        self._encoding = _keep_bytes(handle)
-        self._events: queue.Queue[tuple[Stream, bytes] | None] = queue.Queue(maxsize=64)
-        self._closed = threading.Event()
-        self._over = threading.Event()
-        self._exit_code: int | None = None
-        threading.Thread(target=self._follow, name=f"e2b-{handle.pid}", daemon=True).start()
-
-    @property
-    def exit_code(self) -> int | None:
-        """How the shell ended, as E2B says; a signal has no number there."""
-        self._over.wait(10)
-        return _KILLED if self._exit_code is not None and self._exit_code < 0 else self._exit_code
-
-    def send(self, data: bytes) -> None:
-        """Write to the standard input."""
-        for start in range(0, len(data), _CHUNK):
-            if self._over.is_set() or self._closed.is_set():
-                return
-            try:
-                self._handle.send_stdin(data[start : start + _CHUNK])
-            except Exception:  # the command is over, or the sandbox is: the reader learns which
-                return
-
-    def end_input(self) -> None:
-        """Close the standard input."""
-        if self._has_input and not self._over.is_set() and not self._closed.is_set():
-            self._has_input = False
-            try:
-                self._handle.close_stdin()
-            except Exception:  # the same
-                _log.debug("close_stdin", exc_info=True)
-
-    def receive(self, timeout: float | None) -> tuple[Stream, bytes] | None:
-        """Return the next bytes of a stream."""
-        if self._closed.is_set():
-            raise EOFError
-        try:
-            got = self._events.get(timeout=timeout)
-        except queue.Empty:
-            return None
-        if got is None:
-            self._events.put(None)
-            raise EOFError
-        return got
-
-    def close(self) -> None:
-        """Let go of it; the thread ends with the next event, or with the sandbox."""
-        self._closed.set()
-        while True:
-            try:
-                self._events.get_nowait()
-            except queue.Empty:
-                break
-        self._events.put(None)
-
-    def _follow(self) -> None:
-        try:
-            for out, err, _ in self._handle:
-                if self._closed.is_set():
-                    self._handle.disconnect()
-                    return
-                if out:
-                    self._pass_on("stdout", out)
-                if err:
-                    self._pass_on("stderr", err)
-            self._exit_code = _exit_code(self._handle)
-        except Exception:  # the stream broke; the sandbox says whether it is gone
-            _log.debug("e2b events", exc_info=True)
-        finally:
-            self._over.set()
-            self._put(None)
-
-    def _pass_on(self, stream: Stream, text: str) -> None:
-        self._put((stream, text.encode(self._encoding, "replace")))
-
-    def _put(self, event: tuple[Stream, bytes] | None) -> None:
-        while not self._closed.is_set():
-            try:
-                self._events.put(event, timeout=0.5)
-            except queue.Full:
-                continue
-            return
-
-
-def _keep_bytes(handle: Any) -> str:
-    """Have the package pass bytes on unchanged, where it lets us; return how its text is to be turned back into bytes.
-
-    It decodes output as UTF-8, and what is no UTF-8 is lost in that. Latin-1 has a character for every byte.
-    """
-    if not (hasattr(handle, "_stdout_decoder") and hasattr(handle, "_stderr_decoder")):
-        return "utf-8"
-    decoder = codecs.getincrementaldecoder("latin-1")
-    handle._stdout_decoder, handle._stderr_decoder = decoder(), decoder()
-    return "latin-1"
-
-
-def _exit_code(handle: Any) -> int | None:
-    try:
-        return int(handle.wait().exit_code)
-    except Exception as error:  # the package raises for any exit code but 0, and the exception has it
-        code = getattr(error, "exit_code", None)
-        return code if isinstance(code, int) else None
-
-
 _INLINE = 60_000
 _PROBE_S = 15.0
 
@@ -160,7 +41,7 @@ class E2BSandboxBackend(Sandboxes):
     Args:
         api_key: The account's key; by default `E2B_API_KEY`.
         template: Name or id of the template; by default E2B's own.
-        sandbox_kwargs: More arguments of `e2b.Sandbox.create`, which win over those that we give.
+        sandbox_kwargs: More arguments of `e2b.Sandbox.create`; they override ours.
 
     Raises:
         ImportError: the `e2b` package is not installed.
@@ -190,15 +71,15 @@ class E2BSandboxBackend(Sandboxes):
         self._kwargs = dict(sandbox_kwargs or {})
 
     def check(self) -> None:
-        """Return when the account answers; raise `SandboxUnavailable` with its words when not."""
+        """Return if E2B accepts the account; raise `SandboxUnavailable` with its message if not."""
         options = {name: value for name, value in self._kwargs.items() if name in _CONNECTION}
         try:
             self._sdk.Sandbox.list(api_key=self._key, limit=1, **options).next_items()
-        except Exception as error:  # whatever the package raises: there is no base class for all of it
+        except Exception as error:  # the errors of the package have no common base class
             raise SandboxUnavailable(f"E2B does not answer: {message_of(error)}") from error
 
     def open(self, spec: SandboxSpec | None = None) -> E2BSandbox:
-        """Start a sandbox without a way out but what is exposed in it, unless `sandbox_kwargs` says otherwise."""
+        """Start a sandbox that reaches nothing except what is exposed in it, unless `sandbox_kwargs` says otherwise."""
         closed = {"allow_internet_access": False, "network": {"allow_public_traffic": False}}
         return self._open(spec or SandboxSpec(), closed)
 
@@ -209,7 +90,7 @@ class E2BSandboxBackend(Sandboxes):
         envs: Mapping[str, str] | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> E2BSandbox:
-        """Start a sandbox as existing code asks for it: with E2B's own defaults, also for the network."""
+        """Start a sandbox with E2B's own defaults, also for the network: the call of `SandboxBackend`."""
         return self._open(SandboxSpec(timeout_s=timeout_s, envs=dict(envs or {}), metadata=dict(metadata or {})), {})
 
     def _open(self, spec: SandboxSpec, defaults: Mapping[str, Any]) -> E2BSandbox:
@@ -228,7 +109,7 @@ class E2BSandboxBackend(Sandboxes):
         }
         try:
             remote = self._sdk.Sandbox.create(**arguments)
-        except Exception as error:  # the same
+        except Exception as error:  # the errors of the package have no common base class
             raise SandboxUnavailable(f"E2B started no sandbox: {message_of(error)}") from error
         return E2BSandbox(remote, spec)
 
@@ -237,7 +118,7 @@ _CONNECTION = frozenset({"domain", "api_url", "debug", "proxy", "headers", "http
 
 
 def _unretained(run: Callable[..., Any]) -> dict[str, Any]:
-    """The option that keeps the package from gathering all output in memory; the last for Python 3.10 has none."""
+    """Return the option that keeps the package from storing all output; its last version for Python 3.10 has none."""
     return {"retain_output": False} if "retain_output" in inspect.signature(run).parameters else {}
 
 
@@ -249,17 +130,17 @@ class E2BSandbox(ShellSandbox):
     def __init__(self, remote: RemoteSandbox, spec: SandboxSpec) -> None:
         super().__init__(remote.sandbox_id, spec)
         self.remote = remote
-        """The package's own object, for what this protocol does not have."""
+        """The package's own object, for features that this protocol does not have."""
         self._expires = time.monotonic() + spec.timeout_s
 
     def _channel(self, script: str, *, has_input: bool) -> Channel:
-        long = len(script) > _INLINE  # more than one argument may have
+        long = len(script) > _INLINE  # Linux limits a single argument to 128 KB
         command = f"exec /bin/sh -c {shlex.quote(READ_SCRIPT if long else script)}"
         try:
-            # Without a time limit of E2B's: ours is kept by the caller, and background jobs have none.
+            # No time limit of E2B's: the caller enforces ours, and background jobs have none.
             run = self.remote.commands.run
             handle = run(command, background=True, stdin=long or has_input, timeout=0, cwd="/", **_unretained(run))
-        except Exception as error:  # there is no base class for all that the package raises
+        except Exception as error:  # the errors of the package have no common base class
             self._raise_if_gone()
             raise SandboxError(f"E2B started no command in sandbox '{self.sandbox_id}': {message_of(error)}") from error
         channel = CommandChannel(handle, has_input=long or has_input)
@@ -271,7 +152,7 @@ class E2BSandbox(ShellSandbox):
         try:
             if self.remote.is_running(request_timeout=_PROBE_S):
                 return None
-        except Exception as error:  # nobody can say; what was asked for failed all the same
+        except Exception as error:  # unknown; the operation failed all the same
             return f"E2B does not answer: {message_of(error)}"
         return "expired" if time.monotonic() > self._expires - 2 else "ended by E2B"
 
@@ -282,7 +163,7 @@ class E2BSandbox(ShellSandbox):
             if self._ended == "closed" and self._why_gone() is None:
                 raise SandboxError(f"Sandbox '{self.sandbox_id}' could not be ended: {message_of(error)}") from error
 
-    # Files go through E2B's own transfer of files, which is made for many bytes.
+    # Files go through E2B's own file transfer, which is made for many bytes.
 
     def _tool(self, script: str, *, stdin: Input | None = None, on_output: OnOutput | None = None) -> ShellRun:
         if stdin is None:
@@ -319,6 +200,116 @@ class E2BSandbox(ShellSandbox):
             work()
         except SandboxError:
             raise
-        except Exception as error:  # there is no base class for all that the package raises
+        except Exception as error:  # the errors of the package have no common base class
             self._raise_if_gone()
             raise SandboxError(f"E2B moved no file of sandbox '{self.sandbox_id}': {message_of(error)}") from error
+
+
+class CommandChannel(Channel):
+    """A command at E2B; a thread takes its events from the package, in their order."""
+
+    def __init__(self, handle: Any, *, has_input: bool) -> None:
+        self._handle = handle
+        self._has_input = has_input
+        self._encoding = _keep_bytes(handle)
+        self._events: queue.Queue[tuple[Stream, bytes] | None] = queue.Queue(maxsize=64)
+        self._closed = threading.Event()
+        self._over = threading.Event()
+        self._exit_code: int | None = None
+        threading.Thread(target=self._follow, name=f"e2b-{handle.pid}", daemon=True).start()
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code of the shell; E2B reports no number for a signal."""
+        self._over.wait(10)
+        return _KILLED if self._exit_code is not None and self._exit_code < 0 else self._exit_code
+
+    def send(self, data: bytes) -> None:
+        """Write to the standard input."""
+        for start in range(0, len(data), _CHUNK):
+            if self._over.is_set() or self._closed.is_set():
+                return
+            try:
+                self._handle.send_stdin(data[start : start + _CHUNK])
+            except Exception:  # the command or the sandbox has ended: the reader finds out which
+                return
+
+    def end_input(self) -> None:
+        """Close the standard input."""
+        if self._has_input and not self._over.is_set() and not self._closed.is_set():
+            self._has_input = False
+            try:
+                self._handle.close_stdin()
+            except Exception:  # the command or the sandbox has ended
+                _log.debug("close_stdin", exc_info=True)
+
+    def receive(self, timeout: float | None) -> tuple[Stream, bytes] | None:
+        """Return the next bytes of a stream."""
+        if self._closed.is_set():
+            raise EOFError
+        try:
+            got = self._events.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        if got is None:
+            self._events.put(None)
+            raise EOFError
+        return got
+
+    def close(self) -> None:
+        """Close the channel; the thread ends with the next event, or with the sandbox."""
+        self._closed.set()
+        while True:
+            try:
+                self._events.get_nowait()
+            except queue.Empty:
+                break
+        self._events.put(None)
+
+    def _follow(self) -> None:
+        try:
+            for out, err, _ in self._handle:
+                if self._closed.is_set():
+                    self._handle.disconnect()
+                    return
+                if out:
+                    self._pass_on("stdout", out)
+                if err:
+                    self._pass_on("stderr", err)
+            self._exit_code = _exit_code(self._handle)
+        except Exception:  # the stream broke; `_why_gone` finds out whether the sandbox is gone
+            _log.debug("e2b events", exc_info=True)
+        finally:
+            self._over.set()
+            self._put(None)
+
+    def _pass_on(self, stream: Stream, text: str) -> None:
+        self._put((stream, text.encode(self._encoding, "replace")))
+
+    def _put(self, event: tuple[Stream, bytes] | None) -> None:
+        while not self._closed.is_set():
+            try:
+                self._events.put(event, timeout=0.5)
+            except queue.Full:
+                continue
+            return
+
+
+def _keep_bytes(handle: Any) -> str:
+    """Make the package pass bytes on unchanged where possible; return the encoding that turns its text back into bytes.
+
+    It decodes output as UTF-8 and loses every other byte. Latin-1 has a character for each byte.
+    """
+    if not (hasattr(handle, "_stdout_decoder") and hasattr(handle, "_stderr_decoder")):
+        return "utf-8"
+    decoder = codecs.getincrementaldecoder("latin-1")
+    handle._stdout_decoder, handle._stderr_decoder = decoder(), decoder()
+    return "latin-1"
+
+
+def _exit_code(handle: Any) -> int | None:
+    try:
+        return int(handle.wait().exit_code)
+    except Exception as error:  # the package raises for every exit code except 0, and the exception has it
+        code = getattr(error, "exit_code", None)
+        return code if isinstance(code, int) else None

@@ -1,7 +1,6 @@
-"""The backend `process`: plain child processes in a temporary folder. It isolates nothing and is for debugging.
+"""The backend `process`: child processes in a temporary folder, for debugging. It isolates nothing.
 
-Knows process groups. Commands can read and write whatever this process can; limits, mounts and a private network are
-not offered. Works wherever Python has POSIX processes.
+Commands can read and write whatever this process can. Works wherever Python has POSIX processes, without /proc.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from openenv.errors import SandboxError, SandboxGone, SandboxTreeError, SandboxU
 from openenv.sandboxes import trees
 from openenv.sandboxes.base import HOME, TIMED_OUT, Command, ExecResult, OnOutput, Sandbox, Sandboxes, SandboxSpec
 from openenv.sandboxes.relay import Exposure, Relay
-from openenv.sandboxes.streams import Exchange, Gathering, Pipes
+from openenv.sandboxes.streams import OutputBuffer, PipePump, Pipes, follow_output
 
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 _SERIALS = "openenv-process-"
@@ -47,7 +46,7 @@ class ProcessSandboxes(Sandboxes):
         if not i_know_there_is_no_isolation:
             raise SandboxUnavailable(
                 "The backend 'process' isolates nothing: commands can do whatever you can. For debugging your own "
-                "code, ask for it with i_know_there_is_no_isolation=True; otherwise use 'local' or 'docker'."
+                "code, pass i_know_there_is_no_isolation=True; otherwise use 'local' or 'docker'."
             )
         self._path = path
         self._relay = Relay()
@@ -88,7 +87,7 @@ class ProcessSandbox(Sandbox):
         self._root = root
         self._relay = relay
         self._lock = threading.RLock()
-        self._running: set[_Running] = set()
+        self._running: set[_ChildProcess] = set()
         self._exposures: list[Exposure] = []
         self._reason: str | None = None
         Path(self.workdir).mkdir(parents=True)
@@ -113,33 +112,27 @@ class ProcessSandbox(Sandbox):
     ) -> ExecResult:
         """Run a command to its end."""
         started = time.monotonic()
-        gathering = Gathering(max_output, on_output)
+        buffer = OutputBuffer(max_output, on_output)
         pipes = Pipes.open(with_stdin=stdin is not None)
         try:
-            refusal, running = self._start(cmd, envs, cwd, pipes)
-            if running is None:
-                return ExecResult(refusal[0], "", refusal[1], duration_s=time.monotonic() - started)
-            exchange = Exchange(pipes, stdin, gathering.feed)
             try:
-                ended = exchange.run(running.ended.fileno(), None if timeout is None else started + timeout)
+                running = self._start(cmd, envs, cwd, pipes)
+            except _CannotStart as refusal:
+                return ExecResult(refusal.exit_code, "", f"{refusal}\n", duration_s=time.monotonic() - started)
+            pump = PipePump(pipes, stdin, buffer.feed)
+            try:
+                ended = pump.run(running.ended.fileno(), None if timeout is None else started + timeout)
             except BaseException:
                 running.kill()
                 raise
             if not ended:
                 running.kill()
             code = running.wait()
-            exchange.drain()
+            pump.drain()
         finally:
             pipes.close()
         self._check_alive()
-        return ExecResult(
-            code if ended else TIMED_OUT,
-            gathering.text("stdout"),
-            gathering.text("stderr"),
-            timed_out=not ended,
-            truncated=gathering.truncated,
-            duration_s=time.monotonic() - started,
-        )
+        return buffer.result(code if ended else TIMED_OUT, began=started, timed_out=not ended)
 
     def start_bg(
         self,
@@ -151,13 +144,14 @@ class ProcessSandbox(Sandbox):
     ) -> ProcessJob:
         """Start a command and return at once."""
         pipes = Pipes.open(with_stdin=False) if on_output is not None else None
-        refusal, running = self._start(cmd, envs, cwd, pipes)
-        if running is None:
+        try:
+            running = self._start(cmd, envs, cwd, pipes)
+        except _CannotStart as refusal:
             if pipes is not None:
                 pipes.close()
-            raise SandboxError(f"The command cannot be started: {refusal[1].strip()}")
+            raise SandboxError(f"The command cannot be started: {refusal}") from refusal
         if pipes is not None and on_output is not None:
-            threading.Thread(target=_follow, args=(pipes, on_output), name="openenv-job", daemon=True).start()
+            follow_output(pipes, on_output)
         return ProcessJob(running, self._check_alive)
 
     def read_bytes(self, path: str, *, max_bytes: int | None = None) -> bytes:
@@ -175,7 +169,7 @@ class ProcessSandbox(Sandbox):
         target.chmod(mode)
 
     def exists(self, path: str) -> bool:
-        """Say whether there is such a file or folder."""
+        """Return whether there is such a file or folder."""
         self._check_alive()
         return self._path(path).exists()
 
@@ -220,7 +214,7 @@ class ProcessSandbox(Sandbox):
         with tempfile.TemporaryFile() as file, _as_sandbox_error(path):
             trees.pack(str(source), trees.Bounded(file, _MAX_TREE), force=True)
             file.seek(0)
-            trees.unpack(file, str(target), leaving_links=False)
+            trees.unpack(file, str(target), keep_outer_links=False)
 
     def expose(self, socket: Path, *, port: int) -> str:
         """Open the port on this machine's loopback address and pass it on to a unix socket."""
@@ -237,12 +231,12 @@ class ProcessSandbox(Sandbox):
         return f"http://127.0.0.1:{port}"
 
     def stop_processes(self) -> None:
-        """Kill the process groups of all commands; what left its group is not found."""
+        """Kill the process groups of all commands; a process that left its group survives."""
         self._check_alive()
         self._kill_all()
 
     def is_alive(self) -> bool:
-        """Say whether the sandbox was not ended yet."""
+        """Return whether the sandbox has not ended yet."""
         return self._reason is None
 
     def kill(self) -> None:
@@ -276,16 +270,15 @@ class ProcessSandbox(Sandbox):
 
     def _start(
         self, cmd: Command, envs: Mapping[str, str] | None, cwd: str | None, pipes: Pipes | None
-    ) -> tuple[tuple[int, str], _Running | None]:
-        """Start a command; when that is not possible, return the exit code and the reason instead."""
+    ) -> _ChildProcess:
         self._check_alive()
         argv = ["/bin/sh", "-c", cmd] if isinstance(cmd, str) else list(cmd)
-        given = list(pipes.given) if pipes is not None else []
-        stdin = given.pop(0) if len(given) == 3 else subprocess.DEVNULL
-        stdout, stderr = given or (subprocess.DEVNULL, subprocess.DEVNULL)
+        ends = list(pipes.theirs) if pipes is not None else []
+        stdin = ends.pop(0) if len(ends) == 3 else subprocess.DEVNULL
+        stdout, stderr = ends or (subprocess.DEVNULL, subprocess.DEVNULL)
         folder = self._path(cwd or self.workdir)
         if not folder.is_dir():
-            return (126, f"cannot start in {folder}: No such file or directory\n"), None
+            raise _CannotStart(f"cannot start in {folder}: No such file or directory", 126)
         environment = {**self._environment, **(envs or {})}
         try:
             with self._lock:
@@ -293,15 +286,15 @@ class ProcessSandbox(Sandbox):
                 process = subprocess.Popen(
                     argv, stdin=stdin, stdout=stdout, stderr=stderr, cwd=folder, env=environment, start_new_session=True
                 )
-                running = _Running(process)
+                running = _ChildProcess(process)
                 self._running.add(running)
         except OSError as error:
             code = 127 if isinstance(error, FileNotFoundError) else 126
-            return (code, f"{argv[0]}: {error.strerror}\n"), None
+            raise _CannotStart(f"{argv[0]}: {error.strerror}", code) from error
         finally:
             if pipes is not None:
-                pipes.close_given()
-        return (0, ""), running
+                pipes.close_theirs()
+        return running
 
     def _check_alive(self) -> None:
         if self._reason is not None:
@@ -311,16 +304,24 @@ class ProcessSandbox(Sandbox):
         return Path(self.workdir, path)
 
     def _opened(self, path: str) -> Path:
-        found = self._path(path)
-        if found.exists() and not found.is_file() and not found.is_dir():
+        file = self._path(path)
+        if file.exists() and not file.is_file() and not file.is_dir():  # a pipe or device: opening it might block
             raise OSError(22, "Invalid argument", path)
-        return found
+        return file
 
 
-class _Running:
+class _CannotStart(Exception):
+    """A command cannot be started: the reason, and the exit code that a shell would have."""
+
+    def __init__(self, reason: str, exit_code: int) -> None:
+        super().__init__(reason)
+        self.exit_code = exit_code
+
+
+class _ChildProcess:
     """A child process with its group, and a socket that becomes readable when it ends.
 
-    The child is not reaped before its group is killed, so that the group's number cannot be another's meanwhile.
+    The child is not reaped before its group is killed, so that no other group can get its number in between.
     """
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -344,7 +345,7 @@ class _Running:
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     def free(self) -> None:
-        """Kill the whole group and forget it."""
+        """Kill the whole group and free what it holds."""
         self.kill()
         self._waiter.join()
         self.process.wait()
@@ -364,7 +365,7 @@ class _Running:
 class ProcessJob:
     """A child process in the background."""
 
-    def __init__(self, running: _Running, check_alive: Callable[[], None]) -> None:
+    def __init__(self, running: _ChildProcess, check_alive: Callable[[], None]) -> None:
         self._running = running
         self._check_alive = check_alive
 
@@ -382,13 +383,6 @@ class ProcessJob:
     def kill(self) -> None:
         """Kill the job's process group."""
         self._running.kill()
-
-
-def _follow(pipes: Pipes, on_output: OnOutput) -> None:
-    try:
-        Exchange(pipes, None, on_output).run_to_end()
-    finally:
-        pipes.close()
 
 
 def _expire(sandbox: weakref.ref[ProcessSandbox]) -> None:

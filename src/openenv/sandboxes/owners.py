@@ -1,6 +1,7 @@
-"""Who started a sandbox: a label that names a process for good, and whether that process still lives.
+"""The owner of a sandbox, container or control group: a label that names one process for good.
 
-Knows /proc. A pid alone is no name: it is used again, and means another process in another container or machine.
+A pid alone is no name: it is reused, and means another process in another container or on another machine. So a label
+is `<boot id>.<pid namespace>/<pid>/<start time>`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A process, told apart from every other that had or will have its pid."""
+    """A process, distinct from every other that had or will have its pid."""
 
     place: str
     """The boot of the machine and the pid namespace in which the pid means something."""
@@ -26,7 +27,7 @@ class Owner:
 
     @classmethod
     def parse(cls, text: str) -> Owner | None:
-        """Read a label back; None for what is none."""
+        """Parse a label; None if it is not one."""
         parts = text.split("/")
         return cls(parts[0], int(parts[1]), parts[2]) if len(parts) == 3 and parts[1].isdigit() else None
 
@@ -34,7 +35,7 @@ class Owner:
         return f"{self.place}/{self.pid}/{self.started}"
 
     def is_dead(self) -> bool:
-        """Say whether the process is surely over; False also where that cannot be known from here."""
+        """Return whether the process has certainly ended; False also where that cannot be known from here."""
         if self.place != _place() or self.started == "0":
             return False
         return _start_time(self.pid) != self.started

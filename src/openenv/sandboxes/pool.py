@@ -1,6 +1,7 @@
-"""Sandboxes kept ready: whoever needs one takes it at once, uses it once, and it is thrown away.
+"""A pool of sandboxes kept ready. A sandbox is leased once and then closed, never reused:
 
-Knows a backend and a spec. A used sandbox is never given out again, whatever was done in it.
+filler thread: open ──> ready (a deque, oldest first) ──lease──> leased ──end of the with block──> closed
+                          └─ ready for more than max_idle_s, or no longer alive ──> closed
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Ready:
+class _ReadySandbox:
     sandbox: Sandbox
     since: float
 
@@ -32,11 +33,11 @@ class SandboxPool:
 
     Args:
         backend: What starts them.
-        spec: How they look. A leased sandbox still has all of `spec.timeout_s`, however long it was ready.
+        spec: What they are like. A leased sandbox has all of `spec.timeout_s` left, however long it was ready.
         size: How many are kept ready.
         max_leases: How many may be in use at once; None for no limit.
-        max_idle_s: A sandbox that was ready for so long is replaced.
-        clock: Seconds that only grow.
+        max_idle_s: A sandbox that was ready for this long is replaced.
+        clock: A monotonic clock, in seconds.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class SandboxPool:
         self._max_idle_s = max_idle_s
         self._clock = clock
         self._changed = threading.Condition()
-        self._ready: collections.deque[_Ready] = collections.deque()
+        self._ready: collections.deque[_ReadySandbox] = collections.deque()
         self._leased: set[Sandbox] = set()
         self._slots = threading.BoundedSemaphore(max_leases) if max_leases is not None else None
         self._closed = False
@@ -68,20 +69,20 @@ class SandboxPool:
 
     @property
     def ready(self) -> int:
-        """Return how many sandboxes wait."""
+        """Return how many sandboxes are ready."""
         with self._changed:
             return len(self._ready)
 
     @property
     def problem(self) -> str | None:
-        """Return why no sandbox could be made ready, the last time that was so; None while all is well."""
+        """Return why the last attempt to start a sandbox failed; None if it succeeded."""
         return self._problem
 
     @contextlib.contextmanager
     def lease(self, *, timeout: float | None = None) -> Iterator[Sandbox]:
-        """Take a sandbox for the length of a with block; it is closed after it.
+        """Lease a sandbox for a with block; it is closed afterwards.
 
-        One that is ready is taken at once; when there is none, one is started.
+        A ready one is taken at once; if there is none, one is started.
 
         Args:
             timeout: How long to wait while `max_leases` are in use.
@@ -93,7 +94,7 @@ class SandboxPool:
         if self._slots is not None and not self._slots.acquire(timeout=timeout):
             raise TimeoutError("every sandbox of the pool is in use")
         try:
-            sandbox = self._taken()
+            sandbox = self._take()
             try:
                 yield sandbox
             finally:
@@ -105,14 +106,14 @@ class SandboxPool:
                 self._slots.release()
 
     def wait_ready(self, count: int | None = None, *, timeout: float = 60.0) -> None:
-        """Wait until so many sandboxes are ready, by default all; raise TimeoutError when they are not in time."""
+        """Wait until `count` sandboxes are ready, by default all; raise TimeoutError if they are not in time."""
         wanted = self._size if count is None else count
         with self._changed:
             if not self._changed.wait_for(lambda: len(self._ready) >= wanted or self._closed, timeout):
                 raise TimeoutError(self._problem or "the sandboxes are not ready in time")
 
     def close(self) -> None:
-        """Close every sandbox, those in use as well."""
+        """Close every sandbox, also those in use."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -131,16 +132,16 @@ class SandboxPool:
     ) -> None:
         self.close()
 
-    def _taken(self) -> Sandbox:
-        """Return a living sandbox that nobody else has or had."""
+    def _take(self) -> Sandbox:
+        """Return a living sandbox that was never leased."""
         while True:
             with self._changed:
                 if self._closed:
                     raise SandboxError("The pool of sandboxes is closed.")
-                found = self._ready.popleft() if self._ready else None
+                waiting = self._ready.popleft() if self._ready else None
                 self._changed.notify_all()
-            sandbox = self._backend.open(self._spec) if found is None else found.sandbox
-            if found is not None and not self._is_fresh(found):
+            sandbox = self._backend.open(self._spec) if waiting is None else waiting.sandbox
+            if waiting is not None and not self._is_fresh(waiting):
                 sandbox.close()
                 continue
             with self._changed:
@@ -151,11 +152,11 @@ class SandboxPool:
                 raise SandboxError("The pool of sandboxes is closed.")
             return sandbox
 
-    def _is_fresh(self, found: _Ready) -> bool:
-        if self._clock() - found.since > self._max_idle_s:
+    def _is_fresh(self, waiting: _ReadySandbox) -> bool:
+        if self._clock() - waiting.since > self._max_idle_s:
             return False
         try:
-            return found.sandbox.exists("/")
+            return waiting.sandbox.exists("/")
         except SandboxError:
             return False
 
@@ -182,7 +183,7 @@ class SandboxPool:
         return max(0.01, self._ready[0].since + self._max_idle_s - self._clock())
 
     def _stale(self) -> list[Sandbox]:
-        """Take out what was ready for too long; the oldest come first."""
+        """Remove and return those that were ready for too long; the oldest come first."""
         stale = []
         while self._ready and self._clock() - self._ready[0].since > self._max_idle_s:
             stale.append(self._ready.popleft().sandbox)
@@ -191,13 +192,13 @@ class SandboxPool:
     def _add(self) -> None:
         try:
             sandbox = self._backend.open(self._spec)
-        except Exception as error:  # the thread's boundary: leases report it, and it may pass
+        except Exception as error:  # the boundary of the thread; the next attempt may succeed
             self._problem = message_of(error)
-            _log.warning("no sandbox can be made ready: %s", self._problem)
+            _log.warning("the pool cannot start a sandbox: %s", self._problem)
             with self._changed:
                 self._changed.wait_for(lambda: self._closed, _PAUSE_S)
             return
         with self._changed:
             self._problem = None
-            self._ready.append(_Ready(sandbox, self._clock()))
+            self._ready.append(_ReadySandbox(sandbox, self._clock()))
             self._changed.notify_all()

@@ -1,7 +1,17 @@
-"""Passes connections from listening sockets on to unix sockets: one thread for any number of both.
+"""How `expose` works: connections to a port inside a sandbox reach a unix socket of the host. Two ways:
 
-Knows sockets. Bytes go on as they come, a half-closed side closes the other half only, and a slow reader slows its
-writer.
+1. `Relay`, where a socket that listens inside can be held outside (passed by PID 1 of a local sandbox, or opened with
+   `listen_in`). One thread serves any number of listeners; nothing of ours runs inside.
+
+       client inside ──> listener (in the sandbox's network) ──accept──> Relay ──> unix socket of the host
+
+2. `StdioTunnel`, where the network cannot be entered: `stdio_relay` runs inside, as a command, and carries connections
+   as frames over its standard streams. Needs `python3` inside and no network between the two.
+
+       client inside ──> stdio_relay ══stdout/stdin of a command══> StdioTunnel ──> unix socket of the host
+
+Both pass bytes on as they come, close one half of a connection when the other half's sender is done, and let a slow
+reader slow down its writer.
 """
 
 from __future__ import annotations
@@ -16,6 +26,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -28,14 +39,19 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 _CHUNK = 64 * 1024
 _MAX_CONNECTIONS = 512
-"""Of one listener; further ones wait in its queue."""
+"""Per listener; further ones wait in its backlog."""
 _CONNECT_S = 5.0
 _MAX_PATH = 100
 _RETRY_S = 0.005
+_CLONE_NEWNET = 0x40000000
+_BACKLOG = 128
+_TUNNEL_CHUNK = 1 << 15
+_TUNNEL_BATCH = 1 << 18
+_TUNNEL_CONNECT_S = 10.0
 
 
 def _connect(far: socket.socket, path: str) -> None:
-    """Connect to a unix socket, also where its path is longer than the system's calls take."""
+    """Connect to a unix socket, also where its path is longer than sockaddr_un can hold."""
     if len(os.fsencode(path)) <= _MAX_PATH:
         far.connect(path)
         return
@@ -47,11 +63,11 @@ def _connect(far: socket.socket, path: str) -> None:
 
 
 class Relay:
-    """The thread that passes bytes on. It runs while there is something to listen to."""
+    """Passes bytes on in a thread, which runs while there is a listener."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # closing may come from the garbage collector, in the midst of anything
-        self._loop: _Loop | None = None
+        self._lock = threading.RLock()  # reentrant: the garbage collector may close an exposure at any point
+        self._loop: _RelayLoop | None = None
         self._listeners: set[Exposure] = set()
 
     def add(self, listener: socket.socket, target: Path) -> Exposure:
@@ -61,9 +77,9 @@ class Relay:
         with self._lock:
             self._listeners.add(exposure)
             if self._loop is None:
-                self._loop = _Loop()
+                self._loop = _RelayLoop()
                 threading.Thread(target=self._loop.run, name="openenv-relay", daemon=True).start()
-            self._loop.tell(lambda loop: loop.listen(exposure))
+            self._loop.call(lambda loop: loop.listen(exposure))
         return exposure
 
     def remove(self, exposure: Exposure) -> None:
@@ -72,10 +88,10 @@ class Relay:
             if exposure not in self._listeners or self._loop is None:
                 return
             self._listeners.discard(exposure)
-            self._loop.tell(lambda loop: loop.forget(exposure))
+            self._loop.call(lambda loop: loop.forget(exposure))
             if not self._listeners:
                 loop, self._loop = self._loop, None
-                loop.tell(_Loop.stop)
+                loop.call(_RelayLoop.stop)
 
 
 @dataclass(eq=False, slots=True)
@@ -85,7 +101,7 @@ class Exposure:
     listener: socket.socket
     target: str
     relay: Relay
-    connections: set[_Connection] = field(default_factory=set)
+    connections: set[_RelayedConnection] = field(default_factory=set)
     paused: bool = False
 
     def close(self) -> None:
@@ -94,52 +110,52 @@ class Exposure:
 
 
 @dataclass(eq=False, slots=True)
-class _Side:
-    """One end of a connection; `waiting` is what has to be written to it."""
+class _ConnectionEnd:
+    """One end of a connection; `waiting` has still to be written to it."""
 
     socket: socket.socket
     waiting: bytearray = field(default_factory=bytearray)
     ended: bool = False
-    """Nothing more will be read from it."""
+    """Its sender is done: nothing more will be read from it."""
     events: int = 0
 
 
 @dataclass(eq=False, slots=True)
-class _Connection:
+class _RelayedConnection:
     exposure: Exposure
-    near: _Side
-    far: _Side | None = None
+    near: _ConnectionEnd
+    far: _ConnectionEnd | None = None
     give_up: float = 0.0
 
 
-class _Loop:
-    """The selector and what it watches. All of it happens in one thread but `tell`."""
+class _RelayLoop:
+    """The selector and what it watches. Only `call` may be used from other threads."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._told: list[Callable[[_Loop], None]] = []
+        self._calls: list[Callable[[_RelayLoop], None]] = []
         self._lock = threading.RLock()
         self._woken, self._wake = socket.socketpair()
         self._woken.setblocking(False)
         self._wake.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ, None)
-        self._connecting: list[_Connection] = []
+        self._connecting: list[_RelayedConnection] = []
         self._running = True
         self._ended = False
 
-    def tell(self, order: Callable[[_Loop], None]) -> None:
-        """Have something done in the loop's thread."""
+    def call(self, function: Callable[[_RelayLoop], None]) -> None:
+        """Run a function in the loop's thread."""
         with self._lock:
-            self._told.append(order)
+            self._calls.append(function)
             if self._ended:
-                return  # it was awake, and has stopped as it was told just now
+                return  # `stop` came first, and closed everything
             try:
                 self._wake.send(b"!")
             except BlockingIOError:
                 pass  # it is awake
 
     def run(self) -> None:
-        """Work until told to stop."""
+        """Serve until `stop`."""
         while self._running:
             timeout = _RETRY_S if self._connecting else None
             for key, _ in self._selector.select(timeout):
@@ -147,9 +163,9 @@ class _Loop:
             for connection in list(self._connecting):
                 self._safely(self._connect, connection)
             with self._lock:
-                told, self._told = self._told, []
-            for order in told:
-                self._safely(order, self)
+                calls, self._calls = self._calls, []
+            for function in calls:
+                self._safely(function, self)
         with self._lock:
             self._ended = True
             self._selector.close()
@@ -159,7 +175,7 @@ class _Loop:
     def _safely(self, work: Callable[[_T], None], argument: _T) -> None:
         try:
             work(argument)
-        except Exception:  # the trouble of one connection must not end the others
+        except Exception:  # the failure of one connection must not end the others
             _log.exception("relay")
 
     def stop(self) -> None:
@@ -167,7 +183,7 @@ class _Loop:
         self._running = False
 
     def listen(self, exposure: Exposure) -> None:
-        """Begin to accept."""
+        """Start to accept."""
         self._selector.register(exposure.listener, selectors.EVENT_READ, exposure)
 
     def forget(self, exposure: Exposure) -> None:
@@ -197,12 +213,12 @@ class _Loop:
             return
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                time.sleep(_RETRY_S)  # level triggered: do not spin
+                time.sleep(_RETRY_S)  # out of descriptors, and the selector is level triggered: do not spin
             return
         accepted.setblocking(False)
         if accepted.family == socket.AF_INET:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = _Connection(exposure, _Side(accepted), give_up=time.monotonic() + _CONNECT_S)
+        connection = _RelayedConnection(exposure, _ConnectionEnd(accepted), give_up=time.monotonic() + _CONNECT_S)
         exposure.connections.add(connection)
         if len(exposure.connections) >= _MAX_CONNECTIONS:
             self._selector.unregister(exposure.listener)
@@ -210,7 +226,7 @@ class _Loop:
         self._connecting.append(connection)
         self._connect(connection)
 
-    def _connect(self, connection: _Connection) -> None:
+    def _connect(self, connection: _RelayedConnection) -> None:
         far = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         far.setblocking(False)
         try:
@@ -222,10 +238,10 @@ class _Loop:
                 self._close(connection)
             return
         self._connecting.remove(connection)
-        connection.far = _Side(far)
+        connection.far = _ConnectionEnd(far)
         self._watch(connection)
 
-    def _move(self, connection: _Connection, side: _Side, other: _Side) -> None:
+    def _move(self, connection: _RelayedConnection, side: _ConnectionEnd, other: _ConnectionEnd) -> None:
         try:
             if side.waiting:
                 self._flush(side, other)
@@ -239,7 +255,7 @@ class _Loop:
         else:
             self._watch(connection)
 
-    def _flush(self, side: _Side, other: _Side) -> None:
+    def _flush(self, side: _ConnectionEnd, other: _ConnectionEnd) -> None:
         try:
             del side.waiting[: side.socket.send(side.waiting)]
         except BlockingIOError:
@@ -247,7 +263,7 @@ class _Loop:
         if not side.waiting and other.ended:
             side.socket.shutdown(socket.SHUT_WR)
 
-    def _pass_on(self, side: _Side, other: _Side) -> None:
+    def _pass_on(self, side: _ConnectionEnd, other: _ConnectionEnd) -> None:
         try:
             data = side.socket.recv(_CHUNK)
         except BlockingIOError:
@@ -262,7 +278,7 @@ class _Loop:
             sent = 0
         other.waiting += data[sent:]
 
-    def _watch(self, connection: _Connection) -> None:
+    def _watch(self, connection: _RelayedConnection) -> None:
         near, far = connection.near, connection.far
         if far is None:
             return
@@ -280,7 +296,7 @@ class _Loop:
                 self._selector.modify(side.socket, events, (connection, side, other))
             side.events = events
 
-    def _close(self, connection: _Connection) -> None:
+    def _close(self, connection: _RelayedConnection) -> None:
         exposure = connection.exposure
         if connection not in exposure.connections:
             return
@@ -298,36 +314,15 @@ class _Loop:
             self.listen(exposure)
 
 
-# netns: A listening socket in another network namespace, made from outside: nothing inside has to run for it.
-#
-# Knows Linux. A thread that ends right after enters the namespace, so that the rest of the process stays where it is.
-
-
-_CLONE_NEWNET = 0x40000000
-_BACKLOG = 128
-
-
 def listen_in(namespace: Path, *, host: str, port: int) -> socket.socket:
     """Return a TCP socket that listens inside a network namespace such as `/proc/PID/ns/net`.
 
     Raises:
         OSError: no such namespace, no right to enter it (it takes root), or the port is taken.
     """
-    made: list[socket.socket] = []
-    failed: list[OSError] = []
-
-    def enter() -> None:
-        try:
-            made.append(_listen(namespace, host, port))
-        except OSError as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=enter, name="netns", daemon=True)
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return made[0]
+    # setns changes the namespace of one thread: a thread that ends right after keeps the rest of the process outside.
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="netns") as executor:
+        return executor.submit(_listen, namespace, host, port).result()
 
 
 def _listen(namespace: Path, host: str, port: int) -> socket.socket:
@@ -352,23 +347,13 @@ def _listen(namespace: Path, host: str, port: int) -> socket.socket:
     return listener
 
 
-# stdio_tunnel: `expose` for boxes whose network cannot be entered from here: connections travel over a command's standard streams.
-#
-# Knows the frames of `stdio_relay`, which runs inside and needs `python3` there. Needs no network at all between the two.
-
-
-_TUNNEL_CHUNK = 1 << 15
-_BATCH = 1 << 18
-_TUNNEL_CONNECT_S = 10.0
-
-
 def relay_source() -> str:
     """Return the program that runs inside."""
     return Path(stdio_relay.__file__).read_text()
 
 
 class StdioTunnel:
-    """The host's end: give `received` what comes out of the relay, and pour `frames` into it."""
+    """The host's end of a tunnel: `received` takes the output of `stdio_relay`, `frames` yields its input."""
 
     def __init__(self, target: Path) -> None:
         self.ready = threading.Event()
@@ -379,12 +364,12 @@ class StdioTunnel:
         self._closed = False
 
     def frames(self) -> Iterator[bytes]:
-        """Yield what goes into the relay, as much at once as there is, until the tunnel is closed."""
+        """Yield the input of the relay, batched, until the tunnel is closed."""
         frame = self._outgoing.get()
         while frame is not None:
             batch = bytearray(frame)
             try:
-                while len(batch) < _BATCH and (frame := self._outgoing.get_nowait()) is not None:
+                while len(batch) < _TUNNEL_BATCH and (frame := self._outgoing.get_nowait()) is not None:
                     batch += frame
             except queue.Empty:
                 pass
@@ -393,7 +378,7 @@ class StdioTunnel:
                 frame = self._outgoing.get()
 
     def received(self, stream: Stream, data: bytes) -> None:
-        """Take what came out of the relay."""
+        """Take output of the relay."""
         if stream == "stderr" or self._closed:
             return
         self._buffer += data
@@ -403,7 +388,7 @@ class StdioTunnel:
                 return
             body = bytes(self._buffer[HEAD.size : HEAD.size + size])
             del self._buffer[: HEAD.size + size]
-            self._take(kind, number, body)
+            self._handle(kind, number, body)
 
     def close(self) -> None:
         """Cut every connection and end the relay's input."""
@@ -414,10 +399,10 @@ class StdioTunnel:
             try:
                 self._outgoing.put_nowait(None)
                 return
-            except queue.Full:  # nobody reads it any more: make room for the end
+            except queue.Full:  # its reader is gone: make room for the end
                 self._outgoing.get()
 
-    def _take(self, kind: int, number: int, body: bytes) -> None:
+    def _handle(self, kind: int, number: int, body: bytes) -> None:
         if kind == READY:
             self.ready.set()
         elif kind == OPEN:
@@ -431,7 +416,7 @@ class StdioTunnel:
             elif kind == END:
                 end.shutdown(socket.SHUT_WR)
         except OSError:
-            _cut(end)  # its follower then tells the other side
+            _cut(end)  # its reader thread then tells the other side
 
     def _open(self, number: int) -> None:
         end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -439,7 +424,7 @@ class StdioTunnel:
             end.settimeout(_TUNNEL_CONNECT_S)
             end.connect(str(self._target))
             end.settimeout(None)
-        except OSError:  # nobody listens there: the caller inside sees its connection close
+        except OSError:  # no listener there: the client inside sees its connection close
             end.close()
             self._put(CUT, number)
             return

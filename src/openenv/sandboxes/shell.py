@@ -1,6 +1,11 @@
 """A sandbox that is driven through a shell: the whole protocol on top of one ability, to start `/bin/sh` inside.
 
-Adds files, trees and ports to `shell_commands`, all by commands. Knows no engine.
+A backend subclasses `ShellSandbox` and adds three methods: `_channel` starts a shell inside, `_why_gone` says why the
+sandbox is gone, `_destroy` ends it. Commands, files, trees and ports are all commands of that shell; `shell_command`
+has the text that runs one and the reader of its output. Knows no engine.
+
+    exec(cmd)  ->  _begin   a channel, the script, wait for its start marker (again, up to 5 times, when the shell dies)
+               ->  _finish  pump output until the end marker, or kill by mark when the time is over
 """
 
 from __future__ import annotations
@@ -18,17 +23,10 @@ from functools import partial
 from pathlib import Path
 
 from openenv.errors import SandboxError, SandboxGone, SandboxTreeError, SandboxUnsupported
-from openenv.sandboxes import shell_command as shell_script
-from openenv.sandboxes import trees
+from openenv.sandboxes import shell_command, trees
 from openenv.sandboxes.base import TIMED_OUT, Command, ExecResult, OnOutput, Sandbox, SandboxSpec, Stream
 from openenv.sandboxes.relay import StdioTunnel, relay_source
 from openenv.sandboxes.shell_command import Channel, Invocation, ShellRun
-
-# shell_commands: Commands in a box that is driven through a shell: run, streamed, timed, killed with everything they started.
-#
-# Knows `shell_script` and time. A backend gives it `Channel`s and says whether its box still lives; which engine that is
-# it must not know.
-
 
 START_S = 120.0
 _KILLED = 137
@@ -36,14 +34,18 @@ _GRACE_S = 3.0
 _CHUNK = 1 << 20
 _STARTS = 5
 _CONTROL_S = 15.0
+_FILE_S = 600.0
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_FILE_TOO_LARGE = 128 + 25  # SIGXFSZ
+_NOT_THERE, _FOLDER, _NO_FILE, _FORBIDDEN = 44, 45, 46, 47  # exit codes of our own file scripts
 Input = Callable[[], Iterable[bytes]]
-"""Gives what a command reads; asked again when the command has to be started again."""
+"""Yields the standard input of a command; called again when the command has to be started again."""
 
 
 class ShellJob:
-    """A command in the background of a shell-driven box."""
+    """A command in the background of a shell-driven sandbox."""
 
-    def __init__(self, sandbox: ShellCommands, run: ShellRun) -> None:
+    def __init__(self, sandbox: ShellSandbox, run: ShellRun) -> None:
         self._sandbox = sandbox
         self._run = run
         self._over = threading.Event()
@@ -59,7 +61,7 @@ class ShellJob:
 
     @property
     def is_over(self) -> bool:
-        """Say whether the job has ended."""
+        """Return whether the job has ended."""
         return self._over.is_set()
 
     def wait(self, timeout: float | None = None) -> int:
@@ -89,11 +91,11 @@ class ShellJob:
             self._over.set()
 
 
-class ShellCommands(Sandbox):
-    """The commands, jobs and the end of a sandbox of which only a shell is asked."""
+class ShellSandbox(Sandbox):
+    """A sandbox of which only a shell is needed. Backends add how one is started, and how the sandbox ends."""
 
     oom_counters: Sequence[str] = ()
-    """Files inside that count what was killed because the memory was used up."""
+    """Files inside that count the processes killed because memory ran out."""
 
     def __init__(self, sandbox_id: str, spec: SandboxSpec) -> None:
         self.sandbox_id = sandbox_id
@@ -103,19 +105,21 @@ class ShellCommands(Sandbox):
         self._lock = threading.Lock()
         self._runs: set[ShellRun] = set()
         self._numbers = itertools.count(1)
-        self._lowest = shell_script.mark_kb(0)
+        self._lowest = shell_command.mark_kb(0)
+        self._tunnels: list[StdioTunnel] = []
+        self._tunnelled: dict[int, Path] = {}
 
     @abstractmethod
     def _channel(self, script: str, *, has_input: bool) -> Channel:
-        """Start a shell inside that runs a script; `has_input` when something will be sent to it."""
+        """Start a shell inside that runs a script; `has_input` if data will be sent to it."""
 
     @abstractmethod
     def _why_gone(self) -> str | None:
-        """Ask the engine why the box is gone; None while it lives."""
+        """Ask the engine why the sandbox is gone; None while it lives."""
 
     @abstractmethod
     def _destroy(self) -> None:
-        """End the box and remove what it took; more than once does no harm."""
+        """End the sandbox and free what it took; calling it again does no harm."""
 
     # Commands
 
@@ -156,10 +160,10 @@ class ShellCommands(Sandbox):
         on_output: OnOutput | None,
         max_output: int | None,
     ) -> ShellRun:
-        shell_script.check_text(cmd, envs)
+        shell_command.check_text(cmd, envs)
         self._require_alive()
         with self._lock:
-            mark = self._lowest = shell_script.mark_kb(next(self._numbers))
+            mark = self._lowest = shell_command.mark_kb(next(self._numbers))
         everything = {**self.spec.envs, **(envs or {})}
         call = Invocation(cmd, self.workdir, self.home, everything, cwd, mark, stdin is not None, self.oom_counters)
         for attempt in itertools.count(1):
@@ -173,8 +177,8 @@ class ShellCommands(Sandbox):
                 return run
             self._raise_if_gone()
             if attempt == _STARTS:
-                words = run.reader.complaint or f"its shell ended with {run.channel.exit_code}"
-                raise SandboxError(f"Sandbox '{self.sandbox_id}' could not start a command: {words}")
+                reason = run.reader.complaint or f"its shell ended with {run.channel.exit_code}"
+                raise SandboxError(f"Sandbox '{self.sandbox_id}' could not start a command: {reason}")
             time.sleep(0.1 * attempt)  # it may be full of processes that were just killed
         raise AssertionError
 
@@ -215,7 +219,7 @@ class ShellCommands(Sandbox):
             raise
 
     def _abandon(self, run: ShellRun) -> None:
-        """Kill a command that nobody waits for any more."""
+        """Kill a command whose result is no longer wanted."""
         self.forget(run)
         if self._ended is None:
             try:
@@ -224,11 +228,11 @@ class ShellCommands(Sandbox):
                 pass
 
     def exit_code_of(self, run: ShellRun) -> int:
-        """Return how a command ended; raise when its end is that of the whole box."""
+        """Return the exit code of a command; raise if the whole sandbox ended with it."""
         if run.reader.exit_code is not None:
             return run.reader.exit_code
         self._raise_if_gone()
-        return run.channel.exit_code or _KILLED  # its shell was killed, by the command or for want of memory
+        return run.channel.exit_code or _KILLED  # the command, or the kernel when memory ran out, killed its shell
 
     def forget(self, run: ShellRun) -> None:
         """Let go of a command's channel."""
@@ -239,50 +243,53 @@ class ShellCommands(Sandbox):
     def kill_run(self, run: ShellRun) -> None:
         """Kill a command and every process that it started."""
         try:
-            self._control(shell_script.kill_marked(run.mark, self._lowest), tries=2)
+            self._control(shell_command.kill_marked(run.mark, self._lowest), tries=2)
         except SandboxGone:
             raise
-        except SandboxError:  # a box so full that nobody can look around in it any more
+        except SandboxError:  # so full of processes that no shell of ours can start
             self._kill_all()
 
     def stop_processes(self) -> None:
-        """Kill every process inside."""
+        """Kill every process inside; ports stay exposed."""
         self._require_alive()
         self._kill_all()
+        self._close_tunnels()
+        for port, socket in self._tunnelled.items():  # the relays inside were killed too
+            self._open_tunnel(socket, port)
 
     def _kill_all(self) -> None:
-        self._control(shell_script.KILL_ALL)
+        self._control(shell_command.KILL_ALL)
 
     def _control(self, script: str, *, tries: int = 5) -> None:
-        """Run a script of our own, outside of any command, and see that it came to its end."""
-        words = ""
+        """Run a script of our own, outside of any command, and make sure that it ran to its end."""
+        reply = ""
         for _ in range(tries):
             self._require_alive()
-            words = self._control_once(script)
-            if words.endswith("done"):
+            reply = self._control_once(script)
+            if reply.endswith("done"):
                 return
             self._raise_if_gone()
             time.sleep(0.1)
-        raise SandboxError(f"Processes of sandbox '{self.sandbox_id}' could not be killed: {words}")
+        raise SandboxError(f"Processes of sandbox '{self.sandbox_id}' could not be killed: {reply}")
 
     def _control_once(self, script: str) -> str:
         channel = self._channel(f"{script}\nprintf done", has_input=False)
-        said = b""
+        reply = b""
         try:
             channel.end_input()
             deadline = time.monotonic() + _CONTROL_S
             while (left := deadline - time.monotonic()) > 0:
                 got = channel.receive(left)
-                said += got[1] if got is not None else b""
-                if said.endswith(b"done"):
+                reply += got[1] if got is not None else b""
+                if reply.endswith(b"done"):
                     break
         except EOFError:
             pass
         finally:
             channel.close()
-        return said.decode("utf-8", "replace").strip()
+        return reply.decode("utf-8", "replace").strip()
 
-    # Life
+    # The end
 
     def kill(self) -> None:
         """End the sandbox and everything in it."""
@@ -293,6 +300,7 @@ class ShellCommands(Sandbox):
         self._end("closed")
 
     def _end(self, reason: str) -> None:
+        self._close_tunnels()
         with self._lock:
             first, self._ended = self._ended is None, self._ended or reason
             runs = list(self._runs)
@@ -312,111 +320,7 @@ class ShellCommands(Sandbox):
         if reason is not None:
             raise SandboxGone(self.sandbox_id, reason)
 
-
-def slices(data: bytes) -> Iterator[bytes]:
-    """Cut bytes into pieces that a pipe can take."""
-    for start in range(0, len(data), _CHUNK):
-        yield data[start : start + _CHUNK]
-
-
-def _pour(channel: Channel, parts: Iterable[bytes]) -> None:
-    try:
-        for part in parts:
-            channel.send(part)
-    except (OSError, ValueError):  # the command is over, and so is what was to be read
-        pass
-    channel.end_input()
-
-
-# archives: Tar files that a box's own tar made: cleaned of everything but files, folders and links before anybody reads them.
-#
-# Knows tar, no sandbox. What it reads was made by somebody who may be hostile.
-
-
-def clean_archive(source: Path, archive: Path, *, max_bytes: int) -> None:
-    """Copy a tar file without devices, pipes, owners, set-id bits and names that lead outside.
-
-    Raises:
-        SandboxError: it is no tar file, or its files hold more than `max_bytes`.
-    """
-    try:
-        _copy_clean(source, archive, max_bytes)
-    except (tarfile.TarError, OSError, ValueError, EOFError) as error:
-        archive.unlink(missing_ok=True)
-        raise SandboxError(f"The sandbox sent no readable archive: {error}") from error
-    except SandboxError:
-        archive.unlink(missing_ok=True)
-        raise
-
-
-def _copy_clean(source: Path, archive: Path, max_bytes: int) -> None:
-    total = 0
-    with (
-        tarfile.open(source, "r:", errors="surrogateescape") as old,
-        tarfile.open(archive, "w", format=tarfile.GNU_FORMAT, errors="surrogateescape") as new,
-    ):
-        for member in old:
-            entry = _clean(member)
-            if entry is None:
-                continue
-            total += member.size if member.isreg() else 0
-            if total > max_bytes:
-                raise SandboxTreeError(f"The tree holds more than {max_bytes} bytes.")
-            new.addfile(entry, old.extractfile(member) if member.isreg() else None)
-
-
-def _clean(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    name = _inner_name(member.name)
-    if name is None or not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
-        return None
-    entry = tarfile.TarInfo(name)
-    entry.type = tarfile.REGTYPE if member.isreg() else member.type
-    entry.mode = member.mode & 0o777
-    entry.mtime = int(member.mtime)
-    entry.size = member.size if member.isreg() else 0
-    if member.issym():
-        entry.linkname = member.linkname
-    elif member.islnk():
-        first = _inner_name(member.linkname)
-        if first is None:
-            return None
-        entry.linkname = first
-    return entry
-
-
-def _inner_name(name: str) -> str | None:
-    parts = [part for part in name.split("/") if part not in ("", ".")]
-    if ".." in parts:
-        return None
-    return "/".join(parts) or "."
-
-
-_FILE_S = 600.0
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_FILE_TOO_LARGE = 128 + 25  # SIGXFSZ
-_NOT_THERE, _FOLDER, _NO_FILE, _FORBIDDEN = 44, 45, 46, 47
-
-
-class ShellSandbox(ShellCommands):
-    """A sandbox of which only a shell is asked. Backends add how one is started, and how the box ends."""
-
-    def __init__(self, sandbox_id: str, spec: SandboxSpec) -> None:
-        super().__init__(sandbox_id, spec)
-        self._tunnels: list[StdioTunnel] = []
-        self._tunnelled: dict[int, Path] = {}
-
-    def stop_processes(self) -> None:
-        """Kill every process inside."""
-        super().stop_processes()
-        self._close_tunnels()
-        for port, socket in self._tunnelled.items():  # the relays inside were killed too
-            self._open_tunnel(socket, port)
-
-    def _end(self, reason: str) -> None:
-        self._close_tunnels()
-        super()._end(reason)
-
-    # Sockets
+    # Ports
 
     def expose(self, socket: Path, *, port: int) -> str:
         """Let `http://127.0.0.1:PORT` inside reach a unix socket of the host, through a relay that runs inside."""
@@ -465,7 +369,7 @@ class ShellSandbox(ShellCommands):
     # Files
 
     def _tool(self, script: str, *, stdin: Input | None = None, on_output: OnOutput | None = None) -> ShellRun:
-        """Run a script of our own on files, as the box's user, and raise what its exit code stands for."""
+        """Run a script of our own on files, as the sandbox's user, and raise what its exit code stands for."""
         keep = None if on_output is None else 0
         run = self._begin(
             script, envs={"PATH": _PATH, "LC_ALL": "C"}, cwd="/", stdin=stdin, on_output=on_output, max_output=keep
@@ -473,19 +377,20 @@ class ShellSandbox(ShellCommands):
         result = self._finish(run, _FILE_S)
         if result.exit_code == 0:
             return run
-        words = result.stderr.strip() or f"exit code {result.exit_code}"
+        reason = result.stderr.strip() or f"exit code {result.exit_code}"
         errors: dict[int, Exception] = {
             _FILE_TOO_LARGE: SandboxTreeError(f"Sandbox '{self.sandbox_id}': the file that was written is too large."),
             _NOT_THERE: FileNotFoundError(f"There is no such file in sandbox '{self.sandbox_id}'."),
             _FOLDER: IsADirectoryError(f"This is a folder in sandbox '{self.sandbox_id}'."),
-            _FORBIDDEN: PermissionError(f"The user of sandbox '{self.sandbox_id}' may not do this: {words}"),
+            _FORBIDDEN: PermissionError(f"The user of sandbox '{self.sandbox_id}' may not do this: {reason}"),
         }
-        raise errors.get(result.exit_code) or SandboxError(f"Sandbox '{self.sandbox_id}': {words}")
+        raise errors.get(result.exit_code) or SandboxError(f"Sandbox '{self.sandbox_id}': {reason}")
 
     def _path(self, path: str) -> str:
         if "\0" in path:
             raise ValueError("A path cannot hold a NUL character.")
-        return shlex.quote(shell_script.absolute(path, self.workdir))
+        # absolute, so that no tool takes a path that begins with a dash for an option
+        return shlex.quote(path if path.startswith("/") else f"{self.workdir}/{path}")
 
     def read_bytes(self, path: str, *, max_bytes: int | None = None) -> bytes:
         """Return a file's content."""
@@ -546,12 +451,13 @@ class ShellSandbox(ShellCommands):
         target.write_bytes(content)
 
     def _tar_out(self, path: str, destination: str = "-") -> str:
-        # GNU tar ends with 1 or 2 for files that changed or cannot be read; what it could read is there all the same.
+        # The owner of a file may always make it readable. GNU tar ends with 1 or 2 for files that changed or cannot be
+        # read; what it could read is there all the same.
         return (
             f'p={self._path(path)}; [ -e "$p" ] || exit {_NOT_THERE}\n'
             'if [ -d "$p" ]; then cd "$p" && set -- .; else cd "${p%/*}/" && set -- "./${p##*/}"; fi || exit '
             f"{_FORBIDDEN}\n"
-            "find . -type d ! -perm -500 -exec chmod u+rx {} \\; 2>/dev/null\n"  # its owner may always do that
+            "find . -type d ! -perm -500 -exec chmod u+rx {} \\; 2>/dev/null\n"
             "find . -type f ! -perm -400 -exec chmod u+r {} + 2>/dev/null\n"
             f'tar -cf {shlex.quote(destination)} "$@"; c=$?; [ $c -le 2 ] && c=0; exit $c'
         )
@@ -560,7 +466,7 @@ class ShellSandbox(ShellCommands):
         return f'p={self._path(path)}; mkdir -p "$p" && cd "$p" || exit {_FORBIDDEN}; tar -xpf {shlex.quote(source)}'
 
     def _fetch_tree(self, path: str, raw: Path, max_bytes: int) -> None:
-        """Write the tree at `path` into a file of the host as the box's tar makes it."""
+        """Write the tree at `path` into a file of the host, as the tar inside makes it."""
         sink = _FileSink(raw, max_bytes)
         try:
             self._tool(self._tar_out(path), on_output=sink)
@@ -568,13 +474,28 @@ class ShellSandbox(ShellCommands):
             sink.close()
 
     def _put_tree(self, archive: Path, path: str) -> None:
-        """Let the box's tar unpack a file of the host."""
+        """Let the tar inside unpack a file of the host."""
         with archive.open("rb") as file:
             self._tool(self._tar_in(path), stdin=lambda: iter(lambda: file.read(_CHUNK), b""))
 
 
+def slices(data: bytes) -> Iterator[bytes]:
+    """Cut bytes into pieces that a pipe can take."""
+    for start in range(0, len(data), _CHUNK):
+        yield data[start : start + _CHUNK]
+
+
+def _pour(channel: Channel, parts: Iterable[bytes]) -> None:
+    try:
+        for part in parts:
+            channel.send(part)
+    except (OSError, ValueError):  # the command ended without reading it
+        pass
+    channel.end_input()
+
+
 class _FileSink:
-    """Writes the output stream to a file, up to a size that no tree of so many bytes has as an archive."""
+    """Writes standard output to a file, and raises beyond the size of any archive of `max_bytes` of files."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._file = path.open("wb")
@@ -597,7 +518,7 @@ class _FileSink:
 def _unpack_here(archive: Path, target: Path) -> None:
     with archive.open("rb") as file:
         try:
-            trees.unpack(file, str(target), leaving_links=False)
+            trees.unpack(file, str(target), keep_outer_links=False)
         except ValueError as error:
             raise SandboxError(f"The sandbox sent an archive that cannot be unpacked: {error}") from error
 
@@ -606,3 +527,64 @@ def _unpack_here(archive: Path, target: Path) -> None:
 def _scratch() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="openenv-tree-") as folder:
         yield Path(folder)
+
+
+# Archives that a tar inside made, by code that may be hostile: cleaned before anything on the host reads them.
+
+
+def clean_archive(source: Path, archive: Path, *, max_bytes: int) -> None:
+    """Copy a tar file without devices, pipes, owners, set-id bits and names that lead outside.
+
+    Raises:
+        SandboxError: it is no tar file, or its files hold more than `max_bytes`.
+    """
+    try:
+        _copy_clean(source, archive, max_bytes)
+    except (tarfile.TarError, OSError, ValueError, EOFError) as error:
+        archive.unlink(missing_ok=True)
+        raise SandboxError(f"The sandbox sent no readable archive: {error}") from error
+    except SandboxError:
+        archive.unlink(missing_ok=True)
+        raise
+
+
+def _copy_clean(source: Path, archive: Path, max_bytes: int) -> None:
+    total = 0
+    with (
+        tarfile.open(source, "r:", errors="surrogateescape") as old,
+        tarfile.open(archive, "w", format=tarfile.GNU_FORMAT, errors="surrogateescape") as new,
+    ):
+        for member in old:
+            entry = _clean(member)
+            if entry is None:
+                continue
+            total += member.size if member.isreg() else 0
+            if total > max_bytes:
+                raise SandboxTreeError(f"The tree holds more than {max_bytes} bytes.")
+            new.addfile(entry, old.extractfile(member) if member.isreg() else None)
+
+
+def _clean(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    name = _inner_name(member.name)
+    if name is None or not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+        return None
+    entry = tarfile.TarInfo(name)
+    entry.type = tarfile.REGTYPE if member.isreg() else member.type
+    entry.mode = member.mode & 0o777
+    entry.mtime = int(member.mtime)
+    entry.size = member.size if member.isreg() else 0
+    if member.issym():
+        entry.linkname = member.linkname
+    elif member.islnk():
+        first = _inner_name(member.linkname)
+        if first is None:
+            return None
+        entry.linkname = first
+    return entry
+
+
+def _inner_name(name: str) -> str | None:
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        return None
+    return "/".join(parts) or "."

@@ -1,13 +1,18 @@
-"""The shell text that runs one command in a box, and the reader that finds the command's output in what comes back.
+"""One command in a shell-driven sandbox: the script that runs it, its channel, and the reader of its output.
 
-A box is only asked to have `/bin/sh`. The text marks every process of the command, tells its pid, and ends both output
-streams with a line that only the reader knows, so that the end is seen also while leftovers hold the streams open.
-The mark is the hard limit of RLIMIT_RSS, which Linux ignores: children inherit it whatever they do (double forks, new
-sessions, an empty environment), and without privileges nobody can raise it again. Knows no engine and does no IO.
+The sandbox needs only `/bin/sh`. The script frames the output on both streams with a random nonce, so that the end is
+seen even while processes left behind hold the streams open:
+
+    RS nonce " S " pid RS   ...the bytes of the command...   RS nonce " E " exit-code " " oom-kills RS     (RS: 0x1e)
+
+It also marks every process of the command. The mark is the hard limit of RLIMIT_RSS, which Linux ignores: children
+inherit it whatever they do (double forks, new sessions, an empty environment), and without privileges no process can
+raise it again. Later commands get lower marks, so a process that lowers its own is below all marks in use.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -24,31 +29,34 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from openenv.sandboxes.base import Command, ExecResult, OnOutput, Stream
+from openenv.sandboxes.streams import OutputBuffer
 
 _EDGE = b"\x1e"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HIGHEST_MARK_KB = 1 << 40
+_CHUNK = 1 << 16
+_LOOK_S = 0.25
 
 READ_SCRIPT = r"""IFS= read -r n; s=; while IFS= read -r l; do [ "$l" = "$n" ] && break; s="$s$l
 "; done; unset l; eval "$s" """
 """For `sh -c`: reads a script from standard input up to the line that repeats the first, and runs it. What comes after
-that line stays unread, for the script. So neither commands nor secrets are in anybody's argument list."""
+that line stays unread, for the script. So neither commands nor secrets are in an argument list that others can read."""
 
 
 def framed(script: str) -> bytes:
-    """Return a script as `READ_SCRIPT` wants it."""
+    """Return a script in the form that `READ_SCRIPT` reads."""
     end = secrets.token_hex(8)
     return f"{end}\n{script}\n{end}\n".encode()
 
 
 def mark_kb(number: int) -> int:
-    """Return the mark of the n-th command of a box; later ones have lower marks, for limits can only go down."""
+    """Return the mark of the n-th command of a sandbox; later ones have lower marks, for limits can only go down."""
     return _HIGHEST_MARK_KB - number
 
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """One command as it is to run in a box."""
+    """One command and the surroundings it runs in."""
 
     command: Command
     workdir: str
@@ -58,7 +66,7 @@ class Invocation:
     mark: int = _HIGHEST_MARK_KB
     has_input: bool = False
     oom_counters: Sequence[str] = ()
-    """Files with a line `oom_kill N`, of which those count that the box has."""
+    """Files with a line `oom_kill N`; those that exist inside are read."""
     nonce: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def script(self) -> str:
@@ -70,7 +78,8 @@ class Invocation:
                 self._count_oom(),
                 "k; o=$k",
                 "(",
-                f"ulimit -m {self.mark} 2>/dev/null",  # the shell around it stays, and tells the end also after a kill
+                # In a subshell: the outer shell stays, unmarked, and reports the end even of a killed command.
+                f"ulimit -m {self.mark} 2>/dev/null",
                 f"exec {source} 3<&- 2>&4 4>&-",
                 "read -r pid rest </proc/self/stat",
                 f"printf '\\036{self.nonce} S %d\\036' $pid",
@@ -109,24 +118,24 @@ class Invocation:
 
 
 def check_text(command: Command, envs: Mapping[str, str] | None) -> None:
-    """Raise ValueError for what no process can be given."""
+    """Raise ValueError for a command or variables that no process can have."""
     parts = [command] if isinstance(command, str) else list(command)
     if not parts:
-        raise ValueError("An empty argument list is no command.")
+        raise ValueError("An empty argument list is not a command.")
     for text in [*parts, *(envs or {}), *(envs or {}).values()]:
         if "\0" in text:
             raise ValueError("A command, its arguments and its environment cannot hold a NUL character.")
     for name in envs or {}:
         if not name or "=" in name:
-            raise ValueError(f"{name!r} is no name of an environment variable.")
+            raise ValueError(f"{name!r} is not the name of an environment variable.")
 
 
 def kill_marked(mark: int, lowest: int) -> str:
-    """Return the script that kills every process with a mark, and those that lowered theirs below all given ones.
+    """Return the script that kills every process with a mark, and those that lowered theirs below all marks in use.
 
-    It stops them first, until a look at all processes finds no new one, none that is not yet stopped, and none that
-    vanished before it was looked at (it may have left a child): a stopped process keeps its place under the limit of
-    processes, so that a fork bomb cannot outrun this. It forks nothing: a full box has no process to spare.
+    It stops them first, until a pass over /proc finds no new one, none that is not yet stopped, and none that vanished
+    before it was read (it may have left a child). A stopped process still counts under the limit of processes, so a
+    fork bomb cannot outrun this. The script forks nothing: a full sandbox has no process to spare.
     """
     return f"""
 m={mark * 1024}; low={lowest * 1024}; known=" "; looks=100
@@ -150,16 +159,16 @@ for p in $known; do kill -KILL $p; done 2>/dev/null
 
 
 KILL_ALL = """u=0; while read -r a b c; do [ "$a" = Uid: ] && u=$b; done </proc/self/status
-[ "$u" -gt 0 ] || { echo "refused: root is not the user of a box" >&2; exit 99; }
+[ "$u" -gt 0 ] || { echo "refused: the user of a sandbox is not root" >&2; exit 99; }
 kill -KILL -1 2>/dev/null; :"""
-"""The script that kills every process of the box's user but the one that runs it, in one call of the kernel.
+"""The script that kills every process of the sandbox's user except its own shell, in one system call.
 
-Not as root: in a box that shares the process ids of its host, that would be every process of the machine.
+It refuses to run as root: in a sandbox that shares the process ids of its host, that would kill the whole machine.
 """
 
 
 class OutputReader:
-    """Finds the beginning, the output and the end of one command in what a box sends."""
+    """Finds the start, the output and the end of one command in the bytes that a sandbox sends."""
 
     def __init__(self, nonce: str) -> None:
         self.pid: int | None = None
@@ -168,33 +177,33 @@ class OutputReader:
         self._prefix = _EDGE + nonce.encode()
         self._start = re.compile(self._prefix + rb" S (\d+)" + _EDGE)
         self._end = re.compile(self._prefix + rb" E (\d+) (-?\d+)" + _EDGE)
-        self._begun: set[Stream] = set()
+        self._started: set[Stream] = set()
         self._ended: set[Stream] = set()
         self._held: dict[Stream, bytes] = {"stdout": b"", "stderr": b""}
 
     @property
     def finished(self) -> bool:
-        """Say whether the end was seen on both streams."""
+        """Return whether the end was seen on both streams."""
         return len(self._ended) == 2
 
     @property
     def complaint(self) -> str:
-        """What came before the command began: the words of an engine that could not start it."""
-        early = b"".join(held for stream, held in self._held.items() if stream not in self._begun)
+        """What came before the start marker: the message of an engine that could not start the command."""
+        early = b"".join(held for stream, held in self._held.items() if stream not in self._started)
         return early.decode("utf-8", "replace").strip()
 
     def feed(self, stream: Stream, data: bytes) -> bytes:
-        """Take bytes of a stream and return what of them is the command's output."""
+        """Take bytes of a stream and return those that are the command's output."""
         if stream in self._ended:
             return b""
         data = self._held[stream] + data
         self._held[stream] = b""
-        if stream not in self._begun:
+        if stream not in self._started:
             start = self._start.search(data)
             if start is None:
                 self._held[stream] = data
                 return b""
-            self._begun.add(stream)
+            self._started.add(stream)
             self.pid = int(start[1])
             data = data[start.end() :]
         end = self._end.search(data)
@@ -207,14 +216,14 @@ class OutputReader:
         return data[:keep]
 
     def flush(self, stream: Stream) -> bytes:
-        """Return what was held back, when the stream is over."""
-        if stream in self._ended or stream not in self._begun:
+        """Return what was held back, at the end of the stream."""
+        if stream in self._ended or stream not in self._started:
             return b""
         held, self._held[stream] = self._held[stream], b""
         return held
 
     def _tail(self, data: bytes) -> int:
-        """Return where something that may still become the end begins."""
+        """Return the position from which the bytes may be the beginning of the end marker."""
         from_ = max(0, len(data) - len(self._prefix) - 40)
         edge = data.find(_EDGE, from_)
         while edge >= 0:
@@ -225,22 +234,12 @@ class OutputReader:
         return len(data)
 
 
-def absolute(path: str, workdir: str) -> str:
-    """Return a path as the box's own tools take it: never one that begins with a dash."""
-    return path if path.startswith("/") else f"{workdir}/{path}"
-
-
-# shell_run: One command in a shell-driven box: the channel that it talks through, and what it has put out so far.
-#
-# Knows bytes and time. Backends implement `Channel`; which engine is behind it is not known here.
-
-
 class Channel(ABC):
-    """A shell inside a box: bytes go in, the bytes of two streams come out. `close` may be called from any thread."""
+    """A shell inside: bytes go in, the bytes of two streams come out. `close` may be called from any thread."""
 
     @abstractmethod
     def send(self, data: bytes) -> None:
-        """Write to its standard input; what a shell that is over no longer reads is dropped."""
+        """Write to its standard input; data for a shell that has ended is dropped."""
 
     @abstractmethod
     def end_input(self) -> None:
@@ -248,20 +247,20 @@ class Channel(ABC):
 
     @abstractmethod
     def receive(self, timeout: float | None) -> tuple[Stream, bytes] | None:
-        """Return the next bytes of a stream, or None when none came in time; raise EOFError when both are over."""
+        """Return the next bytes of a stream, None if none come in time; raise EOFError when both have ended."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of it; what runs inside is not killed by this."""
+        """Close the connection; what runs inside is not killed by this."""
 
     @property
     @abstractmethod
     def exit_code(self) -> int | None:
-        """How the shell itself ended, as far as the engine says."""
+        """The exit code of the shell itself, if the engine reports it."""
 
 
 class ShellRun:
-    """One command under way: its channel, what it has put out so far, and its mark."""
+    """One running command: its channel, its mark and its output so far."""
 
     def __init__(
         self, channel: Channel, call: Invocation, *, on_output: OnOutput | None, max_output: int | None
@@ -269,21 +268,18 @@ class ShellRun:
         self.channel = channel
         self.mark = call.mark
         self.reader = OutputReader(call.nonce)
-        self.truncated = False
         self.began = time.monotonic()
-        self._on_output = on_output
-        self._max_output = max_output
-        self._kept: dict[Stream, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
+        self._buffer = OutputBuffer(max_output, on_output)
 
     def wait_started(self, deadline: float) -> bool:
-        """Read until the command has begun; False when its shell ended before."""
+        """Read until the command has started; False if its shell ends before."""
         while self.reader.pid is None:
             if not self._step(deadline):
                 return False
         return True
 
     def pump(self, deadline: float | None) -> bool:
-        """Read until the command is over (True) or the time is (False)."""
+        """Read until the command ends (True) or the deadline comes (False)."""
         while not self.reader.finished:
             if deadline is not None and time.monotonic() >= deadline:
                 return False
@@ -292,7 +288,7 @@ class ShellRun:
         return True
 
     def _step(self, deadline: float | None) -> bool:
-        """Take what comes next; False when nothing comes any more."""
+        """Take the next bytes; False when no more can come."""
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
             got = self.channel.receive(left)
@@ -306,46 +302,24 @@ class ShellRun:
         return True
 
     def _take(self, stream: Stream, data: bytes) -> None:
-        if not data:
-            return
-        kept = self._kept[stream]
-        room = len(data) if self._max_output is None else max(0, self._max_output - len(kept))
-        kept += data[:room]
-        self.truncated = self.truncated or room < len(data)
-        if self._on_output is not None:
-            self._on_output(stream, data)
+        if data:
+            self._buffer.feed(stream, data)
 
     def output(self, stream: Stream) -> bytes:
         """Return what was kept of a stream."""
-        return bytes(self._kept[stream])
+        return self._buffer.kept(stream)
 
     def result(self, exit_code: int, *, timed_out: bool = False) -> ExecResult:
-        """Return what the command did."""
-        return ExecResult(
-            exit_code,
-            self.output("stdout").decode("utf-8", "replace"),
-            self.output("stderr").decode("utf-8", "replace"),
-            timed_out=timed_out,
-            truncated=self.truncated,
-            duration_s=time.monotonic() - self.began,
-            oom=self.reader.oom_kills > 0,
-        )
-
-
-# process_channel: A command of this machine as a channel: its standard streams are those of a shell inside a box.
-#
-# Knows processes and pipes. Which engine the command belongs to it must not know.
-
-
-_CHUNK = 1 << 16
-_LOOK_S = 0.25
+        """Return the result of the command."""
+        oom = self.reader.oom_kills > 0
+        return self._buffer.result(exit_code, began=self.began, timed_out=timed_out, oom=oom)
 
 
 class ProcessChannel(Channel):
-    """A command of this machine, such as `docker exec -i NAME /bin/sh`, with a shell of a box at its other end.
+    """A command of this machine that reaches a shell inside, such as `docker exec -i NAME /bin/sh`.
 
     Args:
-        argv: What to run. Its streams are the shell's; its end need not be that of what it started.
+        argv: What to run. Its streams are the shell's; what it started inside may outlive it.
     """
 
     def __init__(self, argv: list[str]) -> None:
@@ -370,7 +344,7 @@ class ProcessChannel(Channel):
 
     @property
     def exit_code(self) -> int | None:
-        """How the command line ended; it repeats the exit code of what it ran."""
+        """The exit code of the command line, which repeats that of what it ran."""
         try:
             code = self._process.wait(10)
         except subprocess.TimeoutExpired:
@@ -382,7 +356,7 @@ class ProcessChannel(Channel):
         stream = self._process.stdin
         view = memoryview(data)
         while view:
-            with self._input_lock:  # nobody closes it under our feet, and nobody waits long for us
+            with self._input_lock:  # held briefly: `end_input` must not close the pipe during a write, nor wait long
                 if self._closed or stream is None or stream.closed:
                     return
                 room = select.poll()
@@ -412,7 +386,7 @@ class ProcessChannel(Channel):
                 if not ready:
                     if left <= _LOOK_S and deadline is not None:
                         return None
-                    continue  # what it has started may hold the streams open for ever: look whether we are closed
+                    continue  # what it started may hold the streams open for ever: see whether we were closed
                 key = ready[0][0]
                 data = os.read(key.fd, _CHUNK)
                 if data:
@@ -422,10 +396,11 @@ class ProcessChannel(Channel):
             raise EOFError
 
     def close(self) -> None:
-        """End the command line; a reader in another thread sees the end of the streams, or soon that it is closed."""
+        """End the command line; a reader in another thread gets EOFError, at the latest after a quarter of a second."""
         self._closed = True
         if self._process.poll() is None:
-            _kill_group(self._process.pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         with self._reading:
             if self._streams:
@@ -434,10 +409,3 @@ class ProcessChannel(Channel):
                     stream.close()
                 self._streams.clear()
         self.end_input()
-
-
-def _kill_group(pid: int) -> None:
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass

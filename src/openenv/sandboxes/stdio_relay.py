@@ -1,7 +1,11 @@
-"""Runs inside a box: listens on a loopback port and carries its connections over standard input and output.
+"""Runs inside a sandbox: listens on a loopback port and carries its connections over standard input and output.
 
-Is handed into the box as a single file, so it imports nothing but the standard library and runs on Python 3.7.
-A frame is one byte for its kind, four for the connection, four for the length, and that many bytes.
+Its source is passed to `python3 -c`, so it imports nothing but the standard library and runs on Python 3.7.
+A frame is one byte for its kind, four for the connection, four for the length, and that many bytes:
+
+    READY  ->  listening                         OPEN   ->  a client connected
+    DATA  <->  bytes of a connection             END   <->  one side is done sending
+    CUT    <-  the host could not connect, or its side broke
 """
 
 from __future__ import annotations
@@ -17,8 +21,8 @@ HEAD = struct.Struct(">BII")
 _CHUNK = 1 << 15
 
 
-class Relay:
-    """The box's end of a tunnel."""
+class StdioRelay:
+    """The inner end of a tunnel; `openenv.sandboxes.relay.StdioTunnel` is the outer one."""
 
     def __init__(self, source: int, sink: int) -> None:
         self._source = source
@@ -28,7 +32,7 @@ class Relay:
         self._half: set[int] = set()
 
     def run(self, port: int) -> None:
-        """Carry connections until standard input is over."""
+        """Carry connections until standard input ends."""
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
@@ -68,7 +72,7 @@ class Relay:
         self._finish_half(number)
 
     def _finish_half(self, number: int) -> None:
-        """Close a connection when both of its directions are over."""
+        """Close a connection when both directions have ended."""
         with self._lock:
             if number in self._half:
                 self._half.discard(number)
@@ -110,4 +114,4 @@ class Relay:
 
 
 if __name__ == "__main__":
-    Relay(0, 1).run(int(sys.argv[1]))
+    StdioRelay(0, 1).run(int(sys.argv[1]))

@@ -1,7 +1,4 @@
-"""Input and output of one running command: pipes on this side, gathered and bounded.
-
-Knows file descriptors, nothing of sandboxes.
-"""
+"""Input and output of one running command: pipes, the loop that pumps them, and a bounded buffer of its output."""
 
 from __future__ import annotations
 
@@ -9,13 +6,14 @@ import contextlib
 import os
 import select
 import struct
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from openenv.sandboxes.base import OnOutput, Stream
+from openenv.sandboxes.base import ExecResult, OnOutput, Stream
 
-with contextlib.suppress(ImportError):  # Windows can import this, and has no use for it
+with contextlib.suppress(ImportError):  # Windows has neither, and never gets to use them
     import fcntl
     import termios
 
@@ -26,12 +24,12 @@ _F_SETPIPE_SZ = 1031
 
 @dataclass(slots=True)
 class Pipes:
-    """Three pipes: our ends, and the ends that the command gets."""
+    """Two or three pipes: our ends, and in `theirs` the ends for the command."""
 
     stdin: int | None
     stdout: int
     stderr: int
-    given: list[int] = field(default_factory=list)
+    theirs: list[int] = field(default_factory=list)
 
     @classmethod
     def open(cls, *, with_stdin: bool) -> Pipes:
@@ -39,12 +37,12 @@ class Pipes:
         pipes = cls(None, -1, -1)
         try:
             if with_stdin:
-                theirs, pipes.stdin = os.pipe()
-                pipes.given.append(theirs)
-            pipes.stdout, theirs = os.pipe()
-            pipes.given.append(theirs)
-            pipes.stderr, theirs = os.pipe()
-            pipes.given.append(theirs)
+                end, pipes.stdin = os.pipe()
+                pipes.theirs.append(end)
+            pipes.stdout, end = os.pipe()
+            pipes.theirs.append(end)
+            pipes.stderr, end = os.pipe()
+            pipes.theirs.append(end)
         except OSError:
             pipes.close()
             raise
@@ -57,24 +55,29 @@ class Pipes:
             pass  # the default size will do
         return pipes
 
-    def close_given(self) -> None:
-        """Close the ends that the command got."""
-        while self.given:
-            os.close(self.given.pop())
+    def close_theirs(self) -> None:
+        """Close the ends for the command."""
+        while self.theirs:
+            os.close(self.theirs.pop())
 
     def close(self) -> None:
         """Close everything."""
-        self.close_given()
+        self.close_theirs()
         for fd in (self.stdin, self.stdout, self.stderr):
             if fd is not None and fd >= 0:
                 os.close(fd)
         self.stdin, self.stdout, self.stderr = None, -1, -1
 
 
-class Gathering:
-    """What came out of a command: the beginning of each stream is kept, every byte is passed on."""
+class OutputBuffer:
+    """The output of a command: the beginning of each stream is kept, and `on_output` gets every byte.
 
-    def __init__(self, max_output: int, on_output: OnOutput | None) -> None:
+    Args:
+        max_output: How many bytes of each stream to keep; None for all.
+        on_output: Called with each piece as it comes.
+    """
+
+    def __init__(self, max_output: int | None, on_output: OnOutput | None) -> None:
         self._kept: dict[Stream, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
         self._max = max_output
         self._on_output = on_output
@@ -83,21 +86,45 @@ class Gathering:
     def feed(self, stream: Stream, data: bytes) -> None:
         """Take the next bytes of a stream."""
         kept = self._kept[stream]
-        room = self._max - len(kept)
-        if len(data) > room:
-            self.truncated = True
-        if room > 0:
-            kept += data[:room]
+        room = len(data) if self._max is None else max(0, self._max - len(kept))
+        kept += data[:room]
+        self.truncated = self.truncated or room < len(data)
         if self._on_output is not None:
             self._on_output(stream, data)
 
-    def text(self, stream: Stream) -> str:
+    def kept(self, stream: Stream) -> bytes:
         """Return what was kept of a stream."""
-        return self._kept[stream].decode("utf-8", "replace")
+        return bytes(self._kept[stream])
+
+    def result(self, exit_code: int, *, began: float, timed_out: bool = False, oom: bool = False) -> ExecResult:
+        """Return the result of the command, which began at that time of the monotonic clock."""
+        return ExecResult(
+            exit_code,
+            self._kept["stdout"].decode("utf-8", "replace"),
+            self._kept["stderr"].decode("utf-8", "replace"),
+            timed_out=timed_out,
+            truncated=self.truncated,
+            duration_s=time.monotonic() - began,
+            oom=oom,
+        )
 
 
-class Exchange:
-    """Feeds a command's input and gathers its output until something else says that it has ended."""
+def follow_output(pipes: Pipes, on_output: OnOutput) -> threading.Thread:
+    """Pass the output of a background job on, in a thread, until its pipes are closed; then close ours."""
+
+    def follow() -> None:
+        try:
+            PipePump(pipes, None, on_output).run_to_end()
+        finally:
+            pipes.close()
+
+    thread = threading.Thread(target=follow, name="openenv-job", daemon=True)
+    thread.start()
+    return thread
+
+
+class PipePump:
+    """Writes a command's input and reads its output, until another descriptor reports its end."""
 
     def __init__(self, pipes: Pipes, stdin: bytes | None, feed: Callable[[Stream, bytes], None]) -> None:
         self._pipes = pipes
@@ -111,7 +138,7 @@ class Exchange:
             self._poll.register(pipes.stdin, select.POLLOUT)
 
     def run(self, end: int, deadline: float | None) -> bool:
-        """Go on until `end` is readable; False when the time is over before."""
+        """Pump until `end` is readable; False if the deadline comes first."""
         self._poll.register(end, select.POLLIN)
         try:
             while True:
@@ -133,13 +160,13 @@ class Exchange:
             self._poll.unregister(end)
 
     def run_to_end(self) -> None:
-        """Go on until nobody can write any more."""
+        """Pump until all writing ends of the pipes are closed."""
         while self._streams:
             for fd, _ in self._poll.poll():
                 self._read(fd, _CHUNK)
 
     def drain(self) -> None:
-        """Take what is in the pipes now, and not what a process left behind may still write."""
+        """Read what is in the pipes now, but do not wait for what a process left behind may still write."""
         for fd in list(self._streams):
             waiting = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0]
             while waiting > 0:
@@ -178,7 +205,7 @@ class Exchange:
 
 
 class PipeReader:
-    """A pipe to read a stream from, whose writer must not fall silent."""
+    """A pipe to read a stream from; raises TimeoutError when its writer sends nothing for `idle_s` seconds."""
 
     def __init__(self, fd: int, *, idle_s: float) -> None:
         self._fd = fd
@@ -205,7 +232,7 @@ class PipeReader:
 
 
 class PipeWriter:
-    """A pipe to write a stream to, whose reader must not fall asleep."""
+    """A pipe to write a stream to; raises TimeoutError when its reader takes nothing for `idle_s` seconds."""
 
     def __init__(self, fd: int, *, idle_s: float) -> None:
         self._fd = fd

@@ -1,7 +1,6 @@
-"""Trees as tar streams: pack one, and unpack one so that nothing lands outside of it.
+"""Trees as tar streams: pack one, and unpack one so that no entry lands outside of it.
 
-Knows tar and file systems, nothing of sandboxes. Is also handed into local sandboxes as a single file, so it imports
-nothing but the standard library.
+Also runs inside local sandboxes, as a single file: it imports nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -15,31 +14,31 @@ _CHUNK = 256 * 1024
 _READABLE, _ENTERABLE = 0o400, 0o500
 
 
-class Sink(Protocol):
-    """What a tar stream can be written to."""
+class TarSink(Protocol):
+    """Anything that a tar stream can be written to."""
 
     def write(self, data: bytes, /) -> int:
         """Write all of it."""
         ...
 
 
-class Source(Protocol):
-    """What a tar stream can be read from."""
+class TarSource(Protocol):
+    """Anything that a tar stream can be read from."""
 
     def read(self, size: int = ..., /) -> bytes:
         """Return `size` bytes, fewer only at the end."""
         ...
 
 
-def pack(root: str, stream: Sink, *, force: bool = False) -> None:
+def pack(root: str, stream: TarSink, *, force: bool = False) -> None:
     """Write the tree (or the single file) at `root`. Links stay links; devices, sockets and pipes are left out.
 
-    What vanishes meanwhile is left out; what cannot be read raises ValueError.
+    What vanishes in the meantime is left out; what cannot be read raises ValueError.
 
     Args:
         root: The folder or file; OSError when it is missing.
         stream: Where to write to.
-        force: Read also what its owner shut, by opening it for a moment; the archive has the modes from before.
+        force: Also read files without read permission, by granting it for a moment; the archive keeps their modes.
     """
     about = os.stat(root)
     file = cast("IO[bytes]", stream)
@@ -51,45 +50,45 @@ def pack(root: str, stream: Sink, *, force: bool = False) -> None:
         while pending:
             name, about = pending.pop()
             archive.addfile(_entry(name or ".", about, tarfile.DIRTYPE))
-            for child, found in _listed(os.path.join(root, name) if name else root, about, force):
+            for child, status in _listed(os.path.join(root, name) if name else root, about, force):
                 below = f"{name}/{child.name}" if name else child.name
-                if stat.S_ISDIR(found.st_mode):
-                    pending.append((below, found))
+                if stat.S_ISDIR(status.st_mode):
+                    pending.append((below, status))
                 else:
-                    _add(archive, child.path, below, found, force)
+                    _add(archive, child.path, below, status, force)
 
 
-def unpack(stream: Source, root: str, *, leaving_links: bool = True, max_bytes: int | None = None) -> None:
+def unpack(stream: TarSource, root: str, *, keep_outer_links: bool = True, max_bytes: int | None = None) -> None:
     """Unpack a tar stream below `root`, which is made when it is missing.
 
-    What is no archive, and entries that would land outside, by their name or through a link, raise ValueError. Set-id
-    bits, owners, devices and pipes are dropped.
+    Raises ValueError for an invalid archive, and for entries that would land outside, by their name or through a link.
+    Set-id bits, owners, devices and pipes are dropped.
 
     Args:
         stream: The archive, compressed or not.
         root: The folder.
-        leaving_links: Keep symbolic links that point out of the tree; otherwise they are left out.
+        keep_outer_links: Keep symbolic links that point out of the tree; otherwise they are left out.
         max_bytes: Raise ValueError when the files hold more than this.
     """
     try:
-        _Unpacking(root, leaving_links, max_bytes).run(stream)
+        _Unpacking(root, keep_outer_links, max_bytes).run(stream)
     except (tarfile.TarError, EOFError) as error:
-        raise ValueError(f"this is no readable archive: {error}") from error
+        raise ValueError(f"this is not a readable archive: {error}") from error
 
 
 class _Unpacking:
     """One run of `unpack`."""
 
-    def __init__(self, root: str, leaving_links: bool, max_bytes: int | None) -> None:
+    def __init__(self, root: str, keep_outer_links: bool, max_bytes: int | None) -> None:
         os.makedirs(root, exist_ok=True)
         self.root = os.path.realpath(root)
-        self.leaving_links = leaving_links
+        self.keep_outer_links = keep_outer_links
         self.left = max_bytes
         self.folders = {""}
         self.modes: dict[str, int] = {}
         self.links: list[tuple[str, str]] = []
 
-    def run(self, stream: Source) -> None:
+    def run(self, stream: TarSource) -> None:
         """Make files and folders first and links last, so that no entry is written through a link of the archive."""
         file = cast("IO[bytes]", stream)
         with tarfile.open(fileobj=file, mode="r|*", errors="surrogateescape") as archive:
@@ -112,7 +111,7 @@ class _Unpacking:
             raise ValueError("the archive has a file without a name")
         if member.issym():
             self.enter(os.path.dirname(name))
-            if self.leaving_links or _stays_inside(name, member.linkname):
+            if self.keep_outer_links or _stays_inside(name, member.linkname):
                 self.links.append((name, member.linkname))
         elif member.islnk():
             source = _inner_name(member.linkname)
@@ -167,9 +166,9 @@ class _Unpacking:
 
 
 class Bounded:
-    """A file to write to that takes so much and no more."""
+    """A file to write to that raises ValueError beyond `max_bytes`."""
 
-    def __init__(self, file: Sink, max_bytes: int) -> None:
+    def __init__(self, file: TarSink, max_bytes: int) -> None:
         self._file, self._left, self._max = file, max_bytes, max_bytes
 
     def write(self, data: bytes, /) -> int:
@@ -181,7 +180,7 @@ class Bounded:
 
 
 class _Padded:
-    """A file that yields exactly as many bytes as were announced, whatever happens to it meanwhile."""
+    """A file that yields exactly the size in its tar header, even if it shrinks or grows while it is read."""
 
     def __init__(self, fd: int, size: int) -> None:
         self.fd, self.left = fd, size
@@ -197,7 +196,7 @@ class _Padded:
 
 
 def _add(archive: tarfile.TarFile, path: str, name: str, about: os.stat_result, force: bool) -> None:
-    """Add a file or a link; nothing else, and nothing that is gone."""
+    """Add a file or a link; skip anything else, and what is gone."""
     if stat.S_ISLNK(about.st_mode):
         link = _entry(name, about, tarfile.SYMTYPE)
         try:
@@ -227,14 +226,14 @@ def _opened(path: str, about: os.stat_result, force: bool) -> int:
     except PermissionError:
         if not force:
             raise
-    os.chmod(path, stat.S_IMODE(about.st_mode) | _READABLE)  # its owner may always do that
+    os.chmod(path, stat.S_IMODE(about.st_mode) | _READABLE)  # the owner may always do that
     fd = os.open(path, flags)
     os.fchmod(fd, stat.S_IMODE(about.st_mode))
     return fd
 
 
 def _listed(path: str, about: os.stat_result, force: bool) -> list[tuple[os.DirEntry[str], os.stat_result]]:
-    """Return what is in a folder, by name."""
+    """Return the entries of a folder with their status, by name."""
     try:
         if force and about.st_mode & _ENTERABLE != _ENTERABLE:
             os.chmod(path, stat.S_IMODE(about.st_mode) | _ENTERABLE)
@@ -244,15 +243,15 @@ def _listed(path: str, about: os.stat_result, force: bool) -> list[tuple[os.DirE
         return []
     except OSError as error:
         raise ValueError(f"a folder cannot be read: {error.strerror}") from error
-    found = []
+    listed = []
     for child in children:
         try:
-            found.append((child, child.stat(follow_symlinks=False)))
+            listed.append((child, child.stat(follow_symlinks=False)))
         except FileNotFoundError:
             continue
         except OSError as error:
             raise ValueError(f"{child.name} cannot be read: {error.strerror}") from error
-    return found
+    return listed
 
 
 def _entry(name: str, about: os.stat_result, kind: bytes) -> tarfile.TarInfo:
@@ -275,5 +274,5 @@ def _stays_inside(name: str, target: str) -> bool:
     climbs = 0
     while climbs < len(parts) and parts[climbs] == "..":
         climbs += 1
-    # the folder of an entry is a real one, so that leading dots climb as written; behind a name they need not
+    # The folder of an entry is a real one, so leading dots climb as written; after a name (a link?) they need not.
     return not target.startswith("/") and ".." not in parts[climbs:] and climbs <= name.count("/")

@@ -1,6 +1,15 @@
-"""How a local sandbox is started: the bubblewrap command line, and what to do when it cannot run.
+"""How a local sandbox is started and ended: bubblewrap's command line, its processes, and why it may not run.
 
-Knows bubblewrap's options and the layout inside. Starts nothing itself.
+What is seen inside:
+
+    /usr /bin /lib* /nix/store   the host's, read-only             /proc /dev   private, /dev read-only
+    /etc                         a few of the host's files and     /tmp         tmpfs, 1/4 of disk_mb (with /dev/shm)
+                                 folders; passwd, hosts and such   $HOME        tmpfs, 3/4 of disk_mb
+                                 are made up                       mounts       the spec's, read-only
+    /run/openenv                 init_process and trees, compiled  /            read-only in the end
+
+Started by root, the sandbox needs no user namespace: PID 1 changes to the unprivileged user itself and drops every
+capability. Otherwise bubblewrap makes a user namespace. Both ways the only network is a loopback of its own.
 """
 
 from __future__ import annotations
@@ -40,7 +49,7 @@ _ETC_FILES = (
     "pki/tls/openssl.cnf", "protocols", "services", "shells", "ssl/cert.pem", "ssl/openssl.cnf", "timezone",
 )  # fmt: skip
 _ETC_FOLDERS = ("alternatives", "crypto-policies", "pki/ca-trust/extracted", "pki/tls/certs", "ssl/certs")
-"""What of the host's /etc is seen inside; the rest is made up or missing, for it may hold secrets."""
+"""The part of the host's /etc that is seen inside; the rest may hold secrets."""
 _RESERVED = ("/", "/proc", "/dev", "/sys", "/usr", "/etc", "/run", *_SYSTEM)
 _INSTALL = {
     "debian": "apt-get install -y bubblewrap",
@@ -63,7 +72,7 @@ _NEEDED_CAPABILITIES = (0, 6, 7, 8, 12, 21)
 
 @dataclass(frozen=True, slots=True)
 class Bubblewrap:
-    """The program, and how much of it there is."""
+    """The program and its version."""
 
     path: str
     version: tuple[int, ...]
@@ -73,7 +82,7 @@ class Bubblewrap:
         """Find bubblewrap.
 
         Raises:
-            SandboxUnavailable: It is not installed; the text names the command that does it.
+            SandboxUnavailable: It is not installed; the text names the command that installs it.
         """
         if not sys.platform.startswith("linux"):
             raise SandboxUnavailable("Local sandboxes need Linux. Use the docker backend on this system.")
@@ -86,8 +95,8 @@ class Bubblewrap:
             text = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
         except (OSError, subprocess.SubprocessError) as error:
             raise SandboxUnavailable(f"{path} does not run: {error}") from error
-        found = re.search(r"(\d+(?:\.\d+)+)", text)
-        version = tuple(int(part) for part in found[1].split(".")) if found else (0,)
+        number = re.search(r"(\d+(?:\.\d+)+)", text)
+        version = tuple(int(part) for part in number[1].split(".")) if number else (0,)
         if version < (0, 5):
             raise SandboxUnavailable(f"Local sandboxes need bubblewrap 0.5 or later; {path} is {text.strip()}.")
         return cls(path, version)
@@ -99,7 +108,7 @@ class Interpreter:
 
     executable: str
     folders: tuple[str, ...]
-    """What of it does not lie below /usr and has to be made visible."""
+    """The folders of it outside /usr, which have to be mounted."""
 
     @classmethod
     def current(cls) -> Interpreter:
@@ -123,23 +132,23 @@ class Interpreter:
 
 
 @dataclass(frozen=True, slots=True)
-class Person:
-    """Who commands are inside."""
+class SandboxUser:
+    """The user that commands run as inside."""
 
     uid: int
     gid: int
     home: str
     privileged: bool
-    """Whether the sandbox is started by root, and becomes this user by itself; otherwise a user namespace does it."""
+    """Whether root starts the sandbox, and PID 1 changes to this user; otherwise a user namespace does it."""
 
 
 def is_privileged() -> bool:
-    """Say whether this process is root with the rights that make a user namespace needless."""
+    """Return whether this process is root with all capabilities that replace a user namespace."""
     if os.geteuid() != 0:
         return False
     text = Path("/proc/self/status").read_text()
-    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", text, re.MULTILINE)
-    effective = int(found[1], 16) if found else 0
+    mask = re.search(r"^CapEff:\s*([0-9a-f]+)$", text, re.MULTILINE)
+    effective = int(mask[1], 16) if mask else 0
     return all(effective >> bit & 1 for bit in _NEEDED_CAPABILITIES)
 
 
@@ -150,21 +159,21 @@ def compiled(source: Path) -> bytes:
     return importlib.util.MAGIC_NUMBER + bytes(12) + marshal.dumps(code)
 
 
-def namespaces(person: Person) -> list[str]:
+def namespaces(user: SandboxUser) -> list[str]:
     """Return the options that separate the sandbox from the host."""
     options = [
         "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try",
         "--hostname", "sandbox", "--as-pid-1", "--cap-drop", "ALL",
     ]  # fmt: skip
-    if person.privileged:
+    if user.privileged:
         for name in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_CHOWN"):
             options += ["--cap-add", name]
         return options
-    return [*options, "--unshare-user", "--uid", str(person.uid), "--gid", str(person.gid)]
+    return [*options, "--unshare-user", "--uid", str(user.uid), "--gid", str(user.gid)]
 
 
-def file_system(spec: SandboxSpec, person: Person, interpreter: Interpreter, version: tuple[int, ...]) -> list[str]:
-    """Return the options that lay out what is seen inside."""
+def file_system(spec: SandboxSpec, user: SandboxUser, interpreter: Interpreter, version: tuple[int, ...]) -> list[str]:
+    """Return the options that lay out the file system inside."""
     sizes = version >= (0, 7)
     disk = max(8, spec.limits.disk_mb)
     shared = max(1, disk // 32)
@@ -176,10 +185,10 @@ def file_system(spec: SandboxSpec, person: Person, interpreter: Interpreter, ver
         *_host_etc(),
         *("--dir", "/var", "--symlink", "../tmp", "/var/tmp"),
         *_scratch("/tmp", "1777", disk // 4 - shared, sizes),
-        *_parents(person.home),
-        *_scratch(person.home, "0755", disk - disk // 4, sizes),
+        *_parents(user.home),
+        *_scratch(user.home, "0755", disk - disk // 4, sizes),
         *(part for folder in interpreter.folders for part in _bind(folder, folder)),
-        *_mounts(spec, person),
+        *_mounts(spec, user),
     ]
 
 
@@ -193,13 +202,13 @@ def copied_etc() -> dict[str, bytes]:
     return contents
 
 
-def made_up(person: Person) -> dict[str, bytes]:
+def own_etc(user: SandboxUser) -> dict[str, bytes]:
     """Return the files of /etc that say nothing about the host."""
-    user = f"user:x:{person.uid}:{person.gid}:user:{person.home}:/bin/sh"
-    passwd = f"root:x:0:0:root:/nonexistent:/usr/sbin/nologin\n{user}\nnobody:x:65534:65534::/nonexistent:/bin/false\n"
+    entry = f"user:x:{user.uid}:{user.gid}:user:{user.home}:/bin/sh"
+    passwd = f"root:x:0:0:root:/nonexistent:/usr/sbin/nologin\n{entry}\nnobody:x:65534:65534::/nonexistent:/bin/false\n"
     texts = {
         "passwd": passwd,
-        "group": f"root:x:0:\nuser:x:{person.gid}:\nnogroup:x:65534:\n",
+        "group": f"root:x:0:\nuser:x:{user.gid}:\nnogroup:x:65534:\n",
         "hosts": "127.0.0.1 localhost sandbox\n",
         "hostname": "sandbox\n",
         "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\nservices: files\nprotocols: files\n",
@@ -209,7 +218,7 @@ def made_up(person: Person) -> dict[str, bytes]:
 
 
 def checked_home(home: str) -> str:
-    """Return the home folder, or raise where there can be none."""
+    """Return the home folder; raise SandboxUnsupported where none can be."""
     path = PurePosixPath(home)
     reserved = str(path) in _RESERVED or _below(home, ("/proc", "/dev", "/usr"))
     if reserved or not path.is_absolute() or ".." in path.parts:
@@ -218,8 +227,8 @@ def checked_home(home: str) -> str:
 
 
 def explain(output: str) -> str:
-    """Return what bubblewrap said, with the setting that forbids it where there is one."""
-    text = output.strip() or "bubblewrap ended without a word"
+    """Return bubblewrap's error, with the system setting that causes it where there is one."""
+    text = output.strip() or "bubblewrap ended without a message"
     if not re.search(r"namespace|uid map|permission|not permitted|loopback|RTM_", text, re.IGNORECASE):
         return text
     for file, bad, good in _SYSCTLS:
@@ -271,7 +280,7 @@ def _bind(source: str, target: str) -> list[str]:
 
 
 def _parents(path: str) -> list[str]:
-    """Return the options that make the folders above a path, which would be closed to the user otherwise."""
+    """Return the options that make the folders above a path; bubblewrap would make them unreadable for the user."""
     if _below(path, ("/usr",)):
         return []
     folders = [str(folder) for folder in PurePosixPath(path).parents][-2::-1]
@@ -283,14 +292,14 @@ def _scratch(path: str, mode: str, megabytes: int, sizes: bool) -> list[str]:
     return [*size, "--perms", mode, "--tmpfs", path]
 
 
-def _mounts(spec: SandboxSpec, person: Person) -> Iterator[str]:
+def _mounts(spec: SandboxSpec, user: SandboxUser) -> Iterator[str]:
     for mount in spec.mounts:
         target = PurePosixPath(mount.target)
         if not target.is_absolute() or ".." in target.parts or str(target) in _RESERVED:
             raise SandboxUnsupported(f"Nothing can be mounted at {mount.target!r} in a local sandbox.")
         if not mount.source.exists():
             raise SandboxUnsupported(f"There is no {mount.source} to mount at {mount.target}.")
-        if person.privileged and not _readable(mount.source, person):
+        if user.privileged and not _readable(mount.source, user):
             raise SandboxUnsupported(
                 f"{mount.source} is mounted at {mount.target}, but the sandbox's user could not read it. Make it "
                 f"readable for others: chmod -R o+rX '{mount.source}'"
@@ -298,10 +307,10 @@ def _mounts(spec: SandboxSpec, person: Person) -> Iterator[str]:
         yield from _bind(str(mount.source.resolve()), str(target))
 
 
-def _readable(source: Path, person: Person) -> bool:
+def _readable(source: Path, user: SandboxUser) -> bool:
     about = source.stat()
     wanted = 0o5 if stat.S_ISDIR(about.st_mode) else 0o4
-    if about.st_uid == person.uid:
+    if about.st_uid == user.uid:
         wanted <<= 6
     return about.st_mode & wanted == wanted
 
@@ -310,20 +319,15 @@ def _below(path: str, folders: tuple[str, ...]) -> bool:
     return any(path.startswith(folder + "/") for folder in folders)
 
 
-# launch: Starts the processes of a local sandbox and ends them again.
-#
-# Knows how bubblewrap, the control group and the first process inside come together. Knows nothing of commands.
-
-
 _START_S = 30.0
 _END_S = 20.0
 _ENTER = 'umask 022; ulimit -c 0; while [ "$1" != -- ]; do echo 0 >"$1" || exit 1; shift; done; shift; exec "$@"'
-"""A shell enters the control groups before it becomes bubblewrap: a process that moves itself is moved for free."""
+"""A shell enters the control groups, then becomes bubblewrap: a process that moves itself is moved at no cost."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kit:
-    """What is the same for all sandboxes of a backend."""
+class LaunchKit:
+    """What all sandboxes of a backend share."""
 
     program: Bubblewrap
     interpreter: Interpreter
@@ -331,13 +335,13 @@ class Kit:
     files: Mapping[str, bytes]
 
     @classmethod
-    def prepare(cls) -> Kit:
+    def prepare(cls) -> LaunchKit:
         """Find the programs and compile what goes inside."""
         program = Bubblewrap.find()
         machine = platform.machine()
         if not seccomp.supported(machine):
             raise SandboxUnavailable(f"Local sandboxes have no system call filter for {machine} processors.")
-        inside = Path(__file__).parent / "inside" / "init.py"
+        inside = Path(__file__).parent / "init_process.py"
         files = {
             **copied_etc(),
             f"{INSIDE}/init.pyc": compiled(inside),
@@ -347,7 +351,7 @@ class Kit:
 
 
 class Processes:
-    """The running processes of a sandbox and what they hold of the host. Freed once, from any thread."""
+    """The processes of a sandbox and what they hold of the host; freed once, from any thread."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], control: Control, group: Group | None, first: int | None
@@ -363,7 +367,7 @@ class Processes:
         self._owner = os.getpid()
 
     def end(self) -> None:
-        """Kill everything inside and give back what it took of the host."""
+        """Kill everything inside and free what it took of the host."""
         with self._lock:
             if self._freed or os.getpid() != self._owner:
                 return
@@ -383,7 +387,7 @@ class Processes:
                 self.group.remove()
 
     def abandon(self) -> None:
-        """Let go in a forked child, so that the sandbox still ends with its owner."""
+        """Close our end in a forked child, so that the sandbox still ends with its owner."""
         self.control.abandon()
 
     def _kill(self) -> None:
@@ -396,8 +400,8 @@ class Processes:
                 self._process.kill()
 
 
-def launch(kit: Kit, spec: SandboxSpec, person: Person, group: Group | None) -> Processes:
-    """Start a sandbox and wait until its first process serves.
+def launch(kit: LaunchKit, spec: SandboxSpec, user: SandboxUser, group: Group | None) -> Processes:
+    """Start a sandbox and wait until its PID 1 serves.
 
     Raises:
         SandboxUnavailable: The machine does not allow it.
@@ -405,21 +409,21 @@ def launch(kit: Kit, spec: SandboxSpec, person: Person, group: Group | None) -> 
     """
     control = Control()
     errors = os.memfd_create("errors")
-    told, tell = os.pipe()
+    info, info_end = os.pipe()
     try:
         with contextlib.ExitStack() as stack:
-            files = {**made_up(person), **kit.files}
-            passed = [control.inner.fileno(), tell]
-            options = ["--info-fd", str(tell)]
-            for fd, words in _handed_in(kit, files, stack):
+            files = {**own_etc(user), **kit.files}
+            passed = [control.inner.fileno(), info_end]
+            options = ["--info-fd", str(info_end)]
+            for fd, words in _files_and_filter(kit, files, stack):
                 passed.append(fd)
                 options += words
-            command = _command(kit, spec, person, options, control.inner.fileno())
+            command = _command(kit, spec, user, options, control.inner.fileno())
             process = _spawn(command, group, passed, errors)
-            os.close(tell)
-            tell = -1
-            control.configure(_config(spec, person, limit_processes=group is None))
-            processes = Processes(process, control, group, _first_process(told))
+            os.close(info_end)
+            info_end = -1
+            control.configure(_config(spec, user, limit_processes=group is None))
+            processes = Processes(process, control, group, _first_process(info))
         if not control.wait_ready(_START_S):
             processes.end()
             raise _failure(errors)
@@ -428,23 +432,25 @@ def launch(kit: Kit, spec: SandboxSpec, person: Person, group: Group | None) -> 
         control.close()
         raise
     finally:
-        for fd in (errors, told, tell):
+        for fd in (errors, info, info_end):
             if fd >= 0:
                 os.close(fd)
 
 
-def _command(kit: Kit, spec: SandboxSpec, person: Person, options: list[str], control: int) -> list[str]:
+def _command(kit: LaunchKit, spec: SandboxSpec, user: SandboxUser, options: list[str], control: int) -> list[str]:
     return [
         kit.program.path,
-        *namespaces(person),
-        *file_system(spec, person, kit.interpreter, kit.program.version),
+        *namespaces(user),
+        *file_system(spec, user, kit.interpreter, kit.program.version),
         *options,
         *("--remount-ro", "/", "--chdir", "/", "--"),
         *(kit.interpreter.executable, "-I", "-S", f"{INSIDE}/init.pyc", str(control)),
     ]
 
 
-def _handed_in(kit: Kit, files: Mapping[str, bytes], stack: contextlib.ExitStack) -> Iterator[tuple[int, list[str]]]:
+def _files_and_filter(
+    kit: LaunchKit, files: Mapping[str, bytes], stack: contextlib.ExitStack
+) -> Iterator[tuple[int, list[str]]]:
     for target, content in files.items():
         fd = _memory(content, stack)
         yield fd, ["--perms", "0444", "--file", str(fd), target]
@@ -461,9 +467,9 @@ def _memory(content: bytes, stack: contextlib.ExitStack) -> int:
 
 
 def _spawn(command: list[str], group: Group | None, passed: list[int], errors: int) -> subprocess.Popen[bytes]:
-    entrances = group.entrances() if group is not None else []
+    entry_files = group.entry_files() if group is not None else []
     return subprocess.Popen(
-        ["/bin/sh", "-c", _ENTER, "sh", *entrances, "--", *command],
+        ["/bin/sh", "-c", _ENTER, "sh", *entry_files, "--", *command],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=errors,
@@ -474,26 +480,26 @@ def _spawn(command: list[str], group: Group | None, passed: list[int], errors: i
     )
 
 
-def _config(spec: SandboxSpec, person: Person, *, limit_processes: bool) -> dict[str, object]:
+def _config(spec: SandboxSpec, user: SandboxUser, *, limit_processes: bool) -> dict[str, object]:
     return {
-        "uid": person.uid,
-        "gid": person.gid,
-        "home": person.home.encode(),
-        "workdir": f"{person.home}/workdir".encode(),
-        "drop": person.privileged,
+        "uid": user.uid,
+        "gid": user.gid,
+        "home": user.home.encode(),
+        "workdir": f"{user.home}/workdir".encode(),
+        "drop": user.privileged,
         "lifetime": float(spec.timeout_s),
         "processes": spec.limits.pids if limit_processes else 0,
     }
 
 
-def _first_process(told: int) -> int | None:
-    """Return the process id, on the host, of the first process inside; None when it was not started."""
+def _first_process(info: int) -> int | None:
+    """Return the pid, on the host, of PID 1 inside, as bubblewrap reports it; None when it was not started."""
     poll = select.poll()
-    poll.register(told, select.POLLIN)
+    poll.register(info, select.POLLIN)
     text = b""
     deadline = time.monotonic() + _START_S
     while b"}" not in text and poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-        data = os.read(told, 4096)
+        data = os.read(info, 4096)
         if not data:
             return None
         text += data
@@ -517,4 +523,4 @@ def _failure(errors: int) -> SandboxError:
     text = os.read(errors, 65536).decode("utf-8", "replace")
     if text.startswith("bwrap: "):
         return SandboxUnavailable(f"A local sandbox cannot be started here: {explain(text)}")
-    return SandboxError(f"A local sandbox did not start: {text.strip() or 'its first process ended at once'}")
+    return SandboxError(f"A local sandbox did not start: {text.strip() or 'its PID 1 ended at once'}")

@@ -1,7 +1,9 @@
 """Control groups of local sandboxes, version 1 and 2: find where they can be made, make, read and remove them.
 
-Knows the kernel's files. A group's name tells who made it (`Owner`), so that a later process can remove what a crashed
-one left, and nothing else.
+    <parent>/openenv~<boot and pid namespace>_<pid>_<start time>~<sandbox>      one folder in version 2,
+                                                                                 one per controller in version 1
+
+The middle of the name is the `Owner`, so that a later process can remove what a crashed one left, and nothing else.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ CONTROLLERS = ("memory", "pids", "cpu")
 _PERIOD_US = 100_000
 _NAME = re.compile(r"openenv~(?P<owner>[^~]+)~\w+")
 _OVERHEAD_MB = 24
-"""For the first process inside and the kernel's own bookkeeping, so that a full disk is not an empty memory."""
+"""For PID 1 inside and the kernel's bookkeeping: files live in memory, and a full disk must not mean out of memory."""
 _OVERHEAD_PIDS = 4
 
 
@@ -34,7 +36,7 @@ class Group:
     folders: tuple[Path, ...]
     version: int
 
-    def entrances(self) -> list[str]:
+    def entry_files(self) -> list[str]:
         """Return the files to which a process with one thread writes `0` to enter.
 
         In version 1 that is `tasks`: a thread that moves itself need not wait for the rest of the system, which costs
@@ -44,15 +46,15 @@ class Group:
         return [str(folder / name) for folder in self.folders]
 
     def oom_kills(self) -> int:
-        """Return how many processes were killed because the memory was used up."""
+        """Return how many processes were killed because memory ran out."""
         name = "memory.events" if self.version == 2 else "memory.oom_control"
         for folder in self.folders:
             try:
                 text = (folder / name).read_text()
             except OSError:
                 continue
-            found = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
-            return int(found[1]) if found else 0
+            kills = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
+            return int(kills[1]) if kills else 0
         return 0
 
     def remove(self, *, within_s: float = 15.0) -> None:
@@ -87,19 +89,19 @@ class Hierarchy:
         seen = set()
         for parent in self.parents:
             for entry in _entries(parent):
-                found = _NAME.fullmatch(entry)
-                owner = Owner.parse(found["owner"].replace("_", "/")) if found else None
+                name = _NAME.fullmatch(entry)
+                owner = Owner.parse(name["owner"].replace("_", "/")) if name else None
                 if owner is not None and entry not in seen:
                     seen.add(entry)
                     yield entry, owner
 
     def sweep(self) -> list[str]:
-        """Remove the groups whose owners are gone, as far as they let go at once; return the names of those removed."""
+        """Remove the groups whose owners are dead and that are empty by now; return the names of those removed."""
         swept = []
         for name in [name for name, owner in self.names() if owner.is_dead()]:
             try:
                 Group(tuple(parent / name for parent in self.parents), self.version).remove(within_s=1.0)
-            except SandboxError:  # its last processes are still ending: somebody else's turn, later
+            except SandboxError:  # its last processes are still ending: a later sweep removes it
                 continue
             swept.append(name)
         return swept
@@ -111,7 +113,7 @@ def group_name(owner: Owner, tail: str) -> str:
 
 
 def find(cgroup: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/proc/self/mountinfo")) -> Hierarchy:
-    """Find where groups with limits for memory, processes and cpu can be made.
+    """Find where groups that limit memory, processes and cpu can be made.
 
     Raises:
         SandboxUnavailable: Nowhere; the text says what to do.
@@ -144,7 +146,7 @@ def _advice(problem: str) -> str:
 
 
 def _settings(hierarchy: Hierarchy, group: Group, limits: Limits) -> Iterator[tuple[Path, str]]:
-    memory = str((limits.memory_mb + limits.disk_mb + _OVERHEAD_MB) * 1024 * 1024)  # files lie in memory, too
+    memory = str((limits.memory_mb + limits.disk_mb + _OVERHEAD_MB) * 1024 * 1024)  # tmpfs files live in memory, too
     pids = str(limits.pids + _OVERHEAD_PIDS)
     quota = max(1000, round(limits.cpus * _PERIOD_US))
     if hierarchy.version == 2:
@@ -175,16 +177,16 @@ def _own_groups(text: str) -> dict[str, str]:
 
 def _mounts(text: str) -> dict[str, tuple[Path, str]]:
     """Map each controller, and "" for version 2, to its mount point and the group that is mounted there."""
-    found: dict[str, tuple[Path, str]] = {}
+    mounted: dict[str, tuple[Path, str]] = {}
     for line in text.splitlines():
         before, _, after = line.partition(" - ")
         fields, (kind, _, options) = before.split(), after.split(" ", 2)
         if kind == "cgroup2":
-            found.setdefault("", (Path(fields[4]), fields[3]))
+            mounted.setdefault("", (Path(fields[4]), fields[3]))
         elif kind == "cgroup":
             for option in options.split(","):
-                found.setdefault(option, (Path(fields[4]), fields[3]))
-    return found
+                mounted.setdefault(option, (Path(fields[4]), fields[3]))
+    return mounted
 
 
 def _inside(mount: tuple[Path, str], group: str) -> Path:
@@ -201,9 +203,10 @@ def _can_make(parent: Path) -> bool:
 
 
 def _version_2_parent(mount: Path, own: Path) -> Path | None:
-    """Return the nearest group above or equal to our own below which controllers can be had.
+    """Return our own group or the nearest one above it whose children can have the controllers.
 
-    A group with processes of its own cannot give controllers to groups below it, so it is mostly one above.
+    A group with processes of its own cannot enable controllers for its children (the "no internal processes" rule of
+    version 2), so it is mostly one above.
     """
     for parent in (own, *own.parents):
         if not parent.is_relative_to(mount):

@@ -1,7 +1,6 @@
-"""The host's end of a local sandbox: requests to the first process inside, each with a channel for its answer.
+"""The host's end of a local sandbox: requests to `init_process`, its PID 1, each with a channel for the replies.
 
-Knows the packets that `inside.init` understands. What comes back was written inside and is parsed with care: a kind
-byte, a number, a text.
+A reply was written inside and is not trusted: it is a kind byte, a number and a text, and nothing is evaluated.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from types import TracebackType
 from openenv.errors import SandboxError, SandboxTreeError
 
 _LARGE = 128 * 1024
-_ANSWER = 4096
-_MARSHAL = 2  # a format that all versions of Python read
+_REPLY = 4096
+_MARSHAL = 2  # a format that every version of Python reads
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a request came to: kind `s`, `x`, `o` or `e`, and what belongs to it."""
+class InitReply:
+    """The reply to a request: `s`tarted, e`x`ited, `o`k or `e`rror, and its value."""
 
     kind: str
     value: bytes
@@ -35,7 +34,7 @@ class Answer:
         try:
             return int(self.value.split(b" ", 1)[0])
         except ValueError:
-            raise SandboxError("The sandbox answered something that is not an answer.") from None
+            raise SandboxError("The sandbox sent an invalid reply.") from None
 
     def raise_for_path(self, path: str) -> None:
         """Raise the OSError of a failed file operation."""
@@ -47,18 +46,18 @@ class Answer:
         raise OSError(self.number, os.strerror(self.number), path)
 
 
-class Channel:
-    """Where the answers to one request come in."""
+class ReplyChannel:
+    """The socket on which the replies to one request arrive."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
 
     def fileno(self) -> int:
-        """Return what to poll."""
+        """Return the descriptor to poll."""
         return self._end.fileno()
 
-    def receive(self, timeout: float | None = None) -> Answer | None:
-        """Return the next answer, or None when the other end is gone; TimeoutError when none comes in time."""
+    def receive(self, timeout: float | None = None) -> InitReply | None:
+        """Return the next reply, or None when the other end is gone; TimeoutError when none comes in time."""
         deadline = None if timeout is None else time.monotonic() + timeout
         poll = select.poll()
         poll.register(self._end.fileno(), select.POLLIN)
@@ -67,17 +66,17 @@ class Channel:
                 raise TimeoutError("the sandbox did not answer in time")
         return self._parsed(self._received())
 
-    def receive_fd(self, timeout: float) -> tuple[Answer | None, int | None]:
-        """Return the next answer with the file descriptor that comes with it."""
+    def receive_fd(self, timeout: float) -> tuple[InitReply | None, int | None]:
+        """Return the next reply with the file descriptor that comes with it."""
         self._end.settimeout(timeout)
-        data, fds, _, _ = socket.recv_fds(self._end, _ANSWER, 1)
+        data, fds, _, _ = socket.recv_fds(self._end, _REPLY, 1)
         return self._parsed(data), fds[0] if fds else None
 
     def close(self) -> None:
-        """Stop listening."""
+        """Close the socket."""
         self._end.close()
 
-    def __enter__(self) -> Channel:
+    def __enter__(self) -> ReplyChannel:
         return self
 
     def __exit__(
@@ -87,37 +86,37 @@ class Channel:
 
     def _received(self) -> bytes:
         try:
-            return self._end.recv(_ANSWER)
+            return self._end.recv(_REPLY)
         except ConnectionError:
             return b""
 
-    def _parsed(self, data: bytes) -> Answer | None:
-        return Answer(data[:1].decode("latin-1"), data[1:]) if data else None
+    def _parsed(self, data: bytes) -> InitReply | None:
+        return InitReply(data[:1].decode("latin-1"), data[1:]) if data else None
 
 
 class Control:
-    """The one socket to the first process inside. Its end of life is the sandbox's."""
+    """The one socket to PID 1 inside. When it closes, the sandbox ends."""
 
     def __init__(self) -> None:
         self._end, self.inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def configure(self, config: Mapping[str, object]) -> None:
-        """Send what the first process needs before it can serve."""
+        """Send what PID 1 needs before it can serve."""
         self._end.send(marshal.dumps(dict(config), _MARSHAL))
 
     def wait_ready(self, timeout: float) -> bool:
-        """Wait until the first process serves; False when it ended or takes too long."""
+        """Wait until PID 1 serves; False when it ended or takes too long."""
         self.inner.close()
         self._end.settimeout(timeout)
         try:
-            return self._end.recv(_ANSWER) == b"ready"
+            return self._end.recv(_REPLY) == b"ready"
         except (TimeoutError, ConnectionError):
             return False
         finally:
             self._end.settimeout(None)
 
-    def call(self, request: Mapping[str, object], fds: Sequence[int] = ()) -> Channel:
-        """Send a request with file descriptors; return where its answers come in.
+    def call(self, request: Mapping[str, object], fds: Sequence[int] = ()) -> ReplyChannel:
+        """Send a request with file descriptors; return the channel of its replies.
 
         Raises:
             OSError: The sandbox is gone.
@@ -141,16 +140,16 @@ class Control:
             theirs.close()
             if memory is not None:
                 os.close(memory)
-        return Channel(mine)
+        return ReplyChannel(mine)
 
-    def last_words(self) -> str | None:
-        """Return why the first process ended, as far as it said so; None while it lives."""
+    def end_reason(self) -> str | None:
+        """Return why PID 1 ended, empty if it did not say; None while it lives."""
         poll = select.poll()
         try:
             poll.register(self._end.fileno(), select.POLLIN)
             if not poll.poll(0):
                 return None
-            return self._end.recv(_ANSWER).decode("latin-1")
+            return self._end.recv(_REPLY).decode("latin-1")
         except (OSError, ValueError):
             return ""
 
@@ -160,7 +159,7 @@ class Control:
         self.inner.close()
 
     def close(self) -> None:
-        """Let go: the sandbox ends if it has not yet."""
+        """Close the socket: the sandbox ends if it has not yet."""
         try:
             self._end.shutdown(socket.SHUT_RDWR)
         except OSError:

@@ -1,6 +1,17 @@
-"""A running local sandbox: commands, files, trees and ports, each asked of the first process inside.
+"""The backend `local`: sandboxes on this machine, without a service, an image or an account.
 
-Knows the requests; how processes are started and ended is `launch`'s business.
+    this process (owner)                      the sandbox: own pid, mount, net, ipc, uts and cgroup namespace
+    ────────────────────                      ─────────────────────────────────────────────────────────────────
+    LocalSandboxes.open ── spawns ──> sh ──exec──> bwrap ──> PID 1: init_process.py, as user 1000
+    LocalSandbox ────── control socket (requests) ─────────>   │
+                 <───── one reply channel per request ──────   ├─ supervisor of command 1 ── the command, its children
+                                                               └─ supervisor of command 2 ── ...
+
+    cgroup openenv~<owner>~<name>: memory, pids, cpu of everything on the right (`cgroups`)
+    seccomp filter on everything on the right (`seccomp`); file system laid out by `bubblewrap`
+
+When the control socket closes, because the owner closed it or died, PID 1 ends and the kernel kills the whole pid
+namespace. Only the cgroup's empty folder can be left behind by a crash; the next backend that starts removes it.
 """
 
 from __future__ import annotations
@@ -23,17 +34,12 @@ from openenv.errors import SandboxError, SandboxGone, SandboxTreeError, SandboxU
 from openenv.sandboxes import trees
 from openenv.sandboxes.base import FEATURES, TIMED_OUT, Command, ExecResult, OnOutput, Sandbox, Sandboxes, SandboxSpec
 from openenv.sandboxes.local import bubblewrap, cgroups
-from openenv.sandboxes.local.bubblewrap import Kit, Person, Processes, launch
+from openenv.sandboxes.local.bubblewrap import LaunchKit, Processes, SandboxUser, launch
 from openenv.sandboxes.local.cgroups import Group, Hierarchy
-from openenv.sandboxes.local.control import Answer, Channel
+from openenv.sandboxes.local.control import InitReply, ReplyChannel
 from openenv.sandboxes.owners import Owner
 from openenv.sandboxes.relay import Relay
-from openenv.sandboxes.streams import Exchange, Gathering, PipeReader, Pipes, PipeWriter
-
-# job: A command in the background of a local sandbox.
-#
-# Knows the channel on which its end is reported.
-
+from openenv.sandboxes.streams import OutputBuffer, PipePump, PipeReader, Pipes, PipeWriter, follow_output
 
 _KILLED = 128 + 9
 
@@ -47,7 +53,7 @@ class LocalJob:
     """A command that runs in the background."""
 
     def __init__(
-        self, pid: int, channel: Channel, kill: Callable[[], None], gone: Callable[[], SandboxGone | None]
+        self, pid: int, channel: ReplyChannel, kill: Callable[[], None], gone: Callable[[], SandboxGone | None]
     ) -> None:
         self._pid = pid
         self._channel = channel
@@ -85,8 +91,7 @@ class LocalJob:
 
     def follow(self, pipes: Pipes, on_output: OnOutput) -> None:
         """Pass the job's output on, from a thread."""
-        self._reader = threading.Thread(target=_follow, args=(pipes, on_output), name="openenv-job", daemon=True)
-        self._reader.start()
+        self._reader = follow_output(pipes, on_output)
 
     def _received(self, timeout: float | None) -> int:
         answer = self._channel.receive(timeout)
@@ -98,15 +103,8 @@ class LocalJob:
         return _KILLED
 
 
-def _follow(pipes: Pipes, on_output: OnOutput) -> None:
-    try:
-        Exchange(pipes, None, on_output).run_to_end()
-    finally:
-        pipes.close()
-
-
 MAX_FILE = 512 * 1024 * 1024
-"""What is read out of a sandbox at once when no limit is given: a file inside can claim any size."""
+"""The most that is read out of a sandbox without another limit: a file inside can claim any size."""
 _IDLE_S = 60.0
 _ANSWER_S = 60.0
 
@@ -142,32 +140,25 @@ class LocalSandbox(Sandbox):
         """Run a command to its end."""
         started = time.monotonic()
         deadline = None if timeout is None else started + timeout
-        gathering = Gathering(max_output, on_output)
+        buffer = OutputBuffer(max_output, on_output)
         kills = self._oom_kills()
         pipes = Pipes.open(with_stdin=stdin is not None)
         job = next(self._jobs)
         try:
             with self._start(job, cmd, envs, cwd, pipes) as channel:
-                exchange = Exchange(pipes, stdin, gathering.feed)
+                pump = PipePump(pipes, stdin, buffer.feed)
                 try:
-                    code = self._followed(channel, exchange, deadline)
+                    code = self._await_exit(channel, pump, deadline)
                 except BaseException:
                     self._kill_quietly(job)
                     raise
                 if code is None:
                     self._kill_job(job)
-                exchange.drain()
+                pump.drain()
         finally:
             pipes.close()
-        return ExecResult(
-            TIMED_OUT if code is None else code,
-            gathering.text("stdout"),
-            gathering.text("stderr"),
-            timed_out=code is None,
-            truncated=gathering.truncated,
-            duration_s=time.monotonic() - started,
-            oom=self._oom_kills() > kills,
-        )
+        oom = self._oom_kills() > kills
+        return buffer.result(TIMED_OUT if code is None else code, began=started, timed_out=code is None, oom=oom)
 
     def start_bg(
         self,
@@ -195,7 +186,7 @@ class LocalSandbox(Sandbox):
 
     def stop_processes(self) -> None:
         """Kill every process inside."""
-        self._asked({"op": "stop"}, _ANSWER_S)
+        self._request({"op": "stop"}, _ANSWER_S)
 
     # Files
 
@@ -203,18 +194,18 @@ class LocalSandbox(Sandbox):
         """Return a file's content."""
         limit = MAX_FILE + 1 if max_bytes is None else max_bytes
         parts: list[bytes] = []
-        self._copied_out({"op": "read", "limit": limit}, path, lambda reader: _read_to(reader, parts.append))
+        self._copy_out({"op": "read", "limit": limit}, path, lambda reader: _read_to(reader, parts.append))
         content = b"".join(parts)
         if max_bytes is None and len(content) > MAX_FILE:
-            raise SandboxError(f"{path} holds more than {MAX_FILE} bytes; say how many you want with max_bytes.")
+            raise SandboxError(f"{path} holds more than {MAX_FILE} bytes; pass max_bytes to read the beginning.")
         return content
 
     def write_bytes(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
         """Write a file as the sandbox's user."""
-        self._copied_in({"op": "write", "mode": mode}, path, lambda writer: writer.write(content))
+        self._copy_in({"op": "write", "mode": mode}, path, lambda writer: writer.write(content))
 
     def exists(self, path: str) -> bool:
-        """Say whether there is such a file or folder."""
+        """Return whether there is such a file or folder."""
         try:
             self._kind(path)
         except OSError:
@@ -225,7 +216,7 @@ class LocalSandbox(Sandbox):
         """Write the tree at `path` into a tar file of the host."""
         try:
             with archive.open("wb") as file:
-                self._copied_out({"op": "pack"}, path, lambda reader: _read_to(reader, file.write, max_bytes))
+                self._copy_out({"op": "pack"}, path, lambda reader: _read_to(reader, file.write, max_bytes))
         except BaseException:
             archive.unlink(missing_ok=True)
             raise
@@ -233,30 +224,30 @@ class LocalSandbox(Sandbox):
     def unpack(self, archive: Path, path: str) -> None:
         """Unpack a tar file of the host below `path`, inside."""
         with archive.open("rb") as file:
-            self._copied_in({"op": "unpack"}, path, lambda writer: shutil.copyfileobj(file, writer))
+            self._copy_in({"op": "unpack"}, path, lambda writer: shutil.copyfileobj(file, writer))
 
     def upload(self, source: Path, path: str) -> None:
         """Copy a file or a tree of the host into the sandbox."""
         if source.is_dir():
             try:
-                self._copied_in({"op": "unpack"}, path, lambda writer: trees.pack(str(source), writer))
+                self._copy_in({"op": "unpack"}, path, lambda writer: trees.pack(str(source), writer))
             except ValueError as error:
                 raise SandboxError(f"{source}: {error}") from error
             return
         with source.open("rb") as file:
             request = {"op": "write", "mode": stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o777}
-            self._copied_in(request, path, lambda writer: shutil.copyfileobj(file, writer))
+            self._copy_in(request, path, lambda writer: shutil.copyfileobj(file, writer))
 
     def download(self, path: str, target: Path) -> None:
         """Copy a file or a tree to the host."""
         if self._kind(path) == b"d":
-            self._copied_out({"op": "pack"}, path, lambda reader: _unpack_to(reader, target))
+            self._copy_out({"op": "pack"}, path, lambda reader: _unpack_to(reader, target))
             return
         target.parent.mkdir(parents=True, exist_ok=True)
         request = {"op": "read", "limit": MAX_FILE + 1}
         try:
             with target.open("wb") as file:
-                self._copied_out(request, path, lambda reader: _read_to(reader, file.write, MAX_FILE))
+                self._copy_out(request, path, lambda reader: _read_to(reader, file.write, MAX_FILE))
         except (OSError, SandboxError):
             target.unlink(missing_ok=True)
             raise
@@ -277,7 +268,7 @@ class LocalSandbox(Sandbox):
         exposure = self._relay.add(sockets.socket(fileno=fd), socket)
         self._processes.exposures.append(exposure)
         gone = self._gone()
-        if gone is not None:  # another thread may have ended it meanwhile
+        if gone is not None:  # another thread may have ended it in between
             exposure.close()
             raise gone
         return f"http://127.0.0.1:{port}"
@@ -285,7 +276,7 @@ class LocalSandbox(Sandbox):
     # The end
 
     def is_alive(self) -> bool:
-        """Say whether the sandbox still runs."""
+        """Return whether the sandbox still runs."""
         return self._gone() is None
 
     def kill(self) -> None:
@@ -297,27 +288,27 @@ class LocalSandbox(Sandbox):
         self._end("closed")
 
     def abandon(self) -> None:
-        """Let go of the sandbox in a forked child of its owner."""
+        """Close our end in a forked child of the owner: the sandbox belongs to the parent."""
         self._reason = "it belongs to the parent process"
         self._free.detach()
         self._processes.abandon()
 
     def _end(self, reason: str) -> None:
         if self._reason is None:
-            self._reason = self._last_words() or reason
+            self._reason = self._reported_end() or reason
         self._processes.end()
         self._free.detach()
 
     def _gone(self) -> SandboxGone | None:
         """Return the error that says why the sandbox is gone; None while it is not."""
         if self._reason is None:
-            self._reason = self._last_words()
+            self._reason = self._reported_end()
         return None if self._reason is None else SandboxGone(self.sandbox_id, self._reason)
 
-    def _last_words(self) -> str | None:
-        words = self._processes.control.last_words()
-        if words is None or words:
-            return words
+    def _reported_end(self) -> str | None:
+        reason = self._processes.control.end_reason()
+        if reason is None or reason:
+            return reason
         return "out of memory" if self._oom_kills() else "its first process ended"
 
     def _oom_kills(self) -> int:
@@ -328,7 +319,7 @@ class LocalSandbox(Sandbox):
 
     def _start(
         self, job: int, cmd: Command, envs: Mapping[str, str] | None, cwd: str | None, pipes: Pipes | None
-    ) -> Channel:
+    ) -> ReplyChannel:
         argv = ["/bin/sh", "-c", cmd] if isinstance(cmd, str) else list(cmd)
         if not argv:
             raise ValueError("a command needs at least a program")
@@ -346,20 +337,20 @@ class LocalSandbox(Sandbox):
             "stdio": (pipes is not None and pipes.stdin is not None, pipes is not None, pipes is not None),
         }
         try:
-            return self._call(request, pipes.given if pipes is not None else [])
+            return self._call(request, pipes.theirs if pipes is not None else [])
         finally:
             if pipes is not None:
-                pipes.close_given()
+                pipes.close_theirs()
 
-    def _followed(self, channel: Channel, exchange: Exchange, deadline: float | None) -> int | None:
-        """Return a command's exit code, or None when its time is over."""
-        while exchange.run(channel.fileno(), deadline):
+    def _await_exit(self, channel: ReplyChannel, pump: PipePump, deadline: float | None) -> int | None:
+        """Return a command's exit code, or None at the deadline."""
+        while pump.run(channel.fileno(), deadline):
             answer = channel.receive(_ANSWER_S)
             if answer is None:
                 gone = self._gone()
                 if gone is not None:
                     raise gone
-                return _KILLED  # somebody inside killed its supervisor, and with it the command
+                return _KILLED  # a process inside killed its supervisor, and with it the command
             if answer.kind == "e":
                 raise SandboxError(f"The command cannot be started: {os.strerror(answer.number)}.")
             if answer.kind == "x":
@@ -367,7 +358,7 @@ class LocalSandbox(Sandbox):
         return None
 
     def _kill_job(self, job: int) -> None:
-        self._asked({"op": "kill", "job": job}, _ANSWER_S)
+        self._request({"op": "kill", "job": job}, _ANSWER_S)
 
     def _kill_quietly(self, job: int) -> None:
         with contextlib.suppress(SandboxError):
@@ -375,22 +366,22 @@ class LocalSandbox(Sandbox):
 
     def _kind(self, path: str) -> bytes:
         request = {"op": "kind", "job": next(self._jobs), "path": self._path(path)}
-        answer = self._asked(request, _ANSWER_S)
+        answer = self._request(request, _ANSWER_S)
         answer.raise_for_path(path)
         return answer.value
 
-    def _copied_out(self, request: Mapping[str, object], path: str, take: Callable[[PipeReader], object]) -> None:
+    def _copy_out(self, request: Mapping[str, object], path: str, take: Callable[[PipeReader], object]) -> None:
         ours, theirs = os.pipe()
-        self._copied(request, path, ours, theirs, lambda: take(PipeReader(ours, idle_s=_IDLE_S)))
+        self._copy(request, path, ours, theirs, lambda: take(PipeReader(ours, idle_s=_IDLE_S)))
 
-    def _copied_in(self, request: Mapping[str, object], path: str, give: Callable[[PipeWriter], object]) -> None:
+    def _copy_in(self, request: Mapping[str, object], path: str, give: Callable[[PipeWriter], object]) -> None:
         theirs, ours = os.pipe()
-        self._copied(request, path, ours, theirs, lambda: give(PipeWriter(ours, idle_s=_IDLE_S)))
+        self._copy(request, path, ours, theirs, lambda: give(PipeWriter(ours, idle_s=_IDLE_S)))
 
-    def _copied(
+    def _copy(
         self, request: Mapping[str, object], path: str, ours: int, theirs: int, copy: Callable[[], object]
     ) -> None:
-        """Do a file operation with a pipe; what the other side says went wrong comes before what we saw of it."""
+        """Do a file operation with a pipe; an error that the other side reports wins over a broken pipe on ours."""
         job = next(self._jobs)
         try:
             try:
@@ -414,16 +405,16 @@ class LocalSandbox(Sandbox):
                     ours = -1
                 self._answer(channel, _IDLE_S).raise_for_path(path)
                 if failure is not None:
-                    raise SandboxError(f"{path}: the sandbox took not all of it.")
+                    raise SandboxError(f"{path}: the sandbox did not take all of it.")
         finally:
             if ours >= 0:
                 os.close(ours)
 
-    def _asked(self, request: Mapping[str, object], timeout: float) -> Answer:
+    def _request(self, request: Mapping[str, object], timeout: float) -> InitReply:
         with self._call(request) as channel:
             return self._answer(channel, timeout)
 
-    def _answer(self, channel: Channel, timeout: float) -> Answer:
+    def _answer(self, channel: ReplyChannel, timeout: float) -> InitReply:
         try:
             answer = channel.receive(timeout)
         except TimeoutError:
@@ -433,7 +424,7 @@ class LocalSandbox(Sandbox):
             raise self._gone() or SandboxError("The operation was interrupted from inside the sandbox.")
         return answer
 
-    def _call(self, request: Mapping[str, object], fds: list[int] | None = None) -> Channel:
+    def _call(self, request: Mapping[str, object], fds: list[int] | None = None) -> ReplyChannel:
         gone = self._gone()
         if gone is not None:
             raise gone
@@ -458,16 +449,11 @@ def _read_to(reader: PipeReader, take: Callable[[bytes], object], max_bytes: int
 
 def _unpack_to(reader: PipeReader, target: Path) -> None:
     try:
-        trees.unpack(reader, str(target), leaving_links=False, max_bytes=MAX_FILE)
+        trees.unpack(reader, str(target), keep_outer_links=False, max_bytes=MAX_FILE)
     except ValueError as error:
         raise SandboxError(f"The tree cannot be taken out: {error}") from error
     while reader.read_some():
         pass  # the padding at the end of an archive
-
-
-# backend: The backend `local`: starts sandboxes on this machine, without a service, an image or an account.
-#
-# Knows who the sandbox's user is, where limits come from and what a crashed owner left behind.
 
 
 class LocalSandboxes(Sandboxes):
@@ -487,7 +473,7 @@ class LocalSandboxes(Sandboxes):
         self._require_cgroup = require_cgroup
         self._uid = uid
         self._lock = threading.Lock()
-        self._kit: Kit | None = None
+        self._kit: LaunchKit | None = None
         self._hierarchy: Hierarchy | None = None
         self._owner: Owner | None = None
         self._serial = itertools.count(1)
@@ -508,16 +494,16 @@ class LocalSandboxes(Sandboxes):
         """Start a sandbox."""
         spec = spec or SandboxSpec()
         kit = self._prepared()
-        person = Person(self._uid, self._uid, bubblewrap.checked_home(spec.home), bubblewrap.is_privileged())
+        user = SandboxUser(self._uid, self._uid, bubblewrap.checked_home(spec.home), bubblewrap.is_privileged())
         name = f"{self._tail}x{next(self._serial)}"
         group = self._group(name, spec)
         try:
-            processes = launch(kit, spec, person, group)
+            processes = launch(kit, spec, user, group)
         except BaseException:
             if group is not None:
                 group.remove()
             raise
-        spec = replace(spec, home=person.home)
+        spec = replace(spec, home=user.home)
         sandbox = LocalSandbox(f"local-{os.getpid()}-{name}", spec, processes, kit.interpreter.search_path, self._relay)
         self._open.add(sandbox)
         return sandbox
@@ -537,25 +523,25 @@ class LocalSandboxes(Sandboxes):
         return [name for name, owner in self._hierarchy.names() if owner.is_dead()]
 
     def _forget(self) -> None:
-        """Let go of sandboxes in a forked child: they are its parent's, and have to end when the parent does."""
+        """Close our ends in a forked child: sandboxes belong to the parent, and must end when it does."""
         self._lock = threading.Lock()
         self._relay = Relay()
         for sandbox in list(self._open):
             sandbox.abandon()
 
-    def _prepared(self) -> Kit:
+    def _prepared(self) -> LaunchKit:
         with self._lock:
             if self._kit is None or self._owner is None or self._owner.pid != os.getpid():
-                self._kit = Kit.prepare()
+                self._kit = LaunchKit.prepare()
                 self._owner = Owner.current()
-                self._hierarchy = self._found_hierarchy()
+                self._hierarchy = self._find_hierarchy()
                 if self._hierarchy is not None:
                     self._hierarchy.sweep()
                 else:
                     self.features = FEATURES - {"limits"}
             return self._kit
 
-    def _found_hierarchy(self) -> Hierarchy | None:
+    def _find_hierarchy(self) -> Hierarchy | None:
         try:
             return cgroups.find()
         except SandboxUnavailable:

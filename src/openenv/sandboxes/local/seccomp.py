@@ -1,7 +1,16 @@
 """The system call filter of local sandboxes: a classic BPF program, assembled here, for x86_64 and aarch64.
 
-Knows system call numbers and the seccomp data layout. A second wall behind namespaces, an unprivileged user and no
-capabilities: it takes away the parts of the kernel that a program under test has no use for.
+A second line of defence behind namespaces, an unprivileged user and no capabilities: it takes away parts of the kernel
+that programs under test do not need. In order, for every system call:
+
+    another architecture         kill the process
+    x32 number                   ENOSYS
+    a call of _DENIED            EPERM
+    a call of _ABSENT            ENOSYS, so that programs fall back on the older call
+    clone with a new namespace   EPERM
+    ioctl TIOCSTI, TIOCLINUX     EPERM: they type into the terminal of others
+    socket                       only unix, inet, inet6 and netlink/route; else EAFNOSUPPORT
+    everything else              allowed
 """
 
 from __future__ import annotations
@@ -87,7 +96,7 @@ class _Machine:
     ioctl: int
     socket: int
     second_table: int | None
-    """Numbers from here on belong to another table of calls (x32), which is refused as a whole."""
+    """Numbers from here on belong to the second table of calls (x32), which is refused as a whole."""
 
 
 _MACHINES = {
@@ -97,7 +106,7 @@ _MACHINES = {
 
 
 def supported(machine: str) -> bool:
-    """Say whether there is a filter for this kind of processor."""
+    """Return whether there is a filter for this kind of processor."""
     return machine in _MACHINES
 
 

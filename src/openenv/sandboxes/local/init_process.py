@@ -1,15 +1,19 @@
 """PID 1 of a local sandbox: takes requests from the host over one socket and runs each in a process of its own.
 
-Knows nothing of this project and imports next to nothing, for it is loaded at every start (hence the private C
-modules). Runs as the sandbox's user, like everything below it; it cannot be traced, killed or stopped from inside,
-being PID 1 and not dumpable.
+Loaded at every start of a sandbox, so it imports next to nothing (hence the private C modules) and nothing of this
+project. Runs as the sandbox's user, like everything below it. Processes inside cannot trace it (not dumpable), and
+cannot kill or stop it (the kernel protects PID 1 from signals of its own namespace).
 
-Every command has a supervisor above it that adopts what the command leaves behind (a child subreaper), so that "all
-processes of this command" is a tree that no daemon can leave. If somebody kills a supervisor, its orphans fall to
-PID 1, which kills them: nothing else is ever adopted by it.
+    PID 1 ─┬─ supervisor (child subreaper) ── command ── its children
+           │        └─ orphans: daemons, double forks; the supervisor adopts them
+           ├─ supervisor ── ...
+           └─ worker for one file request (read, write, pack, unpack), then gone
 
-A request is one packet of a marshalled dict with file descriptors; the first of these is the channel for the answer:
-`s<pid>` started, `x<wait status>` ended, `o<bytes>` done, `e<errno> <text>` failed.
+So "all processes of a command" is the tree below its supervisor, which no daemon can leave. If a process inside kills a
+supervisor, its orphans fall to PID 1, which kills them; PID 1 adopts nothing else.
+
+A request is one packet: a marshalled dict and file descriptors, the first of which is the channel for the replies.
+`s<pid>` started, `x<wait status>` exited, `o<bytes>` ok, `e<errno> <text>` error. EOF on the socket ends the sandbox.
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ def prctl(option: int, value: int) -> None:
 
 
 def prepare(config: Request) -> None:
-    """Make home and work folder, become the sandbox's user, give up every capability and tracing by others."""
+    """Make home and work folder, become the sandbox's user, drop every capability, forbid tracing."""
     os.umask(0o022)
     home, workdir = config["home"], config["workdir"]
     if config["drop"]:
@@ -94,17 +98,17 @@ def processes() -> dict[int, tuple[int, bytes]]:
 
 
 def alive_below(roots: Iterable[int], table: dict[int, tuple[int, bytes]]) -> list[int]:
-    """List the processes below and including `roots` that are not dead."""
+    """List `roots` and the processes below them that are not dead."""
     children: dict[int, list[int]] = {}
     for pid, (parent, _) in table.items():
         children.setdefault(parent, []).append(pid)
-    found, queue = [], list(roots)
+    alive, queue = [], list(roots)
     while queue:
         pid = queue.pop()
         queue.extend(children.get(pid, ()))
         if pid in table and table[pid][1] not in (b"Z", b"X"):
-            found.append(pid)
-    return found
+            alive.append(pid)
+    return alive
 
 
 def signal_all(pids: Iterable[int], number: int) -> None:
@@ -117,7 +121,7 @@ def signal_all(pids: Iterable[int], number: int) -> None:
 
 
 def kill_trees(roots: list[int], deadline: float) -> None:
-    """Kill whole trees: first stop everything, so that nothing forks meanwhile, the roots last, for they adopt.
+    """Kill whole trees: first stop everything, so that nothing forks; the roots die last, because they adopt orphans.
 
     A process with a stop signal pending makes no new ones, even where it does not stop yet (as the parent of a vfork).
     """
@@ -141,8 +145,8 @@ def kill_trees(roots: list[int], deadline: float) -> None:
 
 
 def offer_to_oom_killer(score: bytes) -> None:
-    """Let this process be killed before others when the memory is used up."""
-    prctl(_PR_SET_DUMPABLE, 1)  # else the next file belongs to root
+    """Let the kernel kill this process before others when memory runs out."""
+    prctl(_PR_SET_DUMPABLE, 1)  # else /proc/self belongs to root
     fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
     os.write(fd, score)
     os.close(fd)
@@ -153,9 +157,9 @@ def start(request: Request, fds: list[int]) -> None:
     try:
         os.setsid()
         null = os.open("/dev/null", os.O_RDWR)
-        given = list(fds)
+        ends = list(fds)
         for number, wanted in enumerate(request["stdio"]):
-            os.dup2(given.pop(0) if wanted else null, number)
+            os.dup2(ends.pop(0) if wanted else null, number)
         for number in (_signal.SIGPIPE, _signal.SIGXFSZ, _signal.SIGCHLD):
             _signal.signal(number, _signal.SIG_DFL)
         offer_to_oom_killer(b"500")
@@ -187,13 +191,13 @@ def run(argv: list[bytes], environment: dict[bytes, bytes]) -> None:
 
 
 def refuse(code: int, what: bytes, error: OSError) -> None:
-    """Say on stderr why there is no command, and end as a shell would."""
+    """Write to stderr why the command cannot run, and exit as a shell would."""
     os.write(2, what + b": " + os.strerror(error.errno or 0).encode() + b"\n")
     os._exit(code)
 
 
 def supervise(channel: _socket.socket, request: Request, fds: list[int]) -> None:
-    """Run a command, report its end, and stay for as long as something of it is left."""
+    """Run a command, report its end, and stay as long as any of its processes lives."""
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
         main = os.fork()
@@ -217,7 +221,7 @@ def supervise(channel: _socket.socket, request: Request, fds: list[int]) -> None
 
 
 def tell(channel: _socket.socket, message: bytes) -> None:
-    """Send an answer; nobody may be waiting for it any more."""
+    """Send a reply; the host may have stopped waiting for it."""
     try:
         channel.send(message)
     except OSError:
@@ -265,7 +269,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def kind(channel: _socket.socket, request: Request, fds: list[int]) -> bytes:
-    """Say what there is at a path: f(ile), d(irectory), o(ther)."""
+    """Return what is at a path: f(ile), d(irectory), o(ther)."""
     return {0o100000: b"f", 0o040000: b"d"}.get(os.stat(request["path"]).st_mode & 0o170000, b"o")
 
 
@@ -285,7 +289,7 @@ def unpack(channel: _socket.socket, request: Request, fds: list[int]) -> bytes:
     with open(fds.pop(), "rb") as stream:
         trees.unpack(stream, os.fsdecode(request["path"]))
         while stream.read(_CHUNK):
-            pass  # the padding at the end: who writes it must not find the pipe closed
+            pass  # the padding at the end: its writer must not get a broken pipe
     return b""
 
 
@@ -293,7 +297,7 @@ OPERATIONS = {"read": read, "write": write, "kind": kind, "pack": pack, "unpack"
 
 
 def work(channel: _socket.socket, request: Request, fds: list[int]) -> None:
-    """Do one request in this process and answer it."""
+    """Do one request in this process and reply to it."""
     if request["op"] == "exec":
         supervise(channel, request, fds)
         return
@@ -314,7 +318,7 @@ def work(channel: _socket.socket, request: Request, fds: list[int]) -> None:
 
 
 class Init:
-    """Requests in, processes out; reaps what ends."""
+    """The main loop: takes requests, forks a process for each, reaps what ends."""
 
     def __init__(self, control: _socket.socket, lifetime: float) -> None:
         self.control = control
@@ -327,7 +331,7 @@ class Init:
         _signal.set_wakeup_fd(self.woken, warn_on_full_buffer=False)
 
     def run(self) -> None:
-        """Serve until the owner is gone or the time is over; then everything here ends, because PID 1 does."""
+        """Serve until the owner is gone or the lifetime is over; then everything inside ends, because PID 1 does."""
         poll = select.poll()
         poll.register(self.control.fileno(), select.POLLIN)
         poll.register(self.wake, select.POLLIN)
@@ -344,12 +348,12 @@ class Init:
                     return
 
     def reap(self) -> None:
-        """Collect what ended; a supervisor that did not end by itself was killed from inside."""
+        """Reap what ended; a supervisor with a status other than 0 was killed from inside."""
         try:
             os.read(self.wake, 4096)
         except BlockingIOError:
             pass
-        murdered = False
+        was_killed = False
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -360,12 +364,12 @@ class Init:
             for job, supervisor in list(self.jobs.items()):
                 if supervisor == pid:
                     del self.jobs[job]
-                    murdered = murdered or status != 0
-        if murdered:
+                    was_killed = was_killed or status != 0
+        if was_killed:
             self.kill_strays()
 
     def kill_strays(self) -> None:
-        """Kill what was adopted from a supervisor that was killed, and what that still made meanwhile."""
+        """Kill what PID 1 adopted from a killed supervisor, and what that forks in the meantime."""
         deadline = time.monotonic() + 10
         known = set(self.jobs.values())
         while time.monotonic() < deadline:
@@ -373,12 +377,12 @@ class Init:
             strays = [pid for pid in alive_below([1], table) if table[pid][0] == 1 and pid not in known]
             if not strays:
                 return
-            signal_all(strays, _signal.SIGSTOP)  # they are nobody's to trust: what they fork now would fall to this too
+            signal_all(strays, _signal.SIGSTOP)  # else what they fork now would be orphaned to PID 1 as well
             kill_trees(strays, deadline)
             time.sleep(0.0005)
 
     def serve(self) -> bool:
-        """Take one request; False when the owner is gone."""
+        """Handle one request; False when the owner is gone."""
         room = _socket.CMSG_SPACE(5 * 4)
         data, ancillary, _, _ = self.control.recvmsg(PACKET, room, _socket.MSG_CMSG_CLOEXEC)
         if not data:
@@ -430,13 +434,13 @@ class Init:
             os._exit(code)
 
     def kill(self, job: int) -> None:
-        """Kill one command and everything that came of it."""
+        """Kill one command and everything that it started."""
         supervisor = self.jobs.get(job)
         if supervisor is not None:
             kill_trees([supervisor], time.monotonic() + 20)
 
     def stop(self) -> None:
-        """Kill every process but this one, and wait until they are gone."""
+        """Kill every process except this one, and wait until they are gone."""
         while True:
             try:
                 os.kill(-1, _signal.SIGKILL)
@@ -450,7 +454,7 @@ class Init:
         self.jobs.clear()
 
     def listen(self, channel: _socket.socket, port: int) -> None:
-        """Open a port of this sandbox and give it to the host, which accepts on it."""
+        """Open a port in this network namespace and pass the listener to the host, which accepts on it."""
         listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
         try:
             listener.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
@@ -463,9 +467,9 @@ class Init:
 
 
 def main() -> None:
-    """Prepare the sandbox, say so, and serve."""
+    """Prepare the sandbox, report that it is ready, and serve."""
     if os.getpid() != 1:
-        raise SystemExit("this kills every process that it can see: it runs as the first process of a sandbox only")
+        raise SystemExit("this kills every process that it can see: it may run only as PID 1 of a sandbox")
     fd = int(sys.argv[1])
     os.set_inheritable(fd, False)
     control = _socket.socket(fileno=fd)
