@@ -274,6 +274,7 @@ def test_stopping_when_the_engine_is_gone_warns_with_what_to_remove(
 INTERRUPTED = """
 import os, signal, sys, threading
 from openenv.providers import LocalDockerProvider
+from openenv.sandboxes.container_cli import ContainerCli
 
 provider = LocalDockerProvider(engine="docker", host=sys.argv[1])
 moment = sys.argv[3]
@@ -281,12 +282,12 @@ def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 try:
     if moment == "create":
-        tell = provider._engine.tell
-        def told(*args, **options):
+        output = ContainerCli.output
+        def interrupted_output(engine, *args, **options):
             if args[0] == "create":
                 threading.Timer(0.03, interrupt).start()
-            return tell(*args, **options)
-        provider._engine.tell = told
+            return output(engine, *args, **options)
+        ContainerCli.output = interrupted_output
     url = provider.start_container(sys.argv[2], command=["sleep", "600"])
     if moment == "ready":
         threading.Timer(0.5, interrupt).start()
