@@ -12,6 +12,7 @@ from configurations import BEFORE, BENCHMARKS, OURS, PUBLISHED
 from interpreters import Interpreter
 from plan import MeasurementError, Plan, run_json
 from samples import Sample
+
 from servers import Server, ServerError
 
 KINDS = ("async", "sync")

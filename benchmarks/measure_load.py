@@ -14,6 +14,7 @@ from configurations import BENCHMARKS
 from interpreters import child_environment
 from plan import MeasurementError, Plan, run_json
 from samples import Sample
+
 from servers import Server
 
 HTTP_CONNECTIONS = 64

@@ -5,6 +5,7 @@ from __future__ import annotations
 from configurations import BENCHMARKS
 from plan import MeasurementError, Plan, run_json
 from samples import Sample
+
 from servers import Server, ServerError
 
 IMPORTS = 5

@@ -13,8 +13,9 @@ from configurations import BENCHMARKS
 from measure_load import sample
 from plan import MeasurementError, Plan, run_json
 from samples import Sample
-from servers import Server
 from targets import CLIENTS
+
+from servers import Server
 
 SESSIONS, CONNECTIONS = 256, 4
 FIRST = 64

@@ -13,6 +13,7 @@ from pathlib import Path
 from configurations import Runnable
 from interpreters import Interpreter
 from samples import Sample, Samples, numbers, without_directories
+
 from servers import Server, ServerError
 
 
