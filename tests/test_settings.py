@@ -86,3 +86,10 @@ def test_folders_are_those_that_are_named_or_the_users_own() -> None:
 def test_the_models_key_is_read_or_none() -> None:
     assert settings.model_key({"OPENENV_MODEL_KEY": " sk-1 "}) == "sk-1"
     assert settings.model_key({}) is None
+
+
+def test_the_fast_server_is_on_unless_it_is_turned_off() -> None:
+    assert settings.fast_enabled({})
+    assert settings.fast_enabled({"OPENENV_FAST": "1"})
+    for value in ("0", "false", " No "):
+        assert not settings.fast_enabled({"OPENENV_FAST": value})

@@ -1,8 +1,6 @@
-"""WebSocket carriers: the frames of one connection, either on the bare transport or through ASGI messages.
+"""WebSocket connections after their handshake: the interface, and the one that runs on ASGI messages under any server.
 
-Under uvicorn the endpoint takes the transport over once the handshake is done: a frame then costs a read and a write
-and no ASGI message. Wherever that is not possible the same endpoint runs on plain ASGI. Knows bytes and connections;
-must not know what the messages mean.
+The fast one, on uvicorn's bare transport, is `fast.frame_socket`. Must not know what the messages mean.
 """
 
 from __future__ import annotations
@@ -15,18 +13,18 @@ from .asgi import Receive, Send
 
 logger = logging.getLogger(__name__)
 
-_OUTBOX = 16
+_MOST_QUEUED = 16
 
 
 class SocketHandler(Protocol):
-    """What a carrier tells its owner; all calls come on the loop."""
+    """What a socket calls, always on its loop."""
 
     def on_message(self, payload: bytes) -> None:
-        """A whole text message came."""
+        """Take a whole text message."""
         ...
 
     def on_binary(self, payload: bytes) -> None:
-        """A whole binary message came."""
+        """Take a whole binary message."""
         ...
 
     def on_oversize(self, size: int) -> None:
@@ -38,7 +36,7 @@ class SocketHandler(Protocol):
         ...
 
     def on_shutdown(self) -> None:
-        """The server is going down: finish what is under way, then close the socket."""
+        """The server shuts down: finish what is under way, then close the socket."""
         ...
 
     def on_lost(self) -> None:
@@ -47,11 +45,18 @@ class SocketHandler(Protocol):
 
 
 class Socket(Protocol):
-    """A WebSocket connection after its handshake."""
+    """A WebSocket connection."""
+
+    close_code: int | None
+    """The code that the peer closed the connection with; None while it has not."""
 
     @property
     def is_full(self) -> bool:
         """Whether the peer reads too slowly for more to be sent now."""
+        ...
+
+    def start(self, handler: SocketHandler) -> None:
+        """Begin to deliver messages."""
         ...
 
     def send(self, payload: bytes) -> None:
@@ -67,11 +72,11 @@ class Socket(Protocol):
         ...
 
     def pause(self) -> None:
-        """Take in no more for now."""
+        """Read no more for now."""
         ...
 
     def resume(self) -> None:
-        """Go on taking in."""
+        """Read again."""
         ...
 
     async def wait_closed(self) -> None:
@@ -80,18 +85,19 @@ class Socket(Protocol):
 
 
 class AsgiSocket:
-    """A connection through ASGI messages, for any server."""
+    """A connection through ASGI messages: one task reads, one writes."""
 
     def __init__(self, receive: Receive, send: Send, *, max_size: int) -> None:
         self._receive = receive
         self._send = send
         self._max_size = max_size
         self._handler: SocketHandler | None = None
-        self._outbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._readable = asyncio.Event()
         self._readable.set()
         self._closing = False
         self._tasks: list[asyncio.Task[None]] = []
+        self.close_code: int | None = None
 
     def start(self, handler: SocketHandler) -> None:
         """Begin to deliver messages."""
@@ -104,30 +110,30 @@ class AsgiSocket:
     @property
     def is_full(self) -> bool:
         """Whether the peer reads too slowly for more to be sent now."""
-        return self._outbox.qsize() >= _OUTBOX
+        return self._queue.qsize() >= _MOST_QUEUED
 
     def send(self, payload: bytes) -> None:
         """Send a text message."""
         if not self._closing:
-            self._outbox.put_nowait({"type": "websocket.send", "text": payload.decode()})
+            self._queue.put_nowait({"type": "websocket.send", "text": payload.decode()})
 
     def send_binary(self, payload: bytes) -> None:
         """Send a binary message."""
         if not self._closing:
-            self._outbox.put_nowait({"type": "websocket.send", "bytes": payload})
+            self._queue.put_nowait({"type": "websocket.send", "bytes": payload})
 
     def close(self, code: int = 1000, reason: str = "") -> None:
         """Close after what was sent."""
         if not self._closing:
             self._closing = True
-            self._outbox.put_nowait({"type": "websocket.close", "code": code, "reason": reason})
+            self._queue.put_nowait({"type": "websocket.close", "code": code, "reason": reason})
 
     def pause(self) -> None:
-        """Take in no more for now."""
+        """Read no more for now."""
         self._readable.clear()
 
     def resume(self) -> None:
-        """Go on taking in."""
+        """Read again."""
         self._readable.set()
 
     async def wait_closed(self) -> None:
@@ -135,7 +141,7 @@ class AsgiSocket:
         try:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            # Not awaited: a caller that is being cancelled must see its own cancellation and not that of these.
+            # Not awaited: a caller that is cancelled must see its own cancellation and not that of these.
             for task in self._tasks:
                 task.cancel()
 
@@ -145,6 +151,8 @@ class AsgiSocket:
                 await self._readable.wait()
                 message = await self._receive()
                 if message["type"] != "websocket.receive":
+                    code = message.get("code")
+                    self.close_code = None if code == 1005 else code  # servers report a cut connection as that, too
                     return
                 text = message.get("text")
                 payload = text.encode() if text is not None else message.get("bytes") or b""
@@ -160,7 +168,7 @@ class AsgiSocket:
 
     async def _write(self) -> None:
         while True:
-            message = await self._outbox.get()
+            message = await self._queue.get()
             try:
                 await self._send(message)
             except Exception:  # servers differ in what they raise for a client that is gone
@@ -168,7 +176,7 @@ class AsgiSocket:
                 return
             if message["type"] == "websocket.close":
                 return
-            if self._outbox.qsize() == _OUTBOX // 2 and self._handler is not None:
+            if self._queue.qsize() == _MOST_QUEUED // 2 and self._handler is not None:
                 self._handler.on_writable()
 
 

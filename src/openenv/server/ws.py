@@ -9,10 +9,10 @@ from ..protocol.codec import BY_NAME, choose
 from ..runners import current_dispatcher
 from .access import Role, role_of
 from .asgi import Receive, Scope, Send, header, origin_of
-from .fast.frame_socket import FrameSocket, open_socket
+from .fast.frame_socket import open_socket
 from .mcp.openenv_rpc import OpenEnvRpc
 from .service import EnvService
-from .sockets import AsgiSocket
+from .sockets import Socket
 from .ws_v1 import RestrictedV1Connection, V1Connection
 from .ws_v2 import V2Connection, V2Service
 
@@ -50,7 +50,7 @@ class WsEndpoint:
         codec = choose(name.strip() for name in offered.split(",")) if offered else None
         return codec.name if codec is not None and self.connection is V1Connection else None
 
-    def begin(self, scope: Scope, socket: FrameSocket | AsgiSocket) -> V1Connection | V2Connection:
+    def begin(self, scope: Scope, socket: Socket) -> V1Connection | V2Connection:
         """Serve an accepted connection until its socket is lost."""
         chosen = self.subprotocol(scope)
         if chosen is not None:

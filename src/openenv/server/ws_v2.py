@@ -528,7 +528,7 @@ class V2Connection:
     @property
     def is_closed_by_client(self) -> bool:
         """Whether the client ended the connection itself, so that it will not come back for what it waits for."""
-        return getattr(self._socket, "close_code", None) in _NORMAL_CLOSURES
+        return self._socket.close_code in _NORMAL_CLOSURES
 
 
 class SessionOpener:

@@ -14,7 +14,7 @@ from typing import Any, cast
 from ...protocol.frames import FrameError, FrameReader, Opcode, close_payload, control_frame, text_head
 from ...runners import current_dispatcher, loop_local
 from ..asgi import Receive, Send
-from ..sockets import AsgiSocket, SocketHandler
+from ..sockets import AsgiSocket, Socket, SocketHandler
 
 logger = logging.getLogger(__name__)
 
@@ -380,7 +380,7 @@ def take_over(receive: Receive, *, max_size: int) -> FrameSocket | None:
     return FrameSocket(transport, origin, max_size=max_size)
 
 
-def open_socket(receive: Receive, send: Send, *, max_size: int, fast: bool = True) -> FrameSocket | AsgiSocket:
+def open_socket(receive: Receive, send: Send, *, max_size: int, fast: bool = True) -> Socket:
     """Return the socket of a connection that was just accepted: on its bare transport if that is allowed and possible."""
     if fast:
         with contextlib.suppress(AttributeError):  # of a server or middleware that is not known here

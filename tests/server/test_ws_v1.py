@@ -1,4 +1,5 @@
-"""`/ws` frame by frame, on each carrier: our own upgrade, uvicorn's protocol taken over, and plain ASGI messages."""
+"""`/ws` frame by frame, on each carrier: our own upgrade, uvicorn's protocol taken over, and plain ASGI messages
+(with compression, and where `OPENENV_FAST=0` asks for them)."""
 
 from __future__ import annotations
 
@@ -26,6 +27,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "serve on uvloop": {},
     "plain uvicorn": {"ws": "websockets-sansio", "http": "auto"},
     "asgi": {"ws": "websockets-sansio", "ws_per_message_deflate": True},
+    "OPENENV_FAST=0": {},
 }
 
 
@@ -90,8 +92,10 @@ def carrier(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def started(serve: Callable[..., Any], carrier: str) -> Any:
+def started(serve: Callable[..., Any], carrier: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     Parrot.gate.clear()
+    if carrier == "OPENENV_FAST=0":
+        monkeypatch.setenv("OPENENV_FAST", "0")
     with loops_by_uvloop() if "uvloop" in carrier else contextlib.nullcontext():
         return serve(create_app(Parrot, Say, Heard, max_concurrent_envs=2), **SETTINGS[carrier])
 
@@ -114,7 +118,7 @@ def test_the_fast_path_is_taken_wherever_it_can_be(
 ) -> None:
     assert dial().step("a")["data"]["observation"]["text"] == "a"
     loop = "uvloop" if carrier == "serve on uvloop" else "asyncio"
-    assert carriers == [(AsgiSocket if carrier == "asgi" else FrameSocket, loop)]
+    assert carriers == [(AsgiSocket if carrier in ("asgi", "OPENENV_FAST=0") else FrameSocket, loop)]
 
 
 def test_with_uvicorns_own_choice_of_protocol_the_fast_path_is_taken_too(
