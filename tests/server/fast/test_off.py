@@ -54,7 +54,8 @@ def test_uvicorns_own_protocols_are_used() -> None:
     config = Config(create_app(Parrot, Say, Heard, fast=False), log_config=None, **plain)
     config.load()
     assert config.http_protocol_class.__module__.startswith("uvicorn.")
-    assert config.ws_protocol_class is not None and config.ws_protocol_class.__module__.startswith("uvicorn.")
+    assert config.ws_protocol_class is not None
+    assert config.ws_protocol_class.__module__.startswith("uvicorn.")
 
 
 def test_a_client_steps_and_resumes_as_with_it(server: Any, sockets: list[type[Any]]) -> None:
