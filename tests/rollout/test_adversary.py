@@ -313,7 +313,7 @@ def test_a_proxy_that_is_stopped_under_the_agent_is_not_the_policys_fault(
 def test_agents_cannot_fill_the_memory_of_the_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     megabyte = b"x" * (1 << 20)
     with CaptureServer(tmp_path / "calls") as server:
-        monkeypatch.setattr(server, "_limits", InboundLimits(held=8 << 20))
+        monkeypatch.setattr(server._agents, "limits", InboundLimits(held=8 << 20))
         key = server.open("greedy", Model(base_url="http://127.0.0.1:9/v1", name="x")).key
         assert all(_sent(server.socket, "nobody", 60, megabyte).startswith(b"HTTP/1.1 401") for _ in range(3))
         connections: list[socket.socket] = []

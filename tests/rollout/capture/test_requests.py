@@ -12,8 +12,8 @@ from openenv.rollout.capture.dialects import DIALECTS, openai_chat, route
 from openenv.rollout.capture.dialects.dialect import CallOptions
 
 
-def rewritten(body: dict[str, Any], **wishes: Any) -> dict[str, Any]:
-    return openai_chat.rewrite(body, CallOptions(**{"model": "m", **wishes})).body
+def rewritten(body: dict[str, Any], **options: Any) -> dict[str, Any]:
+    return openai_chat.rewrite(body, CallOptions(**{"model": "m", **options})).body
 
 
 def test_paths_are_told_apart_whatever_comes_before_them() -> None:

@@ -14,8 +14,8 @@ from .captured_rollout import EXHAUSTED, CapturedRollout, digest
 from .dialects import DIALECTS, Route, bridge, openai_chat, route
 from .dialects.dialect import DialectModule
 from .encoding import Json, dumps, load_object
-from .inbound import AgentReply, AgentRequest
-from .model_call import EVENTS, JSON, CallRequest, ProxiedCall, Services
+from .inbound import JSON_TYPE, AgentReply, AgentRequest
+from .model_call import EVENT_STREAM, CallRequest, ProxiedCall, Services
 from .records import JournalFull
 
 MAX_ACTIVE_CALLS = 64
@@ -83,19 +83,19 @@ class AgentRoutes:
         """Answer one request."""
         path = request.path.partition("?")[0]
         if request.method == "GET" and path in ("/health", "/healthz"):
-            reply.send(200, b'{"status":"ok"}', [JSON])
+            await reply.send(200, b'{"status":"ok"}', [JSON_TYPE])
             return
         found = route(path)
         dialect = found.dialect if found is not None else _dialect_of(request)
         rollout = self._registry.by_key(request.key)
         if rollout is None or rollout.revoked:
-            _refuse(reply, dialect, 401, "this key is not known here")
+            await _refuse(reply, dialect, 401, "this key is not known here")
         elif request.method == "GET" and path.rstrip("/").endswith("/models"):
-            reply.send(200, dumps(_models(rollout)), [JSON])
+            await reply.send(200, dumps(_models(rollout)), [JSON_TYPE])
         elif request.method == "GET" and "/models/" in path:
-            reply.send(200, dumps(_model(rollout)), [JSON])
+            await reply.send(200, dumps(_model(rollout)), [JSON_TYPE])
         elif found is None or request.method != "POST":
-            _refuse(reply, dialect, 404, f"there is no {request.method} {path} here")
+            await _refuse(reply, dialect, 404, f"there is no {request.method} {path} here")
         else:
             await self._post(request, reply, rollout, found)
 
@@ -103,24 +103,24 @@ class AgentRoutes:
         dialect = found.dialect
         body = None if request.headers.get("content-encoding") else load_object(request.body)
         if body is None:
-            _refuse(reply, dialect, 400, "the body must be a JSON object, not compressed")
+            await _refuse(reply, dialect, 400, "the body must be a JSON object, not compressed")
             return
         if found.kind == "count":
-            reply.send(200, dumps(dialect.count_tokens(body)), [JSON])
+            await reply.send(200, dumps(dialect.count_tokens(body)), [JSON_TYPE])
             return
         if body.get("n") not in (None, 1):
-            _refuse(reply, dialect, 400, "n must be 1: each call is one turn")
+            await _refuse(reply, dialect, 400, "n must be 1: each call is one turn")
             return
         if len(rollout.active) >= MAX_ACTIVE_CALLS:
-            _refuse(reply, dialect, 429, f"{MAX_ACTIVE_CALLS} calls are under way already")
+            await _refuse(reply, dialect, 429, f"{MAX_ACTIVE_CALLS} calls are under way already")
             return
         endpoint = DIALECTS[rollout.model.dialect]
         between = None if endpoint is dialect else bridge(dialect.NAME, endpoint.NAME)
         if endpoint is not dialect and between is None:
             message = f"the model speaks {endpoint.NAME}, which cannot be reached by {dialect.NAME}"
-            _refuse(reply, dialect, 400, message)
+            await _refuse(reply, dialect, 400, message)
             return
-        if self._out_of_budget(reply, rollout, dialect, body):
+        if await self._out_of_budget(reply, rollout, dialect, body):
             return
         path, _, query = request.path.partition("?")
         ask = CallRequest(dialect, path, body, request.headers, endpoint, between, query)
@@ -129,17 +129,19 @@ class AgentRoutes:
             call = ProxiedCall(self._services, rollout, ask, reply)
         except JournalFull as exc:
             rollout.call_ended("record_failed")
-            _refuse(reply, dialect, 507, f"this call could not be recorded: {exc}")
+            await _refuse(reply, dialect, 507, f"this call could not be recorded: {exc}")
             return
         except (ValueError, TypeError, KeyError, AttributeError) as exc:
             if between is None:
                 raise
             rollout.spending.calls -= 1
-            _refuse(reply, dialect, 400, f"this request could not be read: {exc}")
+            await _refuse(reply, dialect, 400, f"this request could not be read: {exc}")
             return
         await call.run()
 
-    def _out_of_budget(self, reply: AgentReply, rollout: CapturedRollout, dialect: DialectModule, body: Json) -> bool:
+    async def _out_of_budget(
+        self, reply: AgentReply, rollout: CapturedRollout, dialect: DialectModule, body: Json
+    ) -> bool:
         limit = rollout.spending.exhausted()
         if limit is None:
             return False
@@ -147,20 +149,20 @@ class AgentRoutes:
         try:
             rollout.recorder.stopped({"limit": limit, "dialect": dialect.NAME})
         except JournalFull as exc:
-            _refuse(reply, dialect, 507, f"this call could not be recorded: {exc}")
+            await _refuse(reply, dialect, 507, f"this call could not be recorded: {exc}")
             return True
         answer = dialect.final_answer(body, EXHAUSTED)
         if body.get("stream") is True:
-            reply.start(200, [EVENTS])
-            reply.write(b"".join(dialect.stream(body, answer)))
-            reply.end()
+            await reply.start(200, [EVENT_STREAM])
+            await reply.write(b"".join(dialect.stream(body, answer)))
+            await reply.end()
         else:
-            reply.send(200, dumps(answer), [JSON])
+            await reply.send(200, dumps(answer), [JSON_TYPE])
         return True
 
 
-def _refuse(reply: AgentReply, dialect: DialectModule, status: int, message: str) -> None:
-    reply.send(status, dumps(dialect.error(status, message)), [JSON])
+async def _refuse(reply: AgentReply, dialect: DialectModule, status: int, message: str) -> None:
+    await reply.send(status, dumps(dialect.error(status, message)), [JSON_TYPE])
 
 
 def _dialect_of(request: AgentRequest) -> DialectModule:

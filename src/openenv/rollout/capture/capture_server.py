@@ -32,7 +32,7 @@ from .agent_routes import AgentRoutes, RolloutRegistry
 from .captured_rollout import CapturedRollout, Spending, Stats, digest
 from .control_routes import ControlRoutes
 from .export import Sequence
-from .inbound import AgentConnection, AgentReply, AgentRequest, InboundLimits
+from .inbound import AgentConnections, AgentReply, AgentRequest, InboundLimits
 from .model_call import Services
 from .outbound import Endpoints
 from .records import FILE, Call, Journal, JournalFull, Recorder, Recording, read
@@ -129,13 +129,13 @@ class CaptureServer:
         self._host = host
         self._port = port
         self._admin_key = admin_key
-        self._limits = InboundLimits(body=max_body, connections=_connections())
         self._registry = RolloutRegistry(closed_ttl_s)
         self._endpoints = Endpoints(tls)
         self._services = Services(self._endpoints, policy_header.lower(), backoff_s)
         self._proxy = AgentRoutes(self._registry, self._services)
         self._admin = ControlRoutes(self, admin_key) if admin_key else None
-        self._peers: dict[AgentConnection, None] = {}
+        limits = InboundLimits(body=max_body, connections=_connections())
+        self._agents = AgentConnections(limits, is_known=lambda key: self._registry.by_key(key) is not None)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._servers: list[asyncio.Server] = []
@@ -317,23 +317,19 @@ class CaptureServer:
     async def _listen(self) -> None:
         loop = asyncio.get_running_loop()
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        tcp = await loop.create_server(lambda: self._connection(self._on_tcp), self._host, self._port, backlog=1024)
+        tcp = await loop.create_server(lambda: self._agents.accept(self._on_tcp), self._host, self._port, backlog=1024)
         self._servers.append(tcp)
         self._port = tcp.sockets[0].getsockname()[1]
         if hasattr(socket, "AF_UNIX"):
             self._folder = make_socket_folder(self._sockets)
             path = self._folder / SOCKET_NAME
-            unix = await loop.create_unix_server(lambda: self._connection(self._proxy.handle), str(path), backlog=1024)
+            unix = await loop.create_unix_server(
+                lambda: self._agents.accept(self._proxy.handle), str(path), backlog=1024
+            )
             self._servers.append(unix)
             os.chmod(path, 0o666)  # agents run as other users; the folder and the key decide who gets through
             os.chmod(self._folder, 0o711)
         self._sweeper = loop.create_task(self._sweep())
-
-    def _connection(self, handler: Any) -> AgentConnection:
-        return AgentConnection(handler, self._limits, self._peers, is_known=self._is_known)
-
-    def _is_known(self, key: str) -> bool:
-        return self._registry.by_key(key) is not None
 
     async def _on_tcp(self, request: AgentRequest, reply: AgentReply) -> None:
         if self._admin is not None and self._admin.owns(request):
@@ -344,7 +340,6 @@ class CaptureServer:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
-            self._endpoints.sweep()
             self._registry.sweep()
 
     async def _shut(self) -> None:
@@ -354,12 +349,9 @@ class CaptureServer:
             server.close()
         for rollout in self._registry.all():
             await self.finish(rollout)
-        for peer in list(self._peers):
-            peer.close()
-        self._endpoints.close()
-        await asyncio.sleep(0)
-        for peer in list(self._peers):
-            peer.abort()
+        self._agents.close()
+        await self._endpoints.close()
+        self._agents.close(abort=True)
         await asyncio.sleep(0.01)  # lets transports say that they are closed
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -102,7 +102,7 @@ class CapturedRollout:
     """Whether the endpoint was asked for the ids of a prompt, and did not know them."""
     endings: dict[str, int] = field(default_factory=dict)
 
-    def wishes(self) -> CallOptions:
+    def call_options(self) -> CallOptions:
         """Return what is asked of the endpoint in the next call."""
         model = self.model
         caps = [cap for cap in (model.max_tokens_cap, self.spending.tokens_left()) if cap is not None]

@@ -19,14 +19,11 @@ from ..task import Budget, Dialect, Model
 from . import export
 from .captured_rollout import CapturedRollout
 from .encoding import Json, dumps, load_object
-from .inbound import AgentReply, AgentRequest
+from .inbound import JSON_TYPE, AgentReply, AgentRequest
 from .records import read
 
 if TYPE_CHECKING:
     from .capture_server import CaptureServer
-
-
-_JSON = [("content-type", "application/json")]
 
 
 class NewSession(BaseModel):
@@ -105,7 +102,7 @@ class ControlRoutes:
             status, answer = exc.status, {"error": {"message": str(exc), "code": exc.status}}
         except CaptureError as exc:
             status, answer = 409, {"error": {"message": str(exc), "code": exc.code}}
-        reply.send(status, dumps(answer), _JSON)
+        await reply.send(status, dumps(answer), [JSON_TYPE])
 
     async def _answer(self, request: AgentRequest) -> tuple[int, Json]:
         path, _, query = request.path.partition("?")

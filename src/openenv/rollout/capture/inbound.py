@@ -1,27 +1,29 @@
-"""The agents' side of the proxy: HTTP/1.1 requests in, replies out, on TCP or a unix socket.
+"""The agents' side of the proxy: uvicorn's HTTP/1.1 connection with this proxy's limits, and the replies written to it.
 
-Knows connections, limits and framing. Must not know dialects, keys or endpoints.
+Must not know dialects, rollouts or endpoints.
 """
 
 from __future__ import annotations
 
 import asyncio
-import http
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
-import httptools
+from starlette.types import Receive, Scope, Send
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
 log = logging.getLogger("openenv.rollout.capture")
 
 HEADER_LIMIT = 64 * 1024
 IDLE_S = 75.0
 RECEIVE_S = 60.0
-_QUEUE_LIMIT = 8
-_HELD_STEP = 20  # bits: what a key holds is added up once per so many bytes
+JSON_TYPE = ("content-type", "application/json")
+Headers: TypeAlias = Iterable[tuple[str, str]]
 
 
 @dataclass(slots=True)
@@ -30,12 +32,13 @@ class AgentRequest:
 
     method: str
     path: str
+    """The target as it was sent, with its query."""
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
 
     @property
     def key(self) -> str:
-        """Return the key that was sent, as OpenAI's or as Anthropic's clients send it."""
+        """Return the API key, from the header that OpenAI's or Anthropic's clients send it in."""
         scheme, _, token = self.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and token.strip():
             return token.strip()
@@ -44,305 +47,273 @@ class AgentRequest:
 
 @dataclass(frozen=True, slots=True)
 class InboundLimits:
-    """What a connection may ask for."""
+    """What connections may use."""
 
     body: int = 64 * 1024 * 1024
     connections: int = 2048
-    stranger: int = 256 * 1024
-    """The body of a request whose key is not known."""
+    unknown_key_body: int = 256 * 1024
+    """The largest body of a request whose key is unknown."""
     held: int = 256 * 1024 * 1024
-    """All bodies of one key together that are not answered yet: they are in the memory of whoever runs the proxy."""
+    """All unanswered bodies of one key together: they are in this process's memory."""
 
 
 class AgentReply:
-    """The answer to one request, written as it comes. Its owner may learn that the agent has gone."""
+    """The answer to one request, written as it comes. Writing waits while the agent reads slowly."""
 
-    def __init__(self, connection: AgentConnection, *, keep_alive: bool, has_body: bool = True) -> None:
-        self._connection = connection
-        self._has_body = has_body
-        self._keep_alive = keep_alive
-        self._chunked = False
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
         self.started = False
         self.ended = False
+        self.gone = False
+        """Whether the agent has hung up; what is written after that goes nowhere."""
         self.on_gone: Callable[[], None] | None = None
-        self.on_pause: Callable[[bool], None] | None = None
 
-    @property
-    def gone(self) -> bool:
-        """Say whether the agent has hung up."""
-        return self._connection.closed
-
-    def send(self, status: int, body: bytes, headers: Iterable[tuple[str, str]] = ()) -> None:
+    async def send(self, status: int, body: bytes, headers: Headers = ()) -> None:
         """Answer in one piece."""
-        self._head(status, [*headers, ("content-length", str(len(body)))], body if self._has_body else b"")
-        self.end()
-
-    def start(self, status: int, headers: Iterable[tuple[str, str]] = ()) -> None:
-        """Begin an answer whose length is not known yet."""
-        self._chunked = True
-        self._head(status, [*headers, ("transfer-encoding", "chunked")], b"")
-
-    def _head(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
-        self.started = True
-        try:
-            phrase = http.HTTPStatus(status).phrase
-        except ValueError:
-            phrase = "Status"
-        if not self._keep_alive:
-            headers.append(("connection", "close"))
-        lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
-        self._connection.write(f"HTTP/1.1 {status} {phrase}\r\n{lines}\r\n".encode("latin-1", "replace") + body)
-
-    def write(self, data: bytes) -> None:
-        """Send a piece of an answer that was started."""
-        if data:
-            self._connection.write(b"%x\r\n%b\r\n" % (len(data), data))
-
-    def end(self, *, abort: bool = False) -> None:
-        """Finish; with `abort`, so that the agent sees that the answer is not whole."""
-        if self.ended:
-            return
+        await self.start(status, [*headers, ("content-length", str(len(body)))])
         self.ended = True
-        if abort:
-            self._connection.close()
-            return
-        if self._chunked:
-            self._connection.write(b"0\r\n\r\n")
-        if not self._keep_alive:
-            self._connection.close()
+        await self._cycle.send({"type": "http.response.body", "body": body})
 
-    def paused(self, is_paused: bool) -> None:
-        """Take note that the agent reads slowly, or has caught up."""
-        if self.on_pause is not None:
-            self.on_pause(is_paused)
+    async def start(self, status: int, headers: Headers = ()) -> None:
+        """Begin an answer; one without a length is chunked."""
+        self.started = True
+        raw = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers]
+        await self._cycle.send({"type": "http.response.start", "status": status, "headers": raw})
 
-    def lost(self) -> None:
-        """Take note that the agent has hung up."""
-        if self.on_gone is not None:
-            self.on_gone()
+    async def write(self, data: bytes) -> None:
+        """Send a piece of an answer that was started."""
+        if data and not self.ended:
+            await self._cycle.send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self) -> None:
+        """Finish an answer that was started."""
+        self.ended = True
+        await self._cycle.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def abort(self, data: bytes = b"") -> None:
+        """Cut a chunked answer after a last piece: without the final chunk the agent sees that it is incomplete.
+
+        Does not wait: a call that was revoked must end also where its agent does not read.
+        """
+        self.ended = True
+        transport = self._cycle.transport
+        if data and not transport.is_closing():
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        transport.close()
+        self._cycle.disconnected = True  # for uvicorn, which reports an application that leaves an answer unfinished
 
 
-Handler: TypeAlias = "Callable[[AgentRequest, AgentReply], Awaitable[None]]"
+Handler: TypeAlias = Callable[[AgentRequest, AgentReply], Awaitable[None]]
 
 
-class AgentConnection(asyncio.Protocol):
-    """One connection of an agent: requests are answered one after the other."""
+class AgentConnections:
+    """All connections of agents, and what they use together."""
 
-    def __init__(
-        self,
-        handler: Handler,
-        limits: InboundLimits,
-        peers: dict[AgentConnection, None],
-        *,
-        is_known: Callable[[str], bool] = lambda key: True,
-    ) -> None:
-        self._handler = handler
-        self._is_known = is_known
-        self._limits = limits
-        self._peers = peers
-        self._loop = asyncio.get_running_loop()
-        self._parser = httptools.HttpRequestParser(self)
-        self._transport: asyncio.Transport | None = None
-        self._queue: deque[tuple[AgentRequest, bool]] = deque()
-        self._reply: AgentReply | None = None
-        self._answering: AgentRequest | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._request = AgentRequest("", "")
-        self._body: list[bytes] = []
-        self._size = self._header_size = 0
-        self._limit = limits.body
-        self._expects = False
-        self.closed = False
+    def __init__(self, limits: InboundLimits, *, is_known: Callable[[str], bool]) -> None:
+        self.limits = limits
+        self.is_known = is_known
+        self._held: Counter[str] = Counter()  # bytes of unanswered bodies by key
+        self._open: dict[AgentConnection, None] = {}
+        # `access_log=False` would silence the access log of every uvicorn in this process: connections do it instead.
+        self.config = Config(
+            app=_no_app,
+            interface="asgi3",
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=int(IDLE_S),
+        )
+        self.state = ServerState()
 
-    # asyncio calls these
+    def accept(self, handler: Handler) -> AgentConnection:
+        """Make the protocol of a new connection."""
+        return AgentConnection(self, handler)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        if len(self._peers) >= self._limits.connections:
-            idle = next((peer for peer in self._peers if peer.is_idle), None)
+    def admit(self, connection: AgentConnection) -> bool:
+        """Count a connection in. At the limit an idle one makes room, so holding connections keeps no agent out."""
+        if len(self._open) >= self.limits.connections:
+            idle = next((other for other in self._open if other.is_idle), None)
             if idle is None:
-                self._refuse(503, "too many connections")
-                return
-            idle.abort()  # nobody keeps others out by holding connections
-            self._peers.pop(idle, None)
-        self._peers[self] = None
-        self._arm(RECEIVE_S)
+                return False
+            self.discard(idle)
+            idle.transport.abort()
+        self._open[connection] = None
+        return True
 
-    def data_received(self, data: bytes) -> None:
-        if self.closed:
-            return
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._refuse(426, "no protocol but HTTP/1.1 is spoken here")
-        except _TooLarge as exc:
-            self._refuse(exc.status, exc.text)
-        except httptools.HttpParserError as exc:
-            cause = exc.__context__
-            if isinstance(cause, _TooLarge):
-                self._refuse(cause.status, cause.text)
-            else:
-                self._refuse(400, "this is not HTTP")
+    def discard(self, connection: AgentConnection) -> None:
+        """Count a connection out."""
+        self._open.pop(connection, None)
 
-    def eof_received(self) -> bool | None:
-        return None
+    def hold(self, key: str, size: int) -> int:
+        """Count bytes of a key's unanswered bodies in or out; return how many there are."""
+        self._held[key] += size
+        return self._held[key] or self._held.pop(key)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.closed = True
-        self._peers.pop(self, None)
-        self._disarm()
-        self._queue.clear()
-        if self._reply is not None and not self._reply.ended:
-            self._reply.lost()
+    def close(self, *, abort: bool = False) -> None:
+        """Close every connection: after what is buffered, or at once."""
+        for connection in list(self._open):
+            connection.transport.abort() if abort else connection.transport.close()
 
-    def pause_writing(self) -> None:
-        if self._reply is not None:
-            self._reply.paused(True)
 
-    def resume_writing(self) -> None:
-        if self._reply is not None:
-            self._reply.paused(False)
+class AgentConnection(HttpToolsProtocol):
+    """One connection: uvicorn parses, queues pipelined requests and frames replies; this class adds the limits.
 
-    # the parser calls these
+        connected --- whole request ---> answering --- reply complete ---> idle --- whole request ---> answering
+            |                                                               |
+            +--- RECEIVE_S: closed                                          +--- IDLE_S: closed
 
-    def on_message_begin(self) -> None:
-        self._request = AgentRequest("", "")
-        self._body = []
-        self._size = self._header_size = 0
-        self._expects = False
+    uvicorn alone has no limit on headers, on the time that a request takes to arrive, or on bodies, and answers 503
+    where this proxy closes an idle connection.
+    """
 
-    def on_url(self, url: bytes) -> None:
-        self._count_header(len(url))
-        self._request.path += url.decode("latin-1")
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._count_header(len(name) + len(value))
-        lowered = name.decode("latin-1").lower()
-        self._request.headers[lowered] = value.decode("latin-1")
-        if lowered == "expect" and value.lower() == b"100-continue":
-            self._expects = True
-
-    def on_headers_complete(self) -> None:
-        self._request.method = self._parser.get_method().decode("latin-1")
-        length = self._request.headers.get("content-length", "")
-        known = self._is_known(self._request.key)
-        self._limit = self._limits.body if known else min(self._limits.stranger, self._limits.body)
-        if length.isdigit() and int(length) > self._limits.body:
-            raise _TooLarge(413, f"a request may have {self._limits.body} bytes")
-        if length.isdigit() and int(length) > self._limit:
-            raise _TooLarge(401, "this key is not known here")
-        if self._reply is None:
-            self._welcome()
-
-    def on_body(self, body: bytes) -> None:
-        before, self._size = self._size, self._size + len(body)
-        if self._size > self._limit:
-            raise _TooLarge(413, f"a request may have {self._limit} bytes")
-        self._body.append(body)
-        if before >> _HELD_STEP != self._size >> _HELD_STEP:
-            key = self._request.key
-            if sum(peer.holds(key) for peer in self._peers) > self._limits.held:
-                raise _TooLarge(429, f"all requests together may have {self._limits.held} bytes")
-
-    def on_message_complete(self) -> None:
-        self._request.body = b"".join(self._body)
-        self._body = []
-        self._expects = False
-        if len(self._queue) >= _QUEUE_LIMIT:
-            raise _TooLarge(429, "too many requests at once on one connection")
-        self._queue.append((self._request, self._parser.should_keep_alive()))
-        if self._reply is None:
-            self._next()
-
-    def _count_header(self, size: int) -> None:
-        self._header_size += size
-        if self._header_size > HEADER_LIMIT:
-            raise _TooLarge(431, f"the headers may have {HEADER_LIMIT} bytes")
-
-    def holds(self, key: str) -> int:
-        """Return how many bytes of requests with this key are here, whole or not."""
-        waiting = sum(len(request.body) for request, _ in self._queue if request.key == key)
-        answering = self._answering
-        under_way = len(answering.body) if answering is not None and answering.key == key else 0
-        coming = self._size if self._body and self._request.key == key else 0
-        return waiting + under_way + coming
+    def __init__(self, shared: AgentConnections, handler: Handler) -> None:
+        super().__init__(shared.config, shared.state, app_state={})
+        self.app = self._answer
+        self.access_log = False
+        self._shared = shared
+        self._handler = handler
+        self._cycles: deque[RequestResponseCycle] = deque()
+        self._reply: AgentReply | None = None
+        self._head_size = 0
+        self._refusal = (400, "this is not HTTP")
+        self._deadline: asyncio.TimerHandle | None = None
 
     @property
     def is_idle(self) -> bool:
-        """Say whether no request of this connection is being answered."""
+        """Say whether no request is being answered; one that is still arriving does not count."""
         return self._reply is None
 
-    # answering
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if self._shared.admit(self):
+            self._set_deadline(RECEIVE_S)
+        else:
+            self._refusal = (503, "too many connections")
+            self.send_400_response("")
 
-    def _next(self) -> None:
-        request, keep_alive = self._queue.popleft()
-        self._answering = request
-        self._disarm()
-        self._reply = AgentReply(self, keep_alive=keep_alive, has_body=request.method != "HEAD")
-        self._task = self._loop.create_task(self._answer(request, self._reply))
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._shared.discard(self)
+        self._set_deadline(None)
+        reply = self._reply
+        if reply is not None and not reply.ended:
+            reply.gone = True
+            if reply.on_gone is not None:
+                reply.on_gone()
 
-    async def _answer(self, request: AgentRequest, reply: AgentReply) -> None:
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_size = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_head(len(name) + len(value))
+        super().on_header(name, value)
+
+    def _count_head(self, size: int) -> None:
+        self._head_size += size
+        if self._head_size > HEADER_LIMIT:
+            self._refusal = (431, f"the headers may have {HEADER_LIMIT} bytes")
+            raise ValueError(self._refusal[1])  # the parser stops, and `send_400_response` follows
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._cycles.append(self.cycle)  # `self.cycle` is the latest request; `_answer` needs its own
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._set_deadline(IDLE_S)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what the parser cannot read, and hang up."""
+        if self._reply is None:
+            status, text = self._refusal
+            body = _error_body(text)
+            head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+            self.transport.write(STATUS_LINE[status] + head + body)
+        self.transport.close()
+
+    def _set_deadline(self, delay_s: float | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if delay_s is not None and not self.transport.is_closing():
+            self._deadline = self.loop.call_later(delay_s, self.transport.close)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application: read one request within the limits, and pass it to the handler."""
+        reply = AgentReply(self._cycles.popleft())
+        target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        request = AgentRequest(scope["method"], target.decode("latin-1"), headers)
+        pieces: list[bytes] = []
         try:
+            if not await self._receive_body(request, receive, pieces):
+                return
+            request.body = b"".join(pieces)
+            self._set_deadline(None)
+            self._reply = reply
             await self._handler(request, reply)
+        except _Refused as exc:
+            await reply.send(exc.status, _error_body(str(exc)), [JSON_TYPE, ("connection", "close")])
         except Exception:  # the boundary of a request
             log.exception("a request failed: %s %s", request.method, request.path.partition("?")[0])
             if not reply.started:
-                reply.send(500, b'{"error":{"message":"the capture proxy failed","type":"api_error"}}')
+                await reply.send(500, _error_body("the capture proxy failed", "api_error"), [JSON_TYPE])
         finally:
+            self._shared.hold(request.key, -sum(map(len, pieces)))
+            if self._reply is reply:  # the next pipelined request may be under way by now
+                self._reply = None
             if not reply.ended:
-                reply.end(abort=True)
-            self._reply = self._answering = None
-            self._task = None
-        if self._queue and not self.closed:
-            self._next()
-        else:
-            self._welcome()
-            self._arm(IDLE_S)
+                reply.abort()
 
-    def _welcome(self) -> None:
-        """Tell an agent that waits for it to send its body."""
-        if self._expects:
-            self._expects = False
-            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    async def _receive_body(self, request: AgentRequest, receive: Receive, pieces: list[bytes]) -> bool:
+        """Read the body; False where the agent hangs up before its end.
 
-    def write(self, data: bytes) -> None:
-        """Send bytes; nothing happens once the agent has gone."""
-        if self._transport is not None and not self.closed:
-            self._transport.write(data)
-
-    def close(self) -> None:
-        """Close once all is sent."""
-        if self._transport is not None:
-            self._transport.close()
-
-    def abort(self) -> None:
-        """Close at once."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    def _refuse(self, status: int, text: str) -> None:
-        if self._reply is None and self._transport is not None:
-            body = b'{"error":{"message":"%b","type":"invalid_request_error"}}' % text.encode()
-            self._parser = httptools.HttpRequestParser(self)
-            AgentReply(self, keep_alive=False).send(status, body, [("content-type", "application/json")])
-        self.close()
-
-    def _arm(self, delay: float) -> None:
-        self._disarm()
-        if not self.closed:
-            self._timer = self._loop.call_later(delay, self.close)
-
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        Raises:
+            _Refused: it is larger than this key's requests may be.
+        """
+        key, shared, limits = request.key, self._shared, self._shared.limits
+        is_known = shared.is_known(key)
+        limit = limits.body if is_known else min(limits.unknown_key_body, limits.body)
+        length = request.headers.get("content-length", "")
+        if length.isdigit() and int(length) > limits.body:
+            raise _Refused(413, f"a request may have {limits.body} bytes")
+        if length.isdigit() and int(length) > limit:
+            raise _Refused(401, "this key is not known here")
+        size, more = 0, True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return False
+            piece, more = message["body"], message["more_body"]
+            pieces.append(piece)
+            size += len(piece)
+            held = shared.hold(key, len(piece))
+            if size > limit:
+                raise _Refused(413, f"a request may have {limit} bytes")
+            if held > limits.held:
+                raise _Refused(429, f"all requests together may have {limits.held} bytes")
+        return True
 
 
-class _TooLarge(Exception):
+class _Refused(Exception):
     """A request is larger than it may be."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
         self.status = status
-        self.text = text
+
+
+def _error_body(text: str, kind: str = "invalid_request_error") -> bytes:
+    return b'{"error":{"message":"%b","type":"%b"}}' % (text.encode(), kind.encode())
+
+
+async def _no_app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Stand where uvicorn's configuration wants an application; each connection has its own."""

@@ -1,7 +1,19 @@
-"""One model call on its way through the proxy: to the endpoint, written down, and back to the agent.
+"""One model call on its way through the proxy: to the endpoint, into the records, and back to the agent.
 
-Knows the order of things. Each answer is on disk before the agent sees it; a call that began is written down to its
-end, whatever ends it.
+Each piece of an answer is on disk before the agent sees it, and each call that began has its end on disk, whatever ends
+it:
+
+    agent                     proxy                                records              endpoint
+      | POST /v1/messages ---> | translate, force logprobs and ids -> call                  |
+      |                        | ------------------------------------------- POST ------->  |
+      |                        | an error before the first byte  ---> try | resent  (again) |
+      |                        | <------------------------------------------- 200 --------- |
+      |                        |                                 ---> head                  |
+      |                        | <------------------------------------------- events ------ |
+      |                        | split into events               ---> prompt, up            |
+      | <------ events ------- | strip what was forced, translate                           |
+      |                        | the last event                  ---> end                   |
+      | <------ end ---------- |                                                            |
 """
 
 from __future__ import annotations
@@ -11,9 +23,8 @@ import contextlib
 import logging
 import random
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from .captured_rollout import CapturedRollout
 from .dialects.dialect import (
@@ -23,27 +34,57 @@ from .dialects.dialect import (
     Bridge,
     CallOptions,
     DialectModule,
-    RewrittenRequest,
     StreamTranslator,
 )
 from .encoding import STREAM_DONE, EventSplitter, Json, dumps, event_data, load_object
-from .inbound import AgentReply
-from .outbound import EndpointError, EndpointExchange, Endpoints, ResponseHead
+from .inbound import JSON_TYPE, AgentReply
+from .outbound import EndpointError, EndpointResponse, Endpoints
 from .records import CallRecorder, JournalFull
 
-# tap: what happens to the bytes of a stream on their way from the endpoint to the agent.
-#
-# Knows events and dialects. Must not know sockets: it takes bytes, and returns those that the agent is to see.
+log = logging.getLogger("openenv.rollout.capture")
 
-
-EVENT_LIMIT = 64 * 1024 * 1024
+ATTEMPTS = 3
+RETRY_AFTER_LIMIT_S = 30.0
+POLICY_S = 2.0
+PROMPT_IDS_S = 5.0
+PING_S = 10.0
+"""How often an agent that waits for a stream gets a comment, where the endpoint is asked for a whole answer."""
+EVENT_LIMIT = PROMPT_IDS_LIMIT = 64 * 1024 * 1024
+RESPONSE_LIMIT = 256 * 1024 * 1024
+ERROR_LIMIT = 256 * 1024
+RETRIED = frozenset({408, 429, 500, 502, 503, 504, 529})
 REFUSALS = frozenset({400, 413, 422})
-"""What an endpoint answers to a request that it does not like: not a failure of its own."""
+"""An endpoint's answers to a request that it does not accept: not failures of its own."""
+SHOWN_HEADERS = frozenset({"retry-after", "retry-after-ms", "x-request-id", "request-id"})
+"""The endpoint's headers that the agent may see."""
+SENT_HEADERS = frozenset({"accept", "anthropic-version", "anthropic-beta", "openai-beta"})
+"""The agent's headers that the endpoint may see."""
+ANSWER_FIELDS = ("choices", "content", "output")
+"""Where a response of each dialect has what the model said."""
+EVENT_STREAM = ("content-type", "text/event-stream; charset=utf-8")
+NO_CACHE = ("cache-control", "no-cache")
+
+NAMED_IN_ERRORS = (
+    ("return_token_ids", ("return_token_ids",)),
+    ("logprobs", ("top_logprobs", "logprobs")),
+    ("stream_options", ("stream_options",)),
+    ("chat_template_kwargs", ("chat_template_kwargs",)),
+    ("max_completion_tokens", ("max_tokens",)),
+)
+"""A word in an endpoint's complaint, and the parameters to leave out then, in this order."""
+_VERSION = re.compile(r"v\d+\w*")
 _EMPTY = "the stream held nothing"
 
 
 class StreamTap:
-    """One stream on its way."""
+    """Reads a stream on its way to the agent: records its events, counts tokens, strips and translates.
+
+    It takes bytes and returns those that the agent is to see. `forced` names what the agent did not ask for:
+
+        endpoint:  data: {"choices":[{"delta":{"content":"4"},"logprobs":{...},"token_ids":[19]}]}
+        recorded:  the same bytes
+        agent:     data: {"choices":[{"delta":{"content":"4"}}]}
+    """
 
     def __init__(
         self,
@@ -64,33 +105,47 @@ class StreamTap:
         self.has_prompt_ids = False
         """Whether the engine named the tokens of the prompt."""
         self.prompt_tokens: int | None = None
-        """How many they are, where the engine has to be asked for them."""
+        """How many they are, where the engine has a route of its own for them."""
         self.finished = False
         """Whether the model came to its proper end."""
         self.failure: str | None = _EMPTY
         """What is wrong with a stream that came to its end; None when nothing is."""
 
+    @property
+    def tokens(self) -> int:
+        """Return how many tokens were sampled until now."""
+        return max(self.sampled, self.reported)
+
     def feed(self, data: bytes) -> bytes:
-        """Take bytes; return what the agent sees, after the events in it were written down.
+        """Take bytes; return what the agent sees, after the events in it are in the records.
 
         Raises:
             JournalFull: they could not be written, so the agent must not see them.
-            ValueError: an event has no end.
+            EndpointError: an event has no end.
         """
         events = self._splitter.feed(data)
         if not events:
             if len(self._splitter) > EVENT_LIMIT:
-                raise ValueError(f"an event has more than {EVENT_LIMIT} bytes")
+                raise EndpointError(f"an event has more than {EVENT_LIMIT} bytes", kind="garbage")
             return b""
         kept: list[bytes] = []
         seen: list[bytes] = []
         for event in events:
-            self._take(event, kept, seen)
+            data_line = event_data(event)
+            if data_line == STREAM_DONE:
+                self.finished = True
+            chunk = load_object(data_line) if data_line is not None else None
+            kept_event, seen_event = event, event if self._translator is None else b""
+            if chunk is not None:
+                with contextlib.suppress(*MALFORMED):  # not in the dialect: recorded and passed on as it is
+                    kept_event, seen_event = self._read(event, chunk)
+            kept.append(kept_event)
+            seen.append(seen_event)
         self._recorder.events(b"".join(kept))
         return b"".join(seen)
 
-    def rest(self) -> None:
-        """Write down what came of an event that never ended."""
+    def flush(self) -> None:
+        """Record what came of an event that never ended."""
         rest = self._splitter.rest()
         if rest:
             self._recorder.events(rest)
@@ -99,23 +154,8 @@ class StreamTap:
         """Return what ends the stream for the agent."""
         return self._translator.end() if self._translator is not None else b""
 
-    def _take(self, event: bytes, kept: list[bytes], seen: list[bytes]) -> None:
-        data = event_data(event)
-        if data == STREAM_DONE:
-            self.finished = True
-        chunk = load_object(data) if data is not None else None
-        try:
-            if chunk is not None:
-                kept_event, seen_event = self._read(event, chunk)
-            else:
-                kept_event, seen_event = event, event if self._translator is None else b""
-        except MALFORMED:  # not in the dialect: kept as it is, and nobody's business here
-            kept_event, seen_event = event, event if self._translator is None else b""
-        kept.append(kept_event)
-        seen.append(seen_event)
-
     def _read(self, event: bytes, chunk: Json) -> tuple[bytes, bytes]:
-        """Return what is kept of an event, and what the agent sees of it."""
+        """Return what the records keep of an event, and what the agent sees of it."""
         module = self._module
         self.failure = stream_error(chunk) or (None if self.failure == _EMPTY else self.failure)
         self.sampled += module.sampled_in(chunk)
@@ -124,10 +164,10 @@ class StreamTap:
         self.finished = self.finished or module.is_end(chunk)
         kept, shown = event, chunk
         ids = module.take_prompt_ids(chunk) if b"t_token_ids" in event else None
-        if ids:  # long, and nearly the same in each call: only what is new is kept
+        if ids:  # long, and nearly the same in each call: `prompt` entries hold only what is new
             self._recorder.prompt(ids)
             self.has_prompt_ids = True
-            kept = _rewritten(event, chunk)
+            kept = _with_data(event, chunk)
             if TOKEN_IDS in self._forced:
                 event = kept
             else:
@@ -137,7 +177,7 @@ class StreamTap:
         visible = module.strip_event(shown, self._forced)
         if visible is None:
             return kept, b""
-        return kept, event if visible is shown else _rewritten(event, visible)
+        return kept, event if visible is shown else _with_data(event, visible)
 
 
 def stream_error(chunk: Json) -> str | None:
@@ -150,40 +190,10 @@ def stream_error(chunk: Json) -> str | None:
     return None if about.get("code") in REFUSALS else str(about.get("message") or error)[:2000]
 
 
-def _rewritten(event: bytes, chunk: Json) -> bytes:
-    """Write an event again with other data; its name and id stay."""
+def _with_data(event: bytes, chunk: Json) -> bytes:
+    """Return an event with other data; its name and id stay."""
     lines = [line for line in event.splitlines() if line and not line.startswith(b"data:")]
     return b"".join(line + b"\n" for line in lines) + b"data: " + dumps(chunk) + b"\n\n"
-
-
-log = logging.getLogger("openenv.rollout.capture")
-
-ATTEMPTS = 3
-POLICY_S = 2.0
-RETRY_AFTER_LIMIT_S = 30.0
-PING_S = 10.0
-"""How often an agent that waits for a stream is told that it still comes, where the endpoint sends none."""
-RESPONSE_LIMIT = 256 * 1024 * 1024
-ERROR_LIMIT = 256 * 1024
-RETRIED = frozenset({408, 429, 500, 502, 503, 504, 529})
-SHOWN_HEADERS = frozenset({"content-type", "retry-after", "retry-after-ms", "x-request-id", "request-id"})
-"""The endpoint's headers that the agent may see."""
-SENT_HEADERS = frozenset({"accept", "anthropic-version", "anthropic-beta", "openai-beta"})
-"""The agent's headers that the endpoint may see."""
-ANSWERS = ("choices", "content", "output")
-"""Where a response of each dialect has what the model said."""
-JSON = ("content-type", "application/json")
-EVENTS = ("content-type", "text/event-stream; charset=utf-8")
-
-_VERSION = re.compile(r"v\d+\w*")
-NAMED_IN_ERRORS = (
-    ("return_token_ids", ("return_token_ids",)),
-    ("logprobs", ("top_logprobs", "logprobs")),
-    ("stream_options", ("stream_options",)),
-    ("chat_template_kwargs", ("chat_template_kwargs",)),
-    ("max_completion_tokens", ("max_tokens",)),
-)
-"""A word in an endpoint's complaint, and what to leave out then, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +207,7 @@ class Services:
 
 @dataclass(frozen=True, slots=True)
 class CallRequest:
-    """What an agent asked: its dialect, its request, and how the endpoint is spoken to."""
+    """An agent's request, its dialect, and the dialect of the endpoint."""
 
     dialect: DialectModule
     path: str
@@ -214,7 +224,11 @@ class CallRequest:
 
 
 class _Failed(Exception):
-    """The call cannot go on; the agent gets this error in its dialect."""
+    """The call cannot go on; the agent gets this error in its dialect.
+
+    `how` is the call's ending in the records, `error` the details there. `shown` is the endpoint's own error body,
+    for an agent that speaks the endpoint's dialect.
+    """
 
     def __init__(self, how: str, status: int, message: str, *, error: Json | None = None) -> None:
         super().__init__(message)
@@ -226,110 +240,100 @@ class _Failed(Exception):
 
 
 class ProxiedCall:
-    """A call under way."""
+    """A call under way. Making one writes its request into the records.
 
-    def __init__(self, services: Services, rollout: CapturedRollout, ask: CallRequest, reply: AgentReply) -> None:
+    Raises:
+        JournalFull: that could not be written.
+    """
+
+    def __init__(self, services: Services, rollout: CapturedRollout, request: CallRequest, reply: AgentReply) -> None:
         self._services = services
         self._rollout = rollout
-        self._ask = ask
+        self._request = request
         self._reply = reply
+        self.over = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._stopped: str | None = None
         self._settled = False
-        self.over = asyncio.Event()
-        self._exchange: EndpointExchange | None = None
-        self._broken: Exception | None = None
+        self._response: EndpointResponse | None = None
         self._tokens = 0
         self._attempts = 0
         self._policy: str | None = None
         self._policy_task: asyncio.Task[str | None] | None = None
-        self._rewritten, self._wishes = self._rewrite(rollout.wishes())
-        facts = {"dialect": ask.dialect.NAME, "to": ask.endpoint.NAME, "path": ask.path, "stream": ask.wants_stream}
-        self._recorder: CallRecorder = rollout.recorder.begin(facts, ask.body, self._rewritten.body)
+        self._rewrite(rollout.call_options())
+        modules = {"dialect": request.dialect.NAME, "to": request.endpoint.NAME}
+        facts = {**modules, "path": request.path, "stream": request.wants_stream}
+        self._recorder: CallRecorder = rollout.recorder.begin(facts, request.body, self._rewritten.body)
 
-    def _rewrite(self, wishes: CallOptions) -> tuple[RewrittenRequest, CallOptions]:
-        ask = self._ask
-        body = ask.bridge.request(ask.body) if ask.bridge is not None else ask.body
-        return ask.endpoint.rewrite(body, wishes), wishes
+    def _rewrite(self, options: CallOptions) -> None:
+        request = self._request
+        body = request.bridge.request(request.body) if request.bridge is not None else request.body
+        self._rewritten, self._options = request.endpoint.rewrite(body, options), options
 
     async def run(self) -> None:
-        """Carry the call through; return when all is written down and the agent has its answer."""
+        """Carry the call through; return when all is in the records and the agent has its answer."""
+        self._task = asyncio.current_task()
         self._reply.on_gone = lambda: self.stop("agent_gone")
-        self._reply.on_pause = self._pause
-        self._task = asyncio.get_running_loop().create_task(self._guarded())
         self._rollout.active.add(self)
+        helpers: list[asyncio.Task[None] | asyncio.Task[str | None]] = [asyncio.create_task(self._ping())]
+        if self._rollout.policy_url:
+            self._policy_task = asyncio.create_task(self._ask_policy(self._rollout.policy_url))
+            helpers.append(self._policy_task)
         try:
-            await asyncio.wait([self._task])
-            self._task.result()
+            failure = await self._carry_guarded()
+            if failure is not None:
+                with contextlib.suppress(JournalFull):  # the recorder keeps that as `failure`
+                    self._settle(failure.how, failure.error)
+                await self._send_error(failure)
         finally:
+            for helper in helpers:
+                helper.cancel()
+            with contextlib.suppress(JournalFull):
+                self._settle("cancelled")
             self._rollout.active.discard(self)
             self.over.set()
 
     def stop(self, how: str) -> None:
-        """End the call; what was sampled until now stays written down."""
-        if self._stopped is None and not self._settled:
+        """End the call; what was sampled until now stays in the records."""
+        if self._stopped is None:
             self._stopped = how
-            if self._task is not None and not self._task.done():
+            if self._task is not None:
                 self._task.cancel()
 
-    def _pause(self, is_paused: bool) -> None:
-        if self._exchange is not None:
-            self._exchange.pause(is_paused)
-
-    async def _guarded(self) -> None:
-        if self._rollout.policy_url:
-            self._policy_task = asyncio.get_running_loop().create_task(self._ask_policy(self._rollout.policy_url))
-        self._pings = asyncio.get_running_loop().call_later(PING_S, self._ping)
-        failure: _Failed | None = None
+    async def _carry_guarded(self) -> _Failed | None:
+        """Carry the call; return what ended it early, None for a call that went well."""
         try:
             if self._reply.gone:
-                self._stopped = self._stopped or "agent_gone"
-            if self._stopped is None:
+                self._stopped = "agent_gone"
+            else:
                 await self._carry()
+                return None
         except asyncio.CancelledError:
             if self._stopped is None:
                 raise
         except _Failed as exc:
-            failure = exc
+            return exc
         except JournalFull as exc:
-            failure = _Failed("record_failed", 507, f"this call could not be recorded: {exc}")
-        except Exception as exc:  # the boundary of a call: nobody else would write down how it ended
+            return _Failed("record_failed", 507, f"this call could not be recorded: {exc}")
+        except Exception as exc:  # the boundary of a call
             log.exception("a call failed")
-            failure = _Failed("broken", 502, f"the endpoint's answer could not be handed on: {type(exc).__name__}")
+            return _Failed("broken", 502, f"the endpoint's answer could not be handed on: {type(exc).__name__}")
         finally:
-            self._finish(failure)
-
-    def _finish(self, failure: _Failed | None) -> None:
-        """Let go of everything, write down how the call ended, and tell the agent where it failed."""
-        self._pings.cancel()
-        if self._policy_task is not None:
-            self._policy_task.cancel()
-        if self._exchange is not None and not self._settled:
-            self._exchange.cancel()
+            if self._response is not None:
+                await self._response.close()
         if self._stopped == "revoked":
-            failure = _Failed("revoked", 403, "the key of this rollout was revoked")
-        how = self._stopped or (failure.how if failure is not None else "cancelled")
-        with contextlib.suppress(JournalFull):  # the recorder has taken note of it
-            self._settle(how, failure.error if failure is not None else None)
-        if failure is not None:
-            self._answer_error(failure)
-
-    def _ping(self) -> None:
-        if self._ask.wants_stream and self._rewritten.body.get("stream") is not True:
-            if not self._reply.started:
-                self._reply.start(200, [EVENTS, ("cache-control", "no-cache")])
-            self._reply.write(b": waiting\n\n")
-        self._pings = asyncio.get_running_loop().call_later(PING_S, self._ping)
+            return _Failed("revoked", 403, "the key of this rollout was revoked")
+        return _Failed(self._stopped or "cancelled", 499, "the call was ended")
 
     def _settle(self, how: str, error: Json | None = None) -> None:
-        """Write down how the call ended, before the agent can see that it did; the first time counts."""
+        """Record how the call ended, before the agent can see that it did; the first time counts."""
         if self._settled:
             return
         self._settled = True
         rollout = self._rollout
         rollout.spending.completion_tokens += self._tokens
         facts: Json = {"attempts": self._attempts, "tokens": self._tokens}
-        if error is not None:
+        if error is not None and how not in ("agent_gone", "cancelled"):
             facts["error"] = error
         if self._policy is not None:
             facts["policy"] = self._policy
@@ -342,12 +346,14 @@ class ProxiedCall:
             rollout.call_ended(how)
 
     async def _complete(self, missing_prompt_ids: int | None) -> None:
-        """Finish a call that went well; ask for the prompt's ids where so many are missing."""
-        wanted = self._wishes.return_token_ids and not self._rollout.no_prompt_ids
-        if missing_prompt_ids is not None and wanted:
-            base_url, headers = self._rollout.model.base_url, self._headers()
+        """Finish a call that went well; ask llama.cpp for the prompt's ids where so many are missing."""
+        if missing_prompt_ids is not None and self._options.return_token_ids and not self._rollout.no_prompt_ids:
             ids = await ask_prompt_ids(
-                self._services.endpoints, base_url, self._rewritten.body, headers, count=missing_prompt_ids
+                self._services.endpoints,
+                self._rollout.model.base_url,
+                self._rewritten.body,
+                self._headers(),
+                count=missing_prompt_ids,
             )
             if ids is None:
                 self._rollout.no_prompt_ids = True
@@ -358,27 +364,23 @@ class ProxiedCall:
         self._settle("complete")
 
     async def _carry(self) -> None:
-        exchange, head = await self._answered()
-        rollout = self._rollout
-        self._policy = head.headers.get(self._services.policy_header)
-        facts = {"policy": self._policy} if self._policy else {}
-        self._recorder.head(head.status, **facts)
+        response = await self._answered()
+        self._policy = response.headers.get(self._services.policy_header)
+        self._recorder.head(response.status, **({"policy": self._policy} if self._policy else {}))
         try:
-            if "text/event-stream" in head.headers.get("content-type", ""):
-                await self._relay(exchange, head)
+            if "text/event-stream" in response.headers.get("content-type", ""):
+                await self._relay_stream(response)
             else:
-                await self._whole(exchange, head)
+                await self._relay_whole(response)
         except EndpointError as exc:
-            if isinstance(self._broken, JournalFull):
-                raise self._broken from None
             how = "timeout" if exc.kind == "timeout" else "broken"
-            rollout.endpoint_failed(status=head.status, kind=how, message=str(exc))
+            self._rollout.endpoint_failed(status=response.status, kind=how, message=str(exc))
             raise _Failed(how, 504 if how == "timeout" else 502, str(exc)) from None
 
     # getting an answer
 
-    async def _answered(self) -> tuple[EndpointExchange, ResponseHead]:
-        """Return the first answer that is no error; ask again where that may help.
+    async def _answered(self) -> EndpointResponse:
+        """Return the first answer that is no error; ask again where that may help, never after the first byte.
 
         Raises:
             _Failed: there is none.
@@ -386,32 +388,35 @@ class ProxiedCall:
         while True:
             self._attempts += 1
             try:
-                exchange, head = await self._ask_once()
+                response = self._response = await self._send()
             except EndpointError as exc:
                 failure = self._unreachable(exc)
-                delay = self._delay(None) if exc.kind == "connect" else None
+                delay_s = self._delay_s("") if exc.kind == "connect" else None
             else:
-                if 200 <= head.status < 300:
-                    self._rollout.refused = self._wishes.refused  # what was left out, was left out rightly
-                    return exchange, head
-                failure = await self._refused(exchange, head)
-                if self._leave_out(head.status, failure.error):
+                if 200 <= response.status < 300:
+                    # What was left out was left out rightly: the rollout's next calls leave it out at once.
+                    self._rollout.refused = self._options.refused
+                    return response
+                failure = await self._refused(response)
+                if self._leave_out_refused(response.status, failure.error):
                     self._attempts -= 1
-                    self._recorder.tried(head.status, failure.error)
+                    self._recorder.tried(response.status, failure.error)
                     continue
-                delay = self._delay(head) if head.status in RETRIED else None
-            if delay is None or self._attempts >= ATTEMPTS:
+                delay_s = self._delay_s(response.headers.get("retry-after", ""))
+                if response.status not in RETRIED:
+                    delay_s = None
+            if delay_s is None or self._attempts >= ATTEMPTS:
                 raise failure
             self._recorder.tried(failure.error.get("status"), failure.error)
-            await asyncio.sleep(delay)
+            await asyncio.sleep(delay_s)
 
     def _headers(self) -> dict[str, str]:
         """Return the headers for the endpoint, the real key among them."""
-        model, ask = self._rollout.model, self._ask
+        model, request = self._rollout.model, self._request
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
-        headers.update({name: value for name, value in ask.headers.items() if name in SENT_HEADERS})
+        headers.update({name: value for name, value in request.headers.items() if name in SENT_HEADERS})
         key = model.api_key.get_secret_value()
-        if ask.endpoint.NAME == "anthropic":
+        if request.endpoint.NAME == "anthropic":
             headers["x-api-key"] = key
             headers.setdefault("anthropic-version", "2023-06-01")
         else:
@@ -419,16 +424,13 @@ class ProxiedCall:
         headers.update({name.lower(): value for name, value in model.extra_headers.items()})
         return headers
 
-    async def _ask_once(self) -> tuple[EndpointExchange, ResponseHead]:
-        model, ask = self._rollout.model, self._ask
-        url = endpoint_url(model.base_url, ask.endpoint.PATH)
-        if ask.query and ask.bridge is None:
-            url += f"?{ask.query}"
+    async def _send(self) -> EndpointResponse:
+        model, request = self._rollout.model, self._request
+        url = endpoint_url(model.base_url, request.endpoint.PATH)
+        if request.query and request.bridge is None:
+            url += f"?{request.query}"
         body, timeout_s = dumps(self._rewritten.body), model.request_timeout_s
-        self._exchange, head = await self._services.endpoints.send(
-            "POST", url, body, self._headers(), timeout_s=timeout_s
-        )
-        return self._exchange, head
+        return await self._services.endpoints.send("POST", url, body, self._headers(), timeout_s=timeout_s)
 
     def _unreachable(self, exc: EndpointError) -> _Failed:
         how = "timeout" if exc.kind == "timeout" else "unreachable"
@@ -437,171 +439,166 @@ class ProxiedCall:
         error = {"message": message, "kind": exc.kind, "status": None}
         return _Failed(how, 504 if how == "timeout" else 502, message, error=error)
 
-    async def _refused(self, exchange: EndpointExchange, head: ResponseHead) -> _Failed:
+    async def _refused(self, response: EndpointResponse) -> _Failed:
         """Read an error that the endpoint answered with."""
         try:
-            body = await exchange.read(ERROR_LIMIT)
+            body = await response.read(ERROR_LIMIT)
         except EndpointError as exc:
             body = str(exc).encode()
         text = self._redacted(body.decode("utf-8", "replace"))
         parsed = load_object(text)
-        message = error_message(parsed) or text[:2000] or f"status {head.status}"
-        kind = "refused" if head.status in REFUSALS else "failed"
-        self._rollout.endpoint_failed(status=head.status, kind=kind, message=message)
-        error: Json = {"message": message, "status": head.status, "kind": "failed"}
+        message = error_message(parsed) or text[:2000] or f"status {response.status}"
+        kind = "refused" if response.status in REFUSALS else "failed"
+        self._rollout.endpoint_failed(status=response.status, kind=kind, message=message)
+        error: Json = {"message": message, "status": response.status, "kind": "failed"}
         if parsed is not None:
             error["body"] = parsed
-        status = head.status if head.status >= 400 else 502
-        if status in (401, 403):  # about the key that the agent does not have
+        status = response.status if 400 <= response.status < 600 else 502
+        if status in (401, 403):  # about the real key, which the agent must not learn anything of
             message = "the endpoint does not accept the key of the capture proxy"
             return _Failed("failed", status, message, error=error)
         failure = _Failed("failed", status, message, error=error)
-        failure.headers = list(shown(head))
-        if parsed is not None and self._ask.bridge is None:
+        failure.headers = _shown_headers(response)
+        if parsed is not None and self._request.bridge is None:
             failure.shown = text.encode()
         return failure
 
-    def _leave_out(self, status: int, error: Json) -> bool:
-        """Say whether to ask again without something that was forced into the request and that the endpoint refused."""
+    def _leave_out_refused(self, status: int, error: Json) -> bool:
+        """Leave out something forced that the endpoint complains about; False where there is nothing to leave out.
+
+        Only what this proxy put into the request counts: an agent that has its own values complained about must not be
+        able to switch the capture off.
+        """
         if status not in REFUSALS:
             return False
         complaint = dumps(error).decode().lower()
-        sent, asked = self._rewritten.body, self._ask.body
+        sent, asked = self._rewritten.body, self._request.body
         if "return_token_ids" in complaint and "stream" in complaint and sent.get("stream") is True:
-            return self._without(STREAM)  # this engine has ids for whole answers only
+            return self._leave_out(STREAM)  # this engine has ids for whole answers only
         for word, parameters in NAMED_IN_ERRORS:
             for parameter in parameters if word in complaint else ():
                 changed = parameter in sent and (parameter == "max_tokens" or sent[parameter] != asked.get(parameter))
-                forced = changed or parameter in self._rewritten.forced
-                if forced and self._wishes.asks(parameter):
-                    return self._without(parameter)
+                if (changed or parameter in self._rewritten.forced) and self._leave_out(parameter):
+                    return True
         return False
 
-    def _without(self, parameter: str) -> bool:
-        if not self._wishes.asks(parameter):
+    def _leave_out(self, parameter: str) -> bool:
+        if not self._options.allows(parameter):
             return False
-        self._rewritten, self._wishes = self._rewrite(self._wishes.without(parameter))
-        self._recorder.resent(self._ask.body, self._rewritten.body)
+        self._rewrite(self._options.without(parameter))
+        self._recorder.resent(self._request.body, self._rewritten.body)
         return True
 
-    def _delay(self, head: ResponseHead | None) -> float | None:
-        """Return how long to wait before the next attempt; None for none, as the endpoint asks for too long a wait."""
-        given = head.headers.get("retry-after", "") if head is not None else ""
+    def _delay_s(self, retry_after: str) -> float | None:
+        """Return how long to wait before the next attempt; None where the endpoint asks for too long a wait."""
         with contextlib.suppress(ValueError):
-            asked = float(given)
-            return asked if 0 <= asked <= RETRY_AFTER_LIMIT_S else None
-        base = self._services.backoff_s * float(2 ** (self._attempts - 1))
-        return base * (0.5 + random.random())
+            wanted_s = float(retry_after)
+            return wanted_s if 0 <= wanted_s <= RETRY_AFTER_LIMIT_S else None
+        return self._services.backoff_s * float(2 ** (self._attempts - 1)) * (0.5 + random.random())
 
     # handing it on
 
-    async def _relay(self, exchange: EndpointExchange, head: ResponseHead) -> None:
-        ask = self._ask
-        translator = ask.bridge.translator(ask.body) if ask.bridge is not None else None
-        tap = StreamTap(self._recorder, ask.endpoint, self._rewritten.forced, translator)
-        extra = [(name, value) for name, value in shown(head) if name != "content-type"]
-        self._reply.start(200, [EVENTS, ("cache-control", "no-cache"), *extra])
-
-        def take(data: bytes) -> None:
-            try:
-                self._reply.write(tap.feed(data))
-            except JournalFull as exc:
-                self._broken = exc
-                exchange.fail(EndpointError(str(exc), kind="record"))
-            except Exception as exc:  # the boundary of a callback; what came is written down
-                log.exception("a stream could not be handed on")
-                self._broken = exc
-                exchange.fail(EndpointError(f"the stream could not be handed on: {exc}", kind="garbage"))
-            self._tokens = max(tap.sampled, tap.reported)
-
+    async def _relay_stream(self, response: EndpointResponse) -> None:
+        request = self._request
+        translator = request.bridge.translator(request.body) if request.bridge is not None else None
+        tap = StreamTap(self._recorder, request.endpoint, self._rewritten.forced, translator)
+        await self._reply.start(200, [EVENT_STREAM, NO_CACHE, *_shown_headers(response)])
         try:
-            await exchange.relay(take)
+            async with contextlib.aclosing(response.pieces()) as pieces:
+                async for piece in pieces:
+                    seen = tap.feed(piece)
+                    self._tokens = tap.tokens
+                    await self._reply.write(seen)
         finally:
             with contextlib.suppress(JournalFull):
-                tap.rest()
+                tap.flush()
         if not tap.finished:
             raise EndpointError("the stream ended before the model did", kind="broken")
-        if tap.failure is not None:  # the agent has been told, in the stream itself
+        if tap.failure is not None:  # the agent has seen it, in the stream itself
             message = self._redacted(tap.failure)
-            self._rollout.endpoint_failed(status=head.status, kind="broken", message=message)
+            self._rollout.endpoint_failed(status=response.status, kind="broken", message=message)
             self._settle("broken", {"message": message})
         else:
             await self._complete(None if tap.has_prompt_ids else tap.prompt_tokens)
-        self._reply.write(tap.end())
-        self._reply.end()
+        await self._reply.write(tap.end())
+        await self._reply.end()
 
-    async def _whole(self, exchange: EndpointExchange, head: ResponseHead) -> None:
-        ask = self._ask
-        raw = await exchange.read(RESPONSE_LIMIT)
-        response = load_object(raw)
-        if response is None:
+    async def _relay_whole(self, response: EndpointResponse) -> None:
+        request, endpoint, forced = self._request, self._request.endpoint, self._rewritten.forced
+        raw = await response.read(RESPONSE_LIMIT)
+        answer = load_object(raw)
+        if answer is None:
             self._recorder.body(raw)
             message = "the endpoint answered with something that is not a JSON object"
-            self._rollout.endpoint_failed(status=head.status, kind="garbage", message=message)
+            self._rollout.endpoint_failed(status=response.status, kind="garbage", message=message)
             text = self._redacted(raw[:2000].decode("utf-8", "replace"))
-            raise _Failed("broken", 502, message, error={"message": message, "status": head.status, "text": text})
-        ids = ask.endpoint.take_prompt_ids(response) if b"token_ids" in raw else None
+            raise _Failed("broken", 502, message, error={"message": message, "status": response.status, "text": text})
+        ids = endpoint.take_prompt_ids(answer) if b"token_ids" in raw else None
         if ids:
             self._recorder.prompt(ids)
-        self._recorder.body(dumps(response) if ids else raw)
-        completion = ask.endpoint.completion(response)
-        tokens = len(completion.sampled)
-        self._tokens = max(tokens, ask.endpoint.completion_tokens(response))
-        if completion.finish_reason is None and not any(response.get(name) for name in ANSWERS):
-            message = stream_error(response) or "the endpoint answered with nothing that a model said"
+        self._recorder.body(dumps(answer) if ids else raw)
+        completion = endpoint.completion(answer)
+        self._tokens = max(len(completion.sampled), endpoint.completion_tokens(answer))
+        if completion.finish_reason is None and not any(answer.get(name) for name in ANSWER_FIELDS):
+            message = stream_error(answer) or "the endpoint answered with nothing that a model said"
             raise EndpointError(self._redacted(message), kind="garbage")
-        if ids and TOKEN_IDS not in self._rewritten.forced:
-            response = load_object(raw) or response
-        visible = ask.endpoint.strip_response(response, self._rewritten.forced)
-        if ask.bridge is not None:
-            visible = ask.bridge.response(ask.body, visible)
-        await self._complete(None if ids else tokens_read(response))
-        if ask.wants_stream:
-            extra = [(name, value) for name, value in shown(head) if name != "content-type"]
+        if ids and TOKEN_IDS not in forced:  # the agent asked for them
+            answer = load_object(raw) or answer
+        visible = endpoint.strip_response(answer, forced)
+        is_unchanged = visible is answer and not (ids and TOKEN_IDS in forced)
+        if request.bridge is not None:
+            visible, is_unchanged = request.bridge.response(request.body, visible), False
+        await self._complete(None if ids else tokens_read(answer))
+        headers = _shown_headers(response)
+        if request.wants_stream:  # the endpoint was asked for a whole answer, or does not stream
             if not self._reply.started:
-                self._reply.start(200, [EVENTS, *extra])
-            self._reply.write(b"".join(ask.dialect.stream(ask.body, visible)))
-            self._reply.end()
+                await self._reply.start(200, [EVENT_STREAM, *headers])
+            await self._reply.write(b"".join(request.dialect.stream(request.body, visible)))
+            await self._reply.end()
         else:
-            unchanged = visible is response and not (ids and TOKEN_IDS in self._rewritten.forced)
-            self._reply.send(200, raw if unchanged else dumps(visible), [*shown(head)] or [JSON])
+            content_type = ("content-type", response.headers.get("content-type", "application/json"))
+            await self._reply.send(200, raw if is_unchanged else dumps(visible), [content_type, *headers])
 
-    # errors
+    async def _ping(self) -> None:
+        """Send comments to an agent that waits for a stream which the endpoint gives only whole."""
+        while True:
+            await asyncio.sleep(PING_S)
+            if self._request.wants_stream and self._rewritten.body.get("stream") is not True:
+                if not self._reply.started:
+                    await self._reply.start(200, [EVENT_STREAM, NO_CACHE])
+                await self._reply.write(b": waiting\n\n")
 
-    def _answer_error(self, failure: _Failed) -> None:
-        reply, dialect = self._reply, self._ask.dialect
+    async def _send_error(self, failure: _Failed) -> None:
+        reply, dialect = self._reply, self._request.dialect
         if reply.gone or reply.ended:
             return
-        body = failure.shown or dumps(dialect.error(failure.status, self._redacted(str(failure))))
+        message = self._redacted(str(failure))
         if reply.started:
-            reply.write(dialect.error_event(failure.status, self._redacted(str(failure))))
-            reply.end(abort=True)
+            reply.abort(dialect.error_event(failure.status, message))
         else:
-            headers = [(name, value) for name, value in failure.headers if name != "content-type"]
-            reply.send(failure.status, body, [JSON, *headers])
+            body = failure.shown or dumps(dialect.error(failure.status, message))
+            await reply.send(failure.status, body, [JSON_TYPE, *failure.headers])
 
     def _redacted(self, text: str) -> str:
         secret = self._rollout.model.api_key.get_secret_value()
         return text.replace(secret, "***") if len(secret) >= 4 and secret != "intercepted" else text
 
-    # the policy's version
-
     async def _ask_policy(self, url: str) -> str | None:
+        """Ask for the version of the endpoint's policy."""
         try:
-            endpoints = self._services.endpoints
             headers = {"accept-encoding": "identity"}
-            exchange, head = await endpoints.send("GET", url, b"", headers, timeout_s=POLICY_S)
-            body = await exchange.read(64 * 1024)
+            response = await self._services.endpoints.send("GET", url, b"", headers, timeout_s=POLICY_S)
+            body = await response.read(64 * 1024)
         except EndpointError as exc:
-            log.warning("the policy's version could not be asked for: %s", exc)
+            log.warning("the policy's version is not available: %s", exc)
             return None
-        if head.status != 200:
+        if response.status != 200:
             return None
         parsed = load_object(body)
         if parsed is None:
             return body.decode("utf-8", "replace").strip()[:200] or None
-        known = (parsed.get(name) for name in ("policy_version", "weight_version", "version"))
-        return next((str(value) for value in known if value is not None), None)
+        values = (parsed.get(name) for name in ("policy_version", "weight_version", "version"))
+        return next((str(value) for value in values if value is not None), None)
 
 
 def endpoint_url(base_url: str, path: str) -> str:
@@ -610,9 +607,8 @@ def endpoint_url(base_url: str, path: str) -> str:
     return f"{base}{path}" if _VERSION.fullmatch(base.rpartition("/")[2]) else f"{base}/v1{path}"
 
 
-def shown(head: ResponseHead) -> Iterable[tuple[str, str]]:
-    """Return the headers that the agent may see."""
-    return [(name, value) for name, value in head.headers.items() if name in SHOWN_HEADERS]
+def _shown_headers(response: EndpointResponse) -> list[tuple[str, str]]:
+    return [(name, value) for name, value in response.headers.items() if name in SHOWN_HEADERS]
 
 
 def error_message(parsed: Json | None) -> str | None:
@@ -624,18 +620,12 @@ def error_message(parsed: Json | None) -> str | None:
     return str(error) if error else None
 
 
-# Prompt ids of llama.cpp, by its own template and its own tokeniser.
-#
-# Nothing is tokenised here, and ids count only where they are as many as the engine says
-# that it read.
-
-
-PROMPT_IDS_S = 5.0
-PROMPT_IDS_LIMIT = 64 * 1024 * 1024
+# llama.cpp names the ids of a prompt on routes of its own only: its template, then its tokeniser. Nothing is tokenised
+# here, and ids count only where they are as many as the engine says that it read.
 
 
 def tokens_read(value: Json) -> int | None:
-    """Return how many tokens llama.cpp read, from a chunk or a response of its; None for other engines."""
+    """Return how many tokens llama.cpp read, from one of its chunks or responses; None for other engines."""
     usage = value.get("usage")
     if "timings" not in value or not isinstance(usage, dict):
         return None
@@ -646,25 +636,18 @@ def tokens_read(value: Json) -> int | None:
 async def ask_prompt_ids(
     endpoints: Endpoints, base_url: str, body: Json, headers: Mapping[str, str], *, count: int
 ) -> list[int] | None:
-    """CallRequest the engine for the ids of a request's prompt; None where it does not say, or says something else."""
+    """Ask llama.cpp for the ids of a request's prompt; None where it does not have them, or has other ones."""
     root = base_url.rstrip("/").removesuffix("/v1")
+
+    async def post(path: str, value: Json) -> Json:
+        response = await endpoints.send("POST", f"{root}{path}", dumps(value), headers, timeout_s=PROMPT_IDS_S)
+        data = await response.read(PROMPT_IDS_LIMIT)
+        return (load_object(data) or {}) if response.status == 200 else {}
+
     try:
-        rendered = await _post_json(endpoints, f"{root}/apply-template", body, headers)
-        asked = {"content": rendered.get("prompt"), "add_special": True, "parse_special": True}
-        ids = (await _post_json(endpoints, f"{root}/tokenize", asked, headers)).get("tokens")
+        prompt = (await post("/apply-template", body)).get("prompt")
+        ids = (await post("/tokenize", {"content": prompt, "add_special": True, "parse_special": True})).get("tokens")
     except EndpointError:
         return None
-    return ids if _fits(ids, count) else None
-
-
-def _fits(ids: Any, count: int) -> bool:
-    return isinstance(ids, list) and len(ids) == count and all(isinstance(token, int) for token in ids)
-
-
-async def _post_json(endpoints: Endpoints, url: str, body: Json, headers: Mapping[str, str]) -> Json:
-    exchange, head = await endpoints.send("POST", url, dumps(body), headers, timeout_s=PROMPT_IDS_S)
-    try:
-        data = await exchange.read(PROMPT_IDS_LIMIT)
-    finally:
-        exchange.cancel()  # does nothing where the answer came whole
-    return (load_object(data) or {}) if head.status == 200 else {}
+    fits = isinstance(ids, list) and len(ids) == count and all(isinstance(token, int) for token in ids)
+    return ids if fits else None

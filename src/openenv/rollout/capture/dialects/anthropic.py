@@ -25,13 +25,13 @@ PATH = "/messages"
 COUNT_PATH = "/messages/count_tokens"
 
 
-def rewrite(body: Json, wishes: CallOptions) -> RewrittenRequest:
+def rewrite(body: Json, options: CallOptions) -> RewrittenRequest:
     """Return the request as the endpoint gets it; nothing is forced that the agent would see."""
     sent = dict(body)
-    sent["model"] = wishes.model
-    if wishes.max_tokens is not None:
-        sent["max_tokens"] = capped(sent.get("max_tokens"), wishes.max_tokens)
-    if wishes.disable_thinking:
+    sent["model"] = options.model
+    if options.max_tokens is not None:
+        sent["max_tokens"] = capped(sent.get("max_tokens"), options.max_tokens)
+    if options.disable_thinking:
         sent.pop("thinking", None)
     return RewrittenRequest(sent)
 

@@ -140,10 +140,10 @@ class CallOptions:
     """Parameters that this endpoint has turned down before."""
 
     def without(self, parameter: str) -> CallOptions:
-        """Return the same wishes, less one parameter."""
+        """Return the same options, less one parameter."""
         return replace(self, refused=self.refused | {parameter})
 
-    def asks(self, parameter: str) -> bool:
+    def allows(self, parameter: str) -> bool:
         """Say whether a parameter may be sent."""
         return parameter not in self.refused
 
@@ -213,7 +213,7 @@ class DialectModule(Protocol):
     PATH: str
     """Where an endpoint of this dialect answers, below `/v1`."""
 
-    def rewrite(self, body: Json, wishes: CallOptions) -> RewrittenRequest:
+    def rewrite(self, body: Json, options: CallOptions) -> RewrittenRequest:
         """Return the request as the endpoint gets it; the given body stays as it is."""
 
     def strip_event(self, chunk: Json, forced: frozenset[str]) -> Json | None:

@@ -36,53 +36,53 @@ _CHOICE_IDS = ("token_ids", "completion_token_ids", "output_token_ids")
 _PROMPT_IDS = ("prompt_token_ids", "input_token_ids")
 
 
-def rewrite(body: Json, wishes: CallOptions) -> RewrittenRequest:
+def rewrite(body: Json, options: CallOptions) -> RewrittenRequest:
     """Return the request as the endpoint gets it, and what was forced into it."""
     sent = dict(body)
-    sent["model"] = wishes.model
+    sent["model"] = options.model
     forced: set[str] = set()
-    if wishes.asks(LOGPROBS) and sent.get("logprobs") is not True:
+    if options.allows(LOGPROBS) and sent.get("logprobs") is not True:
         forced.add(LOGPROBS)
         sent["logprobs"] = True
-        if wishes.top_logprobs > 0 and wishes.asks("top_logprobs"):
-            sent["top_logprobs"] = wishes.top_logprobs
+        if options.top_logprobs > 0 and options.allows("top_logprobs"):
+            sent["top_logprobs"] = options.top_logprobs
         else:
             sent.pop("top_logprobs", None)
-    if wishes.return_token_ids and wishes.asks(TOKEN_IDS) and sent.get("return_token_ids") is not True:
+    if options.return_token_ids and options.allows(TOKEN_IDS) and sent.get("return_token_ids") is not True:
         forced.add(TOKEN_IDS)
         sent["return_token_ids"] = True
-    if sent.get("return_token_ids") and not wishes.asks(STREAM):
+    if sent.get("return_token_ids") and not options.allows(STREAM):
         sent["stream"] = False
     if sent.get("stream") is True:
-        _force_usage(sent, wishes, forced)
+        _force_usage(sent, options, forced)
     else:
         sent.pop("stream_options", None)
-    if wishes.disable_thinking and wishes.asks("chat_template_kwargs"):
+    if options.disable_thinking and options.allows("chat_template_kwargs"):
         given = sent.get("chat_template_kwargs")
         sent["chat_template_kwargs"] = {**(given if isinstance(given, dict) else {}), "enable_thinking": False}
-    _limit_tokens(sent, wishes)
+    _limit_tokens(sent, options)
     return RewrittenRequest(sent, frozenset(forced))
 
 
-def _force_usage(sent: Json, wishes: CallOptions, forced: set[str]) -> None:
-    given = sent.get("stream_options")
-    options = dict(given) if isinstance(given, dict) else {}
-    if wishes.asks(USAGE) and options.get("include_usage") is not True:
+def _force_usage(sent: Json, options: CallOptions, forced: set[str]) -> None:
+    stream_options = sent.get("stream_options")
+    stream_options = stream_options if isinstance(stream_options, dict) else {}
+    if options.allows(USAGE) and stream_options.get("include_usage") is not True:
         forced.add(USAGE)
-        sent["stream_options"] = {**options, "include_usage": True}
+        sent["stream_options"] = {**stream_options, "include_usage": True}
 
 
-def _limit_tokens(sent: Json, wishes: CallOptions) -> None:
-    short_name = wishes.model.rpartition("/")[2]
-    renames = short_name.startswith(RENAMES_MAX_TOKENS) or not wishes.asks("max_tokens")
+def _limit_tokens(sent: Json, options: CallOptions) -> None:
+    short_name = options.model.rpartition("/")[2]
+    renames = short_name.startswith(RENAMES_MAX_TOKENS) or not options.allows("max_tokens")
     if renames and "max_tokens" in sent:
         limit = sent.pop("max_tokens")
         sent.setdefault("max_completion_tokens", limit)
-    if wishes.max_tokens is None:
+    if options.max_tokens is None:
         return
     given = [name for name in ("max_tokens", "max_completion_tokens") if sent.get(name) is not None]
     for name in given or ["max_completion_tokens" if renames else "max_tokens"]:
-        sent[name] = capped(sent.get(name), wishes.max_tokens)
+        sent[name] = capped(sent.get(name), options.max_tokens)
 
 
 def strip_event(chunk: Json, forced: frozenset[str]) -> Json | None:

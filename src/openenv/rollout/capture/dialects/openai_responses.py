@@ -30,20 +30,20 @@ INCLUDE = "message.output_text.logprobs"
 _ENDS = frozenset({"response.completed", "response.incomplete", "response.failed", "error"})
 
 
-def rewrite(body: Json, wishes: CallOptions) -> RewrittenRequest:
+def rewrite(body: Json, options: CallOptions) -> RewrittenRequest:
     """Return the request as the endpoint gets it, and what was forced into it."""
     sent = dict(body)
-    sent["model"] = wishes.model
+    sent["model"] = options.model
     forced: set[str] = set()
     given = sent.get("include")
     included = list(given) if isinstance(given, list) else []
-    if wishes.asks(LOGPROBS) and INCLUDE not in included:
+    if options.allows(LOGPROBS) and INCLUDE not in included:
         forced.add(LOGPROBS)
         sent["include"] = [*included, INCLUDE]
-        if wishes.top_logprobs > 0 and wishes.asks("top_logprobs"):
-            sent["top_logprobs"] = wishes.top_logprobs
-    if wishes.max_tokens is not None:
-        sent["max_output_tokens"] = capped(sent.get("max_output_tokens"), wishes.max_tokens)
+        if options.top_logprobs > 0 and options.allows("top_logprobs"):
+            sent["top_logprobs"] = options.top_logprobs
+    if options.max_tokens is not None:
+        sent["max_output_tokens"] = capped(sent.get("max_output_tokens"), options.max_tokens)
     return RewrittenRequest(sent, frozenset(forced))
 
 
