@@ -340,6 +340,7 @@ class CaptureServer:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
+            self._endpoints.sweep()
             self._registry.sweep()
 
     async def _shut(self) -> None:
@@ -350,7 +351,7 @@ class CaptureServer:
         for rollout in self._registry.all():
             await self.finish(rollout)
         self._agents.close()
-        await self._endpoints.close()
+        self._endpoints.close()
         self._agents.close(abort=True)
         await asyncio.sleep(0.01)  # lets transports say that they are closed
         if self._folder is not None:

@@ -320,7 +320,7 @@ class ProxiedCall:
             return _Failed("broken", 502, f"the endpoint's answer could not be handed on: {type(exc).__name__}")
         finally:
             if self._response is not None:
-                await self._response.close()
+                self._response.close()
         if self._stopped == "revoked":
             return _Failed("revoked", 403, "the key of this rollout was revoked")
         return _Failed(self._stopped or "cancelled", 499, "the call was ended")
