@@ -1,9 +1,10 @@
-"""Proof, inside a verifier's sandbox, that a check came to its own end: a plug-in of pytest, a stand-in for Python that
+"""Proof, inside a verifier's sandbox, that a check came to its own end: a pytest plug-in, a wrapper for Python that
 runs a script, `-c` or unittest, and `begin` for scripts that prove it themselves.
 
-Is handed in as a single file, next to passes that are good for one use each: a pass is taken, and with it every trace
-in the environment, before code of the agent is loaded; what is written at the end must hold the pass's secret. Code in
-the same process that looks for the secret will find it: this stops checks from being ended, not from being taken apart.
+The verifier copies this file alone into the sandbox, next to passes that are good for one use each. The check takes a
+pass, and removes its traces from the environment, before code of the agent is loaded; the mark at the end must hold the
+pass's secret. Code in the same process that looks for the secret will find it: this stops checks from being ended, not
+from being taken apart. Standard library only: it runs on the sandbox's Python.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import os
 import sys
 
-TYPE_CHECKING = False  # the name that type checkers know; whatever Python runs the check need not have `typing` loaded
+TYPE_CHECKING = False  # the name that type checkers know, without importing `typing` into the check's process
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from types import TracebackType
@@ -29,22 +30,22 @@ _LOOKS = ("collectonly", "setupplan", "setuponly", "showfixtures", "show_fixture
 class Pass:
     """A permission to prove one thing once, and where the proof goes."""
 
-    def __init__(self, folder: str, given: dict[str, Any]) -> None:
-        self.folder, self.given, self.pid = folder, given, os.getpid()
-        self.mark({"begun": given.get("serial")})
+    def __init__(self, folder: str, content: dict[str, Any]) -> None:
+        self.folder, self.content, self.pid = folder, content, os.getpid()
+        self.mark({"begun": content.get("serial")})
 
     def mark(self, words: dict[str, object]) -> None:
-        """Write something down for the host."""
+        """Write a line for the host."""
         if not self.folder:
-            return  # nobody asked
+            return  # no proof was requested
         name = f"mark-{'-'.join(sorted(words))}-{os.getpid()}"
         with open(os.path.join(self.folder, name), "a") as file:
             file.write(json.dumps(words) + "\n")
 
     def end(self, complaint: str | None = None) -> None:
-        """Write down that the check came to its end; a child that goes on in its parent's place cannot."""
+        """Mark that the check came to its end; a child process that goes on in its parent's place cannot."""
         if os.getpid() == self.pid:
-            words = {"ended": self.given.get("serial"), "secret": self.given.get("secret")}
+            words = {"ended": self.content.get("serial"), "secret": self.content.get("secret")}
             self.mark({**words, "ok": complaint is None, "why": complaint})
 
     def foreign(self, traceback: TracebackType | None, test: str) -> str | None:
@@ -57,26 +58,26 @@ class Pass:
         return None
 
     def is_foreign(self, file: str, test: str) -> bool:
-        """Say whether a file is the agent's, as far as one can tell: in the work folder, and no part of the tests."""
+        """Return whether a file seems to be the agent's: in the work folder, and no part of the tests."""
         if file[:1] == "<":  # code that has no file; some of Python's own is frozen
             return file != _COMMAND and not file.startswith("<frozen ")
-        root = self.given.get("root", "") + os.sep
-        if not file.startswith(root) or file == test or file in self.given.get("ours", ()):
+        root = self.content.get("root", "") + os.sep
+        if not file.startswith(root) or file == test or file in self.content.get("ours", ()):
             return False
         return "test" not in file[len(root) :]
 
 
 def _without(name: str, word: str, separator: str) -> None:
-    """Take a word out of a list in the environment."""
+    """Remove a word from a list in the environment."""
     words = [one for one in os.environ.pop(name, "").split(separator) if one and one != word]
     if words:
         os.environ[name] = separator.join(words)
 
 
 def _take() -> Pass | None:
-    """Take a pass; None where no proof is asked for."""
+    """Take a pass; None where no proof was requested."""
     folder = os.environ.pop(_FOLDER, "")
-    _without(_PLUG_INS, _NAME, ",")  # a pytest that a test starts is the test's own business
+    _without(_PLUG_INS, _NAME, ",")  # a pytest that a test starts needs no proof
     if not folder:
         return None
     _without(_PATHS, folder, os.pathsep)
@@ -89,14 +90,14 @@ def _take() -> Pass | None:
             except OSError:
                 continue  # another process was quicker
             with open(mine) as file:
-                given = json.load(file)
+                content = json.load(file)
             os.unlink(mine)
-            return Pass(folder, given)
+            return Pass(folder, content)
     return Pass(folder, {})
 
 
 def _is_program() -> bool:
-    """Say whether this process is pytest's own, rather than a script that calls it."""
+    """Return whether this process is pytest itself, not a script that calls it."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     if spec is not None:
         return str(spec.name).split(".")[0] == "pytest"

@@ -1,7 +1,21 @@
-"""Proof, on the host: which verify lines must show that they came to their own end, and whether they did.
+"""Proof that a verify line came to its own end: the half on the host.
 
-Knows the file `openenv_proof.py`, which writes the proof in the verifier's sandbox. Must not know verdicts.
+Knows `openenv_proof.py`, the half that runs in the verifier's sandbox. Must not know verdicts.
 """
+
+# Example: the line `pytest -q tests`, where a test imports the agent's `solution.py`, which calls `os._exit(0)`.
+#
+#   host                                       verifier's sandbox
+#   lay:  ~/.openenv-<random>/openenv_proof.py
+#                             pass-000         {"serial": 0, "secret": "8d1f...", "root": ..., "ours": [...]}
+#   run:  PYTEST_PLUGINS=openenv_proof         the plug-in reads pass-000 and deletes it, with its own traces in the
+#         PYTHONPATH=~/.openenv-<random>       environment, before any test is imported; writes {"begun": 0} to mark-*
+#                                              solution.py ends the process: nothing writes the end
+#   read: mark-*                               {"begun": 0} without {"ended": 0, "secret": "8d1f...", "ok": true}
+#   -> exit code 0 does not count: "it was ended from within, before its own end"
+#
+# `python -c`, `python -m unittest` and scripts of the verifier run through the same module: the line becomes
+# `python -m openenv_proof SCRIPT`. One pass is good for one use, so a line that starts pytest twice has two.
 
 from __future__ import annotations
 
@@ -34,17 +48,17 @@ _PATHS = re.compile(r"(?<![\w$])PYTHONPATH=(?=(\s|$)?)")
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the host found of a line's proof."""
+    """What the host read of a line's proof."""
 
     seen: bool = False
-    """Something in the line asked to prove that it ends; where nothing did, it was out of reach."""
+    """Something in the line began a proof; if nothing did, the line keeps its environment from it."""
     problem: str | None = None
     """Why the line is not proven, or None when it is."""
 
 
 @dataclass(slots=True)
 class Proof:
-    """What one run of one line has to prove with.
+    """The passes of one run of one line, and the judgement of what came back.
 
     Args:
         line: The line.
@@ -62,7 +76,7 @@ class Proof:
 
     @property
     def folder(self) -> str:
-        """Return where passes and proofs lie inside."""
+        """The folder of passes and marks inside."""
         return f"{self.home}/{self._name}"
 
     def environment(self) -> dict[str, str]:
@@ -70,9 +84,9 @@ class Proof:
         return {"PYTEST_PLUGINS": _MODULE, "PYTHONPATH": self.folder, "OPENENV_PROOF": self.folder}
 
     def command(self) -> str:
-        """Return the line, with a stand-in where Python runs a check; a PYTHONPATH that it sets keeps the folder."""
+        """Return the line with a wrapper where Python runs a check; a PYTHONPATH that it sets keeps the folder."""
         return _PATHS.sub(
-            lambda found: f"PYTHONPATH={self.folder}{'' if found[1] is not None else ':'}",
+            lambda match: f"PYTHONPATH={self.folder}{'' if match[1] is not None else ':'}",
             with_wrapper(self.line, self.files),
         )
 
@@ -98,7 +112,7 @@ class Proof:
         return self.judge(marks)
 
     def judge(self, marks: list[dict[str, object]]) -> Evidence:
-        """Say what marks are worth: everything that was begun must have been ended, with its own secret."""
+        """Judge marks: every serial that begins must end, with its own secret."""
         begun = [mark["begun"] for mark in marks if "begun" in mark]
         if not begun:
             return Evidence(seen=False, problem="nothing in it proved that it came to its end")
@@ -124,39 +138,39 @@ def with_wrapper(line: str, files: Mapping[str, str]) -> str:
     return _PYTHON.sub(partial(_wrapped, files), line)
 
 
-def _wrapped(files: Mapping[str, str], found: re.Match[str]) -> str:
-    what = found[3]
+def _wrapped(files: Mapping[str, str], match: re.Match[str]) -> str:
+    what = match[3]
     if what[0] != "-":
         path = posixpath.normpath(what)
         texts = [
             text for name, text in files.items() if f"/{posixpath.normpath(name)}".endswith(f"/{path.lstrip('/')}")
         ]
         if not texts or any(proves_itself(text) or "os._exit" in text for text in texts):
-            return found[0]
-    return f"{found[1]}{found[2]}-m {_MODULE} {what}"
+            return match[0]
+    return f"{match[1]}{match[2]}-m {_MODULE} {what}"
 
 
 def runs_pytest(line: str) -> bool:
-    """Say whether a shell line names pytest as something to run."""
+    """Return whether a shell line runs pytest."""
     return _WORD.search(line) is not None
 
 
 def proves_itself(text: str) -> bool:
-    """Say whether a script, or a line, asks for proof of its own end."""
+    """Return whether a script or a line begins a proof itself."""
     return _MODULE in text
 
 
 def could_not_load(output: str) -> bool:
-    """Say whether Python complains that it cannot load the proof: the line keeps the environment from it."""
+    """Return whether Python failed to load the proof module: the line hides the environment from it."""
     return _MODULE in output and ("mport" in output or "No module named" in output)
 
 
 def _parsed(line: str) -> dict[str, object] | None:
     try:
-        found = json.loads(line)
+        mark = json.loads(line)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return mark if isinstance(mark, dict) else None
 
 
 def _add(out: tarfile.TarFile, name: str, content: bytes) -> None:

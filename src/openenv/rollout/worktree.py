@@ -18,14 +18,24 @@ from typing import IO
 from openenv.errors import RolloutError
 from openenv.sandboxes.base import WORKDIR, Limits
 
-# guards: Guards: what an agent's work tree must not bring to a verifier, beyond the patterns that a task protects.
+# What `merge` removes from the agent's tree, and why:
 #
-# Knows names, links and the texts of a task. Python looks for modules where it is started and beside the script that it
-# runs, pytest runs every test it finds, and a link may lead to an answer that only the verifier has: a file of the
-# agent
-# in such a place would decide over the checks without solving anything.
+#   conftest.py, *.pth, pytest.py ...   a protected pattern (`task.PROTECTED`): decides how Python and pytest start
+#   random.py, tests/json.py            shadows a module of Python or pytest where a check starts or lies; a name
+#                                       that the task's texts mention is the agent's to write
+#   test_mine.py                        pytest runs every test below its folder; only the verifier's tests count
+#   answer -> tests/expected.txt        a link to a file that only the verifier has would reveal it to the agent's code
+#   pyproject.toml with [tool.pytest]   changed by the agent and able to steer pytest: restored from the baseline
+#
+# The host reads the tar file member by member and writes another one. It never unpacks it: names with `..`, absolute
+# names, devices and pipes are dropped because they are not copied.
 
-
+MAX_BYTES = 512 * 1024 * 1024
+MAX_MEMBERS = 100_000
+MAX_PARTS = 2_000_000
+"""Parts of all names together: every pattern is tried at each of them."""
+_PYTEST_CONFIG = frozenset({"pyproject.toml", "setup.cfg"})
+_CONFIG_BYTES = 1024 * 1024
 _BESIDE_PYTEST = frozenset(
     {"colorama", "exceptiongroup", "iniconfig", "packaging", "pluggy", "py", "pygments", "tomli"}
 )
@@ -47,7 +57,7 @@ class UnusableWorktree(RolloutError):
 
 
 class WorktreeGuard:
-    """What is to be kept from the verifier of one task.
+    """Decides what must not reach the verifier of one task, beyond the patterns that the task protects.
 
     Args:
         verify_files: What the verifier will lay over the tree.
@@ -79,14 +89,14 @@ class WorktreeGuard:
         self._steps = 0
 
     def covers(self, name: str) -> bool:
-        """Say whether a file is taken as the setup left it: other tests, and what makes a package of their folder."""
+        """Return whether a file is taken as the setup left it: other tests, and what makes their folder a package."""
         folder, base = posixpath.split(name)
         if folder in self._test_folders and base.startswith("__init__."):
             return True
         return self._has_tests and base not in self._files and bool(_TEST.fullmatch(base))
 
     def shadows(self, name: str, *, is_link: bool, known: Collection[str] = ()) -> bool:
-        """Say whether Python would find this file before a module of its own, where checks are started or lie.
+        """Return whether Python would import this file instead of its own module, where checks start or lie.
 
         Args:
             known: What the setup left: a module at the top that was there before is the agent's to change.
@@ -102,7 +112,7 @@ class WorktreeGuard:
         return bool(folder) or not (stem in self._modules or name in known)
 
     def reveals(self, name: str, links: Mapping[str, str]) -> bool:
-        """Say whether a link leads to one of the verifier's files, a folder of theirs, or where nobody can tell.
+        """Return whether a link leads to one of the verifier's files, a folder of theirs, or to an unknown place.
 
         Raises:
             UnusableWorktree: there are more links than can be followed.
@@ -118,37 +128,37 @@ class WorktreeGuard:
         return not above.startswith(f"{self._root}/") and above.startswith(self._unclear) and end != "/dev/null"
 
     def _followed(self, path: str, links: Mapping[str, str]) -> str | None:
-        """Return what a path stands for; `/proc` where that cannot be told from here; None for a loop."""
+        """Resolve a path as the kernel would; `/proc` where the result is unknown on the host; None for a loop."""
         below = f"{self._root}/"
-        found: list[str] = [""]
-        waiting = path.split("/")[::-1]
+        resolved: list[str] = [""]
+        remaining = path.split("/")[::-1]
         followed = 0
-        while waiting:
+        while remaining:
             self._steps += 1
             if self._steps > _MAX_STEPS:
                 raise UnusableWorktree("the work tree has too many links to follow")
-            part = waiting.pop()
+            part = remaining.pop()
             if part in ("", "."):
                 continue
             if part == "..":
-                if not below.startswith(f"{found[-1]}/") and not f"{found[-1]}/".startswith(below):
+                if not below.startswith(f"{resolved[-1]}/") and not f"{resolved[-1]}/".startswith(below):
                     return "/proc"  # what lies there may be a link itself, and its parent anywhere
-                found = found[:-1] or [""]
+                resolved = resolved[:-1] or [""]
                 continue
-            here = f"{found[-1]}/{part}"
+            here = f"{resolved[-1]}/{part}"
             if here == "/proc" or (here.startswith("/dev/") and here != "/dev/null"):
                 return "/proc"  # what that is depends on the process
             target = links.get(here[len(below) :]) if here.startswith(below) else None
             if target is None:
-                found.append(here)
+                resolved.append(here)
                 continue
             followed += 1
             if followed > _MAX_LINKS:
                 return None
             if target.startswith("/"):
-                found = [""]
-            waiting.extend(target.split("/")[::-1])
-        return found[-1] or "/"
+                resolved = [""]
+            remaining.extend(target.split("/")[::-1])
+        return resolved[-1] or "/"
 
 
 def _test_folders(file: str) -> list[str]:
@@ -158,14 +168,6 @@ def _test_folders(file: str) -> list[str]:
         if _TEST_FOLDER.fullmatch(part):
             return ["/".join(parts[: end + 1]) for end in range(start, len(parts))]
     return []
-
-
-MAX_BYTES = 512 * 1024 * 1024
-MAX_MEMBERS = 100_000
-MAX_PARTS = 2_000_000
-"""Parts of all names together: every pattern is tried at each of them."""
-_PYTEST_CONFIG = frozenset({"pyproject.toml", "setup.cfg"})
-_CONFIG_BYTES = 1024 * 1024
 
 
 def worktree_limit(limits: Limits) -> int:
@@ -182,7 +184,7 @@ class Merged:
 
 
 @dataclass(slots=True)
-class Files:
+class WorktreeFiles:
     """The small text files of a work tree, and the names of the other files at the top."""
 
     texts: dict[str, str] = field(default_factory=dict)
@@ -193,12 +195,12 @@ class Patterns:
     """Path patterns: `*` stays within a folder, `**` crosses them, a pattern covers a folder and all below it."""
 
     def __init__(self, patterns: Sequence[str], guard: WorktreeGuard | None = None) -> None:
-        # Whoever reads these files may not mind the case: Python takes `X.DIST-INFO` for what it is.
+        # Readers may ignore the case: Python accepts `X.DIST-INFO`.
         self._regex = re.compile("|".join(_translate(pattern) for pattern in patterns) or r"(?!)", re.IGNORECASE)
         self._guard = guard
 
     def cover(self, name: str, *, folder: bool = False) -> bool:
-        """Say whether a relative path is covered; `folder` when names below it can be reached through it."""
+        """Return whether a relative path is covered; `folder` when names below it can be reached through it."""
         if self._guard is not None and self._guard.covers(name):
             return True
         return bool(self._regex.fullmatch(name) or (folder and self._regex.fullmatch(f"{name}/x")))
@@ -246,9 +248,11 @@ def merge(
     return merged
 
 
-def read_files(work: Path, *, root: str, max_files: int = 32, max_bytes: int = 65_536, max_chars: int = 8000) -> Files:
+def read_files(
+    work: Path, *, root: str, max_files: int = 32, max_bytes: int = 65_536, max_chars: int = 8000
+) -> WorktreeFiles:
     """Return the small text files in the first two levels of a packed work tree, by their path inside."""
-    found = Files()
+    files = WorktreeFiles()
     try:
         with _Archive(work) as source:
             members = {name: member for name, member in source.members if member.isreg() and name.count("/") < 2}
@@ -258,12 +262,12 @@ def read_files(work: Path, *, root: str, max_files: int = 32, max_bytes: int = 6
                 try:
                     if content is None:
                         raise ValueError("too large")
-                    found.texts[path] = content.decode()[:max_chars]
+                    files.texts[path] = content.decode()[:max_chars]
                 except ValueError:
-                    found.others.append(path)
+                    files.others.append(path)
     except (UnusableWorktree, tarfile.TarError, EOFError, ValueError, OverflowError):
-        return found
-    return found
+        pass  # the files that were read are shown
+    return files
 
 
 def files_of(archive: Path, *, max_bytes: int) -> dict[str, bytes]:
@@ -272,7 +276,7 @@ def files_of(archive: Path, *, max_bytes: int) -> dict[str, bytes]:
     Raises:
         UnusableWorktree: it is no archive, or its files hold more than `max_bytes`.
     """
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     try:
         with _Archive(archive) as source:
             for name, member in source.members:
@@ -280,11 +284,11 @@ def files_of(archive: Path, *, max_bytes: int) -> dict[str, bytes]:
                     content = source.read(source.file(member), max_bytes)
                     if content is None:
                         raise UnusableWorktree(f"'{name}' is too large")
-                    found[name] = content
+                    files[name] = content
                     max_bytes -= len(content)
     except (tarfile.TarError, EOFError, UnicodeError, ValueError, OverflowError) as exc:
         raise UnusableWorktree(f"the tree cannot be read: {exc}") from exc
-    return found
+    return files
 
 
 class _Archive:
@@ -483,7 +487,7 @@ def _clean(name: str) -> str | None:
 
 
 class _Below:
-    """Says whether a name lies below a link; each folder is looked at once."""
+    """Tells whether a name lies below a link; each folder is looked up once."""
 
     def __init__(self, links: Collection[str]) -> None:
         self._links = links

@@ -1,13 +1,15 @@
-"""The shape of an agent driver: one small file says how an agent is installed, configured and started.
+"""What an agent driver is, and drivers by name: `agent("opencode")`, `agent("opencode@1.18.33")`.
 
-Knows sandboxes and paths. Must not know rewards, captures or the engine.
+Knows sandboxes and paths. Must not know rewards, captures or the engine. To add an agent, write a file like `codex.py`
+and a line in `_DRIVERS`.
 """
 
 from __future__ import annotations
 
 import importlib
+import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +21,7 @@ from openenv.sandboxes.base import Mount, Sandbox
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """An agent that lies ready on the host: what a sandbox must see of it, and how it is called inside."""
+    """An agent that is ready on the host: what a sandbox must mount of it, and its command inside."""
 
     mounts: tuple[Mount, ...] = ()
     executable: str = ""
@@ -51,33 +53,39 @@ class Launch:
     cwd: str | None = None
 
 
+def start_with_instruction(sandbox: Sandbox, run: AgentRun, command: Sequence[str], envs: Mapping[str, str]) -> Launch:
+    """Write the instruction to a file, and return a command that reads it from standard input.
+
+    As an argument it could be too long, or begin with a dash.
+    """
+    path = f"{run.home}/task/instruction.md"
+    sandbox.write_text(path, run.task.instruction)
+    line = f"exec {shlex.join(command)} < {shlex.quote(path)}"
+    return Launch(argv=("/bin/sh", "-c", line), envs=envs, cwd=run.workdir)
+
+
 class Agent(ABC):
     """A driver for one kind of agent."""
 
     name: str
     dialect: Dialect | None = "openai_chat"
-    """How it speaks to its model; None when it needs none."""
+    """The wire format of its model calls; None when it needs no model."""
 
     def install(self, cache: Path, report: Callable[[str], None]) -> Installation:
-        """Make the agent ready in `cache`, once per machine and version; later calls find it there.
+        """Install the agent in `cache`, once per machine and version.
 
         Raises:
-            AgentUnavailable: it is not there and cannot be fetched.
+            AgentUnavailable: it is not installed and cannot be fetched.
         """
         return Installation()
 
     @abstractmethod
     def prepare(self, sandbox: Sandbox, run: AgentRun) -> Launch:
-        """Write what the agent reads at its start, and return the command that starts it."""
+        """Write the agent's configuration, and return the command that starts it."""
 
     def failure(self, exit_code: int, log: str) -> str | None:
         """Return why the run counts as failed, or None; by default, any exit code but 0 is a failure."""
         return None if exit_code == 0 else f"the agent exited with code {exit_code}"
-
-
-# registry: Agents by name: `agent("opencode")`, `agent("opencode@1.18.33")`.
-#
-# Knows where each driver lives; loads one when it is asked for.
 
 
 _DRIVERS = {

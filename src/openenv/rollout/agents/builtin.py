@@ -1,4 +1,4 @@
-"""`noop`: an agent that does nothing. What it earns is what a task gives away for free."""
+"""Agents that need no model: `noop` and `oracle`, which bound what a task pays, and `Shell` for tests and cheats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from openenv.sandboxes.base import Sandbox
 
 
 class Noop(Agent):
-    """Do nothing, and end well."""
+    """Do nothing, and exit with 0: what this earns, a task gives away for free."""
 
     name = "noop"
     dialect = None
@@ -22,11 +22,8 @@ class Noop(Agent):
         return Launch(argv=("/bin/sh", "-c", ":"), cwd=run.workdir)
 
 
-# oracle: `oracle`: an agent that runs the task's own solution. What it earns is what the task can pay.
-
-
 class Oracle(Agent):
-    """Run the solution that comes with the task, and stop at the first line that fails."""
+    """Run the task's own solution, and stop at the first line that fails: what this earns, the task can pay."""
 
     name = "oracle"
     dialect = None
@@ -43,16 +40,13 @@ class Oracle(Agent):
         return Launch(argv=("/bin/sh", "-c", script), cwd=run.workdir)
 
 
-# shell: `Shell`: an agent that is a list of shell lines. The cheat suite and tests are made of it.
-
-
 class Shell(Agent):
     """Run shell lines as the agent would: in its sandbox, in the work folder, with its environment.
 
     Args:
-        lines: The lines. `$OPENAI_BASE_URL` and `$OPENAI_API_KEY` lead to the model when a dialect is given.
-        name: How the agent is called in outcomes.
-        dialect: How the lines speak to a model, or None when they need none.
+        lines: The lines. `$OPENAI_BASE_URL` and `$OPENAI_API_KEY` lead to the model when there is a dialect.
+        name: The agent's name in outcomes.
+        dialect: The wire format of the lines' model calls, or None when they make none.
         strict: Stop at the first line that fails, with its exit code; otherwise all run and the last one's counts.
     """
 
@@ -62,12 +56,12 @@ class Shell(Agent):
         self, lines: Sequence[str], *, name: str = "shell", dialect: Dialect | None = None, strict: bool = True
     ) -> None:
         self.lines = tuple(lines)
-        self.name = name  # each list of lines is an agent of its own
+        self.name = name
         self.dialect = dialect
         self.strict = strict
 
     def prepare(self, sandbox: Sandbox, run: AgentRun) -> Launch:
-        """Start a shell with all lines; each is a command of its own, so an unfinished one breaks no other."""
+        """Start a shell with all lines; each is evaluated separately, so a syntax error in one breaks no other."""
         guard = "|| exit $?" if self.strict else ";"
         script = "\n".join(f"eval {shlex.quote(line)} {guard}" for line in self.lines) or ":"
         envs = {"OPENAI_BASE_URL": run.base_url, "OPENAI_API_KEY": run.api_key, "OPENAI_MODEL": run.model}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from openenv.rollout.agents.base import Agent, AgentRun, Installation, Launch
+from openenv.rollout.agents.base import Agent, AgentRun, Installation, Launch, start_with_instruction
 from openenv.rollout.agents.install import NpmProgram, libc_suffix
 from openenv.sandboxes.base import Sandbox
 
@@ -38,9 +37,7 @@ class ClaudeCode(Agent):
         return _PROGRAM.install(cache, self.version, report, variant=libc_suffix())
 
     def prepare(self, sandbox: Sandbox, run: AgentRun) -> Launch:
-        """Write the instruction, and start one run over it."""
-        instruction_path = f"{run.home}/task/instruction.md"
-        sandbox.write_text(instruction_path, run.task.instruction)
+        """Start one run over the instruction."""
         allowed = run.options.get("allowed_tools", "Bash Edit Write Read Glob Grep")
         command = [
             run.installation.executable,
@@ -57,5 +54,4 @@ class ClaudeCode(Agent):
             "DISABLE_AUTOUPDATER": "1",
             "DISABLE_TELEMETRY": "1",
         }
-        line = f"exec {shlex.join(command)} < {shlex.quote(instruction_path)}"
-        return Launch(argv=("/bin/sh", "-c", line), envs=envs, cwd=run.workdir)
+        return start_with_instruction(sandbox, run, command, envs)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from openenv.rollout.agents.base import Agent, AgentRun, Installation, Launch
+from openenv.rollout.agents.base import Agent, AgentRun, Installation, Launch, start_with_instruction
 from openenv.rollout.agents.install import NpmProgram
 from openenv.sandboxes.base import Sandbox
 
@@ -40,13 +39,13 @@ class Codex(Agent):
         return _PROGRAM.install(cache, self.version, report)
 
     def prepare(self, sandbox: Sandbox, run: AgentRun) -> Launch:
-        """Write the configuration and the instruction, and start one run over it."""
+        """Write the configuration, and start one run over the instruction."""
         config = "\n".join(
             (
                 f"model = {json.dumps(run.model)}",
                 'model_provider = "intercepted"',
                 'approval_policy = "never"',
-                'sandbox_mode = "danger-full-access"',  # the sandbox around it is the one that counts
+                'sandbox_mode = "danger-full-access"',  # our sandbox is around it
                 "[model_providers.intercepted]",
                 'name = "Intercepted"',
                 f"base_url = {json.dumps(run.base_url)}",
@@ -54,10 +53,7 @@ class Codex(Agent):
                 'wire_api = "responses"',
             )
         )
-        instruction_path = f"{run.home}/task/instruction.md"
         sandbox.write_text(f"{run.home}/.codex/config.toml", config + "\n")
-        sandbox.write_text(instruction_path, run.task.instruction)
         command = [run.installation.executable, "exec", "--skip-git-repo-check", "--json", "-"]
-        line = f"exec {shlex.join(command)} < {shlex.quote(instruction_path)}"
         envs = {"CODEX_HOME": f"{run.home}/.codex", "OPENAI_API_KEY": run.api_key}
-        return Launch(argv=("/bin/sh", "-c", line), envs=envs, cwd=run.workdir)
+        return start_with_instruction(sandbox, run, command, envs)

@@ -1,18 +1,16 @@
 """`opencode`: the OpenCode CLI, from npm.
 
-It runs without any network but the model: its provider is bundled, its model is declared, nothing is fetched or
-updated. Its key is that of the rollout, and its exit code is its own.
+It needs no network but the model: its provider is bundled, its model is declared, and it fetches and updates nothing.
 """
 
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from openenv.rollout.agents.base import Agent, AgentRun, Installation, Launch
+from openenv.rollout.agents.base import Agent, AgentRun, Installation, Launch, start_with_instruction
 from openenv.rollout.agents.install import NpmProgram, lacks_avx2, libc_suffix
 from openenv.sandboxes.base import Sandbox
 
@@ -41,7 +39,7 @@ class OpenCode(Agent):
     `run_format`, `request_timeout_ms`, `context_limit`, `output_limit`, `npm_package`.
 
     Args:
-        version: The version to use; without one, an `opencode` on the PATH will do, else a known good one is fetched.
+        version: The version to use; by default that of `opencode` on the PATH, else a known good one.
         variant: The build of it: nothing, `-musl`, `-baseline` (no AVX2), `-baseline-musl`; by default found out.
     """
 
@@ -64,18 +62,14 @@ class OpenCode(Agent):
         return _PROGRAM.install(cache, self.version or VERSION, report, variant=variant)
 
     def prepare(self, sandbox: Sandbox, run: AgentRun) -> Launch:
-        """Write the configuration and the instruction, and start one run over it."""
+        """Write the configuration, and start one run over the instruction."""
         options = run.options
         config_path = f"{run.home}/.config/opencode/opencode.json"
-        instruction_path = f"{run.home}/task/instruction.md"
         system_path = f"{run.home}/task/system.md" if options.get("system_prompt") else None
         sandbox.write_text(config_path, json.dumps(opencode_json(run, system_path=system_path), indent=2))
-        sandbox.write_text(instruction_path, run.task.instruction)
         if system_path is not None:
             sandbox.write_text(system_path, str(options["system_prompt"]))
         command = [run.installation.executable, "run", "--format", str(options.get("run_format", "json"))]
-        # The instruction comes as input: it may be long, and may begin with a dash.
-        line = f"exec {shlex.join(command)} < {shlex.quote(instruction_path)}"
         envs = {
             **_QUIET,
             "OPENCODE_CONFIG": config_path,
@@ -83,7 +77,7 @@ class OpenCode(Agent):
             "OPENAI_API_KEY": run.api_key,
             **_strings(options.get("extra_env")),
         }
-        return Launch(argv=("/bin/sh", "-c", line), envs=envs, cwd=run.workdir)
+        return start_with_instruction(sandbox, run, command, envs)
 
     def failure(self, exit_code: int, log: str) -> str | None:
         """Count an exit code, and an error that OpenCode reports although it ends with 0."""

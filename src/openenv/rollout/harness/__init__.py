@@ -1,7 +1,7 @@
 """Harnesses: an agent loop on one side, a session with tools, messages and a verdict on the other.
 
 `ResourceSession` is what an agent works in, `HarnessAdapter` is what runs one in it, and `build_harness_rollout_func`
-makes of the two a function that trainers call. Knows shapes and loops; must not know servers, sandboxes or agents.
+makes of the two a function that trainers call. Knows interfaces and loops; must not know servers, sandboxes or agents.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What harnesses and sessions are: results, limits, and the three abstract classes.
+"""The interface of harnesses and sessions: results, limits, and three abstract classes.
 
-Knows shapes only; must not know any loop, server or agent.
+Must not know any loop, server or agent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Message = dict[str, Any]
 
 
 class ToolCallLike(Protocol):
-    """A tool call that a model asks for."""
+    """A tool call that a model requests."""
 
     id: str
     name: str
@@ -26,7 +26,7 @@ class ToolCallLike(Protocol):
 
 
 class ModelResponse(Protocol):
-    """What a model said, as `openenv.core.llm_client` shapes it."""
+    """A model's response, as `openenv.core.llm_client` returns it."""
 
     content: str
     tool_calls: list[Any]
@@ -34,7 +34,7 @@ class ModelResponse(Protocol):
 
 @dataclass
 class ToolResult:
-    """What a tool call gave; `done` ends the rollout, `error` is for the agent to read."""
+    """The result of a tool call; `done` ends the rollout, `error` is for the agent to read."""
 
     data: Any = None
     done: bool = False
@@ -44,7 +44,7 @@ class ToolResult:
 
 @dataclass
 class VerifyResult:
-    """What a session makes of a rollout; a reward of None is none."""
+    """A session's verdict on a rollout; a reward of None means that there is none."""
 
     env_reward: float | None = None
     done: bool = False
@@ -95,7 +95,7 @@ class HarnessRolloutResult:
 
 @dataclass
 class HarnessRunLimits:
-    """How long a rollout may go on, and what its model is asked with."""
+    """How long a rollout may go on, and the sampling parameters of its model."""
 
     max_turns: int = 10
     max_tool_calls_per_turn: int | None = None
@@ -104,7 +104,7 @@ class HarnessRunLimits:
 
 
 class ModelStep(Protocol):
-    """Asks a model for its next message."""
+    """Requests a model's next message."""
 
     def __call__(self, messages: list[Message], tools: list[Tool], sampling: dict[str, Any]) -> ModelStepResult:
         """Return the model's response."""
@@ -153,7 +153,7 @@ class HarnessAdapter(ABC):
     def run_white_box(
         self, model_step: ModelStep, session: ResourceSession, limits: HarnessRunLimits | None = None
     ) -> HarnessRolloutResult:
-        """Run the agent's loop here, with a model that is asked turn by turn."""
+        """Run the agent's loop here, with one model request per turn."""
 
     @abstractmethod
     def run_black_box(self, session: ResourceSession, limits: HarnessRunLimits | None = None) -> HarnessRolloutResult:
@@ -161,5 +161,5 @@ class HarnessAdapter(ABC):
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it; what JSON has no form for becomes its text."""
+    """Return a value as JSON values; anything else becomes its text."""
     return to_jsonable_python(value, fallback=str, inf_nan_mode="constants")

@@ -1,6 +1,6 @@
-"""The two ways to run an agent in a session: its loop is ours, or its own.
+"""Running an agent in a session: with our tool loop, with its own loop, or as a function that trainers call.
 
-Knows sessions and models as shapes; must not know environments.
+Knows sessions and models as interfaces; must not know environments.
 """
 
 from __future__ import annotations
@@ -30,10 +30,6 @@ from .interface import (
     plain,
 )
 
-# bridge: `SessionMCPBridge`: a session's tools as JSON-RPC requests and answers.
-#
-# Knows messages as dictionaries; must not know how they travel.
-
 
 class SessionMCPBridge:
     """Answers an agent's `tools/list` and `tools/call` requests from a session.
@@ -46,44 +42,45 @@ class SessionMCPBridge:
         self._session = session
 
     def handle_request(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer a JSON-RPC request; what goes wrong is in the answer."""
-        number = request.get("id")
+        """Answer a JSON-RPC request; a failure is an error in the answer."""
+        request_id = request.get("id")
         if request.get("jsonrpc") != "2.0" or not isinstance(request.get("method"), str):
-            return _refusal(number, JsonRpcErrorCode.INVALID_REQUEST, "Invalid Request")
-        given = request.get("params")
-        params = given if isinstance(given, Mapping) else {}
+            return _refusal(request_id, JsonRpcErrorCode.INVALID_REQUEST, "Invalid Request")
+        params = request.get("params")
+        if not isinstance(params, Mapping):
+            params = {}
         if request["method"] == "tools/list":
             tools = [
                 {"name": tool.name, "description": tool.description, "inputSchema": tool.input_schema}
                 for tool in self._session.list_tools()
             ]
-            return {"jsonrpc": "2.0", "id": number, "result": {"tools": tools}}
+            return {"jsonrpc": "2.0", "id": request_id, "result": {"tools": tools}}
         if request["method"] == "tools/call":
-            return self._call(number, params.get("name"), params.get("arguments"))
-        return _refusal(number, JsonRpcErrorCode.METHOD_NOT_FOUND, f"Method not found: {request['method']}")
+            return self._call(request_id, params.get("name"), params.get("arguments"))
+        return _refusal(request_id, JsonRpcErrorCode.METHOD_NOT_FOUND, f"Method not found: {request['method']}")
 
-    def _call(self, number: Any, name: Any, arguments: Any) -> dict[str, Any]:
+    def _call(self, request_id: Any, name: Any, arguments: Any) -> dict[str, Any]:
         if not isinstance(name, str) or not name:
-            return _refusal(number, JsonRpcErrorCode.INVALID_PARAMS, "Missing tool name")
+            return _refusal(request_id, JsonRpcErrorCode.INVALID_PARAMS, "Missing tool name")
         if name in RESERVED_TOOL_NAMES:
-            return _refusal(number, JsonRpcErrorCode.INVALID_PARAMS, f"Tool name '{name}' is reserved")
+            return _refusal(request_id, JsonRpcErrorCode.INVALID_PARAMS, f"Tool name '{name}' is reserved")
         if arguments is not None and not isinstance(arguments, Mapping):
-            return _refusal(number, JsonRpcErrorCode.INVALID_PARAMS, "Tool arguments must be an object")
+            return _refusal(request_id, JsonRpcErrorCode.INVALID_PARAMS, "Tool arguments must be an object")
         try:
             result = self._session.call_tool(name, dict(arguments or {}))
             shown = plain(result)
         except Exception as exc:  # the request boundary: an agent reads what went wrong
             text = str(exc.args[0]) if isinstance(exc, KeyError) and exc.args else str(exc)
-            return _refusal(number, JsonRpcErrorCode.INTERNAL_ERROR, text or type(exc).__name__)
-        return {"jsonrpc": "2.0", "id": number, "result": shown}
+            return _refusal(request_id, JsonRpcErrorCode.INTERNAL_ERROR, text or type(exc).__name__)
+        return {"jsonrpc": "2.0", "id": request_id, "result": shown}
 
 
-def _refusal(number: Any, code: JsonRpcErrorCode, message: str) -> dict[str, Any]:
-    return {"jsonrpc": "2.0", "id": number, "error": {"code": int(code), "message": message, "data": None}}
+def _refusal(request_id: Any, code: JsonRpcErrorCode, message: str) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": request_id, "error": {"code": int(code), "message": message, "data": None}}
 
 
 class MCPHarnessAdapter(HarnessAdapter):
-    """The plain tool loop: ask the model, call what it asks for, tell it the results, until it asks for nothing."""
+    """The plain tool loop: ask the model, call the tools it requests, send it the results, until it requests none."""
 
     def run_white_box(
         self, model_step: ModelStep, session: ResourceSession, limits: HarnessRunLimits | None = None
@@ -177,23 +174,23 @@ def _call_all(
             result.metrics["truncated"] = True
             return True
         arguments = dict(call.args)
-        found = _called(session, call.name, arguments, known)
-        result.tool_trace.append(ToolTraceEntry(call.name, arguments, found))
+        outcome = _called(session, call.name, arguments, known)
+        result.tool_trace.append(ToolTraceEntry(call.name, arguments, outcome))
         result.events.append(
-            RolloutEvent("tool_call", {"tool_name": call.name, "arguments": arguments, "done": found.done})
+            RolloutEvent("tool_call", {"tool_name": call.name, "arguments": arguments, "done": outcome.done})
         )
         result.messages.append(
-            {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": _tool_text(found)}
+            {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": _tool_text(outcome)}
         )
         result.metrics["tool_calls"] = len(result.tool_trace)
-        if found.done:
+        if outcome.done:
             result.done = True
             return True
     return False
 
 
 def _called(session: ResourceSession, name: str, arguments: dict[str, Any], known: set[str]) -> ToolResult:
-    """Call a tool; one that the model made up is its own mistake, which it reads and may correct."""
+    """Call a tool; the model reads the error of one that does not exist, and may correct itself."""
     try:
         return session.call_tool(name, arguments)
     except KeyError as exc:
@@ -205,11 +202,6 @@ def _called(session: ResourceSession, name: str, arguments: dict[str, Any], know
 def _tool_text(result: ToolResult) -> str:
     data = {"error": result.error} if result.data is None and result.error is not None else result.data
     return data if isinstance(data, str) else json.dumps(plain(data), sort_keys=True)
-
-
-# training: `build_harness_rollout_func`: sessions and an adapter as a function that trainers call.
-#
-# Knows whose word the reward is: the environment's.
 
 
 _TOLERANCE = 1e-6
@@ -226,7 +218,7 @@ def build_harness_rollout_func(
     """Build a function that trainers call with prompts and themselves, and that returns tokens and rewards.
 
     The reward of a rollout is the environment's: a verdict that differs from what the last tool call brought is
-    refused, so that no session makes up rewards of its own.
+    refused, so that no session can invent rewards.
 
     Args:
         session_factory: Makes a session for each prompt, which is its task.
@@ -267,25 +259,14 @@ def _final_state(result: HarnessRolloutResult) -> dict[str, Any]:
         "done": result.done,
         "metrics": result.metrics,
         "events": [dataclasses.asdict(event) for event in result.events],
-        "tool_trace": [
-            {
-                "tool_name": entry.tool_name,
-                "arguments": entry.arguments,
-                "result": {
-                    "data": entry.result.data,
-                    "done": entry.result.done,
-                    "metadata": entry.result.metadata,
-                    "error": entry.result.error,
-                },
-            }
-            for entry in result.tool_trace
-        ],
+        # Not `asdict` for the whole entry: it would copy the tools' data.
+        "tool_trace": [{**vars(entry), "result": dict(vars(entry.result))} for entry in result.tool_trace],
     }
 
 
 def _agreed_reward(result: HarnessRolloutResult, verdict: VerifyResult) -> float:
-    found = [entry.result.metadata.get("reward") for entry in result.tool_trace]
-    earned = next((float(reward) for reward in reversed(found) if reward is not None), None)
+    rewards = [entry.result.metadata.get("reward") for entry in result.tool_trace]
+    earned = next((float(reward) for reward in reversed(rewards) if reward is not None), None)
     if verdict.env_reward is None:
         if earned is None:
             raise ValueError("The rollout did not produce an environment reward")

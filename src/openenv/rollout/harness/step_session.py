@@ -1,6 +1,6 @@
 """`StepEnvSessionAdapter`: an environment that is stepped, as a session with tools.
 
-Knows blocking clients; must not know who runs the session.
+Knows blocking clients; must not know how the session is run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class StepEnvSessionAdapter(ResourceSession):
 
     Args:
         client: A blocking client, or anything with `reset`, `step` and perhaps `state` and `close`.
-        task: Given to the builders as it is.
+        task: Passed to the builders.
         seed, episode_id: For the reset.
         tool_specs: The tools that the agent sees.
         action_builder: Makes an action of a tool's name and arguments.
@@ -53,7 +53,7 @@ class StepEnvSessionAdapter(ResourceSession):
     ) -> None:
         taken = sorted(RESERVED_TOOL_NAMES.intersection(tool.name for tool in tool_specs))
         if taken:
-            raise ValueError(f"Tool names {taken} are reserved for whoever runs the rollout")
+            raise ValueError(f"Tool names {taken} are reserved for the code that runs the rollout")
         self._client = client
         self._task = task
         self._tools = {tool.name: tool for tool in tool_specs}
@@ -61,11 +61,11 @@ class StepEnvSessionAdapter(ResourceSession):
         self._build_messages = initial_messages_builder
         self._build_tool_result = tool_result_builder or _shown_step
         self._build_verdict = verify_builder or _last_reward
-        given = dict(reset_kwargs or {})
-        given |= {key: value for key, value in (("seed", seed), ("episode_id", episode_id)) if value is not None}
+        arguments = dict(reset_kwargs or {})
+        arguments |= {key: value for key, value in (("seed", seed), ("episode_id", episode_id)) if value is not None}
         self._last: StepResult[Any] | None = None
         try:
-            self._first: StepResult[Any] = _settled(client.reset(**given))
+            self._first: StepResult[Any] = _settled(client.reset(**arguments))
             self._state = self._read_state()
         except BaseException:
             self._abandon()
@@ -102,7 +102,7 @@ class StepEnvSessionAdapter(ResourceSession):
             _settled(close())
 
     def _abandon(self) -> None:
-        """Close the client of a session that did not come to be; why it did not is what matters."""
+        """Close the client of a session that could not start; the first error is the one to raise."""
         try:
             self.close()
         except Exception:
@@ -114,7 +114,7 @@ class StepEnvSessionAdapter(ResourceSession):
 
 
 def _settled(value: Any) -> Any:
-    """Return a value that is there; one that would have to be awaited is refused, with what to do."""
+    """Return a value; refuse an awaitable with a hint, since sessions block."""
     if inspect.isawaitable(value):
         if inspect.iscoroutine(value):
             value.close()
