@@ -1,4 +1,4 @@
-"""The checks that every backend passes, by topic."""
+"""The contract of sandbox backends, as checks that run; `self_check` runs them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a check of a sandbox is, and the bench that it works at.
-
-Knows the protocol and a folder of the host. Knows no backend.
-"""
+"""What a check of the sandbox contract is, and what it works with. Knows no backend."""
 
 from __future__ import annotations
 
@@ -12,29 +9,59 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from openenv.errors import SandboxGone
 from openenv.sandboxes.base import ExecResult, Limits, Mount, Sandbox, Sandboxes, SandboxSpec
 
 
 class NotOffered(Exception):
-    """This backend, or what is installed in it, does not have what a check needs."""
+    """The backend, or the image in it, does not have what a check needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContractCheck:
-    """One thing that holds for every sandbox, and how to find out."""
+    """A rule of the contract, and the function that raises when a backend breaks it."""
 
     id: str
     says: str
     """A sentence: what is true when the check passes."""
     run: Callable[[CheckBench], None]
     feature: str | None = None
-    """Which of a backend's features this is about, if it may do without."""
+    """The feature of a backend that this needs, if it is optional."""
+
+
+CheckFunction: TypeAlias = "Callable[[CheckBench], None]"
+
+
+class CheckGroup(list[ContractCheck]):
+    """The checks of one topic, in the order in which they are defined.
+
+    Args:
+        feature: The optional feature that all of them need, or None.
+    """
+
+    def __init__(self, feature: str | None = None) -> None:
+        super().__init__()
+        self._feature = feature
+
+    def check(
+        self, check_id: str, says: str, *, feature: str | None = None
+    ) -> Callable[[CheckFunction], CheckFunction]:
+        """Add a function as a check: `@FILES.check("file.large", "20 MB go in and come out.")`."""
+
+        def add(run: CheckFunction) -> CheckFunction:
+            self.append(ContractCheck(check_id, says, run, feature or self._feature))
+            return run
+
+        return add
 
 
 class CheckBench:
-    """A backend, a sandbox that checks share, others of their own, and a folder of the host. A context manager."""
+    """What a check works with: a backend, a shared sandbox, sandboxes of its own, and a folder of the host.
+
+    A context manager.
+    """
 
     def __init__(self, backend: Sandboxes) -> None:
         self.backend = backend
@@ -58,7 +85,7 @@ class CheckBench:
 
     @property
     def box(self) -> Sandbox:
-        """A sandbox that was used by other checks; it is not to be killed."""
+        """A sandbox that checks share; a check must not kill it."""
         if self._shared is not None and not self._is_alive:
             try:
                 self._shared.exists("/")
@@ -108,10 +135,10 @@ class CheckBench:
         return box.exec(["python3", "-c", code], timeout=timeout)
 
 
-def same(found: object, wanted: object, what: str = "") -> None:
+def same(actual: object, expected: object, what: str = "") -> None:
     """Fail unless two values are equal."""
-    if found != wanted:
-        raise AssertionError(f"{what or 'it'} is {_short(found)}, not {_short(wanted)}")
+    if actual != expected:
+        raise AssertionError(f"{what or 'it'} is {_short(actual)}, not {_short(expected)}")
 
 
 def holds(condition: object, what: str) -> None:
@@ -146,7 +173,7 @@ def eventually(condition: Callable[[], bool], what: str, within_s: float = 10.0)
 
 
 def running(box: Sandbox, word: str) -> bool:
-    """Say whether a process with this word in its command line runs inside, without any tool but a shell."""
+    """Return whether a process with this word in its command line runs inside; needs no tool but a shell."""
     lister = (
         'for p in /proc/[0-9]*/cmdline; do c=$(tr "\\0" " " <"$p" 2>/dev/null); '
         'case "$c" in *LISTER*) ;; *"$1"*) echo "$c";; esac; done'

@@ -1,4 +1,4 @@
-"""Checks: commands, their arguments, environment, input and exit codes."""
+"""Contract checks of commands: arguments, environment, input, output, exit codes, timeouts and background jobs."""
 
 from __future__ import annotations
 
@@ -10,60 +10,63 @@ from collections import Counter
 
 from openenv.errors import SandboxGone
 from openenv.sandboxes.base import BgJob, Stream
-from openenv.sandboxes.checks.bench import CheckBench, ContractCheck, eventually, holds, raises, running, same, seconds
+from openenv.sandboxes.checks.bench import CheckBench, CheckGroup, eventually, holds, raises, running, same, seconds
 
 _TEXT = "naïve ☃ 🦊 \u202e שלום"
 
 
-def exit_codes(bench: CheckBench) -> None:
-    """Exit with several codes."""
+COMMANDS = CheckGroup()
+
+
+@COMMANDS.check("exec.exit-code", "The exit code is the command's.")
+def _exit_codes(bench: CheckBench) -> None:
     for code in (0, 1, 3, 42, 255):
         same(bench.box.exec(f"exit {code}").exit_code, code, "the exit code")
 
 
-def signals(bench: CheckBench) -> None:
-    """End by a signal."""
+@COMMANDS.check("exec.signal", "A command that a signal ended has exit code 128 and the signal's number.")
+def _signals(bench: CheckBench) -> None:
     same(bench.box.exec("kill -TERM $$").exit_code, 143, "the exit code after SIGTERM")
     same(bench.box.exec("kill -KILL $$").exit_code, 137, "the exit code after SIGKILL")
 
 
-def missing_program(bench: CheckBench) -> None:
-    """Start what is not there."""
+@COMMANDS.check("exec.missing", "A program that is not there has exit code 127.")
+def _missing_program(bench: CheckBench) -> None:
     result = bench.box.exec(["/no/such/program"])
     same(result.exit_code, 127, "the exit code of a missing program")
     holds(result.stderr, "nothing on stderr says what is missing")
     same(bench.box.exec("no-such-program").exit_code, 127, "the shell's exit code")
 
 
-def not_executable(bench: CheckBench) -> None:
-    """Start a file that is no program."""
+@COMMANDS.check("exec.not-executable", "A file that is no program has exit code 126.")
+def _not_executable(bench: CheckBench) -> None:
     bench.box.write_text("plain.txt", "not a program")
     same(bench.box.exec(["./plain.txt"]).exit_code, 126, "the exit code")
 
 
-def arguments(bench: CheckBench) -> None:
-    """Pass arguments that a shell would change."""
+@COMMANDS.check("exec.arguments", "An argument list arrives as it is, no shell reads it.")
+def _arguments(bench: CheckBench) -> None:
     odd = ["$HOME", "a b", "'", '"', "*", "x\ny", "", "-n", _TEXT, "\\", ";exit 9"]
     result = bench.box.exec(["/bin/sh", "-c", 'for a in "$@"; do printf "[%s]" "$a"; done', "sh", *odd])
     same(result.stdout, "".join(f"[{part}]" for part in odd), "what arrived")
 
 
-def shell_lines(bench: CheckBench) -> None:
-    """Run a line with pipes, quotes and a here-document."""
+@COMMANDS.check("exec.shell", "A text is a shell line.")
+def _shell_lines(bench: CheckBench) -> None:
     result = bench.box.exec("cat <<'END' | tr a-z A-Z\nit's $HOME\nEND\nexit 4")
     same((result.exit_code, result.stdout), (4, "IT'S $HOME\n"), "the result")
 
 
-def environment(bench: CheckBench) -> None:
-    """Set variables for the sandbox and for one command."""
+@COMMANDS.check("exec.environment", "Variables come from the spec and the call, and the call's win.")
+def _environment(bench: CheckBench) -> None:
     box = bench.open(envs={"FIRST": "spec", "SECOND": "spec"})
     result = box.exec('printf "%s %s %s" "$FIRST" "$SECOND" "$THIRD"', envs={"SECOND": "call", "THIRD": f"{_TEXT}\n"})
     same(result.stdout, f"spec call {_TEXT}\n", "the environment")
     same(box.exec('printf "%s" "${THIRD-unset}"').stdout, "unset", "a variable of an earlier command")
 
 
-def folders(bench: CheckBench) -> None:
-    """Start in the work folder, or in another one."""
+@COMMANDS.check("exec.folder", "Commands start in the work folder or where they are told to.")
+def _folders(bench: CheckBench) -> None:
     box = bench.box
     same(box.exec("pwd").stdout.strip(), box.workdir, "the folder that commands start in")
     same(box.exec("pwd", cwd="/").stdout.strip(), "/", "the folder that was asked for")
@@ -73,28 +76,28 @@ def folders(bench: CheckBench) -> None:
     same((result.exit_code, result.stdout), (126, ""), "the result in a folder that is not there")
 
 
-def home(bench: CheckBench) -> None:
-    """Find a home that can be written to."""
+@COMMANDS.check("exec.home", "Home and work folder exist and can be written to.")
+def _home(bench: CheckBench) -> None:
     box = bench.box
     same(box.exec('printf "%s" "$HOME"').stdout, box.home, "HOME")
     same(box.exec('touch "$HOME/x" && touch "$HOME/workdir/x"').exit_code, 0, "writing to home and work folder")
 
 
-def text(bench: CheckBench) -> None:
-    """Pass text that is not ASCII in and out."""
+@COMMANDS.check("exec.text", "Text comes out as it is, with replacements for what is none.")
+def _text(bench: CheckBench) -> None:
     same(bench.box.exec(["printf", "%s", _TEXT]).stdout, _TEXT, "the text")
     result = bench.box.exec(r"printf 'a\377b'")
     same(result.stdout, "a\ufffdb", "bytes that are not UTF-8")
 
 
-def no_input(bench: CheckBench) -> None:
-    """Read input when there is none."""
+@COMMANDS.check("exec.no-input", "A command without input reads the end of it at once.")
+def _no_input(bench: CheckBench) -> None:
     result = bench.box.exec("cat; echo end", timeout=10)
     same((result.stdout, result.timed_out), ("end\n", False), "the result")
 
 
-def given_input(bench: CheckBench) -> None:
-    """Read input of every byte, and of a megabyte."""
+@COMMANDS.check("exec.input", "Input arrives byte by byte.")
+def _given_input(bench: CheckBench) -> None:
     every = bytes(range(256))
     got = bytearray()
     bench.box.exec(["cat"], stdin=every, on_output=lambda stream, data: got.extend(data))
@@ -104,37 +107,19 @@ def given_input(bench: CheckBench) -> None:
     same(bench.box.exec("cat; echo end", stdin=b"").stdout, "end\n", "the result with an empty input")
 
 
-def unread_input(bench: CheckBench) -> None:
-    """Do not read the input."""
+@COMMANDS.check("exec.unread-input", "Input that nobody reads does not delay the result.")
+def _unread_input(bench: CheckBench) -> None:
     result = bench.box.exec(["true"], stdin=bytes(8_000_000), timeout=20)
     same((result.exit_code, result.timed_out), (0, False), "the result")
 
 
-def large_command(bench: CheckBench) -> None:
-    """Run a line and an environment of 100 kB each."""
+@COMMANDS.check("exec.large", "Commands and variables may be large.")
+def _large_command(bench: CheckBench) -> None:
     result = bench.box.exec(f': {"x" * 100_000}; printf %s "$BIG" | wc -c', envs={"BIG": "y" * 100_000})
     same((result.exit_code, result.stdout.strip()), (0, "100000"), "the result")
 
 
-COMMANDS = (
-    ContractCheck("exec.exit-code", "The exit code is the command's.", exit_codes),
-    ContractCheck("exec.signal", "A command that a signal ended has exit code 128 and the signal's number.", signals),
-    ContractCheck("exec.missing", "A program that is not there has exit code 127.", missing_program),
-    ContractCheck("exec.not-executable", "A file that is no program has exit code 126.", not_executable),
-    ContractCheck("exec.arguments", "An argument list arrives as it is, no shell reads it.", arguments),
-    ContractCheck("exec.shell", "A text is a shell line.", shell_lines),
-    ContractCheck("exec.environment", "Variables come from the spec and the call, and the call's win.", environment),
-    ContractCheck("exec.folder", "Commands start in the work folder or where they are told to.", folders),
-    ContractCheck("exec.home", "Home and work folder exist and can be written to.", home),
-    ContractCheck("exec.text", "Text comes out as it is, with replacements for what is none.", text),
-    ContractCheck("exec.no-input", "A command without input reads the end of it at once.", no_input),
-    ContractCheck("exec.input", "Input arrives byte by byte.", given_input),
-    ContractCheck("exec.unread-input", "Input that nobody reads does not delay the result.", unread_input),
-    ContractCheck("exec.large", "Commands and variables may be large.", large_command),
-)
-
-
-# output: Checks: what comes out of a command.
+# ---- output ----
 
 
 _HUNDRED_MB = 100 * 1024 * 1024
@@ -144,15 +129,18 @@ class _Stop(Exception):
     """Raised by a check's own callback."""
 
 
-def streams(bench: CheckBench) -> None:
-    """Write to both streams."""
+OUTPUT = CheckGroup()
+
+
+@OUTPUT.check("output.streams", "Both streams are kept apart.")
+def _streams(bench: CheckBench) -> None:
     result = bench.box.exec("echo out; echo err >&2; exit 5")
     same((result.exit_code, result.stdout, result.stderr), (5, "out\n", "err\n"), "the result")
     holds(0 < result.duration_s < 60, "the duration is not set")
 
 
-def binary(bench: CheckBench) -> None:
-    """Write every byte value many times."""
+@OUTPUT.check("output.binary", "Every byte comes out as it was written.")
+def _binary(bench: CheckBench) -> None:
     content = bytes(range(256)) * 4096
     bench.box.write_bytes("bytes.bin", content)
     got: dict[Stream, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
@@ -162,8 +150,8 @@ def binary(bench: CheckBench) -> None:
         same(hashlib.sha256(received).hexdigest(), hashlib.sha256(content).hexdigest(), f"the hash of {stream}")
 
 
-def huge(bench: CheckBench) -> None:
-    """Write 100 MB."""
+@OUTPUT.check("output.huge", "100 MB pass through, and only the beginning is kept.")
+def _huge(bench: CheckBench) -> None:
     count: Counter[str] = Counter()
     command = f"head -c {_HUNDRED_MB} /dev/zero"
     result = bench.box.exec(
@@ -173,16 +161,16 @@ def huge(bench: CheckBench) -> None:
     same((len(result.stdout), result.truncated), (1000, True), "what was kept")
 
 
-def kept(bench: CheckBench) -> None:
-    """Write more than is kept, and exactly as much."""
+@OUTPUT.check("output.kept", "More than max_output bytes of a stream are dropped, and that is said.")
+def _kept(bench: CheckBench) -> None:
     result = bench.box.exec("printf 0123456789; printf abc >&2", max_output=4)
     same((result.stdout, result.stderr, result.truncated), ("0123", "abc", True), "what was kept")
     result = bench.box.exec("printf 0123", max_output=4)
     same((result.stdout, result.truncated), ("0123", False), "what was kept")
 
 
-def streaming(bench: CheckBench) -> None:
-    """Write something, wait, and write again."""
+@OUTPUT.check("output.streaming", "Output is passed on while the command runs.")
+def _streaming(bench: CheckBench) -> None:
     seen: list[tuple[float, bytes]] = []
     bench.box.exec(
         "echo first; sleep 0.7; echo second", on_output=lambda stream, data: seen.append((time.monotonic(), data))
@@ -191,15 +179,15 @@ def streaming(bench: CheckBench) -> None:
     holds(len(seen) > 1 and seen[-1][0] - seen[0][0] > 0.3, "the first line did not come before the second was written")
 
 
-def both(bench: CheckBench) -> None:
-    """Fill both streams at once."""
+@OUTPUT.check("output.both", "Two full streams do not block each other.")
+def _both(bench: CheckBench) -> None:
     command = "head -c 5000000 /dev/zero >&2 & head -c 5000000 /dev/zero; wait"
     result = bench.box.exec(command, timeout=60)
     same((len(result.stdout), len(result.stderr), result.exit_code), (5_000_000, 5_000_000, 0), "sizes and exit code")
 
 
-def callback_error(bench: CheckBench) -> None:
-    """Raise while output comes in."""
+@OUTPUT.check("output.callback", "An exception of the callback ends the command and is raised.")
+def _callback_error(bench: CheckBench) -> None:
 
     def refuse(stream: Stream, data: bytes) -> None:
         raise _Stop
@@ -209,56 +197,48 @@ def callback_error(bench: CheckBench) -> None:
     same(bench.box.exec("echo still here").stdout, "still here\n", "the next command's output")
 
 
-OUTPUT = (
-    ContractCheck("output.streams", "Both streams are kept apart.", streams),
-    ContractCheck("output.binary", "Every byte comes out as it was written.", binary),
-    ContractCheck("output.huge", "100 MB pass through, and only the beginning is kept.", huge),
-    ContractCheck("output.kept", "More than max_output bytes of a stream are dropped, and that is said.", kept),
-    ContractCheck("output.streaming", "Output is passed on while the command runs.", streaming),
-    ContractCheck("output.both", "Two full streams do not block each other.", both),
-    ContractCheck("output.callback", "An exception of the callback ends the command and is raised.", callback_error),
-)
-
-
-# times: Checks: commands whose time is over, what they leave behind, and sandboxes whose time is over.
+# ---- timeouts of commands and sandboxes ----
 
 
 # The inner shell's parents end at once, and it has a session of its own.
 _DAEMON = "(setsid sh -c 'sleep {0} & sleep {0}' </dev/null >/dev/null 2>&1 &) ; "
 
 
-def timeout(bench: CheckBench) -> None:
-    """Take too long."""
+TIMES = CheckGroup()
+
+
+@TIMES.check("time.timeout", "A command whose time is over is killed, with code 124 and its output so far.")
+def _timeout(bench: CheckBench) -> None:
     result = bench.box.exec("echo begun; echo oops >&2; sleep 60; echo never", timeout=1)
     same((result.exit_code, result.timed_out), (124, True), "the result")
     same((result.stdout, result.stderr), ("begun\n", "oops\n"), "the output so far")
     holds(result.duration_s < 20, "it took too long to notice")
 
 
-def tree(bench: CheckBench) -> None:
-    """Take too long with children and grandchildren."""
+@TIMES.check("time.tree", "Its children are killed with it.")
+def _tree(bench: CheckBench) -> None:
     first, second, third = seconds(), seconds(), seconds()
     command = f"sh -c 'sleep {first} & sh -c \"sleep {second}\"' & sleep {third}"
     same(bench.box.exec(command, timeout=1).timed_out, True, "timed_out")
     eventually(lambda: not any(running(bench.box, word) for word in (first, second, third)), "a child still runs")
 
 
-def daemon(bench: CheckBench) -> None:
-    """Take too long after a daemon was started."""
+@TIMES.check("time.daemon", "Daemons that it started are killed, too.", feature="trees")
+def _daemon(bench: CheckBench) -> None:
     word = seconds()
     same(bench.box.exec(_DAEMON.format(word) + "sleep 60", timeout=1).timed_out, True, "timed_out")
     eventually(lambda: not running(bench.box, word), "the daemon still runs")
 
 
-def stubborn(bench: CheckBench) -> None:
-    """Take too long and ignore signals."""
+@TIMES.check("time.stubborn", "It cannot refuse to end.")
+def _stubborn(bench: CheckBench) -> None:
     command = "trap '' TERM INT HUP QUIT; while :; do sleep 1; done"
     result = bench.box.exec(command, timeout=1)
     same((result.exit_code, result.timed_out), (124, True), "the result")
 
 
-def others(bench: CheckBench) -> None:
-    """Take too long beside another command."""
+@TIMES.check("time.others", "Other commands go on.")
+def _others(bench: CheckBench) -> None:
     word = seconds()
     job = bench.box.start_bg(f"sleep {word}; exit 3")
     try:
@@ -268,8 +248,8 @@ def others(bench: CheckBench) -> None:
         job.kill()
 
 
-def background(bench: CheckBench) -> None:
-    """Leave something behind that holds the output open."""
+@TIMES.check("time.background", "What a command leaves behind does not delay its result.")
+def _background(bench: CheckBench) -> None:
     started = time.monotonic()
     result = bench.box.exec("sleep 20 & echo done", timeout=15)
     same((result.exit_code, result.stdout, result.timed_out), (0, "done\n", False), "the result")
@@ -279,13 +259,13 @@ def background(bench: CheckBench) -> None:
     bench.box.stop_processes()
 
 
-def unlimited(bench: CheckBench) -> None:
-    """Have no time limit."""
+@TIMES.check("time.unlimited", "Without a limit, a command runs to its end.")
+def _unlimited(bench: CheckBench) -> None:
     same(bench.box.exec("sleep 0.2; echo done", timeout=None).stdout, "done\n", "the output")
 
 
-def expiry(bench: CheckBench) -> None:
-    """Outlive the sandbox's time."""
+@TIMES.check("time.expiry", "A sandbox ends by itself when its time is over.", feature="expiry")
+def _expiry(bench: CheckBench) -> None:
     box = bench.open(timeout_s=3)
     started = time.monotonic()
     with raises(SandboxGone):
@@ -295,21 +275,7 @@ def expiry(bench: CheckBench) -> None:
         box.read_bytes("/etc/hostname")
 
 
-TIMES = (
-    ContractCheck(
-        "time.timeout", "A command whose time is over is killed, with code 124 and its output so far.", timeout
-    ),
-    ContractCheck("time.tree", "Its children are killed with it.", tree),
-    ContractCheck("time.daemon", "Daemons that it started are killed, too.", daemon, "trees"),
-    ContractCheck("time.stubborn", "It cannot refuse to end.", stubborn),
-    ContractCheck("time.others", "Other commands go on.", others),
-    ContractCheck("time.background", "What a command leaves behind does not delay its result.", background),
-    ContractCheck("time.unlimited", "Without a limit, a command runs to its end.", unlimited),
-    ContractCheck("time.expiry", "A sandbox ends by itself when its time is over.", expiry, "expiry"),
-)
-
-
-# jobs: Checks: background jobs, the end of all processes, the end of the sandbox, and many threads.
+# ---- background jobs, stop_processes, kill, and many threads ----
 
 
 _HIDING = """
@@ -319,8 +285,11 @@ done
 """
 
 
-def wait(bench: CheckBench) -> None:
-    """Wait for a job."""
+JOBS = CheckGroup()
+
+
+@JOBS.check("job.wait", "A job's exit code can be waited for.")
+def _wait(bench: CheckBench) -> None:
     job = bench.box.start_bg("sleep 0.3; exit 6")
     holds(isinstance(job, BgJob), "a job is not a BgJob")
     holds(job.pid > 0, "a job has no process id")
@@ -328,8 +297,8 @@ def wait(bench: CheckBench) -> None:
     same(job.wait(), 6, "the exit code when asked again")
 
 
-def not_yet(bench: CheckBench) -> None:
-    """Wait for a job that does not end, and kill it."""
+@JOBS.check("job.kill", "A job can be killed with its children; waiting has a limit.")
+def _not_yet(bench: CheckBench) -> None:
     word = seconds()
     job = bench.box.start_bg(f"sleep {word} & sleep {word}")
     with raises(TimeoutError):
@@ -340,8 +309,8 @@ def not_yet(bench: CheckBench) -> None:
     job.kill()
 
 
-def job_output(bench: CheckBench) -> None:
-    """Read a job's output while it runs."""
+@JOBS.check("job.output", "A job's output is passed on while it runs.")
+def _job_output(bench: CheckBench) -> None:
     seen: list[bytes] = []
     arrived = threading.Event()
 
@@ -355,16 +324,16 @@ def job_output(bench: CheckBench) -> None:
     job.kill()
 
 
-def job_and_files(bench: CheckBench) -> None:
-    """See what a job writes."""
+@JOBS.check("job.files", "What a job writes can be read while it runs.")
+def _job_and_files(bench: CheckBench) -> None:
     bench.box.exec(["rm", "-f", "from-job"])
     job = bench.box.start_bg("echo yes > from-job; sleep 30")
     eventually(lambda: bench.box.exists("from-job"), "the job wrote nothing")
     job.kill()
 
 
-def stop(bench: CheckBench) -> None:
-    """Stop daemons that hide, and go on."""
+@JOBS.check("stop.daemons", "All processes can be killed, those that hide too; files stay.", feature="trees")
+def _stop(bench: CheckBench) -> None:
     box = bench.open()
     box.write_text("kept.txt", "kept")
     word = seconds()
@@ -379,8 +348,8 @@ def stop(bench: CheckBench) -> None:
     box.stop_processes()
 
 
-def stop_under_exec(bench: CheckBench) -> None:
-    """Stop all processes while another thread waits for a command."""
+@JOBS.check("stop.exec", "A command that is stopped so has exit code 137.")
+def _stop_under_exec(bench: CheckBench) -> None:
     box = bench.open()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         word = seconds()
@@ -390,8 +359,8 @@ def stop_under_exec(bench: CheckBench) -> None:
         same(pending.result(30).exit_code, 137, "the exit code of the command that was stopped")
 
 
-def kill(bench: CheckBench) -> None:
-    """Kill the sandbox while another thread waits for a command."""
+@JOBS.check("kill.exec", "Killing a sandbox ends the command under way.")
+def _kill(bench: CheckBench) -> None:
     box = bench.open()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         pending = pool.submit(box.exec, "sleep 100", timeout=None)
@@ -403,8 +372,8 @@ def kill(bench: CheckBench) -> None:
         holds(time.monotonic() - started < 15, "the command went on for long")
 
 
-def gone(bench: CheckBench) -> None:
-    """Use a sandbox that is gone."""
+@JOBS.check("kill.gone", "A sandbox that is gone says so at every use.")
+def _gone(bench: CheckBench) -> None:
     box = bench.open()
     job = box.start_bg("sleep 100")
     box.kill()
@@ -428,8 +397,8 @@ def gone(bench: CheckBench) -> None:
         job.wait(20)
 
 
-def threads(bench: CheckBench) -> None:
-    """Use one sandbox from 16 threads."""
+@JOBS.check("use.threads", "Many threads can use one sandbox, and nothing is mixed up.")
+def _threads(bench: CheckBench) -> None:
     box = bench.open()
 
     def work(number: int) -> None:
@@ -443,16 +412,3 @@ def threads(bench: CheckBench) -> None:
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         for done in [pool.submit(work, number) for number in range(16)]:
             done.result(240)
-
-
-JOBS = (
-    ContractCheck("job.wait", "A job's exit code can be waited for.", wait),
-    ContractCheck("job.kill", "A job can be killed with its children; waiting has a limit.", not_yet),
-    ContractCheck("job.output", "A job's output is passed on while it runs.", job_output),
-    ContractCheck("job.files", "What a job writes can be read while it runs.", job_and_files),
-    ContractCheck("stop.daemons", "All processes can be killed, those that hide too; files stay.", stop, "trees"),
-    ContractCheck("stop.exec", "A command that is stopped so has exit code 137.", stop_under_exec),
-    ContractCheck("kill.exec", "Killing a sandbox ends the command under way.", kill),
-    ContractCheck("kill.gone", "A sandbox that is gone says so at every use.", gone),
-    ContractCheck("use.threads", "Many threads can use one sandbox, and nothing is mixed up.", threads),
-)

@@ -1,4 +1,4 @@
-"""Checks: single files."""
+"""Contract checks of files and whole trees."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from pathlib import Path
 
 from openenv.errors import SandboxError
 from openenv.sandboxes.base import Sandbox
-from openenv.sandboxes.checks.bench import CheckBench, ContractCheck, holds, raises, same
+from openenv.sandboxes.checks.bench import CheckBench, CheckGroup, holds, raises, same
 
 _NAMES = (
     "with space", "quo'te", 'dou"ble', "new\nline", "-dash", "dollar$HOME", "star*", "snow☃", "back\\slash", "..odd",
 )  # fmt: skip
 
 
-def contents(bench: CheckBench) -> None:
-    """Write and read contents of all kinds."""
+FILES = CheckGroup()
+
+
+@FILES.check("file.content", "Files hold exactly what was written.")
+def _contents(bench: CheckBench) -> None:
     for content in (b"", b"\x00", bytes(range(256)) * 100, "☃".encode(), b"no end of line", b"\r\n\n"):
         bench.box.write_bytes("content", content)
         same(bench.box.read_bytes("content"), content, "what was read")
@@ -28,8 +31,8 @@ def contents(bench: CheckBench) -> None:
     same(bench.box.read_text("text"), "a\ufffdb", "a text that is not UTF-8")
 
 
-def large(bench: CheckBench) -> None:
-    """Write and read 20 MB."""
+@FILES.check("file.large", "20 MB go in and come out.")
+def _large(bench: CheckBench) -> None:
     content = bytes(range(251)) * 80_000
     bench.box.write_bytes("large", content)
     same(bench.box.exec(["wc", "-c", "large"]).stdout.split()[0], str(len(content)), "the size inside")
@@ -37,16 +40,16 @@ def large(bench: CheckBench) -> None:
     bench.box.exec(["rm", "large"])
 
 
-def parents(bench: CheckBench) -> None:
-    """Write where no folder is yet, with a mode."""
+@FILES.check("file.parents", "Folders above a file are made, and its mode is set.")
+def _parents(bench: CheckBench) -> None:
     bench.box.write_bytes("made/on/the/way.sh", b"#!/bin/sh\necho run\n", mode=0o755)
     same(bench.box.exec(["made/on/the/way.sh"]).stdout, "run\n", "the script's output")
     bench.box.write_bytes("made/plain", b"")
     holds("-rw-r--r--" in bench.box.exec(["ls", "-l", "made/plain"]).stdout, "the default mode is not 0644")
 
 
-def missing(bench: CheckBench) -> None:
-    """Read what is no file."""
+@FILES.check("file.missing", "What is no file raises what open() would.")
+def _missing(bench: CheckBench) -> None:
     with raises(FileNotFoundError):
         bench.box.read_bytes("no/such/file")
     with raises(IsADirectoryError):
@@ -56,24 +59,24 @@ def missing(bench: CheckBench) -> None:
         bench.box.write_bytes("/tmp", b"")
 
 
-def part(bench: CheckBench) -> None:
-    """Read the beginning of a file."""
+@FILES.check("file.part", "The beginning of a file can be read.")
+def _part(bench: CheckBench) -> None:
     bench.box.write_bytes("digits", b"0123456789")
     same(bench.box.read_bytes("digits", max_bytes=4), b"0123", "the beginning")
     same(bench.box.read_bytes("digits", max_bytes=100), b"0123456789", "all of it")
     same(bench.box.read_bytes("digits", max_bytes=0), b"", "nothing of it")
 
 
-def owner(bench: CheckBench) -> None:
-    """Change, as a command, a file that was written from outside."""
+@FILES.check("file.owner", "Files belong to the sandbox's user.")
+def _owner(bench: CheckBench) -> None:
     bench.box.write_text("mine", "old")
     same(bench.box.exec("echo new > mine && chmod 600 mine && rm mine").exit_code, 0, "the exit code")
     bench.box.exec("echo secret > own; chmod 600 own")
     same(bench.box.read_text("own"), "secret\n", "a file of the sandbox's user")
 
 
-def names(bench: CheckBench) -> None:
-    """Use names that a shell would change."""
+@FILES.check("file.names", "Any name is just a name.")
+def _names(bench: CheckBench) -> None:
     for name in _NAMES:
         path = f"names/{name}/{name}"
         bench.box.write_text(path, name)
@@ -82,8 +85,8 @@ def names(bench: CheckBench) -> None:
     same(bench.box.exec("ls names | wc -l", cwd=bench.box.workdir).exit_code, 0, "the exit code")
 
 
-def overwrite(bench: CheckBench) -> None:
-    """Write less than there was, and through a link."""
+@FILES.check("file.overwrite", "Writing replaces what was there, also behind a link.")
+def _overwrite(bench: CheckBench) -> None:
     bench.box.write_text("over", "a long text")
     bench.box.write_text("over", "short")
     same(bench.box.read_text("over"), "short", "the content")
@@ -92,8 +95,8 @@ def overwrite(bench: CheckBench) -> None:
     same(bench.box.read_text("over"), "linked", "the content of the file behind the link")
 
 
-def exist(bench: CheckBench) -> None:
-    """Ask for files, folders and links."""
+@FILES.check("file.exists", "exists() knows files, folders and links to them.")
+def _exist(bench: CheckBench) -> None:
     box = bench.box
     box.exec("touch there; mkdir -p folder; ln -sfn nowhere dangling")
     same(
@@ -102,8 +105,8 @@ def exist(bench: CheckBench) -> None:
     )
 
 
-def not_files(bench: CheckBench) -> None:
-    """Read and write what would never end or never answer."""
+@FILES.check("file.not-files", "Pipes and devices are refused, and nothing hangs.")
+def _not_files(bench: CheckBench) -> None:
     bench.box.exec("mkfifo pipe")
     for path in ("pipe", "/dev/zero"):
         with raises((OSError, SandboxError)):
@@ -113,29 +116,14 @@ def not_files(bench: CheckBench) -> None:
     same(bench.box.exec("echo on").stdout, "on\n", "the next command's output")
 
 
-def relative(bench: CheckBench) -> None:
-    """Use relative and absolute paths."""
+@FILES.check("file.relative", "Relative paths begin in the work folder.")
+def _relative(bench: CheckBench) -> None:
     bench.box.write_text("rel/x", "1")
     same(bench.box.read_text(f"{bench.box.workdir}/rel/x"), "1", "the content")
     same(bench.box.read_text("../workdir/rel/x"), "1", "the content by another path")
 
 
-FILES = (
-    ContractCheck("file.content", "Files hold exactly what was written.", contents),
-    ContractCheck("file.large", "20 MB go in and come out.", large),
-    ContractCheck("file.parents", "Folders above a file are made, and its mode is set.", parents),
-    ContractCheck("file.missing", "What is no file raises what open() would.", missing),
-    ContractCheck("file.part", "The beginning of a file can be read.", part),
-    ContractCheck("file.owner", "Files belong to the sandbox's user.", owner),
-    ContractCheck("file.names", "Any name is just a name.", names),
-    ContractCheck("file.overwrite", "Writing replaces what was there, also behind a link.", overwrite),
-    ContractCheck("file.exists", "exists() knows files, folders and links to them.", exist),
-    ContractCheck("file.not-files", "Pipes and devices are refused, and nothing hangs.", not_files),
-    ContractCheck("file.relative", "Relative paths begin in the work folder.", relative),
-)
-
-
-# trees: Checks: whole trees, and what hostile ones can do.
+# ---- whole trees, hostile ones included ----
 
 
 _SAMPLE = """
@@ -149,8 +137,11 @@ for one in link out lost; do readlink $one; done && stat -c %a run.sh secret
 """
 
 
-def round_trip(bench: CheckBench) -> None:
-    """Take a tree out of one sandbox and put it into another one."""
+TREES = CheckGroup()
+
+
+@TREES.check("tree.round-trip", "A tree goes from one sandbox to another as it is; links stay links.")
+def _round_trip(bench: CheckBench) -> None:
     box, other = bench.box, bench.open()
     same(box.exec(_SAMPLE).exit_code, 0, "making the tree")
     archive = bench.folder() / "tree.tar"
@@ -161,8 +152,8 @@ def round_trip(bench: CheckBench) -> None:
     same(other.exec(_LISTING.format("copied/tree")).stdout, wanted.stdout, "the listing of the copy")
 
 
-def specials(bench: CheckBench) -> None:
-    """Pack a tree with pipes and links to devices."""
+@TREES.check("tree.specials", "Pipes and devices are left out.")
+def _specials(bench: CheckBench) -> None:
     archive = bench.folder() / "tree.tar"
     bench.box.exec(
         "rm -rf special; mkdir special; mkfifo special/pipe; ln -s /dev/zero special/zero; touch special/file"
@@ -173,8 +164,8 @@ def specials(bench: CheckBench) -> None:
     same(kinds, {"file": tarfile.REGTYPE, "zero": tarfile.SYMTYPE}, "the entries")
 
 
-def limit(bench: CheckBench) -> None:
-    """Pack more than is allowed, also where a file only claims to be large."""
+@TREES.check("tree.limit", "A tree larger than allowed is refused.")
+def _limit(bench: CheckBench) -> None:
     archive = bench.folder() / "tree.tar"
     bench.box.exec("rm -rf heavy; mkdir heavy; head -c 3000000 /dev/zero > heavy/file")
     with raises(SandboxError):
@@ -188,8 +179,8 @@ def limit(bench: CheckBench) -> None:
         bench.box.pack("no/such/tree", archive)
 
 
-def closed_files(bench: CheckBench) -> None:
-    """Pack a tree whose files nobody may read."""
+@TREES.check("tree.closed", "Files that their owner may not read are taken as well.")
+def _closed_files(bench: CheckBench) -> None:
     archive = bench.folder() / "tree.tar"
     bench.box.exec("rm -rf shut; mkdir -p shut/in; echo x > shut/in/file; chmod 000 shut/in/file; chmod 000 shut/in")
     bench.box.pack("shut", archive)
@@ -199,8 +190,8 @@ def closed_files(bench: CheckBench) -> None:
     bench.box.exec("chmod -R u+rwx shut")
 
 
-def upload(bench: CheckBench) -> None:
-    """Copy a file and a tree of the host into the sandbox."""
+@TREES.check("tree.upload", "Files and trees of the host can be copied in.")
+def _upload(bench: CheckBench) -> None:
     folder = bench.folder()
     (folder / "sub").mkdir()
     (folder / "sub" / "run.sh").write_text("#!/bin/sh\necho ran\n")
@@ -212,8 +203,8 @@ def upload(bench: CheckBench) -> None:
     same(bench.box.exec(["up/file"]).stdout, "ran\n", "the copied file's output")
 
 
-def download(bench: CheckBench) -> None:
-    """Copy a file and a tree to the host."""
+@TREES.check("tree.download", "Files and trees can be copied out.")
+def _download(bench: CheckBench) -> None:
     folder = bench.folder()
     bench.box.exec(_SAMPLE)
     bench.box.download("tree", folder / "tree")
@@ -227,8 +218,8 @@ def download(bench: CheckBench) -> None:
         bench.box.download("no/such/file", folder / "none")
 
 
-def no_host_files(bench: CheckBench) -> None:
-    """Make links to a file of the host and have them read, downloaded and packed."""
+@TREES.check("tree.no-host-files", "A link inside never leads to a file of the host.", feature="isolation")
+def _no_host_files(bench: CheckBench) -> None:
     folder = bench.folder()
     (folder / "secret").write_text("HOST SECRET")
     box = bench.box
@@ -245,8 +236,8 @@ def no_host_files(bench: CheckBench) -> None:
     holds(b"HOST SECRET" not in (folder / "lure.tar").read_bytes(), "the host's file is in the archive")
 
 
-def hostile_download(bench: CheckBench) -> None:
-    """Replace folders by links while the same tree is downloaded to the same place again."""
+@TREES.check("tree.hostile-download", "Nothing is written outside of the target of a download.")
+def _hostile_download(bench: CheckBench) -> None:
     folder = bench.folder()
     (folder / "outside").mkdir()
     box = bench.box
@@ -263,16 +254,16 @@ def hostile_download(bench: CheckBench) -> None:
     same(list((folder / "outside").iterdir()), [], "what lies outside")
 
 
-def hostile_names(bench: CheckBench) -> None:
-    """Unpack archives whose entries lie outside."""
+@TREES.check("tree.hostile-names", "No entry of an archive lands outside by its name.")
+def _hostile_names(bench: CheckBench) -> None:
     for name in ("../escaped", "/tmp/escaped", "a/../../escaped"):
         _unpack(bench, bench.box, [(name, "file", "bad")], "jail")
     found = bench.box.exec(["find", "/tmp", bench.box.home, "-name", "escaped"]).stdout.splitlines()
     holds(all("/jail/" in path for path in found), f"an entry landed outside: {found}")
 
 
-def hostile_links(bench: CheckBench) -> None:
-    """Unpack archives that write through their own links."""
+@TREES.check("tree.hostile-links", "No entry of an archive lands outside through a link.")
+def _hostile_links(bench: CheckBench) -> None:
     box = bench.box
     box.exec("rm -rf jail victim; mkdir victim; echo good > victim/file")
     victim = f"{box.workdir}/victim"
@@ -283,16 +274,16 @@ def hostile_links(bench: CheckBench) -> None:
     same(box.exec("ls victim; cat victim/file").stdout, "file\ngood\n", "what lies outside")
 
 
-def unpack_over(bench: CheckBench) -> None:
-    """Unpack over what is there already."""
+@TREES.check("tree.over", "Unpacking replaces files and keeps the others.")
+def _unpack_over(bench: CheckBench) -> None:
     box = bench.box
     box.exec("rm -rf over-tree; mkdir -p over-tree/a; echo old > over-tree/a/file; echo stays > over-tree/other")
     _unpack(bench, box, [("a/file", "file", "new")], "over-tree")
     same(box.exec("cat over-tree/a/file over-tree/other").stdout, "newstays\n", "the files")
 
 
-def broken_archive(bench: CheckBench) -> None:
-    """Unpack what is no archive."""
+@TREES.check("tree.broken", "What is no archive is refused.")
+def _broken_archive(bench: CheckBench) -> None:
     archive = bench.folder() / "broken.tar"
     archive.write_bytes(b"this is no archive" * 1000)
     with raises((OSError, SandboxError)):
@@ -322,19 +313,3 @@ def _make(archive: Path, entries: list[tuple[str, str, str]]) -> None:
                 entry.type = tarfile.SYMTYPE if kind == "link" else tarfile.LNKTYPE
                 entry.linkname = value
                 opened.addfile(entry)
-
-
-TREES = (
-    ContractCheck("tree.round-trip", "A tree goes from one sandbox to another as it is; links stay links.", round_trip),
-    ContractCheck("tree.specials", "Pipes and devices are left out.", specials),
-    ContractCheck("tree.limit", "A tree larger than allowed is refused.", limit),
-    ContractCheck("tree.closed", "Files that their owner may not read are taken as well.", closed_files),
-    ContractCheck("tree.upload", "Files and trees of the host can be copied in.", upload),
-    ContractCheck("tree.download", "Files and trees can be copied out.", download),
-    ContractCheck("tree.no-host-files", "A link inside never leads to a file of the host.", no_host_files, "isolation"),
-    ContractCheck("tree.hostile-download", "Nothing is written outside of the target of a download.", hostile_download),
-    ContractCheck("tree.hostile-names", "No entry of an archive lands outside by its name.", hostile_names),
-    ContractCheck("tree.hostile-links", "No entry of an archive lands outside through a link.", hostile_links),
-    ContractCheck("tree.over", "Unpacking replaces files and keeps the others.", unpack_over),
-    ContractCheck("tree.broken", "What is no archive is refused.", broken_archive),
-)

@@ -1,4 +1,4 @@
-"""Checks: what a sandbox must not reach. Each is a small attack, with the host as the witness."""
+"""Contract checks of isolation, limits, exposed ports, and what remains after a sandbox."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from openenv.errors import SandboxError, SandboxGone
 from openenv.sandboxes.base import Limits, Mount, Sandbox
-from openenv.sandboxes.checks.bench import CheckBench, ContractCheck, holds, raises, same
+from openenv.sandboxes.checks.bench import CheckBench, CheckGroup, holds, raises, same
 
 _CONNECT = """
 import socket, sys
@@ -50,15 +50,18 @@ except OSError as error:
 """
 
 
-def tcp(bench: CheckBench) -> None:
-    """Connect to addresses outside."""
+ISOLATION = CheckGroup("isolation")
+
+
+@ISOLATION.check("isolation.tcp", "No address outside can be connected to.")
+def _tcp(bench: CheckBench) -> None:
     for address in (("1.1.1.1", 443), ("8.8.8.8", 53), (_own_address(), 22)):
         code = _CONNECT.format(family="socket.AF_INET", address=address)
         holds("REACHED" not in bench.python(bench.box, code).stdout, f"{address} was reached")
 
 
-def udp(bench: CheckBench) -> None:
-    """Send datagrams outside and to the host."""
+@ISOLATION.check("isolation.udp", "No datagram gets out.")
+def _udp(bench: CheckBench) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
         listener.bind(("0.0.0.0", 0))
         listener.settimeout(0.3)
@@ -70,20 +73,20 @@ def udp(bench: CheckBench) -> None:
         same(data, b"", "what the host received")
 
 
-def dns(bench: CheckBench) -> None:
-    """Resolve a name."""
+@ISOLATION.check("isolation.dns", "No name is resolved.")
+def _dns(bench: CheckBench) -> None:
     holds("FOUND" not in bench.python(bench.box, _DNS).stdout, "a name was resolved")
 
 
-def host_loopback(bench: CheckBench) -> None:
-    """Connect to a server that listens on the host's loopback address."""
+@ISOLATION.check("isolation.loopback", "The host's own servers cannot be reached.")
+def _host_loopback(bench: CheckBench) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         code = _CONNECT.format(family="socket.AF_INET", address=listener.getsockname()[:2])
         holds("REACHED" not in bench.python(bench.box, code).stdout, "the host's loopback was reached")
 
 
-def host_sockets(bench: CheckBench) -> None:
-    """Connect to unix sockets of the host, by name and by path."""
+@ISOLATION.check("isolation.sockets", "Unix sockets of the host cannot be reached, by name or path.")
+def _host_sockets(bench: CheckBench) -> None:
     name = f"\0openenv-check-{secrets.token_hex(8)}"
     path = str(bench.folder() / "socket")
     for address in (name, path):
@@ -96,8 +99,8 @@ def host_sockets(bench: CheckBench) -> None:
             holds("REACHED" not in bench.python(bench.box, code).stdout, f"{address!r} was reached")
 
 
-def host_processes(bench: CheckBench) -> None:
-    """Look for a process of the host, and send it a signal."""
+@ISOLATION.check("isolation.processes", "The host's processes cannot be seen or killed.")
+def _host_processes(bench: CheckBench) -> None:
     with _host_process() as (pid, word):
         found = bench.box.exec("cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n'").stdout
         holds(word not in found, "a process of the host is visible")
@@ -105,8 +108,8 @@ def host_processes(bench: CheckBench) -> None:
         holds(Path(f"/proc/{pid}").exists(), "a process of the host was killed")
 
 
-def host_environment(bench: CheckBench) -> None:
-    """Look for the environment of the process that started the sandbox."""
+@ISOLATION.check("isolation.environment", "The host's variables are not inside.")
+def _host_environment(bench: CheckBench) -> None:
     found = bench.box.exec("env; cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n'").stdout
     own = Path("/proc/self/environ").read_bytes().split(b"\0")
     for entry in own:
@@ -115,8 +118,8 @@ def host_environment(bench: CheckBench) -> None:
             holds(value.decode("utf-8", "replace") not in found, f"the host's variable {name!r} is inside")
 
 
-def host_secrets(bench: CheckBench) -> None:
-    """Read files of the host."""
+@ISOLATION.check("isolation.secrets", "The host's files cannot be read.")
+def _host_secrets(bench: CheckBench) -> None:
     secret = bench.folder() / "secret.txt"
     word = secrets.token_hex(16)
     secret.write_text(word)
@@ -130,8 +133,8 @@ def host_secrets(bench: CheckBench) -> None:
         holds(result.exit_code != 0, f"{path} can be read")
 
 
-def host_files(bench: CheckBench) -> None:
-    """Write to the system and to the host's folders."""
+@ISOLATION.check("isolation.files", "The host's files cannot be written to.")
+def _host_files(bench: CheckBench) -> None:
     word = f"openenv-check-{secrets.token_hex(8)}"
     folders = ["/usr", "/usr/bin", "/bin", "/etc", "/lib", "/var", "/opt", "/", str(bench.folder())]
     for folder in folders:
@@ -141,8 +144,8 @@ def host_files(bench: CheckBench) -> None:
     holds(result.exit_code != 0, "a file of the system can be written to")
 
 
-def user(bench: CheckBench) -> None:
-    """Ask who commands run as, and with which capabilities."""
+@ISOLATION.check("isolation.user", "Commands do not run as root and have no capabilities.")
+def _user(bench: CheckBench) -> None:
     status = bench.box.exec("cat /proc/self/status").stdout
     uids = re.search(r"^Uid:\s+(.*)$", status, re.MULTILINE)
     holds(uids is not None and "0" not in uids[1].split(), f"commands run as root: {uids and uids[1]}")
@@ -151,16 +154,16 @@ def user(bench: CheckBench) -> None:
         holds(found is not None and int(found[1], 16) == 0, f"{name} is {found and found[1]}")
 
 
-def no_gain(bench: CheckBench) -> None:
-    """Try to become root through set-id programs."""
+@ISOLATION.check("isolation.no-gain", "No program gives more rights.")
+def _no_gain(bench: CheckBench) -> None:
     status = bench.box.exec("cat /proc/self/status").stdout
     holds(re.search(r"^NoNewPrivs:\s+1$", status, re.MULTILINE), "programs may gain privileges")
     for command in ("su -c id", "sudo -n id", "mount -t tmpfs none /mnt"):
         holds("uid=0" not in bench.box.exec(command, stdin=b"").stdout, f"{command} became root")
 
 
-def kernel(bench: CheckBench) -> None:
-    """Make namespaces, mount, and find settings of the kernel that could be changed."""
+@ISOLATION.check("isolation.kernel", "The kernel's dangerous doors are shut.")
+def _kernel(bench: CheckBench) -> None:
     attempts = (
         "unshare -Ur true", "unshare -n true", "mount -t tmpfs none /tmp", "mknod dev b 1 1", "chroot / true", "dmesg",
         "hostname changed", "head -c 1 /dev/mem", "test -w /proc/sys/kernel/panic", "test -w /proc/sysrq-trigger",
@@ -170,8 +173,8 @@ def kernel(bench: CheckBench) -> None:
         holds(bench.box.exec(attempt).exit_code != 0, f"{attempt!r} was allowed")
 
 
-def first_process(bench: CheckBench) -> None:
-    """Kill, stop and look into the first process inside."""
+@ISOLATION.check("isolation.first-process", "What runs the sandbox cannot be harmed from inside.")
+def _first_process(bench: CheckBench) -> None:
     box = bench.open()
     inside = box.exec(["readlink", "/proc/self/ns/pid"]).stdout.strip()
     holds(inside and inside != os.readlink("/proc/self/ns/pid"), "processes are the host's own")  # or it would be hit
@@ -181,14 +184,14 @@ def first_process(bench: CheckBench) -> None:
     holds(result.timed_out or result.exit_code != 0, "the first process can be read")
 
 
-def devices(bench: CheckBench) -> None:
-    """List devices."""
+@ISOLATION.check("isolation.devices", "There are no disks.")
+def _devices(bench: CheckBench) -> None:
     found = bench.box.exec("find /dev -type b").stdout
     same(found, "", "the block devices")
 
 
-def mounts(bench: CheckBench) -> None:
-    """Read and write what was mounted."""
+@ISOLATION.check("isolation.mounts", "Mounts can be read and not written to.", feature="mounts")
+def _mounts(bench: CheckBench) -> None:
     folder = bench.folder()
     (folder / "sub").mkdir()
     (folder / "sub" / "file").write_text("mounted")
@@ -202,8 +205,8 @@ def mounts(bench: CheckBench) -> None:
     same([path.name for path in (folder / "sub").iterdir()], ["file"], "the host's folder")
 
 
-def two_sandboxes(bench: CheckBench) -> None:
-    """Look for one sandbox from within another one."""
+@ISOLATION.check("isolation.two", "Two sandboxes see nothing of each other.")
+def _two_sandboxes(bench: CheckBench) -> None:
     one, two = bench.open(), bench.open()
     word = f"word{secrets.token_hex(8)}"
     one.exec(f"echo {word} | tee /tmp/{word} /dev/shm/{word} $HOME/{word} >/dev/null")
@@ -243,32 +246,7 @@ def _own_address() -> str:
             return "127.0.0.1"
 
 
-_ISOLATION = "isolation"
-ISOLATION = (
-    ContractCheck("isolation.tcp", "No address outside can be connected to.", tcp, _ISOLATION),
-    ContractCheck("isolation.udp", "No datagram gets out.", udp, _ISOLATION),
-    ContractCheck("isolation.dns", "No name is resolved.", dns, _ISOLATION),
-    ContractCheck("isolation.loopback", "The host's own servers cannot be reached.", host_loopback, _ISOLATION),
-    ContractCheck(
-        "isolation.sockets", "Unix sockets of the host cannot be reached, by name or path.", host_sockets, _ISOLATION
-    ),
-    ContractCheck("isolation.processes", "The host's processes cannot be seen or killed.", host_processes, _ISOLATION),
-    ContractCheck("isolation.environment", "The host's variables are not inside.", host_environment, _ISOLATION),
-    ContractCheck("isolation.secrets", "The host's files cannot be read.", host_secrets, _ISOLATION),
-    ContractCheck("isolation.files", "The host's files cannot be written to.", host_files, _ISOLATION),
-    ContractCheck("isolation.user", "Commands do not run as root and have no capabilities.", user, _ISOLATION),
-    ContractCheck("isolation.no-gain", "No program gives more rights.", no_gain, _ISOLATION),
-    ContractCheck("isolation.kernel", "The kernel's dangerous doors are shut.", kernel, _ISOLATION),
-    ContractCheck(
-        "isolation.first-process", "What runs the sandbox cannot be harmed from inside.", first_process, _ISOLATION
-    ),
-    ContractCheck("isolation.devices", "There are no disks.", devices, _ISOLATION),
-    ContractCheck("isolation.mounts", "Mounts can be read and not written to.", mounts, "mounts"),
-    ContractCheck("isolation.two", "Two sandboxes see nothing of each other.", two_sandboxes, _ISOLATION),
-)
-
-
-# limits: Checks: what a sandbox may use, and that it lives on after it tried to use more.
+# ---- limits; a sandbox survives an attempt to use more ----
 
 
 _BOMB = """
@@ -308,8 +286,11 @@ print(os.times().children_user + os.times().children_system)
 """
 
 
-def memory(bench: CheckBench) -> None:
-    """Use more memory than there is."""
+LIMITS = CheckGroup("limits")
+
+
+@LIMITS.check("limit.memory", "A process that uses up the memory is ended, and the sandbox lives.")
+def _memory(bench: CheckBench) -> None:
     box = bench.open(limits=Limits(memory_mb=128, disk_mb=64))
     result = bench.python(box, "x = [bytearray(10_000_000) for _ in range(300)]", timeout=60)
     holds(result.exit_code != 0 and not result.timed_out, "nothing stopped it")
@@ -318,8 +299,8 @@ def memory(bench: CheckBench) -> None:
     holds("GOT IT" not in result.stdout, "2 GB were available")
 
 
-def processes(bench: CheckBench) -> None:
-    """Start more processes than are allowed."""
+@LIMITS.check("limit.processes", "There is a limit to the number of processes.")
+def _processes(bench: CheckBench) -> None:
     box = bench.open(limits=Limits(pids=64))
     result = bench.python(box, _FORKS, timeout=60)
     holds(0 < int(result.stdout) <= 64, f"{result.stdout.strip()} processes could be started")
@@ -327,8 +308,8 @@ def processes(bench: CheckBench) -> None:
     same(box.exec("echo on").stdout, "on\n", "the next command's output")
 
 
-def fork_bomb(bench: CheckBench) -> None:
-    """Run a fork bomb into a time limit, and one into a stop."""
+@LIMITS.check("limit.fork-bomb", "A fork bomb can be ended, and the sandbox lives.")
+def _fork_bomb(bench: CheckBench) -> None:
     box = bench.open(limits=Limits(pids=100, cpus=1.0))
     holds(int(bench.python(box, _FORKS, timeout=60).stdout) <= 100, "there is no limit")  # or the host would be hit
     box.stop_processes()
@@ -341,15 +322,15 @@ def fork_bomb(bench: CheckBench) -> None:
     same(box.exec("echo on", timeout=30).stdout, "on\n", "the next command's output")
 
 
-def cpu(bench: CheckBench) -> None:
-    """Burn three processors' time with half of one allowed."""
+@LIMITS.check("limit.cpu", "There is a limit to processor time.")
+def _cpu(bench: CheckBench) -> None:
     box = bench.open(limits=Limits(cpus=0.5))
     used = float(bench.python(box, _BURN, timeout=60).stdout)
     holds(used < 1.3, f"1.5 s took {used:.2f} s of processor time")
 
 
-def disk(bench: CheckBench) -> None:
-    """Fill the disk."""
+@LIMITS.check("limit.disk", "A full disk is an error of the writer.")
+def _disk(bench: CheckBench) -> None:
     box = bench.open(limits=Limits(disk_mb=64))
     for path in ("$HOME/full", "/tmp/full", "/dev/shm/full"):
         result = box.exec(f"head -c 200000000 /dev/zero > {path}", timeout=60)
@@ -358,28 +339,15 @@ def disk(bench: CheckBench) -> None:
     same(box.exec("rm -f $HOME/full /tmp/full; echo x > $HOME/again").exit_code, 0, "writing after making room")
 
 
-def disk_default(bench: CheckBench) -> None:
-    """Fill the disk when it is as large as the memory."""
+@LIMITS.check("limit.disk-and-memory", "Filling the disk does not end the sandbox.")
+def _disk_default(bench: CheckBench) -> None:
     box = bench.open(limits=Limits(memory_mb=96, disk_mb=96))
     result = box.exec("head -c 500000000 /dev/zero > $HOME/full; head -c 500000000 /dev/zero > /tmp/full", timeout=60)
     holds(result.exit_code != 0, "500 MB fit into 96 MB")
     same(box.exec("echo on").stdout, "on\n", "the next command's output")
 
 
-_LIMITS = "limits"
-LIMITS = (
-    ContractCheck(
-        "limit.memory", "A process that uses up the memory is ended, and the sandbox lives.", memory, _LIMITS
-    ),
-    ContractCheck("limit.processes", "There is a limit to the number of processes.", processes, _LIMITS),
-    ContractCheck("limit.fork-bomb", "A fork bomb can be ended, and the sandbox lives.", fork_bomb, _LIMITS),
-    ContractCheck("limit.cpu", "There is a limit to processor time.", cpu, _LIMITS),
-    ContractCheck("limit.disk", "A full disk is an error of the writer.", disk, _LIMITS),
-    ContractCheck("limit.disk-and-memory", "Filling the disk does not end the sandbox.", disk_default, _LIMITS),
-)
-
-
-# ports: Checks: sockets of the host that a sandbox may reach.
+# ---- exposed sockets of the host ----
 
 
 _ASK = """
@@ -397,7 +365,7 @@ print(got.decode())
 _MANY = """
 import socket, threading
 wrong = []
-def ask(number):
+def _ask(number):
     word = b"w%d" % number
     s = socket.create_connection(("127.0.0.1", {port}), 30)
     s.sendall(word)
@@ -445,40 +413,43 @@ print(size, got.hexdigest() == hashlib.sha256(sent).hexdigest())
 """
 
 
-def ask(bench: CheckBench) -> None:
-    """Ask a server of the host something, by a connection closed on one side."""
+PORTS = CheckGroup()
+
+
+@PORTS.check("port.ask", "A port inside reaches a socket of the host; a half-closed connection still answers.")
+def _ask(bench: CheckBench) -> None:
     with _served(bench, _answer) as (box, port):
         same(bench.python(box, _ASK.format(port=port)).stdout, "<question>\n", "the answer")
 
 
-def url(bench: CheckBench) -> None:
-    """Get the address of a port."""
+@PORTS.check("port.url", "The URL of a port is on the loopback address.")
+def _url(bench: CheckBench) -> None:
     with _serving(bench.folder() / "s", _answer) as path:
         port = _free_port()
         same(bench.open().expose(path, port=port), f"http://127.0.0.1:{port}", "the URL")
 
 
-def streaming(bench: CheckBench) -> None:
-    """Receive parts as they are sent."""
+@PORTS.check("port.stream", "Bytes are passed on as they come.")
+def _streaming(bench: CheckBench) -> None:
     with _served(bench, _drip) as (box, port):
         count, seconds = bench.python(box, _STREAM.format(port=port)).stdout.split()
         holds(int(count) >= 5 and float(seconds) > 0.3, f"{count} parts within {seconds} s: they were held back")
 
 
-def many(bench: CheckBench) -> None:
-    """Make 100 connections at once."""
+@PORTS.check("port.many", "100 connections at once get their own answers.")
+def _many(bench: CheckBench) -> None:
     with _served(bench, _answer) as (box, port):
         same(bench.python(box, _MANY.format(port=port), timeout=60).stdout, "0\n", "the number of wrong answers")
 
 
-def large(bench: CheckBench) -> None:
-    """Send and receive 20 MB at once."""
+@PORTS.check("port.large", "20 MB go both ways at once.")
+def _large(bench: CheckBench) -> None:
     with _served(bench, _echo) as (box, port):
         same(bench.python(box, _LARGE.format(port=port), timeout=60).stdout, "20480000 True\n", "size and hash")
 
 
-def nothing_else(bench: CheckBench) -> None:
-    """Try other ports, and have no server behind the port."""
+@PORTS.check("port.nothing-else", "Other ports are closed, and one without a server ends the connection.")
+def _nothing_else(bench: CheckBench) -> None:
     with _served(bench, _answer) as (box, _):
         holds(bench.python(box, _ASK.format(port=1)).exit_code != 0, "another port was open")
         silent = _free_port()
@@ -487,15 +458,15 @@ def nothing_else(bench: CheckBench) -> None:
         holds("<" not in result.stdout and not result.timed_out, "a port without a server answered or hung")
 
 
-def stays(bench: CheckBench) -> None:
-    """Kill all processes inside, and ask again."""
+@PORTS.check("port.stays", "A port outlives the processes inside.")
+def _stays(bench: CheckBench) -> None:
     with _served(bench, _answer) as (box, port):
         box.stop_processes()
         same(bench.python(box, _ASK.format(port=port)).stdout, "<question>\n", "the answer")
 
 
-def two_ports(bench: CheckBench) -> None:
-    """Expose two sockets, and one port twice."""
+@PORTS.check("port.two", "There can be several ports, each once.")
+def _two_ports(bench: CheckBench) -> None:
     with _serving(bench.folder() / "a", _answer) as one, _serving(bench.folder() / "b", _echo) as two:
         box = bench.open()
         first, second = _free_port(), _free_port()
@@ -507,8 +478,8 @@ def two_ports(bench: CheckBench) -> None:
             box.expose(one, port=first)
 
 
-def not_outside(bench: CheckBench) -> None:
-    """Connect to the port from the host."""
+@PORTS.check("port.not-outside", "The port is not open on the host.", feature="ports")
+def _not_outside(bench: CheckBench) -> None:
     with _served(bench, _answer) as (_, port), raises(OSError):
         socket.create_connection(("127.0.0.1", port), 2).close()
 
@@ -577,29 +548,14 @@ def _echo(connection: socket.socket) -> None:
         connection.sendall(data)
 
 
-_PORTS = "ports"
-PORTS = (
-    ContractCheck(
-        "port.ask", "A port inside reaches a socket of the host; a half-closed connection still answers.", ask
-    ),
-    ContractCheck("port.url", "The URL of a port is on the loopback address.", url),
-    ContractCheck("port.stream", "Bytes are passed on as they come.", streaming),
-    ContractCheck("port.many", "100 connections at once get their own answers.", many),
-    ContractCheck("port.large", "20 MB go both ways at once.", large),
-    ContractCheck(
-        "port.nothing-else", "Other ports are closed, and one without a server ends the connection.", nothing_else
-    ),
-    ContractCheck("port.stays", "A port outlives the processes inside.", stays),
-    ContractCheck("port.two", "There can be several ports, each once.", two_ports),
-    ContractCheck("port.not-outside", "The port is not open on the host.", not_outside, _PORTS),
-)
+# ---- what remains after a sandbox ----
 
 
-# endings: Checks: what is left when a sandbox has ended.
+ENDINGS = CheckGroup()
 
 
-def nothing_left(bench: CheckBench) -> None:
-    """Use sandboxes in every way, and close them."""
+@ENDINGS.check("end.nothing-left", "A closed or killed sandbox leaves nothing on the host.")
+def _nothing_left(bench: CheckBench) -> None:
     bench.box.exec("true")
     before = sorted(bench.backend.leftovers())
     for end in ("close", "kill"):
@@ -611,8 +567,8 @@ def nothing_left(bench: CheckBench) -> None:
         same(sorted(bench.backend.leftovers()), before, f"what is left after {end}()")
 
 
-def descriptors(bench: CheckBench) -> None:
-    """Open and close sandboxes, and count open files."""
+@ENDINGS.check("end.descriptors", "Open files do not grow.")
+def _descriptors(bench: CheckBench) -> None:
     self_fds = "/proc/self/fd"
     if not os.path.isdir(self_fds):
         return
@@ -627,8 +583,8 @@ def descriptors(bench: CheckBench) -> None:
     holds(counts[-1] <= counts[0], f"open files grow: {counts}")
 
 
-def threads(bench: CheckBench) -> None:
-    """Open and close sandboxes, and count threads."""
+@ENDINGS.check("end.threads", "Threads do not grow.")
+def _threads(bench: CheckBench) -> None:
     counts = []
     for _ in range(3):
         box = bench.open()
@@ -639,8 +595,8 @@ def threads(bench: CheckBench) -> None:
     holds(counts[-1] <= counts[0] + 1, f"threads grow: {counts}")
 
 
-def context_manager(bench: CheckBench) -> None:
-    """Leave a with block by an exception."""
+@ENDINGS.check("end.with", "A with block closes its sandbox, whatever happens in it.")
+def _context_manager(bench: CheckBench) -> None:
     box = bench.open()
     with raises(ZeroDivisionError), box as same_box:
         same(same_box, box, "what the with block gives")
@@ -649,18 +605,9 @@ def context_manager(bench: CheckBench) -> None:
         box.exec("true")
 
 
-def identity(bench: CheckBench) -> None:
-    """Open two sandboxes, one of them as existing code does."""
+@ENDINGS.check("end.identity", "Every sandbox has a name of its own.")
+def _identity(bench: CheckBench) -> None:
     one, two = bench.open(), bench.backend.create(timeout_s=60, envs={"A": "b"}, metadata={"who": "check"})
     with two:
         holds(one.sandbox_id and one.sandbox_id != two.sandbox_id, "two sandboxes have the same name")
         same(two.exec('printf "%s" "$A"').stdout, "b", "the variable")
-
-
-ENDINGS = (
-    ContractCheck("end.nothing-left", "A closed or killed sandbox leaves nothing on the host.", nothing_left),
-    ContractCheck("end.descriptors", "Open files do not grow.", descriptors),
-    ContractCheck("end.threads", "Threads do not grow.", threads),
-    ContractCheck("end.with", "A with block closes its sandbox, whatever happens in it.", context_manager),
-    ContractCheck("end.identity", "Every sandbox has a name of its own.", identity),
-)
