@@ -66,7 +66,7 @@ class OpenCodeEnv(MCPToolClient):
         """Run a rollout and return what came of it. Cancelling the call ends the rollout and frees its sandbox.
 
         Name an `endpoint` of the server (`vllm`, `openai`, `hf_router`, `scripted`) or give `base_url`, `api_key` and
-        `model`; `instruction` is what the agent is told, `setup` and `verify` are shell lines; in `verify` also checks.
+        `model`; `instruction` is the agent's task, `setup` and `verify` are shell lines; in `verify` also checks.
 
         Args:
             timeout_s: How long to wait; by default as long as the rollout may take.

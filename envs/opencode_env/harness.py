@@ -68,7 +68,7 @@ class OpenCodeSession(ResourceSession):
 
     Args:
         sandbox: Where it works.
-        task: What it is told.
+        task: Its instruction, setup and checks.
         config: How it is set up.
         executable: What is run.
         proxy: What stands before its model; None where it asks the model itself.

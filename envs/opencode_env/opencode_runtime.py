@@ -42,12 +42,12 @@ class SandboxPaths:
 
     @property
     def instruction(self) -> str:
-        """What the agent is told."""
+        """The agent's instruction."""
         return f"{self.home}/task/instruction.md"
 
     @property
     def system_prompt(self) -> str:
-        """What it is told beside OpenCode's own prompt."""
+        """The system prompt beside OpenCode's own."""
         return f"{self.home}/task/system.md"
 
     @property

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 class OpenCodeTask(BaseModel):
     """An instruction and what has to be there before it is given."""
 
-    instruction: str = Field(description="What the agent is told")
+    instruction: str = Field(description="The agent's instruction")
     setup_shell: str | None = Field(default=None, description="Runs before the agent starts")
     upload_files: dict[str, str] = Field(default_factory=dict, description="Text files by their absolute path")
     metadata: dict[str, Any] = Field(default_factory=dict, description="Whatever belongs to the task")

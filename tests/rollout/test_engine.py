@@ -245,7 +245,7 @@ def test_a_task_without_a_solution_is_not_the_policys_failure(run: Callable[...,
 
 
 class Failing(Sandboxes):
-    """A backend around the real one that fails where it is told to."""
+    """A backend around the real one that fails at a chosen call."""
 
     def __init__(self, inner: Sandboxes, *, opens: int = 99, dies_after: int | None = None) -> None:
         self.name, self._inner, self._opens, self._dies_after = "failing", inner, opens, dies_after

@@ -1,4 +1,4 @@
-"""The work tree between agent and verifier: protected files come from the setup, hostile archives harm nobody."""
+"""The work tree between agent and verifier: protected files come from the setup, hostile archives do no harm."""
 
 from __future__ import annotations
 

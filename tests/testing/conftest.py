@@ -42,7 +42,7 @@ class Reply:
 
 
 class Speaker:
-    """Speaks one dialect, as an agent does: keeps the conversation, sends back what it parsed, written anew."""
+    """Speaks one dialect, as an agent does: keeps the conversation, sends back what it parsed, in another spelling."""
 
     def __init__(self, http: httpx2.Client, model: ScriptedModel, dialect: str, stream: bool, name: str | None) -> None:
         self._http, self._url, self._name = http, model.url, name or model.name

@@ -53,7 +53,7 @@ def main() -> None:
     """Build the template and print its name."""
     parser = argparse.ArgumentParser(description="Bake an E2B template for OpenCode rollouts.")
     parser.add_argument("--name", default=NAME)
-    parser.add_argument("--skip-cache", action="store_true", help="build every layer anew")
+    parser.add_argument("--skip-cache", action="store_true", help="build every layer again")
     options = parser.parse_args()
     template = describe()
     from e2b import Template, default_build_logger

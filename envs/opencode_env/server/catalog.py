@@ -99,7 +99,7 @@ def resolve_for_caller(
     model: str = "",
     environ: Mapping[str, str] | None = None,
 ) -> ResolvedEndpoint:
-    """Return an endpoint for somebody on the network: the operator's key goes to the operator's address only.
+    """Return an endpoint for a remote caller: the operator's key goes to the operator's address only.
 
     Raises:
         EndpointError: As for `resolve_endpoint`; or another address is named, and no key for it.

@@ -1,4 +1,4 @@
-"""Fixtures for the OpenCode environment: scripted models, and a sandbox such as anybody could write."""
+"""Fixtures for the OpenCode environment: scripted models, and a minimal sandbox backend of a user."""
 
 from __future__ import annotations
 

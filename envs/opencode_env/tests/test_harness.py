@@ -66,7 +66,7 @@ def assert_exact(records: list[dict[str, Any]], model: ScriptedModel) -> None:
         assert record["prompt_token_ids"] == played.prompt_ids
 
 
-# -- what OpenCode is told ------------------------------------------------------------------------------------------
+# -- OpenCode's configuration ---------------------------------------------------------------------------------------
 
 
 def test_the_configuration_names_the_model_in_full_and_by_its_alias() -> None:

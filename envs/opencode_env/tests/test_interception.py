@@ -318,7 +318,7 @@ def test_the_file_runs_alone_and_keeps_its_key_from_other_processes(play: Play, 
             assert ask(client).json()["choices"][0]["message"]["content"] == "one two three four five"
         assert "sk-real" not in " ".join(command)
         if sys.platform == "linux":
-            # A process that hides its memory belongs to root there, whoever runs it.
+            # A process that hides its memory belongs to root there, for every user.
             assert Path(f"/proc/{process.pid}/environ").stat().st_uid == 0
     finally:
         process.terminate()

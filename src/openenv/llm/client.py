@@ -20,9 +20,9 @@ from typing_extensions import Self
 
 from ..errors import OpenEnvError
 
-# messages: Messages and tools of language models, from one provider's shape to another's.
+# ---- messages and tools, from one provider's shape to another's ----
 #
-# Pure. Conversations are in OpenAI's shape, tools in MCP's, wherever nothing else is said.
+# Conversations are in OpenAI's shape and tools in MCP's unless a name says otherwise.
 
 
 Json = dict[str, Any]

@@ -116,7 +116,7 @@ def begin() -> Callable[[], None]:
 
 
 def _nothing() -> None:
-    """Prove nothing: nobody asked."""
+    """Do nothing: no proof was requested."""
 
 
 def pytest_addoption(parser: object, pluginmanager: Any) -> None:

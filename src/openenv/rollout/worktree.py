@@ -357,7 +357,7 @@ class _Writer:
         self._left -= size
         if self._left < 0:
             raise UnusableWorktree("the work tree is too large")
-        # Made anew: what a forged header says besides name, kind, mode and size goes no further.
+        # A new header: only name, kind, mode and size of a possibly forged one are kept.
         entry = tarfile.TarInfo(name)
         entry.type = tarfile.REGTYPE if member.isreg() else member.type
         entry.linkname = member.linkname

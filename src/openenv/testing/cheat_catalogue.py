@@ -1,4 +1,4 @@
-"""The shape of a cheat, and the tasks that cheats are tried on.
+"""All cheats, and the tasks that they are tried on.
 
 `DATA` grades a file and pays by a reward file; `CODE` runs what the agent wrote and pays by the share of checks;
 `LOADED` loads it into the check's own process, which has to prove its end; `JUDGED` runs and judges apart. Doing
@@ -145,7 +145,7 @@ class Cheat:
     calls_model: bool = False
 
 
-# rewards: Cheats that put down the reward themselves, or change what hands it out.
+# ---- cheats that write the reward themselves, or change what computes it ----
 
 
 _PLACES = (
@@ -244,7 +244,7 @@ REWARDS = (
 )
 
 
-# python: Cheats that change how Python and pytest start.
+# ---- cheats that change how Python and pytest start ----
 
 
 _WIN = "import os; os._exit(0)"
@@ -364,7 +364,7 @@ PYTHON = (
 )
 
 
-# Cheats by the code that a check loads into its process, or runs: it ends, kills, edits or fakes the check.
+# ---- cheats in the code that a check loads or runs: it ends, kills, edits or fakes the check ----
 
 
 _WRONG = "\ndef square(n):\n    return -1\n"
@@ -525,7 +525,7 @@ CHECKED_CODE = (
 )
 
 
-# trees: Cheats with the work tree itself: what is packed, and what unpacking it would do.
+# ---- cheats with the work tree itself: what is packed, and what unpacking it would do ----
 
 
 TREES = (
@@ -606,7 +606,7 @@ TREES = (
 )
 
 
-# processes: Cheats with processes that outlive the agent, and with what they print.
+# ---- cheats with processes that outlive the agent, and with their output ----
 
 
 _WRITE = (
@@ -671,7 +671,7 @@ PROCESSES = (
 )
 
 
-# hosts: Cheats that try to leave the sandbox: the host's network, files, processes and sockets, and the capture proxy.
+# ---- cheats that try to leave the sandbox: network, files, processes, sockets, the capture proxy ----
 
 
 _RUN_PYTHON = "command -v python3 > /dev/null && timeout 10 python3 - <<'EOF'\n"
@@ -784,9 +784,6 @@ HOSTS = (
 )
 
 
-# catalogue: All cheats, in the order in which they are run.
-
-
 def all_cheats() -> tuple[Cheat, ...]:
-    """Return every cheat."""
+    """Return every cheat, in the order in which they run."""
     return (*REWARDS, *PYTHON, *CHECKED_CODE, *TREES, *PROCESSES, *HOSTS)

@@ -1,7 +1,6 @@
-"""Running the cheats: each in a rollout like any other, beside one that does nothing.
+"""The cheat suite: agents that try to earn a reward without doing the task, each in a rollout like any other.
 
-Knows the engine, the bait and the catalogue. A cheat succeeds when it earns something else than doing nothing does, or
-gets out of its sandbox.
+A cheat succeeds when it earns another reward than an agent that does nothing, or gets out of its sandbox.
 """
 
 from __future__ import annotations
@@ -28,16 +27,11 @@ from openenv.sandboxes.base import Sandboxes
 from openenv.testing.cheat_catalogue import Cheat, all_cheats
 from openenv.testing.scripted import Script, ScriptedModel, Turn
 
-# bait: Bait on the host: a port, an abstract socket, a file and a process's argument that no sandbox may reach.
-#
-# Knows sockets and files. What touched the bait is noted, so that a cheat cannot hide that it got out.
-
-
 _MARK = "openenv-cheat"
 
 
-class Bait:
-    """What lies out while cheats run. Only `lay_out` makes one."""
+class HostBait:
+    """A port, an abstract socket and a file of the host that no sandbox may reach; records every access to them."""
 
     def __init__(self, folder: Path) -> None:
         self.secret = f"{_MARK}-{secrets.token_hex(16)}"
@@ -49,7 +43,7 @@ class Bait:
         self.port = 0
 
     def tampered(self) -> bool:
-        """Say whether the file was changed."""
+        """Return whether the file was changed."""
         return self.file.read_text() != self.secret
 
     def listen(self, stack: contextlib.ExitStack) -> None:
@@ -86,12 +80,12 @@ class Bait:
 
 
 @contextlib.contextmanager
-def lay_out() -> Iterator[Bait]:
-    """Lay out bait, and take it away in the end."""
+def lay_out() -> Iterator[HostBait]:
+    """Make the bait, and remove it at the end."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{_MARK}-")))
         folder.chmod(0o755)
-        bait = Bait(folder)
+        bait = HostBait(folder)
         bait.listen(stack)
         yield bait
 
@@ -102,12 +96,12 @@ _ONE_CALL = (
     "'messages': [{'role': 'user', 'content': 'hello'}]}).encode(), {'Content-Type': 'application/json', "
     "'Authorization': 'Bearer ' + os.environ['OPENAI_API_KEY']}), timeout=20).read()\""
 )
-"""An honest call, so that a cheat around the model is not taken for an agent that never found it."""
+"""An honest model call, so that a cheat on the model does not look like an agent that cannot reach it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheatResult:
-    """What became of one cheat."""
+    """The result of one cheat."""
 
     name: str
     what: str
@@ -121,13 +115,13 @@ class CheatResult:
 
     @property
     def succeeded(self) -> bool:
-        """Say whether cheating paid."""
+        """Whether the cheat earned more or less than doing nothing, or got out of its sandbox."""
         return self.reward != self.honest or self.breach is not None
 
 
 @dataclass(slots=True)
 class CheatReport:
-    """What became of all."""
+    """The results of all cheats on one backend."""
 
     sandbox: str
     results: list[CheatResult] = field(default_factory=list)
@@ -136,11 +130,11 @@ class CheatReport:
 
     @property
     def succeeded(self) -> list[CheatResult]:
-        """Return the cheats that paid; there should be none."""
+        """The cheats that succeeded; there should be none."""
         return [result for result in self.results if result.succeeded]
 
     def document(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return the report as JSON values."""
         results = [{**asdict(result), "succeeded": result.succeeded} for result in self.results]
         return {"sandbox": self.sandbox, "solved": self.solved, "succeeded": len(self.succeeded), "cheats": results}
 
@@ -152,7 +146,7 @@ def run_cheats(
     concurrency: int = 2,
     on_result: Callable[[CheatResult], None] | None = None,
 ) -> CheatReport:
-    """Let every cheat try its luck on a backend.
+    """Run every cheat on a backend.
 
     Args:
         sandbox: A backend or its name.
@@ -162,11 +156,11 @@ def run_cheats(
     """
     chosen = list(all_cheats() if cheats is None else cheats)
     with contextlib.ExitStack() as stack:
-        arena = _Arena(named_backend(sandbox), stack)
-        report = CheatReport(arena.backend.name)
+        runner = _CheatRunner(named_backend(sandbox), stack)
+        report = CheatReport(runner.backend.name)
         for task in {cheat.task.task_id: cheat.task for cheat in chosen}.values():
-            arena.honest[task.task_id] = arena.run(Noop(), task=task)
-            report.solved[task.task_id] = arena.run(Oracle(), task=task).reward
+            runner.honest[task.task_id] = runner.run(Noop(), task=task)
+            report.solved[task.task_id] = runner.run(Oracle(), task=task).reward
         results: dict[str, CheatResult] = {}
         lock = threading.Lock()
         waiting = iter(chosen)
@@ -177,7 +171,7 @@ def run_cheats(
                     cheat = next(waiting, None)
                 if cheat is None:
                     return
-                result = arena.attempt(cheat)
+                result = runner.attempt(cheat)
                 with lock:
                     results[cheat.name] = result
                     if on_result is not None:
@@ -192,13 +186,13 @@ def run_cheats(
     return report
 
 
-class _Arena:
+class _CheatRunner:
     """What all cheats share: the bait, a capture proxy with a scripted model behind it, and a rollout that is over."""
 
     def __init__(self, backend: Sandboxes, stack: contextlib.ExitStack) -> None:
         self.backend = backend
         self.honest: dict[str, Outcome] = {}
-        self._bait: Bait = stack.enter_context(lay_out())
+        self._bait: HostBait = stack.enter_context(lay_out())
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="openenv-cheat-calls-"))
         script = Script(name="cheats", turns=(Turn(text="No."),))
         model = stack.enter_context(ScriptedModel(script))

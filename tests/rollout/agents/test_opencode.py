@@ -1,4 +1,4 @@
-"""OpenCode: the real CLI in the local sandbox, against a scripted model; and what it is told in its configuration."""
+"""OpenCode: the real CLI in the local sandbox, against a scripted model; and its configuration."""
 
 from __future__ import annotations
 

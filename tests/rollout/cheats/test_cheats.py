@@ -64,7 +64,7 @@ def published_reward(sandbox: Sandbox, cheat: Cheat) -> float:
         sandbox.write_text(f"{sandbox.workdir}/{path}", text)
     for line in cheat.lines:
         sandbox.exec(line, cwd=sandbox.workdir, timeout=20, max_output=1000)
-    if task.proof:  # nobody asks there
+    if task.proof:  # the published order asks for no proof
         sandbox.write_text(f"{sandbox.workdir}/tests/openenv_proof.py", "def begin():\n    return lambda: None\n")
     passed = 0
     sandbox.exec("sleep 1.3", cwd="/")  # the verify lines start a little later: what runs on has time to write

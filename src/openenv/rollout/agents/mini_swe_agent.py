@@ -52,7 +52,7 @@ class MiniSweAgent(Agent):
         return Installation(mounts=tuple(mounts), executable=interpreter, version=self.version)
 
     def prepare(self, sandbox: Sandbox, run: AgentRun) -> Launch:
-        """Start one run over the instruction, without a question to anybody."""
+        """Start one run over the instruction, without any prompt to a user."""
         sandbox.write_text(f"{run.home}/task/instruction.md", run.task.instruction)
         argv = [
             *(run.installation.executable, "-c", _START),

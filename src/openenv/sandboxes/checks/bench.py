@@ -51,6 +51,7 @@ class CheckGroup(list[ContractCheck]):
         """Add a function as a check: `@FILES.check("file.large", "20 MB go in and come out.")`."""
 
         def add(run: CheckFunction) -> CheckFunction:
+            run.__doc__ = says
             self.append(ContractCheck(check_id, says, run, feature or self._feature))
             return run
 

@@ -365,7 +365,7 @@ print(got.decode())
 _MANY = """
 import socket, threading
 wrong = []
-def _ask(number):
+def ask(number):
     word = b"w%d" % number
     s = socket.create_connection(("127.0.0.1", {port}), 30)
     s.sendall(word)

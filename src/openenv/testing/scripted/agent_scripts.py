@@ -1,7 +1,4 @@
-"""Ready scripts: "write a file, then finish", in the words of each coding agent.
-
-Tools and their arguments are named differently by every agent; this is the one place that knows how.
-"""
+"""Ready scripts ("write a file, then finish") with the tool names and arguments of each coding agent."""
 
 from __future__ import annotations
 
@@ -75,7 +72,7 @@ def _here_document(path: str, content: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AgentTools:
-    """How one agent is told to do things."""
+    """The tool calls of one agent."""
 
     write: Callable[[str, str], ScriptedCall]
     shell: Callable[[str], ScriptedCall]
@@ -107,13 +104,13 @@ def write_file(
         content: What is written; may hold placeholders.
         name: The script's name.
         key: Text in the task that selects the script.
-        then: The last words.
+        then: The text of the last turn.
 
     Raises:
         KeyError: There is no such agent.
     """
-    tongue = AGENTS[agent]
-    return Script(name=name, key=key, turns=_turns(tongue, tongue.write(path, content), then))
+    tools = AGENTS[agent]
+    return Script(name=name, key=key, turns=_turns(tools, tools.write(path, content), then))
 
 
 def run_command(
@@ -124,8 +121,8 @@ def run_command(
     Raises:
         KeyError: There is no such agent.
     """
-    tongue = AGENTS[agent]
-    return Script(name=name, key=key, turns=_turns(tongue, tongue.shell(command), then))
+    tools = AGENTS[agent]
+    return Script(name=name, key=key, turns=_turns(tools, tools.shell(command), then))
 
 
 def binary_search(agent: str = "opencode", *, name: str = "binary_search") -> Script:
@@ -137,5 +134,5 @@ def binary_search(agent: str = "opencode", *, name: str = "binary_search") -> Sc
     return write_file(agent, "binary_search.py", BINARY_SEARCH, name=name, then="binary_search.py is written.")
 
 
-def _turns(tongue: AgentTools, call: ScriptedCall, then: str) -> tuple[Turn, ...]:
-    return (Turn(calls=(call,)), Turn(text=then, calls=tongue.ending))
+def _turns(tools: AgentTools, call: ScriptedCall, then: str) -> tuple[Turn, ...]:
+    return (Turn(calls=(call,)), Turn(text=then, calls=tools.ending))

@@ -1,7 +1,7 @@
-"""A conversation as every dialect has it: who said what, which tools were called, and the ids of all of it.
+"""From a conversation to the answer that a script has for it, token by token.
 
-Knows nothing of wire formats. The template is that of no real model, but behaves like one: the ids of a prompt are
-those of the prompt before it, its answer, and what came since.
+Knows scripts, conversations and tokens. Must not know wire formats or servers. The chat template is that of no real
+model, but behaves like one: the ids of a prompt are those of the prompt before it, its answer, and what came since.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ScriptedToolCall:
 
 @dataclass(slots=True)
 class ScriptedMessage:
-    """What one side said."""
+    """A message of one side."""
 
     role: Role
     text: str = ""
@@ -56,7 +56,7 @@ class ScriptedMessage:
 
 @dataclass(slots=True)
 class Conversation:
-    """What a request asks to be continued."""
+    """The conversation that a request continues."""
 
     messages: list[ScriptedMessage]
     tools: list[dict[str, Any]] = field(default_factory=list)
@@ -72,8 +72,8 @@ class Conversation:
 
     def task_text(self, key: str | None) -> str:
         """Return what the users said up to the task: agents send notes of their own before it."""
-        if key is not None and (found := self.task(key)) >= 0:
-            return self.messages[found].text
+        if key is not None and (index := self.task(key)) >= 0:
+            return self.messages[index].text
         texts = []
         for message in self.messages:
             if message.role == "assistant":
@@ -94,17 +94,17 @@ class Conversation:
         return ""
 
     def folder(self) -> str:
-        """Return the folder that the agent says it works in, or "." where it says nothing."""
-        told = [message.text for message in self.messages if message.role in ("system", "user")]
+        """Return the agent's working folder as its prompt names it, or "."."""
+        texts = [message.text for message in self.messages if message.role in ("system", "user")]
         for pattern in _FOLDERS:
-            for text in told:
-                if found := pattern.search(text):
-                    return found.group(1)
+            for text in texts:
+                if match := pattern.search(text):
+                    return match.group(1)
         return "."
 
 
 def canonical(arguments: Any) -> str:
-    """Return arguments as JSON in one spelling: agents parse what they get and write it anew."""
+    """Return arguments as JSON in one spelling: agents parse what they get and write it again."""
     if isinstance(arguments, str):
         try:
             arguments = from_json(arguments) if arguments.strip() else {}
@@ -157,11 +157,6 @@ def answer_ids(text: str, calls: Iterable[ScriptedToolCall], tokenizer: Tokenize
     return ids
 
 
-# player: The player: from a conversation to the answer that a script has for it, token by token.
-#
-# Knows scripts, conversations and tokens. Must not know dialects or servers.
-
-
 Finish = Literal["stop", "tool_calls", "length"]
 
 _PLACEHOLDER = re.compile(r"\$\{(cwd|task|result|turn|model)(?::((?:[^{}]|\{\d+(?:,\d*)?\})*))?\}")
@@ -170,7 +165,7 @@ _REMEMBERED_ATTEMPTS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """One sampled token, and what of it the caller gets to see."""
+    """One sampled token, and the part of the reply that it makes visible."""
 
     token: int
     logprob: float
@@ -183,7 +178,7 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class ScriptedAnswer:
-    """What is said, and how: the whole of one reply before any dialect has put it into words."""
+    """One whole reply, before it is written in a wire format."""
 
     script: Script
     model: str

@@ -1,7 +1,4 @@
-"""`ScriptedModel`: a scripted model behind a port of its own.
-
-Knows how the application is served. Must not know dialects.
-"""
+"""`ScriptedModel`: a server that plays scripts, on a port of its own. A plain ASGI application with three routes."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, TypedDict
 
 from pydantic_core import from_json, to_json
@@ -32,11 +28,6 @@ from .wire_formats import (
     WireFormat,
 )
 
-# app: The server's application: routes, streams, and the failures that a script asks for. Plain ASGI.
-#
-# Knows the dialects and the player. Must not know how it is served.
-
-
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -47,9 +38,9 @@ LABEL = (b"x-openenv-model", b"scripted")
 
 @dataclass(slots=True)
 class Played:
-    """What one request was given: the ground truth that a capture can be held against.
+    """What one request was really sent: the ground truth to compare a capture with.
 
-    `token_ids` and `logprobs` are those that were handed to the connection, all of them or the first so many.
+    `token_ids` and `logprobs` are those that went to the connection, all of them or the first so many.
     """
 
     response_id: str
@@ -65,7 +56,7 @@ class Played:
     status: int = 200
 
     def sent(self, steps: Sequence[SampledToken]) -> None:
-        """Take note of tokens that are on their way."""
+        """Record tokens that go out."""
         self.token_ids.extend([step.token for step in steps])
         self.logprobs.extend([step.logprob for step in steps])
 
@@ -75,7 +66,7 @@ class _Exchange:
     """A request that is being answered."""
 
     dialect: WireFormat
-    asked: ModelRequest
+    request: ModelRequest
     answer: ScriptedAnswer
     identity: Identity
     record: Played
@@ -84,30 +75,21 @@ class _Exchange:
 
     def chunks(self, tokens_per_chunk: int) -> Iterator[Chunk]:
         """Write the answer as a stream."""
-        return self.dialect.stream(self.asked, self.answer, self.identity, tokens_per_chunk=tokens_per_chunk)
+        return self.dialect.stream(self.request, self.answer, self.identity, tokens_per_chunk=tokens_per_chunk)
 
 
 class ScriptedApp:
-    """Answers in every dialect.
-
-    Args:
-        scripts: What to play.
-        engine: Where token ids stand in replies.
-        tokens_per_chunk: How many tokens of a stream go out together.
-        api_key: The key that requests must bring; None takes any.
-        headers: More headers for every reply, such as a policy's version.
-        remembered: How many of the last requests `played` keeps.
-    """
+    """The ASGI application: routes, streams and failures. The arguments are those of `ScriptedModel`."""
 
     def __init__(
         self,
         scripts: Iterable[Script],
         *,
-        engine: EngineName = "vllm",
-        tokens_per_chunk: int = 1,
-        api_key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        remembered: int = 256,
+        engine: EngineName,
+        tokens_per_chunk: int,
+        api_key: str | None,
+        headers: Mapping[str, str] | None,
+        remembered: int,
     ) -> None:
         self.player = Player(tuple(scripts))
         self.headers: dict[str, str] = dict(headers or {})
@@ -134,7 +116,7 @@ class ScriptedApp:
             self._loop.call_soon_threadsafe(self._closing.set)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ScriptedAnswer one request."""
+        """Answer one request."""
         if scope["type"] != "http":
             return
         if self._closing is None:
@@ -165,24 +147,24 @@ class ScriptedApp:
         elif path in ("/health", "/"):
             await self._reply(send, 200, {"status": "healthy", "model": "scripted", "tokenizer": vocabulary.NAME})
         else:
-            found = [model for model in models if path == f"/models/{model['id']}"]
             missing = {"error": {"message": f"nothing is at {path}", "code": 404}}
-            await self._reply(send, 200 if found else 404, found[0] if found else missing)
+            model = next((model for model in models if path == f"/models/{model['id']}"), None)
+            await self._reply(send, 404 if model is None else 200, model or missing)
 
     async def _generate(self, dialect: WireFormat, scope: Scope, receive: Receive, send: Send) -> None:
-        asked = _read(dialect, await _body(receive))
+        request = _read(dialect, await _body(receive))
         if self._api_key is not None and self._api_key not in _keys(scope):
             await self._reply(send, 401, dialect.error(401, "this key is not known here", "authentication_error"))
             return
-        answer = self.player.answer(asked.model, asked.conversation, max_tokens=asked.max_tokens)
+        answer = self.player.answer(request.model, request.conversation, max_tokens=request.max_tokens)
         identity = Identity(f"scripted-{uuid.uuid4().hex}", int(time.time()), self._engine)
         record = Played(
             identity.response_id,
             dialect.name,
-            asked.model,
+            request.model,
             answer.script.name,
             answer.turn,
-            asked.stream,
+            request.stream,
             answer.prompt_ids,
         )
         self.played.append(record)
@@ -193,8 +175,8 @@ class ScriptedApp:
             refusal = dialect.error(failure.status, failure.message, "scripted_failure")
             await self._reply(send, failure.status, refusal, more)
         else:
-            exchange = _Exchange(dialect, asked, answer, identity, record, receive, send)
-            await (self._stream(exchange) if asked.stream else self._whole(exchange))
+            exchange = _Exchange(dialect, request, answer, identity, record, receive, send)
+            await (self._stream(exchange) if request.stream else self._whole(exchange))
 
     async def _whole(self, exchange: _Exchange) -> None:
         answer, failure = exchange.answer, exchange.answer.failure
@@ -215,7 +197,7 @@ class ScriptedApp:
             return  # the server closes a connection whose reply is not complete
         exchange.record.sent(answer.steps)
         exchange.record.finished = True
-        await self._reply(exchange.send, 200, exchange.dialect.whole(exchange.asked, answer, exchange.identity))
+        await self._reply(exchange.send, 200, exchange.dialect.whole(exchange.request, answer, exchange.identity))
 
     async def _stream(self, exchange: _Exchange) -> None:
         answer, send = exchange.answer, exchange.send
@@ -324,13 +306,13 @@ async def _left(receive: Receive) -> None:
 
 
 def _keys(scope: Scope) -> set[str]:
-    found = set()
+    keys = set()
     for name, value in scope["headers"]:
         if name == b"authorization":
-            found.add(value.decode("latin-1").removeprefix("Bearer ").strip())
+            keys.add(value.decode("latin-1").removeprefix("Bearer ").strip())
         elif name in (b"x-api-key", b"api-key"):
-            found.add(value.decode("latin-1").strip())
-    return found
+            keys.add(value.decode("latin-1").strip())
+    return keys
 
 
 class ModelAddress(TypedDict):
@@ -449,7 +431,5 @@ class ScriptedModel:
     def __enter__(self) -> ScriptedModel:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()

@@ -1,4 +1,4 @@
-"""What every dialect offers: read a request, write an answer as one body or as the events of a stream.
+"""The three wire formats of scripted models: read a request, write an answer as one body or as a stream of events.
 
 Pure: bytes and values in, bytes and values out.
 """
@@ -26,11 +26,11 @@ from .player import (
 )
 
 EngineName = Literal["vllm", "sglang", "plain"]
-"""Where ids stand: as vLLM writes them, as SGLang writes them, or nowhere."""
+"""Where replies have token ids: as vLLM writes them, as SGLang writes them, or nowhere."""
 
 
 class BadRequest(ValueError):
-    """The request's body is not what the dialect asks for."""
+    """The request's body does not follow the wire format."""
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """What a request asks for."""
+    """A request, read from its wire format."""
 
     model: str
     conversation: Conversation
@@ -59,7 +59,7 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a reply says of itself."""
+    """The identity of a reply: its id, time and model server."""
 
     response_id: str
     created: int
@@ -80,12 +80,12 @@ class WireFormat(ABC):
         """
 
     @abstractmethod
-    def whole(self, asked: ModelRequest, answer: ScriptedAnswer, identity: Identity) -> dict[str, Any]:
+    def whole(self, request: ModelRequest, answer: ScriptedAnswer, identity: Identity) -> dict[str, Any]:
         """Write an answer as one body."""
 
     @abstractmethod
     def stream(
-        self, asked: ModelRequest, answer: ScriptedAnswer, identity: Identity, *, tokens_per_chunk: int
+        self, request: ModelRequest, answer: ScriptedAnswer, identity: Identity, *, tokens_per_chunk: int
     ) -> Iterator[Chunk]:
         """Write an answer as server-sent events."""
 
@@ -110,14 +110,14 @@ def _alike(one: SampledToken, other: SampledToken) -> bool:
 
 
 class Carrier:
-    """Puts ids and log-probabilities beside the events of dialects that have no place for them.
+    """Adds ids and log-probabilities to the events of wire formats that have no place for them.
 
     An event carries its own tokens and those before it that show nothing, as two lists of the same length.
     """
 
-    def __init__(self, asked: ModelRequest, identity: Identity) -> None:
-        self._asked = asked
-        self._wanted = asked.token_ids and identity.engine != "plain"
+    def __init__(self, request: ModelRequest, identity: Identity) -> None:
+        self._request = request
+        self._wanted = request.token_ids and identity.engine != "plain"
         self._waiting: list[SampledToken] = []
 
     def hold(self, steps: Sequence[SampledToken]) -> None:
@@ -130,7 +130,7 @@ class Carrier:
         self._waiting.clear()
         if self._wanted and carried:
             data["token_ids"] = [step.token for step in carried]
-            data["logprobs"] = logprob_entries(carried, self._asked)
+            data["logprobs"] = logprob_entries(carried, self._request)
         return Chunk(event(data, name), carried)
 
     def add_to(self, body: dict[str, Any], answer: ScriptedAnswer) -> None:
@@ -138,7 +138,7 @@ class Carrier:
         if self._wanted:
             body["prompt_token_ids"] = answer.prompt_ids
             body["token_ids"] = answer.token_ids
-            body["logprobs"] = logprob_entries(answer.steps, self._asked)
+            body["logprobs"] = logprob_entries(answer.steps, self._request)
 
     def add_prompt(self, body: dict[str, Any], answer: ScriptedAnswer) -> None:
         """Put the prompt into the first event."""
@@ -159,22 +159,22 @@ def token_text(token: int) -> str:
     return vocabulary.bytes_of(token).decode("utf-8", "replace")
 
 
-def logprob_entries(steps: Sequence[SampledToken], asked: ModelRequest) -> list[dict[str, Any]]:
+def logprob_entries(steps: Sequence[SampledToken], request: ModelRequest) -> list[dict[str, Any]]:
     """Write log-probabilities as `logprobs.content` of OpenAI's chat completions has them."""
     return [
         {
-            **_entry(step.token, step.logprob, asked),
+            **_entry(step.token, step.logprob, request),
             "top_logprobs": [
-                _entry(other.token, other.logprob, asked)
-                for other in vocabulary.alternatives(step.token, step.logprob, asked.top_logprobs)
+                _entry(other.token, other.logprob, request)
+                for other in vocabulary.alternatives(step.token, step.logprob, request.top_logprobs)
             ],
         }
         for step in steps
     ]
 
 
-def _entry(token: int, chance: float, asked: ModelRequest) -> dict[str, Any]:
-    text = f"token_id:{token}" if asked.token_names_as_ids else token_text(token)
+def _entry(token: int, chance: float, request: ModelRequest) -> dict[str, Any]:
+    text = f"token_id:{token}" if request.token_names_as_ids else token_text(token)
     return {"token": text, "logprob": chance, "bytes": list(vocabulary.bytes_of(token))}
 
 
@@ -205,6 +205,19 @@ def text_of(content: Any) -> str:
     return "\n".join(texts)
 
 
+def _objects(value: Any, problem: str) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise BadRequest(problem)
+    return value
+
+
+def _role(message: Mapping[str, Any], roles: Mapping[str, Role]) -> Role:
+    role = roles.get(str(message.get("role")))
+    if role is None:
+        raise BadRequest(f"no message has the role {message.get('role')!r}")
+    return role
+
+
 def whole_number(body: Mapping[str, Any], *names: str) -> int | None:
     """Return the first of these fields that is a number."""
     for name in names:
@@ -214,7 +227,7 @@ def whole_number(body: Mapping[str, Any], *names: str) -> int | None:
     return None
 
 
-# chat: OpenAI's chat completions, with ids where vLLM or SGLang put them.
+# ---- OpenAI chat completions; token ids are where vLLM or SGLang put them ----
 
 
 _CHAT_ROLES: dict[str, Role] = {
@@ -234,9 +247,7 @@ class ChatDialect(WireFormat):
 
     def read(self, body: Mapping[str, Any]) -> ModelRequest:
         """Read a request."""
-        messages = body.get("messages")
-        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-            raise BadRequest("messages must be a list of objects")
+        messages = _objects(body.get("messages"), "messages must be a list of objects")
         if body.get("n") not in (None, 1):
             raise BadRequest("n must be 1: a script has one answer")
         tools = body.get("tools") or []
@@ -259,7 +270,7 @@ class ChatDialect(WireFormat):
             body=body,
         )
 
-    def whole(self, asked: ModelRequest, answer: ScriptedAnswer, identity: Identity) -> dict[str, Any]:
+    def whole(self, request: ModelRequest, answer: ScriptedAnswer, identity: Identity) -> dict[str, Any]:
         """Write an answer as one body."""
         message: dict[str, Any] = {"role": "assistant", "content": shown(answer) or None}
         calls = [(answer.calls[index], shown(answer, index)) for index in opened(answer)]
@@ -269,34 +280,34 @@ class ChatDialect(WireFormat):
                 for call, arguments in calls
             ]
         choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": answer.finish}
-        choice["logprobs"] = {"content": logprob_entries(answer.steps, asked)} if asked.logprobs else None
-        result = _chat_envelope(asked, identity, "chat.completion", [choice])
+        choice["logprobs"] = {"content": logprob_entries(answer.steps, request)} if request.logprobs else None
+        result = _chat_envelope(request, identity, "chat.completion", [choice])
         result["usage"] = _usage(answer)
-        if asked.token_ids:
+        if request.token_ids:
             _add_ids(result, choice, answer.steps, answer.prompt_ids, identity)
         return result
 
     def stream(
-        self, asked: ModelRequest, answer: ScriptedAnswer, identity: Identity, *, tokens_per_chunk: int
+        self, request: ModelRequest, answer: ScriptedAnswer, identity: Identity, *, tokens_per_chunk: int
     ) -> Iterator[Chunk]:
         """Write an answer as server-sent events."""
         first: dict[str, Any] = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-        opening = _chat_envelope(asked, identity, "chat.completion.chunk", [first])
-        if asked.token_ids:
+        opening = _chat_envelope(request, identity, "chat.completion.chunk", [first])
+        if request.token_ids:
             _add_ids(opening, first, (), answer.prompt_ids, identity)
         yield Chunk(event(opening))
         for steps in groups(answer.steps, tokens_per_chunk):
             choice: dict[str, Any] = {"index": 0, "delta": _delta(steps, answer), "finish_reason": None}
-            if asked.logprobs:
-                choice["logprobs"] = {"content": logprob_entries(steps, asked)}
-            chunk = _chat_envelope(asked, identity, "chat.completion.chunk", [choice])
-            if asked.token_ids:
+            if request.logprobs:
+                choice["logprobs"] = {"content": logprob_entries(steps, request)}
+            chunk = _chat_envelope(request, identity, "chat.completion.chunk", [choice])
+            if request.token_ids:
                 _add_ids(chunk, choice, steps, None, identity)
             yield Chunk(event(chunk), steps)
         last = {"index": 0, "delta": {}, "finish_reason": answer.finish}
-        yield Chunk(event(_chat_envelope(asked, identity, "chat.completion.chunk", [last])))
-        if asked.usage:
-            usage = _chat_envelope(asked, identity, "chat.completion.chunk", [])
+        yield Chunk(event(_chat_envelope(request, identity, "chat.completion.chunk", [last])))
+        if request.usage:
+            usage = _chat_envelope(request, identity, "chat.completion.chunk", [])
             yield Chunk(event({**usage, "usage": _usage(answer)}))
         yield Chunk(b"data: [DONE]\n\n")
 
@@ -306,9 +317,7 @@ class ChatDialect(WireFormat):
 
 
 def _chat_message(message: Mapping[str, Any]) -> ScriptedMessage:
-    role = _CHAT_ROLES.get(str(message.get("role")))
-    if role is None:
-        raise BadRequest(f"no message has the role {message.get('role')!r}")
+    role = _role(message, _CHAT_ROLES)
     calls = []
     for call in message.get("tool_calls") or ():
         function = call.get("function") or {}
@@ -316,12 +325,14 @@ def _chat_message(message: Mapping[str, Any]) -> ScriptedMessage:
     return ScriptedMessage(role, text_of(message.get("content")), calls)
 
 
-def _chat_envelope(asked: ModelRequest, identity: Identity, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+def _chat_envelope(
+    request: ModelRequest, identity: Identity, kind: str, choices: list[dict[str, Any]]
+) -> dict[str, Any]:
     return {
         "id": identity.response_id,
         "object": kind,
         "created": identity.created,
-        "model": asked.model,
+        "model": request.model,
         "choices": choices,
         "system_fingerprint": "scripted",
     }
@@ -358,7 +369,7 @@ def _usage(answer: ScriptedAnswer) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-# messages: Anthropic's messages. It has no place for ids: they stand beside the events and the body, where asked for.
+# ---- Anthropic messages; the format has no place for token ids, so they are extra fields of events and body ----
 
 
 _STOP_REASONS: dict[Finish, str] = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
@@ -372,11 +383,8 @@ class MessagesDialect(WireFormat):
 
     def read(self, body: Mapping[str, Any]) -> ModelRequest:
         """Read a request."""
-        given = body.get("messages")
-        if not isinstance(given, list) or not all(isinstance(message, dict) for message in given):
-            raise BadRequest("messages must be a list of objects")
         messages = [ScriptedMessage("system", text_of(body["system"]))] if body.get("system") else []
-        for message in given:
+        for message in _objects(body.get("messages"), "messages must be a list of objects"):
             messages.extend(_messages(message))
         schema = (body.get("output_config") or {}).get("format") or body.get("output_format") or {}
         return ModelRequest(
@@ -389,7 +397,7 @@ class MessagesDialect(WireFormat):
             body=body,
         )
 
-    def whole(self, asked: ModelRequest, answer: ScriptedAnswer, identity: Identity) -> dict[str, Any]:
+    def whole(self, request: ModelRequest, answer: ScriptedAnswer, identity: Identity) -> dict[str, Any]:
         """Write an answer as one body."""
         content: list[dict[str, Any]] = []
         if text := shown(answer):
@@ -399,18 +407,18 @@ class MessagesDialect(WireFormat):
             content.append(
                 {"type": "tool_use", "id": call.call_id, "name": call.name, "input": _input(shown(answer, index))}
             )
-        body = _anthropic_envelope(asked, answer, identity)
+        body = _anthropic_envelope(request, answer, identity)
         body.update(content=content, stop_reason=_STOP_REASONS[answer.finish])
         body["usage"]["output_tokens"] = len(answer.steps)
-        Carrier(asked, identity).add_to(body, answer)
+        Carrier(request, identity).add_to(body, answer)
         return body
 
     def stream(
-        self, asked: ModelRequest, answer: ScriptedAnswer, identity: Identity, *, tokens_per_chunk: int
+        self, request: ModelRequest, answer: ScriptedAnswer, identity: Identity, *, tokens_per_chunk: int
     ) -> Iterator[Chunk]:
         """Write an answer as server-sent events."""
-        carrier = Carrier(asked, identity)
-        message = _anthropic_envelope(asked, answer, identity)
+        carrier = Carrier(request, identity)
+        message = _anthropic_envelope(request, answer, identity)
         carrier.add_prompt(message, answer)
         yield carrier.chunk("message_start", {"type": "message_start", "message": message})
         block = -1
@@ -456,9 +464,7 @@ class MessagesDialect(WireFormat):
 
 def _messages(message: Mapping[str, Any]) -> Iterator[ScriptedMessage]:
     """Take a message apart: results of tools come inside messages of the user."""
-    role = _ANTHROPIC_ROLES.get(str(message.get("role")))
-    if role is None:
-        raise BadRequest(f"no message has the role {message.get('role')!r}")
+    role = _role(message, _ANTHROPIC_ROLES)
     content = message.get("content")
     if not isinstance(content, list):
         yield ScriptedMessage(role, text_of(content))
@@ -477,12 +483,12 @@ def _messages(message: Mapping[str, Any]) -> Iterator[ScriptedMessage]:
         yield ScriptedMessage(role, "\n".join(texts), calls)
 
 
-def _anthropic_envelope(asked: ModelRequest, answer: ScriptedAnswer, identity: Identity) -> dict[str, Any]:
+def _anthropic_envelope(request: ModelRequest, answer: ScriptedAnswer, identity: Identity) -> dict[str, Any]:
     return {
         "id": f"msg_{identity.response_id}",
         "type": "message",
         "role": "assistant",
-        "model": asked.model,
+        "model": request.model,
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
@@ -501,7 +507,7 @@ def _input(arguments: str) -> Any:
         return {}
 
 
-# OpenAI responses. Ids stand beside the events and the body, where asked for: the dialect has no place for them.
+# ---- OpenAI responses; token ids are extra fields here too ----
 
 
 _RESPONSES_ROLES: dict[str, Role] = {
@@ -521,15 +527,14 @@ class ResponsesDialect(WireFormat):
 
     def read(self, body: Mapping[str, Any]) -> ModelRequest:
         """Read a request."""
-        given = body.get("input")
-        if isinstance(given, str):
-            given = [{"type": "message", "role": "user", "content": given}]
-        if not isinstance(given, list) or not all(isinstance(item, dict) for item in given):
-            raise BadRequest("input must be a text or a list of objects")
+        items = body.get("input")
+        if isinstance(items, str):
+            items = [{"type": "message", "role": "user", "content": items}]
+        items = _objects(items, "input must be a text or a list of objects")
         if body.get("previous_response_id"):
             raise BadRequest("previous_response_id: no conversation is kept here; send all of its items")
         messages = [ScriptedMessage("system", body["instructions"])] if body.get("instructions") else []
-        messages.extend(found for item in given if (found := _responses_message(item)) is not None)
+        messages.extend(message for item in items if (message := _responses_message(item)) is not None)
         schema = (body.get("text") or {}).get("format") or {}
         include = body.get("include") or []
         return ModelRequest(
@@ -543,11 +548,11 @@ class ResponsesDialect(WireFormat):
             body=body,
         )
 
-    def whole(self, asked: ModelRequest, answer: ScriptedAnswer, identity: Identity) -> dict[str, Any]:
+    def whole(self, request: ModelRequest, answer: ScriptedAnswer, identity: Identity) -> dict[str, Any]:
         """Write an answer as one body."""
         cut = answer.finish == "length"
-        body = _responses_envelope(asked, identity, "incomplete" if cut else "completed")
-        body["output"] = _output(asked, answer, identity)
+        body = _responses_envelope(request, identity, "incomplete" if cut else "completed")
+        body["output"] = _output(request, answer, identity)
         body["incomplete_details"] = {"reason": "max_output_tokens"} if cut else None
         prompt, completion = len(answer.prompt_ids), len(answer.steps)
         body["usage"] = {
@@ -557,14 +562,14 @@ class ResponsesDialect(WireFormat):
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": prompt + completion,
         }
-        Carrier(asked, identity).add_to(body, answer)
+        Carrier(request, identity).add_to(body, answer)
         return body
 
     def stream(
-        self, asked: ModelRequest, answer: ScriptedAnswer, identity: Identity, *, tokens_per_chunk: int
+        self, request: ModelRequest, answer: ScriptedAnswer, identity: Identity, *, tokens_per_chunk: int
     ) -> Iterator[Chunk]:
         """Write an answer as server-sent events."""
-        return _Stream(self, asked, answer, identity).chunks(tokens_per_chunk)
+        return _Stream(self, request, answer, identity).chunks(tokens_per_chunk)
 
     def error(self, status: int, message: str, kind: str) -> dict[str, Any]:
         """Write an error."""
@@ -575,20 +580,20 @@ class _Stream:
     """The events of one reply, numbered."""
 
     def __init__(
-        self, dialect: ResponsesDialect, asked: ModelRequest, answer: ScriptedAnswer, identity: Identity
+        self, dialect: ResponsesDialect, request: ModelRequest, answer: ScriptedAnswer, identity: Identity
     ) -> None:
-        self._asked, self._answer, self._identity = asked, answer, identity
-        self._carrier = Carrier(asked, identity)
-        self._whole = dialect.whole(asked, answer, identity)
+        self._request, self._answer, self._identity = request, answer, identity
+        self._carrier = Carrier(request, identity)
+        self._whole = dialect.whole(request, answer, identity)
         self._number = 0
         self._output = -1
 
     def chunks(self, tokens_per_chunk: int) -> Iterator[Chunk]:
-        begun = _responses_envelope(self._asked, self._identity, "in_progress")
+        begun = _responses_envelope(self._request, self._identity, "in_progress")
         self._carrier.add_prompt(begun, self._answer)
         yield self._event("response.created", response=begun)
         yield self._event(
-            "response.in_progress", response=_responses_envelope(self._asked, self._identity, "in_progress")
+            "response.in_progress", response=_responses_envelope(self._request, self._identity, "in_progress")
         )
         for steps in groups(self._answer.steps, tokens_per_chunk):
             kind = steps[0].kind
@@ -629,7 +634,7 @@ class _Stream:
         item = self._item()
         if item["type"] != "message":
             return self._event(f"{_argument_event(item)}.delta", steps=steps, **self._place(), delta=visible)
-        more = {"logprobs": logprob_entries(steps, self._asked) if self._asked.logprobs else []}
+        more = {"logprobs": logprob_entries(steps, self._request) if self._request.logprobs else []}
         place = self._place()
         return self._event("response.output_text.delta", steps=steps, **place, content_index=0, delta=visible, **more)
 
@@ -669,20 +674,17 @@ def _responses_message(item: Mapping[str, Any]) -> ScriptedMessage | None:
         output = item.get("output")
         return ScriptedMessage("tool", text_of(output) if isinstance(output, str | list) else canonical(output))
     if kind == "message":
-        role = _RESPONSES_ROLES.get(str(item.get("role")))
-        if role is None:
-            raise BadRequest(f"no message has the role {item.get('role')!r}")
-        return ScriptedMessage(role, text_of(item.get("content")))
-    return None  # reasoning and the like is nothing that a script has said
+        return ScriptedMessage(_role(item, _RESPONSES_ROLES), text_of(item.get("content")))
+    return None  # reasoning and other items are not part of a script
 
 
-def _output(asked: ModelRequest, answer: ScriptedAnswer, identity: Identity) -> list[dict[str, Any]]:
+def _output(request: ModelRequest, answer: ScriptedAnswer, identity: Identity) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     status = "incomplete" if answer.finish == "length" else "completed"
     if text := shown(answer):
         part: dict[str, Any] = {"type": "output_text", "text": text, "annotations": []}
-        if asked.logprobs:
-            part["logprobs"] = logprob_entries([step for step in answer.steps if step.kind == "text"], asked)
+        if request.logprobs:
+            part["logprobs"] = logprob_entries([step for step in answer.steps if step.kind == "text"], request)
         message_id = f"msg_{identity.response_id}"
         items.append({"type": "message", "id": message_id, "role": "assistant", "status": status, "content": [part]})
     for index in opened(answer):
@@ -701,7 +703,7 @@ def _output(asked: ModelRequest, answer: ScriptedAnswer, identity: Identity) -> 
     return items
 
 
-def _responses_envelope(asked: ModelRequest, identity: Identity, status: str) -> dict[str, Any]:
+def _responses_envelope(request: ModelRequest, identity: Identity, status: str) -> dict[str, Any]:
     return {
         "id": f"resp_{identity.response_id}",
         "object": "response",
@@ -710,7 +712,7 @@ def _responses_envelope(asked: ModelRequest, identity: Identity, status: str) ->
         "error": None,
         "incomplete_details": None,
         "instructions": None,
-        "model": asked.model,
+        "model": request.model,
         "output": [],
         "parallel_tool_calls": True,
         "previous_response_id": None,
