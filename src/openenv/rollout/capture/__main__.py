@@ -1,6 +1,6 @@
 """The capture proxy as a process: `python -m openenv.rollout.capture --root DIR`.
 
-Says on its first line of output, as JSON, where it listens and with which admin key.
+The first line of its output is JSON: where it listens and, where it made one, the admin key.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--policy-header", default="x-policy-version", help="names the version of an endpoint's policy")
     parser.add_argument("--max-body-mb", type=float, default=64.0, help="the largest request")
     options = parser.parse_args(arguments)
-    given = settings.capture_admin_key()
-    # Where others can reach it, the key must be one that was chosen, not one that was printed.
-    made = secrets.token_urlsafe(32) if is_loopback(options.host) else None
+    chosen_key = settings.capture_admin_key()
+    # Where other machines can reach it, the key must be a chosen one, not a printed one.
+    made_key = secrets.token_urlsafe(32) if is_loopback(options.host) else None
     try:
         server = CaptureServer(
             options.root,
             host=options.host,
             port=options.port,
-            admin_key=given or made,
+            admin_key=chosen_key or made_key,
             policy_header=options.policy_header,
             max_body=int(options.max_body_mb * 1024 * 1024),
         )
@@ -44,10 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stopped.set())
         with server:
-            said = {"url": server.url, "socket": str(server.socket)}
-            if not given and made:
-                said["admin_key"] = made
-            sys.stdout.write(json.dumps(said) + "\n")
+            about = {"url": server.url, "socket": str(server.socket)}
+            if not chosen_key and made_key:
+                about["admin_key"] = made_key
+            sys.stdout.write(json.dumps(about) + "\n")
             sys.stdout.flush()
             stopped.wait()
     except CaptureError as exc:

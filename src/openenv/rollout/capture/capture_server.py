@@ -1,6 +1,6 @@
-"""The capture proxy as a server in a thread of its own: rollouts are opened here, agents call it.
+"""The capture proxy as a server in a thread of its own: `CaptureServer` opens rollouts, agents call it.
 
-Knows threads, listeners and folders. `proxy` answers the agents, `admin` those who hold the admin key.
+Knows threads, listeners and folders; `agent_routes` and `control_routes` know what is answered.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import ipaddress
-import logging
 import os
 import re
 import secrets
@@ -28,8 +27,8 @@ from openenv.errors import CaptureError
 from ..outcome import RolloutTurn
 from ..task import Budget, Model
 from . import export
-from .agent_routes import AgentRoutes, RolloutRegistry
-from .captured_rollout import CapturedRollout, Spending, Stats, digest
+from .agent_routes import AgentRoutes
+from .captured_rollout import CapturedRollout, RolloutRegistry, Spending, Stats, key_digest
 from .control_routes import ControlRoutes
 from .export import Sequence
 from .inbound import AgentConnections, AgentReply, AgentRequest, InboundLimits
@@ -37,7 +36,6 @@ from .model_call import Services
 from .outbound import Endpoints
 from .records import FILE, Call, Journal, JournalFull, Recorder, Recording, read
 
-log = logging.getLogger("openenv.rollout.capture")
 T = TypeVar("T")
 
 SWEEP_S = 5.0
@@ -51,7 +49,7 @@ class Capture:
         self._server = server
         self._rollout = rollout
         self.key = key
-        """What the agent sends as its API key; worth nothing elsewhere."""
+        """The agent's API key; it opens nothing but this proxy."""
         self.rollout_id = rollout.rollout_id
         self.path = path
         """The folder of the records."""
@@ -81,7 +79,7 @@ class Capture:
         self._server.end(self._rollout, self._server.revoke)
 
     def close(self) -> None:
-        """Revoke the key and let go of what is in memory; the records stay on disk and can be read."""
+        """Revoke the key and release memory; the records stay on disk and can be read."""
         self._server.end(self._rollout, self._server.finish)
 
     def __enter__(self) -> Capture:
@@ -128,18 +126,17 @@ class CaptureServer:
         self.root = Path(root)
         self._host = host
         self._port = port
-        self._admin_key = admin_key
         self._registry = RolloutRegistry(closed_ttl_s)
         self._endpoints = Endpoints(tls)
         self._services = Services(self._endpoints, policy_header.lower(), backoff_s)
-        self._proxy = AgentRoutes(self._registry, self._services)
-        self._admin = ControlRoutes(self, admin_key) if admin_key else None
+        self._agent_routes = AgentRoutes(self._registry, self._services)
+        self._control_routes = ControlRoutes(self, admin_key) if admin_key else None
         limits = InboundLimits(body=max_body, connections=_connections())
         self._agents = AgentConnections(limits, is_known=lambda key: self._registry.by_key(key) is not None)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._servers: list[asyncio.Server] = []
-        self._sockets = sockets
+        self._socket_parent = sockets
         self._folder: Path | None = None
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -194,7 +191,7 @@ class CaptureServer:
 
     @property
     def socket(self) -> Path:
-        """Return the unix socket on which agents are answered, and nobody else."""
+        """Return the unix socket: it has the agents' routes only."""
         if self._folder is None:
             raise CaptureError("The capture server does not run.")
         return self._folder / SOCKET_NAME
@@ -210,7 +207,7 @@ class CaptureServer:
         metadata: Mapping[str, Any] | None = None,
         policy_url: str | None = None,
     ) -> Capture:
-        """Make a place for a rollout.
+        """Open a rollout: a key, a budget, and a file of records.
 
         Args:
             rollout_id: Its id, also the name of its folder; None for a random one.
@@ -230,7 +227,7 @@ class CaptureServer:
         recorder = Recorder(Journal(path / FILE))
         budget = budget or Budget()
         rollout = CapturedRollout(
-            rollout_id, digest(key), model, Spending(budget), recorder, dict(metadata or {}), policy_url
+            rollout_id, key_digest(key), model, Spending(budget), recorder, dict(metadata or {}), policy_url
         )
         self._registry.add(rollout)
         try:
@@ -258,7 +255,7 @@ class CaptureServer:
         return self._registry.by_id(rollout_id)
 
     def end(self, rollout: CapturedRollout, how: Callable[[CapturedRollout], Coroutine[Any, Any, None]]) -> None:
-        """Revoke or finish a rollout from another thread; a server that has stopped has done so."""
+        """Revoke or finish a rollout from another thread; a server that has stopped has done so already."""
         try:
             self.run(how(rollout))
         except CaptureError:
@@ -266,20 +263,20 @@ class CaptureServer:
                 raise
 
     async def revoke(self, rollout: CapturedRollout) -> None:
-        """Let no more calls of a rollout through, and end those under way."""
-        fresh = not rollout.revoked
+        """Refuse the calls of a rollout from now on, and end those under way."""
+        is_first = not rollout.revoked
         rollout.revoked = True
         self._registry.forget_key(rollout)
         for call in list(rollout.active):
             call.stop("revoked")
         for call in list(rollout.active):
             await call.over.wait()
-        if fresh:
-            with contextlib.suppress(JournalFull):  # the recorder has taken note of it
+        if is_first:
+            with contextlib.suppress(JournalFull):  # the recorder keeps that as `failure`
                 rollout.recorder.note("revoked")
 
     async def finish(self, rollout: CapturedRollout) -> None:
-        """Revoke a rollout's key and let go of what is in memory."""
+        """Revoke a rollout's key and release memory."""
         await self.revoke(rollout)
         if rollout.closed_at is None:
             rollout.close()
@@ -287,7 +284,7 @@ class CaptureServer:
     # the thread
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run something on the server's loop from another thread, and wait for it."""
+        """Run a coroutine on the server's loop from another thread, and wait for it."""
         if self._thread is None or self._loop is None or self._loop.is_closed():
             work.close()
             raise CaptureError("The capture server does not run.")
@@ -321,10 +318,10 @@ class CaptureServer:
         self._servers.append(tcp)
         self._port = tcp.sockets[0].getsockname()[1]
         if hasattr(socket, "AF_UNIX"):
-            self._folder = make_socket_folder(self._sockets)
+            self._folder = make_socket_folder(self._socket_parent)
             path = self._folder / SOCKET_NAME
             unix = await loop.create_unix_server(
-                lambda: self._agents.accept(self._proxy.handle), str(path), backlog=1024
+                lambda: self._agents.accept(self._agent_routes.handle), str(path), backlog=1024
             )
             self._servers.append(unix)
             os.chmod(path, 0o666)  # agents run as other users; the folder and the key decide who gets through
@@ -332,10 +329,10 @@ class CaptureServer:
         self._sweeper = loop.create_task(self._sweep())
 
     async def _on_tcp(self, request: AgentRequest, reply: AgentReply) -> None:
-        if self._admin is not None and self._admin.owns(request):
-            await self._admin.handle(request, reply)
+        if self._control_routes is not None and self._control_routes.owns(request):
+            await self._control_routes.handle(request, reply)
         else:
-            await self._proxy.handle(request, reply)
+            await self._agent_routes.handle(request, reply)
 
     async def _sweep(self) -> None:
         while True:
@@ -352,8 +349,9 @@ class CaptureServer:
             await self.finish(rollout)
         self._agents.close()
         self._endpoints.close()
+        await asyncio.sleep(0)
         self._agents.close(abort=True)
-        await asyncio.sleep(0.01)  # lets transports say that they are closed
+        await asyncio.sleep(0.01)  # for the transports' connection_lost
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
@@ -387,34 +385,27 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-# Where the agents' unix socket lies: a folder of its own, short enough for a socket.
-#
-# Knows paths. A folder whose proxy was killed is removed by the next one that starts.
+# The agents' unix socket has a folder of its own, whose path is short enough for a socket: the kernel takes little more
+# than 100 bytes. The folder of a proxy that was killed is removed by the next one that starts.
 
-
-PREFIX = "openenv-capture-"
+FOLDER_PREFIX = "openenv-capture-"
 SOCKET_NAME = "agents.sock"
 _PATH_LIMIT = 100
 
 
-def make_socket_folder(wanted: Path | None = None) -> Path:
-    """Make a folder for a socket, where it is wanted if its path is short enough; remove those that were left there."""
-    place = _place(wanted)
-    for folder in place.glob(f"{PREFIX}*"):
-        if _is_left(folder / SOCKET_NAME):
+def make_socket_folder(parent: Path | None = None) -> Path:
+    """Make a folder for a socket, below `parent` if that path is short enough, and remove abandoned ones there."""
+    parents = [path for path in (parent, Path(tempfile.gettempdir())) if path is not None]
+    room = _PATH_LIMIT - len(f"/{FOLDER_PREFIX}12345678/{SOCKET_NAME}")
+    short = next((path for path in parents if len(str(path)) <= room), Path("/tmp"))
+    for folder in short.glob(f"{FOLDER_PREFIX}*"):
+        if _is_abandoned(folder / SOCKET_NAME):
             shutil.rmtree(folder, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+    return Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=short))
 
 
-def _place(wanted: Path | None) -> Path:
-    """Return a folder whose path leaves room for a socket's: the kernel takes little more than a hundred bytes."""
-    places = [place for place in (wanted, Path(tempfile.gettempdir())) if place is not None]
-    room = _PATH_LIMIT - len(f"/{PREFIX}12345678/{SOCKET_NAME}")
-    return next((place for place in places if len(str(place)) <= room), Path("/tmp"))
-
-
-def _is_left(path: Path) -> bool:
-    """Say whether nobody listens on a socket any more."""
+def _is_abandoned(path: Path) -> bool:
+    """Say whether a socket has no listener any more."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
         if not path.is_socket():
             return False

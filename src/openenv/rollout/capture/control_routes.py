@@ -1,6 +1,6 @@
-"""The control routes of the proxy, for those who hold the admin key. They are on TCP only, never on the agents' socket.
+"""The control routes of the proxy, for holders of the admin key. They are on TCP only, never on the agents' socket.
 
-Knows JSON bodies and rollouts. Must not know how calls are carried.
+Must not know how calls are carried.
 """
 
 from __future__ import annotations
@@ -19,11 +19,21 @@ from ..task import Budget, Dialect, Model
 from . import export
 from .captured_rollout import CapturedRollout
 from .encoding import Json, dumps, load_object
-from .inbound import JSON_TYPE, AgentReply, AgentRequest
+from .inbound import JSON_TYPE, AgentReply, AgentRequest, RequestRefused
 from .records import read
 
 if TYPE_CHECKING:
     from .capture_server import CaptureServer
+
+_SAME_IN_MODEL = {
+    "api_key",
+    "top_logprobs",
+    "return_token_ids",
+    "max_tokens_cap",
+    "disable_thinking",
+    "request_timeout_s",
+    "extra_headers",
+}
 
 
 class NewSession(BaseModel):
@@ -50,18 +60,8 @@ class NewSession(BaseModel):
 
     def as_model(self) -> Model:
         """Return the endpoint that it describes."""
-        return Model(
-            base_url=self.llm_url,
-            name=self.model,
-            api_key=self.api_key,
-            dialect=self.provider,
-            top_logprobs=self.top_logprobs,
-            return_token_ids=self.return_token_ids,
-            max_tokens_cap=self.max_tokens_cap,
-            disable_thinking=self.disable_thinking,
-            request_timeout_s=self.request_timeout_s,
-            extra_headers=self.extra_headers,
-        )
+        same = self.model_dump(include=_SAME_IN_MODEL)
+        return Model(base_url=self.llm_url, name=self.model, dialect=self.provider, **same)
 
     def as_budget(self) -> Budget:
         """Return the budget that it describes."""
@@ -70,14 +70,6 @@ class NewSession(BaseModel):
             max_completion_tokens=self.max_completion_tokens,
             max_seconds=self.max_seconds,
         )
-
-
-class _Answer(Exception):
-    """A status and an error text in place of an answer."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class ControlRoutes:
@@ -94,77 +86,80 @@ class ControlRoutes:
 
     async def handle(self, request: AgentRequest, reply: AgentReply) -> None:
         """Answer one request."""
+        status = 200
         try:
             if not hmac.compare_digest(request.key.encode("utf-8", "replace"), self._key):
-                raise _Answer(403 if request.key else 401, "this needs the admin key")
-            status, answer = await self._answer(request)
-        except _Answer as exc:
+                raise RequestRefused(403 if request.key else 401, "this needs the admin key")
+            answer = await self._answer(request)
+        except RequestRefused as exc:
             status, answer = exc.status, {"error": {"message": str(exc), "code": exc.status}}
         except CaptureError as exc:
             status, answer = 409, {"error": {"message": str(exc), "code": exc.code}}
         await reply.send(status, dumps(answer), [JSON_TYPE])
 
-    async def _answer(self, request: AgentRequest) -> tuple[int, Json]:
+    async def _answer(self, request: AgentRequest) -> Json:
         path, _, query = request.path.partition("?")
         parts = [unquote(part) for part in path.strip("/").split("/")]
         if len(parts) == 1:
             if request.method == "POST":
-                return 200, self._open(request)
+                return self._open(request)
             if request.method == "GET":
-                return 200, {"sessions": [self._about(rollout) for rollout in self._server.rollouts()]}
-            raise _Answer(405, "GET or POST")
+                return {"sessions": [_about(rollout) for rollout in self._server.rollouts()]}
+            raise RequestRefused(405, "GET or POST")
         rollout = self._server.find(parts[1])
         if rollout is None:
-            raise _Answer(404, f"there is no session '{parts[1]}'")
+            raise RequestRefused(404, f"there is no session '{parts[1]}'")
         if len(parts) == 2:
             if request.method == "GET":
-                return 200, self._about(rollout)
+                return _about(rollout)
             if request.method == "DELETE":
                 await self._server.finish(rollout)
-                return 200, {"session_id": rollout.rollout_id, "closed": True}
-            raise _Answer(405, "GET or DELETE")
+                return {"session_id": rollout.rollout_id, "closed": True}
+            raise RequestRefused(405, "GET or DELETE")
         if len(parts) == 3 and request.method == "GET":
             return await asyncio.to_thread(self._export, rollout, parts[2], parse_qs(query))
-        raise _Answer(404, "there is no such route")
+        raise RequestRefused(404, "there is no such route")
 
     def _open(self, request: AgentRequest) -> Json:
         body = load_object(request.body)
         if body is None:
-            raise _Answer(400, "the body must be a JSON object")
+            raise RequestRefused(400, "the body must be a JSON object")
         try:
-            asked = NewSession.model_validate(body)
+            wanted = NewSession.model_validate(body)
         except ValidationError as exc:
-            raise _Answer(422, str(exc.errors(include_url=False, include_input=False, include_context=False))) from None
+            problems = exc.errors(include_url=False, include_input=False, include_context=False)
+            raise RequestRefused(422, str(problems)) from None
         capture = self._server.open(
-            asked.session_id,
-            asked.as_model(),
-            budget=asked.as_budget(),
-            metadata=asked.metadata,
-            policy_url=asked.policy_url,
+            wanted.session_id,
+            wanted.as_model(),
+            budget=wanted.as_budget(),
+            metadata=wanted.metadata,
+            policy_url=wanted.policy_url,
         )
         return {"session_id": capture.rollout_id, "api_key": capture.key, "path": str(capture.path)}
 
-    def _about(self, rollout: CapturedRollout) -> Json:
-        return {
-            "session_id": rollout.rollout_id,
-            "metadata": rollout.metadata,
-            "model": rollout.model.name,
-            "opened_at": rollout.opened_at,
-            "closed_at": rollout.closed_at,
-            "stats": asdict(rollout.stats()),
-        }
-
-    def _export(self, rollout: CapturedRollout, what: str, query: dict[str, list[str]]) -> tuple[int, Json]:
+    def _export(self, rollout: CapturedRollout, what: str, query: dict[str, list[str]]) -> Json:
         recording = read(self._server.root / rollout.rollout_id)
         if what == "rollout":
             discarded = _flag(query, "include_discarded", default=True)
             messages = _flag(query, "include_messages", default=False)
-            return 200, export.document(recording, include_discarded=discarded, include_messages=messages)
+            return export.document(recording, include_discarded=discarded, include_messages=messages)
         if what == "trace_entries":
             if export.level(recording.calls) != "tokens":
-                raise _Answer(409, "this session is not trainable: its engine does not name all tokens")
-            return 200, {"entries": export.trace_entries(recording)}
-        raise _Answer(404, "there is no such route")
+                raise RequestRefused(409, "this session is not trainable: its engine does not name all tokens")
+            return {"entries": export.trace_entries(recording)}
+        raise RequestRefused(404, "there is no such route")
+
+
+def _about(rollout: CapturedRollout) -> Json:
+    return {
+        "session_id": rollout.rollout_id,
+        "metadata": rollout.metadata,
+        "model": rollout.model.name,
+        "opened_at": rollout.opened_at,
+        "closed_at": rollout.closed_at,
+        "stats": asdict(rollout.stats()),
+    }
 
 
 def _flag(query: dict[str, list[str]], name: str, *, default: bool) -> bool:

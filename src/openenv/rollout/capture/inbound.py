@@ -45,6 +45,14 @@ class AgentRequest:
         return self.headers.get("x-api-key", "") or self.headers.get("api-key", "")
 
 
+class RequestRefused(Exception):
+    """A request that is answered with an error status and a message."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 @dataclass(frozen=True, slots=True)
 class InboundLimits:
     """What connections may use."""
@@ -260,7 +268,7 @@ class AgentConnection(HttpToolsProtocol):
             self._set_deadline(None)
             self._reply = reply
             await self._handler(request, reply)
-        except _Refused as exc:
+        except RequestRefused as exc:
             await reply.send(exc.status, _error_body(str(exc)), [JSON_TYPE, ("connection", "close")])
         except Exception:  # the boundary of a request
             log.exception("a request failed: %s %s", request.method, request.path.partition("?")[0])
@@ -277,16 +285,16 @@ class AgentConnection(HttpToolsProtocol):
         """Read the body; False where the agent hangs up before its end.
 
         Raises:
-            _Refused: it is larger than this key's requests may be.
+            RequestRefused: it is larger than this key's requests may be.
         """
         key, shared, limits = request.key, self._shared, self._shared.limits
         is_known = shared.is_known(key)
         limit = limits.body if is_known else min(limits.unknown_key_body, limits.body)
         length = request.headers.get("content-length", "")
         if length.isdigit() and int(length) > limits.body:
-            raise _Refused(413, f"a request may have {limits.body} bytes")
+            raise RequestRefused(413, f"a request may have {limits.body} bytes")
         if length.isdigit() and int(length) > limit:
-            raise _Refused(401, "this key is not known here")
+            raise RequestRefused(401, "this key is not known here")
         size, more = 0, True
         while more:
             message = await receive()
@@ -297,18 +305,10 @@ class AgentConnection(HttpToolsProtocol):
             size += len(piece)
             held = shared.hold(key, len(piece))
             if size > limit:
-                raise _Refused(413, f"a request may have {limit} bytes")
+                raise RequestRefused(413, f"a request may have {limit} bytes")
             if held > limits.held:
-                raise _Refused(429, f"all requests together may have {limits.held} bytes")
+                raise RequestRefused(429, f"all requests together may have {limits.held} bytes")
         return True
-
-
-class _Refused(Exception):
-    """A request is larger than it may be."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
 
 
 def _error_body(text: str, kind: str = "invalid_request_error") -> bytes:

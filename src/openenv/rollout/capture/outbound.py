@@ -14,7 +14,7 @@ import ssl
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Literal, TypeAlias, cast
 from urllib.parse import urlsplit
 
@@ -48,7 +48,7 @@ class EndpointResponse:
         self.status = connection.status
         self.headers = connection.headers
 
-    async def pieces(self) -> AsyncIterator[bytes]:
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
         """Yield the body, each time all that has come. The endpoint is held back while the consumer is busy.
 
         Raises:

@@ -49,8 +49,3 @@ def route(path: str) -> Route | None:
         if path.endswith(module.PATH):
             return Route(module)
     return None
-
-
-def bridge(agent: Dialect, endpoint: Dialect) -> Bridge | None:
-    """Return what lets an agent of one dialect talk to an endpoint of another; None where nothing does."""
-    return BRIDGES.get((agent, endpoint))
