@@ -1,1 +1,1 @@
-"""TODO: the package openenv.server.fast."""
+"""Serving on uvicorn's bare transport; `OPENENV_FAST=0` turns it off. See README.md."""

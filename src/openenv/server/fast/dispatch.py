@@ -1,8 +1,11 @@
-"""The short way: from the protocol straight to an environment's endpoint, where nobody could tell the difference.
+"""From the protocol straight to an environment's endpoint, past layers that would do nothing for the request.
 
-An application without middleware of its own would pass each request through eight layers that do nothing for it, and a
-WebSocket would keep their frames for as long as it lives. Knows the stock layers of uvicorn, Starlette and FastAPI;
-where it meets anything else, it does not go.
+An application without middleware of its own passes each request through eight layers, and a WebSocket keeps their
+frames for as long as it lives. Only the stock layers of uvicorn, Starlette and FastAPI are skipped: behind any other
+layer, route class or handler, requests go through the application as usual.
+
+    uvicorn: ProxyHeaders -> FastAPI: ServerError -> ExceptionTelemetry -> Exception -> AsyncExitStack -> APIRouter
+             -> Route -> Guard -> endpoint                       direct: route match -> Guard.admitted -> endpoint
 """
 
 from __future__ import annotations
@@ -27,32 +30,33 @@ from ..mcp.endpoint import McpEndpoint
 from ..routes import DocumentedRoute
 from ..ws import WsEndpoint
 
-# They handle errors, which the endpoints answer themselves, and rewrite addresses, at which those do not look.
+# They handle errors, which the endpoints answer themselves, and rewrite addresses, which the endpoints do not use.
 _STOCK = (ServerErrorMiddleware, ExceptionMiddleware, AsyncExitStackMiddleware)
 _STOCK_NAMES = frozenset({"fastapi.telemetry._asgi.ExceptionTelemetryMiddleware"})
-_LOOK_S = 1.0
-_SHORTCUTS: WeakKeyDictionary[Config, DirectDispatch] = WeakKeyDictionary()
+_CHECK_S = 1.0
+_DISPATCHES: WeakKeyDictionary[Config, DirectDispatch] = WeakKeyDictionary()
 
 
 class DirectDispatch:
-    """The short way into one application; an ASGI application itself, which takes the long way for all else.
+    """Dispatches to one application: directly where that makes no difference, through all its layers otherwise.
 
-    Routes are looked up for each request, since applications may change theirs at any time; layers once a second.
+    Routes are matched for each request, since an application may change them at any time; layers are checked once a
+    second.
     """
 
     def __init__(self, served: Any) -> None:
         self._served = served
         self._app: Any = served.app if type(served) is ProxyHeadersMiddleware else served
         self._is_clear = False
-        self._looked_at = 0.0
+        self._checked_at = 0.0
 
     @classmethod
     def of(cls, config: Config) -> DirectDispatch:
-        """Return the shortcut into what a server serves."""
-        shortcut = _SHORTCUTS.get(config)
-        if shortcut is None:
-            shortcut = _SHORTCUTS[config] = cls(config.loaded_app)
-        return shortcut
+        """Return the dispatch of a server."""
+        dispatch = _DISPATCHES.get(config)
+        if dispatch is None:
+            dispatch = _DISPATCHES[config] = cls(config.loaded_app)
+        return dispatch
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Answer an HTTP request."""
@@ -61,14 +65,14 @@ class DirectDispatch:
 
     def handler(self, scope: Scope) -> Handler | None:
         """Find the handler of a request to a session or to `/mcp`, if it is the environment's own."""
-        # Without a session's name a Gym request may raise what the application has handlers for.
+        # A Gym request without a session's name may raise what the application has handlers for.
         if scope["type"] != "http" or not (scope["path"] == "/mcp" or names_session(scope)):
             return None
-        route, found = self._match(scope)
+        route, match = self._match(scope)
         handler = _behind(route.app, scope) if type(route) is DocumentedRoute else None
         if type(handler) is not McpEndpoint and not isinstance(getattr(handler, "__self__", None), GymRoutes):
             return None
-        scope.update(found)
+        scope.update(match)
         return handler
 
     def endpoint(self, scope: Scope) -> WsEndpoint | None:
@@ -80,24 +84,24 @@ class DirectDispatch:
     def _match(self, scope: Scope) -> tuple[Any, Scope]:
         """Return the route that the application would choose, if the request would reach it unchanged, or None."""
         now = time.monotonic()
-        if not self._is_clear or now - self._looked_at >= _LOOK_S:
-            self._looked_at = now
+        if not self._is_clear or now - self._checked_at >= _CHECK_S:
+            self._checked_at = now
             self._is_clear = _is_clear(self._app)
         if self._is_clear:
             for route in self._app.router.routes:
-                match, found = route.matches(scope)
+                match, child = route.matches(scope)
                 if match is Match.FULL:
-                    return route, found
+                    return route, child
         return None, {}
 
 
 def _behind(handler: Any, scope: Scope) -> Any:
-    """Look behind a guard; one that refuses has to do so itself."""
+    """Return the handler behind a guard, or None: a guard that refuses answers itself."""
     return handler.admitted(scope) if type(handler) is Guard else handler
 
 
 def _is_clear(app: Any) -> bool:
-    """Whether only stock layers are between an application and its routes, and nobody watches them."""
+    """Whether only stock layers are between an application and its routes, and none reports requests."""
     if type(app) is not FastAPI or app.root_path:
         return False
     layer: Any = app.middleware_stack  # None until the first request has made it
@@ -105,5 +109,5 @@ def _is_clear(app: Any) -> bool:
         layer = layer.app
     if layer is not app.router or type(layer) is not APIRouter or layer.middleware_stack != layer.app:
         return False
-    telemetry = getattr(app, "_native_telemetry", None)  # newer versions can report each request to somebody
+    telemetry = getattr(app, "_native_telemetry", None)  # newer versions can report each request
     return telemetry is None or not telemetry.enabled()

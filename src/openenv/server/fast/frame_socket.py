@@ -1,6 +1,12 @@
-"""Pings for idle connections, one timer for all: a peer that vanished without a word is found and dropped.
+"""`FrameSocket`: a WebSocket on uvicorn's bare transport, and what all sockets of a loop share (pings, writes).
 
-Knows when a connection was last heard of; must not know what it carries.
+Once the handshake is done the endpoint takes the transport over: a frame then costs one read and one write, and no ASGI
+message. Knows RFC 6455 and transports; must not know what the messages mean.
+
+    bytes --> FrameReader --> handler.on_message            send(payload) --> WriteBatch --> transport
+                 |                                                               (one flush per pass of the loop)
+                 +-- ping: pong      OPEN -- close() --> CLOSING -- peer's close frame, 2 s, or end --> lost
+                 +-- close frame:    OPEN -- answered ---------------------------------------------> lost
 """
 
 from __future__ import annotations
@@ -20,14 +26,15 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_S = 20.0
 TIMEOUT_S = 20.0
-_LOOK_S = 5.0
-_BIG = 8192  # from here on a message is worth a write of its own, and its reader a start on it
-_WHOLE_TEXT = 0x81  # first byte of a text message in a single frame
 CLOSE_TIMEOUT_S = 2.0
+_CHECK_S = 5.0
+_BIG = 8192  # a message of this size is worth a write of its own: its reader can start on it
+_MOST_UNWRITTEN = 1024 * 1024
+_WHOLE_TEXT = 0x81  # first byte of a text message in a single frame (RFC 6455, 5.2)
 
 
 class KeepAlive:
-    """Watches the connections of one loop."""
+    """Pings the idle connections of one loop, with one timer for all, and drops those that do not answer."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, *, interval_s: float = INTERVAL_S, timeout_s: float = TIMEOUT_S
@@ -35,41 +42,41 @@ class KeepAlive:
         self._loop = loop
         self._interval_s = interval_s
         self._timeout_s = timeout_s
-        self._look_s = min(_LOOK_S, interval_s / 4)
-        self.pinged: dict[FrameSocket, float | None] = {}
+        self._check_s = min(_CHECK_S, interval_s / 4)
         self._timer: asyncio.TimerHandle | None = None
+        self.pinged: dict[FrameSocket, float | None] = {}  # when each was pinged, while its answer is due
 
     @classmethod
     def of(cls, loop: asyncio.AbstractEventLoop) -> KeepAlive:
-        """Return the loop's own watcher."""
+        """Return the one of a loop."""
         return loop_local(loop, cls, lambda: cls(loop))
 
     def add(self, connection: FrameSocket) -> None:
         """Watch a connection."""
         self.pinged[connection] = None
         if self._timer is None:
-            self._timer = self._loop.call_later(self._look_s, self._look)
+            self._timer = self._loop.call_later(self._check_s, self._check_all)
 
     def discard(self, connection: FrameSocket) -> None:
-        """Watch it no more."""
+        """Watch a connection no more."""
         self.pinged.pop(connection, None)
         if not self.pinged and self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
+    def _check_all(self) -> None:
         now = self._loop.time()
         for connection, pinged_at in list(self.pinged.items()):
             try:
-                self.pinged[connection] = self._judge(connection, pinged_at, now)
+                self.pinged[connection] = self._check(connection, pinged_at, now)
             except Exception:  # one broken connection must not end the watch over the others
                 logger.exception("a connection could not be checked and is dropped")
                 self.pinged.pop(connection, None)
                 connection.abort()
-        self._timer = self._loop.call_later(self._look_s, self._look) if self.pinged else None
+        self._timer = self._loop.call_later(self._check_s, self._check_all) if self.pinged else None
 
-    def _judge(self, connection: FrameSocket, pinged_at: float | None, now: float) -> float | None:
-        """Ask or drop where it is time; return when the connection was asked, if its answer is still due."""
+    def _check(self, connection: FrameSocket, pinged_at: float | None, now: float) -> float | None:
+        """Ping or drop a connection when it is time; return when it was pinged, if its answer is still due."""
         if not connection.can_be_heard(now):
             return None
         if pinged_at is not None and connection.last_heard < pinged_at:
@@ -82,40 +89,35 @@ class KeepAlive:
         return None
 
 
-# writes: Writes collected over one pass of the event loop and made together at its end.
-#
-# Sending wakes the peer; a peer that wakes to many replies at once costs both sides far less than one that wakes for
-# each. Knows transports and bytes.
-
-
-_MOST_UNWRITTEN = 1024 * 1024
-
-
 class WriteBatch:
-    """The writes of one loop that are due at the end of this pass."""
+    """The writes of one loop, collected over a pass and made at its end.
+
+    Sending wakes the peer. A client of a hundred sessions that wakes once to a hundred replies costs both sides far
+    less than one that wakes a hundred times.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._hub = current_dispatcher()
-        self._hub.after_delivery = self.flush
+        self._dispatcher = current_dispatcher()
+        self._dispatcher.after_delivery = self.flush
         self._due: list[tuple[asyncio.WriteTransport, bytes]] = []
         self._size = 0
 
     @classmethod
     def of(cls, loop: asyncio.AbstractEventLoop) -> WriteBatch:
-        """Return the loop's own batch."""
+        """Return the one of a loop."""
         return loop_local(loop, cls, lambda: cls(loop))
 
     def add(self, transport: asyncio.WriteTransport, data: bytes, *, is_alone: bool = False) -> None:
-        """Write soon, in order; at once for a connection that has none beside it to wait for."""
+        """Write soon, in order; at once for the only connection of a loop, which has nothing to wait for."""
         if is_alone and not self._due:
             transport.write(data)
             return
-        if not self._due and not self._hub.is_delivering:
+        if not self._due and not self._dispatcher.is_delivering:
             self._loop.call_soon(self.flush)
         self._due.append((transport, data))
         self._size += len(data)
-        if self._size > _MOST_UNWRITTEN:  # a transport that has too much says so only once it has got it
+        if self._size > _MOST_UNWRITTEN:  # a transport reports that it is full only once it has the data
             self.flush()
 
     def flush(self) -> None:
@@ -132,7 +134,7 @@ class WriteBatch:
 
 
 class FrameSocket(asyncio.Protocol):
-    """A connection on the bare transport, taken over from the server's own protocol."""
+    """A connection on the bare transport, taken over from the server's own protocol (`origin`)."""
 
     def __init__(self, transport: asyncio.Transport, origin: asyncio.Protocol, *, max_size: int) -> None:
         self._transport = transport
@@ -188,7 +190,7 @@ class FrameSocket(asyncio.Protocol):
             await asyncio.shield(self._drained)
 
     def can_be_heard(self, now: float) -> bool:
-        """Say whether we read from the peer. One that takes nothing in for too long is dropped instead."""
+        """Say whether an answer to a ping could be read now; drop a peer that has read nothing for too long."""
         if self.is_full:
             unsent = self._transport.get_write_buffer_size()
             if unsent < self._unsent or self._stalled_since == 0.0:
@@ -198,26 +200,26 @@ class FrameSocket(asyncio.Protocol):
         return self._is_reading and not self._closing
 
     def ping(self) -> None:
-        """Ask the peer for a sign of life."""
+        """Send a ping (RFC 6455, 5.5.2)."""
         if not self._closing:
             self._transport.write(control_frame(Opcode.PING))
 
     def shutdown(self) -> None:
-        """The server is going down."""
+        """Let the handler finish: the server shuts down."""
         if self._handler is not None:
             self._handler.on_shutdown()
 
     def close(self, code: int = 1000, reason: str = "") -> None:
-        """Send a close frame, and hang up when the peer has answered it or its time is over (RFC 6455, 7.1.1)."""
+        """Send a close frame; the connection ends when the peer has answered it, or after 2 s (RFC 6455, 7.1.1)."""
         if not self._closing:
             self._start_closing(close_payload(code, reason))
-            with contextlib.suppress(OSError, RuntimeError):  # the peer may be gone without our knowing yet
+            with contextlib.suppress(OSError, RuntimeError):  # the peer may be gone already
                 if self._transport.can_write_eof():
-                    self._transport.write_eof()  # the peer sees the end now; what it still sends causes no reset
+                    self._transport.write_eof()  # the peer sees the end now, and what it still sends causes no reset
             self._update_reading()
 
     def _answer_close(self, payload: bytes) -> None:
-        """The peer says goodbye first: say it too, and hang up."""
+        """Answer the close frame of a peer that closes first, and end the connection."""
         whole = len(payload) >= 2
         self.close_code = int.from_bytes(payload[:2], "big") if whole else 1005
         self._start_closing(payload[:2] if whole else b"")
@@ -229,11 +231,11 @@ class FrameSocket(asyncio.Protocol):
         self._writes.flush()
         with contextlib.suppress(OSError, RuntimeError):
             self._transport.write(control_frame(Opcode.CLOSE, payload))
-        # A peer that neither answers nor reads is not waited for.
+        # A peer that neither answers nor reads must not hold the connection.
         self._close_timer = self._loop.call_later(CLOSE_TIMEOUT_S, self._transport.abort)
 
     def _await_close(self, data: bytes) -> None:
-        """After our goodbye only the peer's counts; whatever else it sends is dropped."""
+        """Read only for the peer's close frame; everything else it sends after ours is dropped."""
         try:
             messages = self._reader.feed(data)
         except FrameError:
@@ -248,17 +250,17 @@ class FrameSocket(asyncio.Protocol):
         self._transport.abort()
 
     def pause(self) -> None:
-        """Take in no more for now."""
+        """Read no more for now."""
         self._handler_paused = True
         self._update_reading()
 
     def resume(self) -> None:
-        """Go on taking in."""
+        """Read again."""
         self._handler_paused = False
         self._update_reading()
 
     def _update_reading(self) -> None:
-        """Read unless the handler has enough or the peer does not take our replies; a closing socket always reads."""
+        """Read unless the handler has enough or the peer reads no replies; a closing socket always reads."""
         wanted = self._closing or not (self._handler_paused or self.is_full)
         if wanted is self._is_reading or self._transport.is_closing():
             return
@@ -274,13 +276,13 @@ class FrameSocket(asyncio.Protocol):
 
     @property
     def ending(self) -> asyncio.Future[None]:
-        """Done once the connection has ended. Whoever lets others cancel it closes the socket then."""
+        """A future that is done once the connection has ended; cancelling it does not close the socket."""
         return self._closed
 
     # -- asyncio.Protocol -----------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Cut the bytes into messages and hand them on."""
+        """Cut the bytes into messages and pass them to the handler."""
         handler = self._handler
         if handler is None:
             return
@@ -290,13 +292,13 @@ class FrameSocket(asyncio.Protocol):
         self.last_heard = self._loop.time()
         payload = self._reader.whole(data)
         if payload is None:
-            self._read_slowly(data, handler)
+            self._read_frames(data, handler)
         elif data[0] == _WHOLE_TEXT:
             handler.on_message(payload)
         else:
             handler.on_binary(payload)
 
-    def _read_slowly(self, data: bytes, handler: SocketHandler) -> None:
+    def _read_frames(self, data: bytes, handler: SocketHandler) -> None:
         try:
             messages = self._reader.feed(data)
         except FrameError as exc:
@@ -317,11 +319,11 @@ class FrameSocket(asyncio.Protocol):
                 return
 
     def eof_received(self) -> bool:
-        """A client that has shut its side is gone."""
+        """Treat a client that has shut its side as gone."""
         return False
 
     def pause_writing(self) -> None:
-        """A client that does not read gets no further replies to buffer."""
+        """Stop reading from a client that does not read its replies: they would pile up here."""
         if not self.is_full:
             self.is_full = True
             self._stalled_since = 0.0
@@ -341,7 +343,7 @@ class FrameSocket(asyncio.Protocol):
             drained.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell everybody, the server's own protocol included: it keeps the list of connections."""
+        """Tell the handler, and the server's own protocol, which keeps the list of connections."""
         self._closing = True
         self._relieve()
         if self._close_timer is not None:
@@ -357,7 +359,7 @@ class FrameSocket(asyncio.Protocol):
 def take_over(receive: Receive, *, max_size: int) -> FrameSocket | None:
     """Take the transport from the server's WebSocket protocol, right after `websocket.accept` was sent.
 
-    That protocol is our own (`upgrade`) or uvicorn's. Returns None, and changes nothing, unless it is one of them, no
+    That protocol is `UpgradeProtocol` or uvicorn's. Returns None, and changes nothing, unless it is one of them, no
     extension such as compression was negotiated, nothing has been read ahead, and no middleware is in between.
     """
     origin: Any = getattr(receive, "__self__", None)
@@ -381,7 +383,7 @@ def take_over(receive: Receive, *, max_size: int) -> FrameSocket | None:
 
 
 def open_socket(receive: Receive, send: Send, *, max_size: int, fast: bool = True) -> Socket:
-    """Return the socket of a connection that was just accepted: on its bare transport if that is allowed and possible."""
+    """Return the socket of a connection that was just accepted, on its bare transport where that is possible."""
     if fast:
         with contextlib.suppress(AttributeError):  # of a server or middleware that is not known here
             socket = take_over(receive, max_size=max_size)

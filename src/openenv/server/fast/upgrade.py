@@ -1,8 +1,12 @@
 """The WebSocket protocol class for uvicorn: a short handshake, then either a takeover or plain ASGI messages.
 
-Any WebSocket route of the application works on it; the environment's own route takes the connection over (see
-`sockets`). No extension is offered: on a fast network compression costs more than it saves. Knows RFC 6455 section 4
-and uvicorn's protocol interface; what is served it learns from `shortcut` only.
+Every WebSocket route of an application works on it; the environment's own route takes the connection over. No extension
+is offered: on a fast network compression costs more than it saves. Knows RFC 6455, section 4.
+
+    connecting -- accept --> accepted -- take_frames --> taken     a FrameSocket has the transport
+        |                       |
+        |                       +-- receive/send ------> accepted  a FrameSocket carries ASGI messages
+        +-- reject, deny ----------------------------> closed
 """
 
 from __future__ import annotations
@@ -61,19 +65,19 @@ class UpgradeProtocol(asyncio.Protocol):
     # -- asyncio.Protocol -----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport; the server keeps us."""
+        """Register with the server."""
         self._transport = cast(asyncio.Transport, transport)
         self._state.connections.add(self)  # type: ignore[arg-type]  # uvicorn lists its own classes only
 
     def data_received(self, data: bytes) -> None:
-        """Read the upgrade request; anything after it belongs to whoever has the connection by then."""
+        """Read the upgrade request; what follows belongs to the socket."""
         if self._phase == "connecting" and not self._scope:
             self._begin(data)
         elif self._phase == "accepted":
             self._carry().data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the application, unless it knows already."""
+        """Send the application a disconnect, unless a socket has taken the connection."""
         self._state.connections.discard(self)
         if self._phase != "taken":
             self._phase = "closed"
@@ -81,7 +85,7 @@ class UpgradeProtocol(asyncio.Protocol):
             self._put({"type": "websocket.disconnect", "code": 1006 if code is None else code})
 
     def shutdown(self) -> None:
-        """The server is going down: say so and hang up."""
+        """Let the socket finish, or refuse the handshake: the server shuts down."""
         assert self._transport is not None
         if self._socket is not None:
             self._socket.shutdown()
@@ -98,9 +102,9 @@ class UpgradeProtocol(asyncio.Protocol):
         request_line, *lines = data.split(b"\r\n\r\n", 1)[0].split(b"\r\n")
         method, target, _ = request_line.split(b" ", 2)
         headers = [(name.lower(), value.strip()) for name, _, value in (line.partition(b":") for line in lines)]
-        found = dict(headers)
-        self._key = found.get(b"sec-websocket-key", b"")
-        if method != b"GET" or len(self._key) != 24 or found.get(b"sec-websocket-version") != b"13":
+        fields = dict(headers)
+        self._key = fields.get(b"sec-websocket-key", b"")
+        if method != b"GET" or len(self._key) != 24 or fields.get(b"sec-websocket-version") != b"13":
             self._reject(http.HTTPStatus.BAD_REQUEST)
             return
         raw_path, _, query = target.partition(b"?")
@@ -112,14 +116,14 @@ class UpgradeProtocol(asyncio.Protocol):
             "query_string": query,
             "headers": headers,
         }
-        if b"origin" in found:  # where the connection came in matters for pages only
+        if b"origin" in fields:  # the address matters for requests of web pages only
             self._scope["server"] = get_local_addr(transport)
         endpoint = DirectDispatch.of(self._config).endpoint(self._scope)
         if endpoint is not None:
-            # Soon and not now: the server makes us the transport's protocol when this returns.
+            # Not now: the server makes this the transport's protocol only when it returns.
             self._loop.call_soon(self._serve_directly, endpoint)
             return
-        protocols = found.get(b"sec-websocket-protocol", b"").decode("latin-1")
+        protocols = fields.get(b"sec-websocket-protocol", b"").decode("latin-1")
         self._scope |= {
             "asgi": {"version": self._config.asgi_version, "spec_version": "2.4"},
             "http_version": "1.1",
@@ -137,7 +141,7 @@ class UpgradeProtocol(asyncio.Protocol):
         task.add_done_callback(self._state.tasks.discard)
 
     def _serve_directly(self, endpoint: WsEndpoint) -> None:
-        """Do what the application would do with this connection, without a task for it."""
+        """Serve as the application would, without a task for each connection."""
         assert self._transport is not None
         if self._phase != "connecting" or self._transport.is_closing():
             return
@@ -146,7 +150,7 @@ class UpgradeProtocol(asyncio.Protocol):
             socket = self.take_frames(endpoint.max_size)
             if socket is None:
                 return
-            self._state.tasks.add(socket.ending)  # type: ignore[arg-type]  # what the server waits for, and cancels
+            self._state.tasks.add(socket.ending)  # type: ignore[arg-type]  # the server waits for it, and cancels it
             socket.ending.add_done_callback(self._ended)
             endpoint.begin(self._scope, socket)
         except Exception:
@@ -155,7 +159,7 @@ class UpgradeProtocol(asyncio.Protocol):
 
     def _ended(self, ending: asyncio.Future[None]) -> None:
         self._state.tasks.discard(ending)
-        if ending.cancelled():  # the shutdown waits no longer
+        if ending.cancelled():  # the shutdown does not wait any longer
             self._finish(1012, http.HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def _run(self) -> None:
@@ -163,7 +167,7 @@ class UpgradeProtocol(asyncio.Protocol):
             await self._app(self._scope, self.receive, self.send)
         except Disconnected:
             pass
-        except asyncio.CancelledError:  # the shutdown waits no longer
+        except asyncio.CancelledError:  # the shutdown does not wait any longer
             self._finish(1012, http.HTTPStatus.SERVICE_UNAVAILABLE)
             raise
         except BaseException:
@@ -173,12 +177,12 @@ class UpgradeProtocol(asyncio.Protocol):
         self._finish(1000, http.HTTPStatus.INTERNAL_SERVER_ERROR)
 
     def _finish(self, code: int, status: int) -> None:
-        """The application has ended; nothing stays open that it did not hand on."""
+        """Close what the application left open when it ended."""
         if self._phase in ("connecting", "denying"):
             self._reject(status)
         elif self._phase == "accepted":
             self._carry().close(code)
-        elif self._phase == "taken" and code != 1000:  # whoever has taken it has failed
+        elif self._phase == "taken" and code != 1000:  # the endpoint that took it has failed
             assert self._socket is not None
             self._socket.close(code)
 
@@ -222,7 +226,7 @@ class UpgradeProtocol(asyncio.Protocol):
     # -- ASGI -----------------------------------------------------------------------------------------------------
 
     async def receive(self) -> dict[str, Any]:
-        """Give the application the next event."""
+        """Return the next event."""
         if self._phase == "accepted":
             self._carry()
         while not self._events:
@@ -231,7 +235,7 @@ class UpgradeProtocol(asyncio.Protocol):
         return self._events.popleft()
 
     async def send(self, message: dict[str, Any]) -> None:
-        """Do what the application says."""
+        """Handle a message of the application."""
         kind = message["type"]
         if self._phase == "connecting":
             self._answer(kind, message)
@@ -278,7 +282,7 @@ class UpgradeProtocol(asyncio.Protocol):
     # -- after the handshake --------------------------------------------------------------------------------------
 
     def take_frames(self, max_size: int) -> FrameSocket | None:
-        """Give the connection away, right after it was accepted; None when it is in use or closing."""
+        """Hand the connection over right after it was accepted; None when it is in use or closing."""
         assert self._transport is not None
         if self._phase != "accepted" or self._socket is not None or self._transport.is_closing():
             return None
@@ -287,7 +291,7 @@ class UpgradeProtocol(asyncio.Protocol):
         return self._socket
 
     def _carry(self) -> FrameSocket:
-        """Carry messages for an application that speaks ASGI."""
+        """Return the socket that carries ASGI messages."""
         if self._socket is None:
             assert self._transport is not None
             self._socket = FrameSocket(self._transport, self, max_size=self._config.ws_max_size)
@@ -295,11 +299,11 @@ class UpgradeProtocol(asyncio.Protocol):
         return self._socket
 
     def on_message(self, payload: bytes) -> None:
-        """Hand a text message to the application."""
+        """Queue a text message for the application."""
         self._put({"type": "websocket.receive", "text": payload.decode("utf-8", "replace")})
 
     def on_binary(self, payload: bytes) -> None:
-        """Hand a binary message to the application."""
+        """Queue a binary message for the application."""
         self._put({"type": "websocket.receive", "bytes": payload})
 
     def on_oversize(self, size: int) -> None:
@@ -308,12 +312,12 @@ class UpgradeProtocol(asyncio.Protocol):
         self._socket.close(1009, "message too big")
 
     def on_writable(self) -> None:
-        """`send` waits for that by itself."""
+        """Nothing to do: `send` waits by itself."""
 
     def on_shutdown(self) -> None:
-        """Hang up; the application learns of it as of any disconnect."""
+        """Close; the application gets a disconnect."""
         assert self._socket is not None
         self._socket.close(1012)
 
     def on_lost(self) -> None:
-        """`connection_lost` tells the application."""
+        """Nothing to do: `connection_lost` tells the application."""
