@@ -115,7 +115,7 @@ def test_a_constructor_that_hangs_can_be_given_up(
 def test_a_crowd_does_not_end_the_session_of_somebody_who_plays(
     serve: Serve, visit: Visit, make_app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(visitors_module, "_MOST", 3)
+    monkeypatch.setattr(visitors_module, "_MAX_VISITORS", 3)
     server = serve(make_app(access=AccessPolicy(orchestrator="orc", observer="obs")))
     player, observer = visit(server.url, token="orc"), visit(server.url, token="obs", cookie=False)
     player.post("/web/reset", {"start": 1})
@@ -158,7 +158,7 @@ def test_a_step_of_a_visitor_whom_the_server_no_longer_knows_begins_nothing(
 def test_what_visitors_have_left_behind_is_thrown_away(
     serve: Serve, visit: Visit, make_app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(visitors_module, "_MOST_LEFT_BEHIND", 0)
+    monkeypatch.setattr(visitors_module, "_MAX_ORPHANED_BYTES", 0)
     monkeypatch.setattr(visitors_module, "_KEEP_PERIOD_S", 0.05)
     server = serve(make_app())
     left, playing = visit(server.url), visit(server.url)

@@ -31,7 +31,7 @@ def managed(serve: Callable[..., Any], make_app: Callable[..., Any]) -> tuple[An
         service.factory,
         service.action_cls,
         service.observation_cls,
-        served=(service, page.visitors, page.play),
+        served=(service, page.visitors, page.actions),
     )
     return serve(app), manager
 

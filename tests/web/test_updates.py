@@ -13,7 +13,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from openenv.web import visitors as episode_module
+from openenv.web import visitors as visitors_module
 
 
 def test_the_page_gets_increments_that_are_counted(street: Any, visit: Callable[..., Any]) -> None:
@@ -100,7 +100,7 @@ def test_plain_clients_get_the_contracts_frames(street: Any, visit: Callable[...
         browser.step()
         told = live.next()["episode_state"]
         assert (told["step_count"], told["is_reset"], told["current_observation"]["place"]) == (1, False, 1)
-        episode_module.EpisodeState.model_validate(told)
+        visitors_module.EpisodeState.model_validate(told)
         assert set(told["action_logs"][0]) == {"timestamp", "action", "observation", "reward", "done", "step_count"}
 
 
@@ -115,8 +115,8 @@ def test_programs_without_a_cookie_look_on_at_the_shared_episode(street: Any, vi
 def test_the_log_holds_the_newest_thousand(
     serve: Callable[..., Any], visit: Callable[..., Any], make_app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert episode_module.MAX_ENTRIES == 1000
-    monkeypatch.setattr(episode_module, "MAX_ENTRIES", 5)
+    assert visitors_module.MAX_ENTRIES == 1000
+    monkeypatch.setattr(visitors_module, "MAX_ENTRIES", 5)
     browser = visit(serve(make_app()).url)
     browser.post("/web/reset")
     for turn in range(8):
@@ -127,10 +127,10 @@ def test_the_log_holds_the_newest_thousand(
 
 
 def test_a_log_of_large_observations_is_bounded_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(episode_module, "_MAX_BYTES", 1000)
-    episode = episode_module.Episode()
+    monkeypatch.setattr(visitors_module, "_MAX_BYTES", 1000)
+    episode = visitors_module.VisitorEpisode()
     for number in range(50):
-        episode.add(episode_module.Entry(b'{"n":%d,"x":"%s"' % (number, b"x" * 100), 1.0))
+        episode.add(visitors_module.HistoryEntry(b'{"n":%d,"x":"%s"' % (number, b"x" * 100), 1.0))
     kept = json.loads(episode.log())
     assert kept[-1]["n"] == 49
     assert len(kept) < 10

@@ -182,7 +182,7 @@ def test_operators_see_all_sessions_and_can_end_each(
 def test_visitors_who_have_left_are_forgotten(
     serve: Callable[..., Any], visit: Callable[..., Any], make_app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(visitors_module, "_MOST", 3)
+    monkeypatch.setattr(visitors_module, "_MAX_VISITORS", 3)
     server = serve(make_app())
     visitors = server.app.state.openenv_web.visitors
     browsers = [visit(server.url) for _ in range(6)]

@@ -273,7 +273,7 @@ def create_app(
         **arguments,
     )
     wish = PageArguments(gradio_builder, custom_tab_name, custom_tab_primary, show_default_tab, title_override)
-    app.state.openenv_page_wish = wish  # for `openenv serve`, which has a page in any case
+    app.state.openenv_page_arguments = wish  # for `openenv serve`, which has a page in any case
     if settings.web_interface_enabled():
         from ..web.web_page import add_page  # servers without the page do not load it
 

@@ -169,7 +169,7 @@ def _add_page(app: Any, target: str) -> None:
     from ..web.web_page import add_page  # servers without the page do not load it
 
     folder = Path(split_target(target)[0])
-    wish = getattr(app.state, "openenv_page_wish", PageArguments())
+    wish = getattr(app.state, "openenv_page_arguments", PageArguments())
     add_page(app, wish, folder=folder.resolve() if folder.is_dir() else None)
 
 

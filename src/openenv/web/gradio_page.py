@@ -1,7 +1,7 @@
-"""The bridge to Gradio: shows the page that an environment's own builder makes as a tab of the page.
+"""The bridge to Gradio: shows the page of an environment's own builder as a tab of the page.
 
-The only module that imports Gradio. Everything of it is behind the gate, for whoever may control the environment. Knows
-Gradio's mounting; what the page does with the environment goes through the manager that it is given.
+The only module that imports Gradio. Its routes are for orchestrators only; its page uses the environment through a
+`WebInterfaceManager`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI
@@ -21,7 +20,7 @@ from ..server.asgi import Handler, Message, Receive, Scope, Send
 from .page_description import CUSTOM_PATH, action_fields, is_chat, load_environment_metadata, title_of
 from .quickstart import get_quick_start_markdown
 from .web_interface import WebInterfaceManager
-from .web_page import WebPage
+from .web_page import WebPage, wrap_lifespan
 
 try:
     gr: Any = importlib.import_module("gradio")
@@ -33,15 +32,15 @@ _PATH = f"/web/{CUSTOM_PATH.rstrip('/')}"
 
 
 def mount_gradio(app: FastAPI, page: WebPage, builder: Callable[..., Any]) -> WebInterfaceManager:
-    """Build an environment's own Gradio page and put it onto the application.
+    """Build an environment's own Gradio page and mount it.
 
     Args:
         app: The application, which has the page.
         page: The page.
-        builder: Called with manager, action fields, metadata, whether it is a chat, title and quick start.
+        builder: Called with manager, action fields, metadata, `is_chat`, title and quick start.
 
     Raises:
-        TypeError: The builder returned something else.
+        TypeError: The builder did not return `gradio.Blocks`.
     """
     service = page.service
     metadata = load_environment_metadata(service.factory, service.env_name)
@@ -50,7 +49,7 @@ def mount_gradio(app: FastAPI, page: WebPage, builder: Callable[..., Any]) -> We
         service.action_cls or dict,
         service.observation_cls or dict,
         metadata,
-        served=(service, page.visitors, page.play),
+        served=(service, page.visitors, page.actions),
     )
     app.state.openenv_web_manager = manager
     title = title_of(metadata, page.options.title)
@@ -67,23 +66,23 @@ def mount_gradio(app: FastAPI, page: WebPage, builder: Callable[..., Any]) -> We
     assert isinstance(server, HTTPEnvServer)
     mounts = [route for route in added if isinstance(route, Mount)]
     for mount in mounts:
-        mount.app = streams = Streams(mount.app)
+        mount.app = streams = EndableStreams(mount.app)
         server.stream_enders.append(streams.end)
-        _begin_with(app, streams.begin)
+        wrap_lifespan(app, on_start=streams.begin)
     server.guard(mounts)
-    _begin_with(app, lambda: manager.began(asyncio.get_running_loop()))
+    wrap_lifespan(app, on_start=lambda: manager.began(asyncio.get_running_loop()))
     return manager
 
 
-class Streams:
-    """An ASGI application whose open answers can be told that nobody listens any more."""
+class EndableStreams:
+    """An ASGI application whose open responses can be ended, as if their clients had disconnected."""
 
     def __init__(self, app: Handler) -> None:
         self._app = app
         self._ended = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand on."""
+        """Pass a request on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -101,22 +100,9 @@ class Streams:
         await self._app(scope, receive_or_end, send)
 
     def begin(self) -> None:
-        """Let answers stay open, now that the server is up."""
+        """Let responses stay open, now that the server runs."""
         self._ended = asyncio.Event()
 
     def end(self) -> None:
-        """End what is open."""
+        """End the open responses."""
         self._ended.set()
-
-
-def _begin_with(app: FastAPI, begin: Callable[[], None]) -> None:
-    """Call something on the server's loop when it starts."""
-    inner = app.router.lifespan_context
-
-    @asynccontextmanager
-    async def lifespan(application: Any) -> AsyncIterator[Any]:
-        async with inner(application) as state:
-            begin()
-            yield state
-
-    app.router.lifespan_context = lifespan

@@ -1,6 +1,6 @@
-"""The fields of an action as forms know them: `action_fields`, which custom pages are given.
+"""The description of the page: names, schemas, tools, the action's form fields, README and quick start.
 
-Knows JSON schemas; the page itself makes its form from the whole schema.
+Most of it is built once. Knows the service and descriptions; must not know requests or visitors.
 """
 
 from __future__ import annotations
@@ -28,13 +28,234 @@ from ..types import EnvironmentMetadata, ServerMode
 from .quickstart import quick_start
 from .visitor_actions import VisitorActions
 
+logger = logging.getLogger(__name__)
+
+CUSTOM_PATH = "gradio/"
+_PATIENCE_S = 5.0
 _LONG_TEXT = 100
 _LONG_NAMES = ("message", "code")
 _KINDS = {"boolean": "checkbox", "integer": "number", "number": "number", "string": "text"}
+_FRONT_MATTER = re.compile(r"\A---\s*\n.*?\n---\s*(?:\n|\Z)", re.S)
+_MOST_CHARS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class CustomTab:
+    """A page of the environment's own, beside the standard one.
+
+    Args:
+        name: Its label.
+        is_primary: Whether it comes first.
+        is_alone: Whether it replaces the standard page.
+    """
+
+    name: str = "Custom"
+    is_primary: bool = False
+    is_alone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PageOptions:
+    """An application's options for its page.
+
+    Args:
+        title: The page's title; by default made from the name.
+        custom: A tab of the environment's own.
+        folder: The environment's own folder, for its README.
+    """
+
+    title: str | None = None
+    custom: CustomTab | None = None
+    folder: Path | None = None
+
+
+class PageDescription:
+    """Describes the page of one served environment.
+
+    Args:
+        service: The served environment.
+        actions: Lists the tools.
+        options: The application's options.
+    """
+
+    def __init__(self, service: EnvService, actions: VisitorActions, options: PageOptions) -> None:
+        self._service = service
+        self._actions = actions
+        self._options = options
+        self._metadata: EnvironmentMetadata | None = None
+        self._tools: list[dict[str, Any]] | None = None
+        self._knows_tools = False
+        self._finding = asyncio.Lock()
+        self._asking: dict[str, asyncio.Task[Any]] = {}
+        self._html: str | None = None
+
+    async def metadata(self) -> EnvironmentMetadata:
+        """Describe the environment, with its README; by its name alone if it cannot be built."""
+        if self._metadata is None:
+            service = self._service
+            readme = await asyncio.to_thread(find_readme, service.env_name, self._options.folder)
+            plain = await asyncio.to_thread(load_environment_metadata, service.factory, service.env_name)
+            plain = found = plain.model_copy(update={"readme_content": readme})
+            if getattr(service.manager.env_cls, "get_metadata", None) is not Environment.get_metadata:
+                try:
+                    found = await self._ask("metadata", service.metadata)
+                except Exception:
+                    logger.warning("the environment cannot describe itself", exc_info=True)
+                    return plain
+            self._metadata = found.model_copy(update={"readme_content": found.readme_content or readme})
+        return self._metadata
+
+    async def describe(self, role: Role, *, url: str, asks_for_token: bool) -> dict[str, Any]:
+        """Return the response to `GET /web/page`."""
+        async with self._finding:  # one environment is built for all concurrent visitors
+            metadata = await self.metadata()
+            tools = await self._find_tools()
+            if self._html is None and metadata.readme_content:
+                self._html = await asyncio.to_thread(readme_html, metadata.readme_content)
+        service = self._service
+        plays = service.mode is ServerMode.SIMULATION
+        action_cls = service.action_cls
+        text = quick_start(
+            action_cls, url=url, asks_for_token=asks_for_token, plays=plays, has_tools=_steps_tools(action_cls, tools)
+        )
+        return {
+            "title": title_of(metadata, self._options.title),
+            "name": metadata.name,
+            "description": metadata.description,
+            "version": metadata.version,
+            "author": metadata.author,
+            "mode": service.mode.value,
+            "role": role.value,
+            "asks_for_token": asks_for_token,
+            "is_chat": is_chat(action_cls),
+            "max_sessions": service.manager.max_sessions,
+            "action": {
+                "schema": {} if action_cls is None else service.schema().action,
+                "fields": action_fields(action_cls),
+            },
+            "reset": {"schema": reset_schema(service.manager.env_cls)},
+            "tools": tools,
+            "readme_html": self._html,
+            "quick_start": {"text": text},
+            "custom_tab": self._custom_tab() if role is Role.ORCHESTRATOR else None,
+        }
+
+    async def _ask(self, what: str, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Query an environment, one query at a time; the page of one that hangs is shown without the answer.
+
+        Raises:
+            TimeoutError: There is no answer yet.
+        """
+        asking = self._asking.get(what)
+        if asking is None:
+            asking = self._asking[what] = asyncio.ensure_future(ask())
+        done, _ = await asyncio.wait({asking}, timeout=_PATIENCE_S)
+        if not done:
+            raise TimeoutError(f"the environment has not described its {what} yet")
+        self._asking.pop(what, None)
+        return asking.result()
+
+    def _custom_tab(self) -> dict[str, Any] | None:
+        custom = self._options.custom
+        if custom is None:
+            return None
+        return {"name": custom.name, "href": CUSTOM_PATH, "primary": custom.is_primary, "only": custom.is_alone}
+
+    async def _find_tools(self) -> list[dict[str, Any]] | None:
+        if not self._knows_tools:
+            try:
+                found = await self._ask("tools", self._actions.tools)
+            except NoTools:
+                found = None
+            except Exception:
+                logger.warning("the environment's tools cannot be listed", exc_info=True)
+                return None
+            self._tools = None if found is None else [_tool(described) for described in found]
+            self._knows_tools = True
+        return self._tools
+
+
+def title_of(metadata: EnvironmentMetadata, given: str | None) -> str:
+    """Return the page's title."""
+    return given or f"OpenEnv Agentic Environment: {metadata.name}"
+
+
+def _steps_tools(action_cls: type[Any] | None, tools: list[dict[str, Any]] | None) -> bool:
+    """Whether an environment has tools and no action fields of its own."""
+    own = [field for field in action_fields(action_cls) if field["name"] not in ("type", "tool_name", "arguments")]
+    return tools is not None and not own
+
+
+def _tool(described: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": described["name"],
+        "title": described.get("title"),
+        "description": described.get("description"),
+        "input_schema": described.get("inputSchema") or described.get("input_schema") or {"type": "object"},
+    }
+
+
+def reset_schema(env_cls: type[Any] | None) -> dict[str, Any]:
+    """Return the JSON schema of a reset's parameters."""
+    properties: dict[str, Any] = {
+        "seed": {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "null"}], "default": None, "title": "Seed"},
+        "episode_id": {
+            "anyOf": [{"type": "string", "maxLength": 255}, {"type": "null"}],
+            "default": None,
+            "title": "Episode Id",
+        },
+    }
+    required: list[str] = []
+    is_open = True
+    if env_cls is not None:
+        is_open = _add_parameters(env_cls, properties, required)
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": is_open}
+
+
+def _add_parameters(env_cls: type[Any], properties: dict[str, Any], required: list[str]) -> bool:
+    """Add the parameters of a class's own reset; say whether it takes others as well."""
+    try:
+        method = getattr(env_cls, bind(env_cls).reset.name)
+        parameters = list(inspect.signature(method, eval_str=True).parameters.values())
+    except Exception:  # compiled code, or an annotation that this process cannot import
+        return True
+    named = [p for p in parameters[1:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    for parameter in named:
+        if parameter.name in properties:
+            continue
+        schema = _schema_of(parameter.annotation)
+        schema.setdefault("title", parameter.name.replace("_", " ").title())
+        if parameter.default is parameter.empty:
+            required.append(parameter.name)
+        elif isinstance(parameter.default, (str, int, float, bool, list, dict, type(None))):
+            schema["default"] = parameter.default
+        properties[parameter.name] = schema
+    is_open = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    if not is_open:
+        taken = {p.name for p in named}
+        for name in ("seed", "episode_id"):
+            if name not in taken:
+                del properties[name]
+    return is_open
+
+
+def _schema_of(annotation: Any) -> dict[str, Any]:
+    if annotation is inspect.Parameter.empty:
+        return {}
+    try:
+        return json_schema(annotation)
+    except Exception:  # not a model
+        try:
+            return TypeAdapter(annotation).json_schema()
+        except Exception:
+            return {}
+
+
+# -- form fields ------------------------------------------------------------------------------------------------------
 
 
 def action_fields(action_cls: type[Any] | None) -> list[dict[str, Any]]:
-    """Describe each field of an action class; `metadata`, which every action has, is left out."""
+    """Describe each field of an action class but `metadata`, for custom pages; the standard page uses the schema."""
     if action_cls is None:
         return []
     try:
@@ -50,7 +271,7 @@ def action_fields(action_cls: type[Any] | None) -> list[dict[str, Any]]:
 
 
 def is_chat(action_cls: type[Any] | None) -> bool:
-    """Say whether an action is the tokens of a message: its field `tokens` is a tensor."""
+    """Say whether an action is a tokenized message: its field `tokens` is a tensor."""
     described = getattr(action_cls, "model_fields", {}).get("tokens")
     return described is not None and "Tensor" in str(described.annotation)
 
@@ -90,7 +311,7 @@ def _kind(name: str, schema: Mapping[str, Any]) -> str:
 
 
 def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
-    """Follow references, and see through what only says that a value may be missing."""
+    """Follow references and unwrap optional types."""
     found = dict(schema)
     for _ in range(8):
         if "$ref" in found:
@@ -123,21 +344,15 @@ def _help(name: str, kind: str) -> str:
     return ""
 
 
-# readme: An environment's README: where it is looked for, and how it is shown; metadata of environments that are not built.
-#
-# Knows files and Markdown. HTML inside of a README is shown as text, so that nothing of it can run.
-
-
-_FRONT_MATTER = re.compile(r"\A---\s*\n.*?\n---\s*(?:\n|\Z)", re.S)
-_MOST_CHARS = 1_000_000
+# -- README -----------------------------------------------------------------------------------------------------------
 
 
 def load_environment_metadata(env: Any, env_name: str | None = None) -> EnvironmentMetadata:
-    """Describe an environment: an instance says it itself; of a class or a factory the name is taken, and the README.
+    """Describe an environment: an instance by its own metadata, a class or factory by its name and README.
 
     Args:
-        env: The environment, or what makes it. Nothing is built.
-        env_name: Its name, for the README's place as well.
+        env: The environment, or its factory, which is not called.
+        env_name: Its name, also for finding the README.
     """
     if isinstance(env, Environment):
         return env.get_metadata()
@@ -157,13 +372,13 @@ def find_readme(env_name: str | None, folder: Path | None = None) -> str | None:
 
     Args:
         env_name: The environment's name.
-        folder: The environment's own folder, where it is known.
+        folder: The environment's own folder, if known.
     """
     for place in _places(env_name, folder):
         try:
             if place.is_file():
                 return place.read_text(encoding="utf-8")
-        except (OSError, ValueError):  # unreadable, or no text
+        except (OSError, ValueError):  # unreadable, or not text
             continue
     return None
 
@@ -184,7 +399,7 @@ def _places(env_name: str | None, folder: Path | None) -> Iterator[Path]:
 
 
 def readme_html(text: str | None) -> str | None:
-    """Render a README; the block of settings that some begin with is left out."""
+    """Render a README without its front matter; HTML in it is shown as text, so that none of it can run."""
     if text is None or not text.strip():
         return None
     from markdown_it import MarkdownIt  # only the page needs it
@@ -196,232 +411,9 @@ def readme_html(text: str | None) -> str | None:
 
 
 def _outward_link(renderer: Any, tokens: Any, index: int, options: Any, env: Any) -> str:
-    """Let links open beside the page, which learns nothing of it."""
+    """Open links in a new tab, without a reference to this page."""
     if not str(tokens[index].attrGet("href") or "").startswith("#"):
         tokens[index].attrSet("target", "_blank")
         tokens[index].attrSet("rel", "noopener noreferrer")
     rendered: str = renderer.renderToken(tokens, index, options, env)
     return rendered
-
-
-# page: What the page shows of an environment: names, schemas, tools, README, quick start.
-#
-# Most of it is found once. Knows the service and descriptions; must not know requests or visitors.
-
-
-logger = logging.getLogger(__name__)
-
-CUSTOM_PATH = "gradio/"
-_PATIENCE_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class CustomTab:
-    """A page of the environment's own, beside the standard one.
-
-    Args:
-        name: Its label.
-        is_primary: Whether it comes first.
-        is_alone: Whether the standard page is left out.
-    """
-
-    name: str = "Custom"
-    is_primary: bool = False
-    is_alone: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PageOptions:
-    """What an application says about its page.
-
-    Args:
-        title: The page's title; by default it is made from the name.
-        custom: A tab of the environment's own.
-        folder: The environment's own folder, for its README.
-    """
-
-    title: str | None = None
-    custom: CustomTab | None = None
-    folder: Path | None = None
-
-
-class PageDescription:
-    """Describes the page of one served environment.
-
-    Args:
-        service: The served environment.
-        play: Asks environments for their tools.
-        options: What the application says.
-    """
-
-    def __init__(self, service: EnvService, play: VisitorActions, options: PageOptions) -> None:
-        self._service = service
-        self._play = play
-        self._options = options
-        self._metadata: EnvironmentMetadata | None = None
-        self._tools: list[dict[str, Any]] | None = None
-        self._knows_tools = False
-        self._finding = asyncio.Lock()
-        self._asking: dict[str, asyncio.Task[Any]] = {}
-        self._html: str | None = None
-
-    async def metadata(self) -> EnvironmentMetadata:
-        """Describe the environment, with its README; one that cannot be built is described by its name."""
-        if self._metadata is None:
-            service = self._service
-            readme = await asyncio.to_thread(find_readme, service.env_name, self._options.folder)
-            plain = await asyncio.to_thread(load_environment_metadata, service.factory, service.env_name)
-            plain = found = plain.model_copy(update={"readme_content": readme})
-            if getattr(service.manager.env_cls, "get_metadata", None) is not Environment.get_metadata:
-                try:
-                    found = await self._ask("metadata", service.metadata)
-                except Exception:
-                    logger.warning("the environment cannot describe itself", exc_info=True)
-                    return plain
-            self._metadata = found.model_copy(update={"readme_content": found.readme_content or readme})
-        return self._metadata
-
-    async def describe(self, role: Role, *, url: str, asks_for_token: bool) -> dict[str, Any]:
-        """Return what `GET /web/page` answers."""
-        async with self._finding:  # a dozen visitors at once need not build a dozen environments
-            metadata = await self.metadata()
-            tools = await self._find_tools()
-            if self._html is None and metadata.readme_content:
-                self._html = await asyncio.to_thread(readme_html, metadata.readme_content)
-        service = self._service
-        plays = service.mode is ServerMode.SIMULATION
-        action_cls = service.action_cls
-        text = quick_start(
-            action_cls, url=url, asks_for_token=asks_for_token, plays=plays, has_tools=_steps_tools(action_cls, tools)
-        )
-        return {
-            "title": title_of(metadata, self._options.title),
-            "name": metadata.name,
-            "description": metadata.description,
-            "version": metadata.version,
-            "author": metadata.author,
-            "mode": service.mode.value,
-            "role": role.value,
-            "asks_for_token": asks_for_token,
-            "is_chat": is_chat(action_cls),
-            "max_sessions": service.manager.max_sessions,
-            "action": {
-                "schema": {} if action_cls is None else service.schema().action,
-                "fields": action_fields(action_cls),
-            },
-            "reset": {"schema": reset_schema(service.manager.env_cls)},
-            "tools": tools,
-            "readme_html": self._html,
-            "quick_start": {"text": text},
-            "custom_tab": self._custom_tab() if role is Role.ORCHESTRATOR else None,
-        }
-
-    async def _ask(self, what: str, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """Ask an environment, once at a time; the page of one that hangs is shown without the answer.
-
-        Raises:
-            TimeoutError: It has not answered yet.
-        """
-        asking = self._asking.get(what)
-        if asking is None:
-            asking = self._asking[what] = asyncio.ensure_future(ask())
-        done, _ = await asyncio.wait({asking}, timeout=_PATIENCE_S)
-        if not done:
-            raise TimeoutError(f"the environment is asked for its {what}, and has not answered yet")
-        self._asking.pop(what, None)
-        return asking.result()
-
-    def _custom_tab(self) -> dict[str, Any] | None:
-        custom = self._options.custom
-        if custom is None:
-            return None
-        return {"name": custom.name, "href": CUSTOM_PATH, "primary": custom.is_primary, "only": custom.is_alone}
-
-    async def _find_tools(self) -> list[dict[str, Any]] | None:
-        if not self._knows_tools:
-            try:
-                found = await self._ask("tools", self._play.tools)
-            except NoTools:
-                found = None
-            except Exception:
-                logger.warning("the environment's tools cannot be listed", exc_info=True)
-                return None
-            self._tools = None if found is None else [_tool(described) for described in found]
-            self._knows_tools = True
-        return self._tools
-
-
-def title_of(metadata: EnvironmentMetadata, given: str | None) -> str:
-    """Return the page's title."""
-    return given or f"OpenEnv Agentic Environment: {metadata.name}"
-
-
-def _steps_tools(action_cls: type[Any] | None, tools: list[dict[str, Any]] | None) -> bool:
-    """Whether tools are all that an environment can do: its action says nothing of its own."""
-    own = [field for field in action_fields(action_cls) if field["name"] not in ("type", "tool_name", "arguments")]
-    return tools is not None and not own
-
-
-def _tool(described: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "name": described["name"],
-        "title": described.get("title"),
-        "description": described.get("description"),
-        "input_schema": described.get("inputSchema") or described.get("input_schema") or {"type": "object"},
-    }
-
-
-def reset_schema(env_cls: type[Any] | None) -> dict[str, Any]:
-    """Return the JSON schema of what a reset takes."""
-    properties: dict[str, Any] = {
-        "seed": {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "null"}], "default": None, "title": "Seed"},
-        "episode_id": {
-            "anyOf": [{"type": "string", "maxLength": 255}, {"type": "null"}],
-            "default": None,
-            "title": "Episode Id",
-        },
-    }
-    required: list[str] = []
-    is_open = True
-    if env_cls is not None:
-        is_open = _add_parameters(env_cls, properties, required)
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": is_open}
-
-
-def _add_parameters(env_cls: type[Any], properties: dict[str, Any], required: list[str]) -> bool:
-    """Add what a class's own reset takes; say whether it takes anything else as well."""
-    try:
-        method = getattr(env_cls, bind(env_cls).reset.name)
-        parameters = list(inspect.signature(method, eval_str=True).parameters.values())
-    except Exception:  # compiled code does not tell, annotations may name what is not importable here
-        return True
-    named = [p for p in parameters[1:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    for parameter in named:
-        if parameter.name in properties:
-            continue
-        schema = _schema_of(parameter.annotation)
-        schema.setdefault("title", parameter.name.replace("_", " ").title())
-        if parameter.default is parameter.empty:
-            required.append(parameter.name)
-        elif isinstance(parameter.default, (str, int, float, bool, list, dict, type(None))):
-            schema["default"] = parameter.default
-        properties[parameter.name] = schema
-    is_open = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    if not is_open:
-        taken = {p.name for p in named}
-        for name in ("seed", "episode_id"):
-            if name not in taken:
-                del properties[name]
-    return is_open
-
-
-def _schema_of(annotation: Any) -> dict[str, Any]:
-    if annotation is inspect.Parameter.empty:
-        return {}
-    try:
-        return json_schema(annotation)
-    except Exception:  # not everything is a type
-        try:
-            return TypeAdapter(annotation).json_schema()
-        except Exception:
-            return {}

@@ -1,7 +1,7 @@
-"""What a reset or a step led to, encoded where the environment's code runs, and how it is drawn for the page.
+"""The page's session operations: reset, step and state with encoded results, and the environment's own rendering.
 
-Knows observations and the two hooks of an environment; must not know sessions or requests. Workers of the process
-runner import this module, so it is light.
+Results are encoded where the environment's code runs. Worker processes import this module, so it is light. Must not
+know sessions or requests.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ logger = logging.getLogger(__name__)
 
 
 class EncodedObservation(NamedTuple):
-    """An observation as the page needs it; all but the last are JSON text.
+    """The result of a reset or step for the page; all fields but `done` are JSON text.
 
     Args:
         observation: The observation's fields.
         reward: The reward, or null.
-        metadata: What the observation says beside its fields, if anything.
+        metadata: The observation's metadata, if any.
         done: Whether the episode is over.
     """
 
@@ -35,13 +35,13 @@ class EncodedObservation(NamedTuple):
 
     @property
     def payload(self) -> bytes:
-        """The answer to a reset or a step: `{"observation", "reward", "done"[, "metadata"]}`."""
+        """The response to a reset or a step: `{"observation", "reward", "done"[, "metadata"]}`."""
         metadata = b"" if self.metadata is None else b',"metadata":' + self.metadata
         return b'{"observation":' + self.observation + self.tail + metadata + b"}"
 
     @property
     def tail(self) -> bytes:
-        """Reward and end, as they follow an observation in an object."""
+        """Reward and `done`, as they follow an observation in an object."""
         return b',"reward":' + self.reward + (b',"done":true' if self.done else b',"done":false')
 
 
@@ -49,7 +49,7 @@ def encode_observation(observation: Any) -> EncodedObservation:
     """Encode an observation.
 
     Raises:
-        TypeError: It is none.
+        TypeError: It is no observation.
     """
     parts = split_observation(observation)
     reward = b"null" if parts.reward is None else repr(parts.reward).lower().encode()
@@ -58,7 +58,7 @@ def encode_observation(observation: Any) -> EncodedObservation:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """An action, and who hears what the environment tells while it is taken."""
+    """An action, and the listeners to its progress and log."""
 
     action: Any
     events: ToolEvents | None = None
@@ -66,7 +66,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Render:
-    """How an environment draws an observation itself.
+    """An environment's own rendering of an observation.
 
     Args:
         html: A document to show instead of the standard views.
@@ -82,7 +82,7 @@ class Render:
 
 
 def render_of(env: Any, outcome: EncodedObservation) -> Render:
-    """Ask an environment for its own picture and buttons; runs where its code runs. What fails there is only logged."""
+    """Call an environment's `render_web` and `web_actions`, in its lane; their failures are only logged."""
     observation = decode(outcome.observation)
     if not isinstance(observation, dict):
         return Render()
@@ -93,7 +93,7 @@ def render_of(env: Any, outcome: EncodedObservation) -> Render:
         html = None if draw is None else draw(dict(observation))
         if html is not None and not isinstance(html, str):
             raise TypeError(f"render_web returned a {type(html).__name__}, not text")
-        encode(html)  # not all text can be sent
+        encode(html)  # raises for text that cannot be sent, such as lone surrogates
     except Exception:
         logger.exception("%s.render_web failed", type(env).__name__)
         html = None
@@ -128,8 +128,8 @@ def _step(env: Any, move: Move) -> EncodedObservation:
 
 
 async def _step_async(env: Any, move: Move) -> EncodedObservation:
-    EVENTS.set(move.events)  # a task of its own: nobody else sees it
-    if isinstance(env, RemoteEnvironment):  # its `ask` would have nobody listen
+    EVENTS.set(move.events)  # needs no reset: the call is a task, with a context of its own
+    if isinstance(env, RemoteEnvironment):  # its `ask` passes no listeners on
         return encode_observation(await env.step_async(move.action))
     assert _PLAIN.step.in_loop is not None
     outcome: EncodedObservation = await _PLAIN.step.in_loop(env, move.action)

@@ -1,6 +1,6 @@
-"""The quick start: a short Python program that plays with this very server, and runs as it is shown.
+"""The quick start: a short Python program that uses this server and runs as it is.
 
-Knows schemas and clients' names; must not import clients.
+Knows schemas and the names of clients; must not import clients.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def quick_start(
 
     Args:
         action_cls: The action model.
-        url: Where the server is.
+        url: The server's address.
         asks_for_token: Whether it asks for a token.
         plays: Whether it can be reset and stepped, as in simulation mode.
         has_tools: Whether the environment has tools.
@@ -76,12 +76,12 @@ def _is_of_tools(action_cls: type[Any] | None) -> bool:
 
 
 def example_action(action_cls: type[Any] | None) -> dict[str, Any]:
-    """Make up an action that fits a model, as far as its schema tells."""
+    """Make an action that fits a model, as far as its schema says."""
     if action_cls is None:
         return {}
     try:
         schema = json_schema(action_cls)
-    except Exception:  # there is none
+    except Exception:  # a class without a schema
         return {}
     parts, required = schema.get("properties", {}), schema.get("required", ())
     wanted = [name for name in parts if name in required or parts[name].get("default") is not None]
@@ -89,7 +89,7 @@ def example_action(action_cls: type[Any] | None) -> dict[str, Any]:
 
 
 def example(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0) -> Any:
-    """Make up a value that fits a schema."""
+    """Make a value that fits a schema."""
     if depth > _DEEPEST:
         return None
     if "$ref" in schema:

@@ -1,11 +1,10 @@
-"""What a visitor can do: reset, step, call a tool, look at the state. The page and custom pages share it.
+"""What a visitor can do: reset, step, call a tool, read the state. The page and custom pages share it.
 
-One thing at a time for each visitor. Knows sessions and environments' operations; must not know requests.
+One action at a time for each visitor. Knows sessions and environments' operations; must not know requests.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -40,27 +39,27 @@ class NoState(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
-    """What a tool's call led to: a result, or an error."""
+class PageToolResult:
+    """A tool call's result or error."""
 
     result: Any
     error: dict[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where an episode stands, as the environment itself says."""
+class _Position:
+    """The episode's id and step count, as the environment reports them."""
 
     episode_id: str | None
     step_count: int | None
 
 
 class VisitorActions:
-    """Plays for visitors of one served environment.
+    """Acts for the visitors of one served environment.
 
     Args:
         service: The served environment.
-        now: Tells the time that is shown.
+        now: Returns the time of history entries.
     """
 
     def __init__(self, service: EnvService, now: Callable[[], datetime] = lambda: datetime.now(timezone.utc)) -> None:
@@ -69,28 +68,28 @@ class VisitorActions:
         self._tools = ToolOperations(service.action_cls)
 
     async def reset(self, visitor: Visitor, kwargs: Mapping[str, Any]) -> EncodedObservation:
-        """Begin an episode, in a new session if the last one is gone."""
-        async with self._turn(visitor, anew=True) as session:
+        """Begin an episode, in a new session if the last one was lost."""
+        async with self._turn(visitor, renew=True) as session:
             outcome: EncodedObservation = await visitor.unless_gone(session.run(RESET, dict(kwargs)))
-            place = await self._place(visitor, session)
+            position = await self._position(visitor, session)
             render = await self._render(visitor, session, outcome)
             _check(session, visitor)
-            visitor.begin(outcome, render, place.episode_id)
+            visitor.begin(outcome, render, position.episode_id)
             return outcome
 
     async def step(self, visitor: Visitor, fields: Mapping[str, Any]) -> EncodedObservation:
         """Take an action.
 
         Raises:
-            UnfitAction: It is none of this environment's.
-            SessionLost: The session is gone, and its episode with it.
+            UnfitAction: It does not fit the action model.
+            SessionLost: The session is gone, and the episode with it.
         """
         action = self._action(fields)
         async with self._turn(visitor) as session:
             return await self._step(visitor, session, action)
 
     async def say(self, visitor: Visitor, message: str) -> EncodedObservation:
-        """Take the action that a message stands for: what the environment makes of it, or its field `message`."""
+        """Take the action of a chat message: what `message_to_action` returns, or one with a field `message`."""
         async with self._turn(visitor) as session:
             action = None
             if hasattr(class_of(session.env), "message_to_action"):
@@ -102,16 +101,16 @@ class VisitorActions:
         taken_at, began = self._now().isoformat(), time.perf_counter()
         outcome: EncodedObservation = await visitor.unless_gone(session.run(STEP, Move(action, self._events(visitor))))
         duration_ms = (time.perf_counter() - began) * 1000
-        place = await self._place(visitor, session)
+        position = await self._position(visitor, session)
         render = await self._render(visitor, session, outcome)
         _check(session, visitor)
-        count = visitor.episode.step_count + 1 if place.step_count is None else place.step_count
+        count = visitor.episode.step_count + 1 if position.step_count is None else position.step_count
         entry = HistoryEntry.of_step(taken_at, shown, outcome, step_count=count, duration_ms=duration_ms)
-        visitor.stepped(entry, outcome, render, episode_id=place.episode_id, step_count=count)
+        visitor.stepped(entry, outcome, render, episode_id=position.episode_id, step_count=count)
         return outcome
 
-    async def call(self, visitor: Visitor, name: str, arguments: Mapping[str, Any]) -> Called:
-        """Call a tool of the environment's.
+    async def call(self, visitor: Visitor, name: str, arguments: Mapping[str, Any]) -> PageToolResult:
+        """Call a tool.
 
         Raises:
             NoTools: It has none.
@@ -121,20 +120,20 @@ class VisitorActions:
             taken_at, began = self._now().isoformat(), time.perf_counter()
             call = ToolRequest(name, arguments, events=self._events(visitor))
             try:
-                called = Called(_result(await visitor.unless_gone(session.run(self._tools.call, call))), None)
+                result = PageToolResult(_result(await visitor.unless_gone(session.run(self._tools.call, call))), None)
             except ToolCallError as exc:
-                called = Called(None, {"type": exc.error_type, "code": exc.code, "message": str(exc)})
+                result = PageToolResult(None, {"type": exc.error_type, "code": exc.code, "message": str(exc)})
             duration_ms = (time.perf_counter() - began) * 1000
-            shown = {"name": name, "arguments": arguments, "result": called.result, "error": called.error}
+            shown = {"name": name, "arguments": arguments, "result": result.result, "error": result.error}
             visitor.called(HistoryEntry.of_call(taken_at, shown, duration_ms=duration_ms))
-            return called
+            return result
 
     async def state(self, visitor: Visitor) -> bytes:
-        """Return the state of the visitor's episode as JSON; without one, that of an environment not yet played.
+        """Return the state of the visitor's episode as JSON; without a session, that of a new environment.
 
         Raises:
             SessionLost: The session is gone.
-            NoState: The environment says that there is none now.
+            NoState: The environment has no state now.
         """
         session = visitor.session
         if session is None and visitor.lost is not None:
@@ -160,8 +159,8 @@ class VisitorActions:
             NoTools: It has none.
         """
         async with self._service.manager.borrow() as session:
-            found: list[dict[str, Any]] = await session.run(self._tools.list)
-            return found
+            described: list[dict[str, Any]] = await session.run(self._tools.list)
+            return described
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -175,15 +174,15 @@ class VisitorActions:
             raise UnfitAction from exc
 
     @asynccontextmanager
-    async def _turn(self, visitor: Visitor, *, anew: bool = False) -> AsyncIterator[Session]:
-        """Do something in a visitor's session, and tell those who look on that it is busy meanwhile."""
+    async def _turn(self, visitor: Visitor, *, renew: bool = False) -> AsyncIterator[Session]:
+        """Act in a visitor's session, which watchers see as busy meanwhile."""
         async with visitor.turn:
             visitor.busy += 1
             session: Session | None = None
             try:
-                if visitor.lost is None or anew:
-                    visitor.tell_activity()
-                session = await visitor.enter(anew=anew)
+                if visitor.lost is None or renew:
+                    visitor.publish_activity()
+                session = await visitor.enter(renew=renew)
                 yield session
             except (UnfitAction, NoTools):
                 raise
@@ -195,25 +194,25 @@ class VisitorActions:
                     raise lost from None
                 shown = self._service.errors.shown(exc)
                 code = shown.code if isinstance(shown, OpenEnvError) else ExecutionError.code
-                visitor.tell_error(message_of(shown), code)
+                visitor.publish_error(message_of(shown), code)
                 if shown is exc:
                     raise
                 raise shown from exc
             finally:
                 visitor.busy -= 1
                 visitor.touch()
-                visitor.tell_activity()
+                visitor.publish_activity()
 
-    async def _place(self, visitor: Visitor, session: Session) -> _Place:
+    async def _position(self, visitor: Visitor, session: Session) -> _Position:
         try:
             state = decode(await visitor.unless_gone(session.run(STATE)))
             episode_id, count = state.get("episode_id"), state.get("step_count")
-        except Exception as exc:  # some environments have none, or not always
+        except Exception as exc:  # some environments have no state, or not always
             if _lost(session, exc) is not None:
                 raise
             logger.debug("session %s: the state cannot be read", session.id, exc_info=True)
-            return _Place(None, None)
-        return _Place(None if episode_id is None else str(episode_id), count if isinstance(count, int) else None)
+            return _Position(None, None)
+        return _Position(None if episode_id is None else str(episode_id), count if isinstance(count, int) else None)
 
     async def _render(self, visitor: Visitor, session: Session, outcome: EncodedObservation) -> Render:
         if not _draws(class_of(session.env)):
@@ -229,18 +228,18 @@ class VisitorActions:
 
     def _events(self, visitor: Visitor) -> ToolEvents:
         def on_progress(progress: float, total: float | None, message: str | None) -> None:
-            told = {"event": "progress", "progress": progress, "total": total, "message": message}
-            visitor.tell_event(told, self._now().isoformat())
+            data = {"event": "progress", "progress": progress, "total": total, "message": message}
+            visitor.publish_event(data, self._now().isoformat())
 
         def on_log(level: str, name: str | None, data: Any) -> None:
-            told = {"event": "log", "level": level, "logger": name, "data": data}
-            visitor.tell_event(told, self._now().isoformat())
+            message = {"event": "log", "level": level, "logger": name, "data": data}
+            visitor.publish_event(message, self._now().isoformat())
 
-        return ToolEvents(on_progress, on_log, asyncio.get_running_loop())
+        return ToolEvents(on_progress, on_log)
 
 
 def _draws(env_cls: type[Any]) -> bool:
-    """Whether an environment has a picture or buttons of its own."""
+    """Whether an environment class overrides `render_web` or `web_actions`."""
     return any(
         getattr(env_cls, hook, None) is not getattr(Environment, hook) and hasattr(env_cls, hook)
         for hook in ("render_web", "web_actions")
@@ -248,13 +247,16 @@ def _draws(env_cls: type[Any]) -> bool:
 
 
 def _check(session: Session, visitor: Visitor) -> None:
-    """See that the session is still the visitor's, now that a call has returned."""
+    """Raise if the session is no longer the visitor's after a call."""
     if visitor.session is not session or session.is_ending:
         raise SessionLost(client_reason(session.close_reason))
 
 
 def _lost(session: Session | None, exc: Exception) -> SessionLost | None:
-    """Tell the end of the session from what an environment raises that is a client itself."""
+    """Return the session's end if that is why a call failed.
+
+    An environment may be a client itself and raise the same classes: then its session goes on.
+    """
     if isinstance(exc, SessionLost) and session is None:
         return exc
     if session is not None and session.is_ending and isinstance(exc, (SessionClosedError, SessionLost)):

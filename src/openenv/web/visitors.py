@@ -1,8 +1,7 @@
-"""Visitors of the page: whose session is whose, what each has seen of it, and who is told of changes.
+"""Visitors of the page: each one's session, the episode and its history, and the watchers of changes.
 
-A browser is known by a cookie; programs without one are all the same visitor, as in the contract. A visitor's session
-is a soft one: counted, and the first to go when somebody else needs its slot. One that is gone is remembered with the
-reason, and never replaced in silence. Knows sessions; must not know requests, sockets or environments.
+A cookie identifies a browser; programs without one share one visitor, as in the contract. Knows sessions; must not know
+requests, sockets or environments.
 """
 
 from __future__ import annotations
@@ -26,27 +25,21 @@ from ..sessions.manager import SessionManager
 from ..sessions.session import Session, SessionKind
 from .page_operations import EncodedObservation, Render
 
-# episode: The episode that a visitor plays: where it stands, and its newest actions, as custom pages and frames show them.
-#
-# Entries are kept as JSON text, so that a step is encoded once however many look on. Knows shapes; must not know
-# sessions, sockets or environments.
+COOKIE = "openenv_visitor"
+_MAX_VISITORS = 1000
+_FORGOTTEN_AFTER_S = 3600.0
+_KEPT_S = 300.0
+_KEEP_PERIOD_S = 5.0
+_MAX_ORPHANED_BYTES = 128 * 1024 * 1024
+_T = TypeVar("_T")
 
-
+Activity = Literal["none", "ready", "busy", "lost"]
 MAX_ENTRIES: Final = 1000
 _MAX_BYTES: Final = 32 * 1024 * 1024
 
 
 class ActionLog(BaseModel):
-    """One action and what it led to.
-
-    Args:
-        timestamp: When it was taken.
-        action: Its fields.
-        observation: What was observed after it.
-        reward: What it earned.
-        done: Whether it ended the episode.
-        step_count: The episode's steps with it.
-    """
+    """One action and its result; `step_count` includes it."""
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True)
 
@@ -59,15 +52,7 @@ class ActionLog(BaseModel):
 
 
 class EpisodeState(BaseModel):
-    """Where an episode stands.
-
-    Args:
-        episode_id: Its name, if it has one.
-        step_count: Steps taken.
-        current_observation: The last observation.
-        action_logs: The newest actions.
-        is_reset: Whether no step was taken since the last reset.
-    """
+    """The state of an episode with its newest actions; `is_reset` until the first step."""
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True)
 
@@ -80,7 +65,10 @@ class EpisodeState(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """An entry of the log, without its closing brace: how long it took is for the page only."""
+    """An entry of the history, as JSON text without the closing brace: only the page gets the duration after it.
+
+    Text, so that a step is encoded once for any number of watchers.
+    """
 
     text: bytes
     duration_ms: float
@@ -90,27 +78,27 @@ class HistoryEntry:
     def of_step(
         cls, timestamp: str, action: bytes, outcome: EncodedObservation, *, step_count: int, duration_ms: float
     ) -> HistoryEntry:
-        """Write down a step."""
+        """Make the entry of a step."""
         head = b'{"timestamp":' + encode(timestamp) + b',"action":' + action + b',"observation":' + outcome.observation
         return cls(head + outcome.tail + b',"step_count":' + str(step_count).encode(), duration_ms)
 
     @classmethod
     def of_call(cls, timestamp: str, fields: dict[str, Any], *, duration_ms: float) -> HistoryEntry:
-        """Write down the call of a tool."""
+        """Make the entry of a tool call."""
         return cls(encode({"timestamp": timestamp, **fields})[:-1], duration_ms, is_step=False)
 
     def json(self) -> bytes:
-        """Return it as the page reads it."""
+        """Return the entry for the page."""
         return self.text + b',"duration_ms":' + str(round(self.duration_ms, 1)).encode() + b"}"
 
     def action_log(self) -> bytes:
-        """Return it as an `ActionLog`."""
+        """Return the entry as an `ActionLog`."""
         return self.text + b"}"
 
 
 @dataclass(slots=True)
 class VisitorEpisode:
-    """An episode and its log, which holds the newest entries only."""
+    """An episode and its newest entries."""
 
     episode_id: str | None = None
     step_count: int = 0
@@ -121,7 +109,7 @@ class VisitorEpisode:
     _bytes: int = 0
 
     def add(self, entry: HistoryEntry) -> None:
-        """Append an entry; the oldest go when there are too many, or too much."""
+        """Append an entry; drops the oldest when there are too many, or too many bytes."""
         self.entries.append(entry)
         self._bytes += len(entry.text)
         while len(self.entries) > MAX_ENTRIES or (self._bytes > _MAX_BYTES and len(self.entries) > 1):
@@ -129,21 +117,21 @@ class VisitorEpisode:
 
     @property
     def size(self) -> int:
-        """How much of it is kept, in bytes."""
+        """Its size in memory, in bytes."""
         return self._bytes + len(self.render) + (0 if self.last is None else len(self.last.observation))
 
     def json(self) -> bytes:
-        """Return where it stands, for the page."""
+        """Return the episode's state, for the page."""
         outcome = self.last or EncodedObservation(b"null", b"null", None, False)
         head = encode({"episode_id": self.episode_id, "step_count": self.step_count, "is_reset": self.has_begun})
         return head[:-1] + b',"current_observation":' + outcome.observation + outcome.tail + b"}"
 
     def log(self) -> bytes:
-        """Return the entries, for the page."""
+        """Return the history, for the page."""
         return b"[" + b",".join(entry.json() for entry in self.entries) + b"]"
 
     def state(self) -> bytes:
-        """Return it as an `EpisodeState`."""
+        """Return the episode as an `EpisodeState`."""
         steps = [entry.action_log() for entry in self.entries if entry.is_step]
         observation = b"null" if self.last is None else self.last.observation
         head = encode({"episode_id": self.episode_id, "step_count": self.step_count})[:-1]
@@ -152,51 +140,49 @@ class VisitorEpisode:
         return head + b',"current_observation":' + observation + b"," + logs + b',"is_reset":' + is_reset + b"}"
 
 
-COOKIE = "openenv_visitor"
-_MOST = 1000
-_FORGOTTEN_AFTER_S = 3600.0
-_KEPT_S = 300.0
-_KEEP_PERIOD_S = 5.0
-_MOST_LEFT_BEHIND = 128 * 1024 * 1024
-_T = TypeVar("_T")
-
-Activity = Literal["none", "ready", "busy", "lost"]
-
-
 def new_key() -> str:
-    """Make up what a browser is known by."""
+    """Make the value of a new browser's cookie."""
     return secrets.token_urlsafe(24)
 
 
 class Watcher(Protocol):
-    """Somebody who looks on; called on the loop, and not to be waited for."""
+    """Watches a visitor's episode; called on the loop, and must not block."""
 
     def changed(self, visitor: Visitor, frame: bytes, *, is_state: bool) -> None:
-        """Take a frame; `is_state` says whether the episode has changed with it."""
+        """Take a frame; `is_state`: the episode has changed with it."""
         ...
 
-    def leave(self, reason: str) -> None:
-        """Nothing more will come."""
+    def shut_down(self, reason: str) -> None:
+        """Take leave of the server: no more frames follow."""
         ...
 
 
 class Visitor:
-    """One visitor, and the episode that is played.
+    """One visitor, with a session and the episode in it.
+
+        none -- enter --> ready <-- one action at a time --> busy
+         ^                  |
+         | end              | the session expires, gives its slot away, or an operator ends it: `lose`
+         +------------------+--> lost -- reset: enter(renew=True) --> ready, in a new session
+
+    The session is soft: it counts, and is the first to give its slot to a session that needs one. While `lost`, steps,
+    calls and states raise `SessionLost` with the reason. Only a reset opens a new session, so that a visitor never
+    continues in a fresh environment unawares.
 
     Args:
         manager: Opens the session.
-        players: Who plays in which session, by its id.
-        clock: Tells how long ago something was.
+        by_session: The visitors of open sessions, by session id.
+        clock: Returns seconds.
     """
 
     def __init__(
         self,
         manager: SessionManager,
-        players: dict[str, Visitor],
+        by_session: dict[str, Visitor],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._manager = manager
-        self._players = players
+        self._by_session = by_session
         self._clock = clock
         self.session: Session | None = None
         self.lost: str | None = None
@@ -212,7 +198,7 @@ class Visitor:
 
     @property
     def activity(self) -> Activity:
-        """What the session is doing."""
+        """The state of the visitor's session."""
         if self.busy:
             return "busy"
         if self.lost is not None:
@@ -221,21 +207,21 @@ class Visitor:
 
     @property
     def unused_s(self) -> float:
-        """Seconds since the visitor has done something."""
+        """Seconds since the visitor's last action."""
         return self._clock() - self.used_at
 
     def touch(self) -> None:
-        """Note that the visitor does something."""
+        """Note that the visitor acts."""
         self.used_at = self._clock()
 
-    async def enter(self, *, anew: bool) -> Session:
-        """Return the visitor's session, opened if there is none. The caller has the visitor's turn.
+    async def enter(self, *, renew: bool) -> Session:
+        """Return the visitor's session; opens one if there is none. The caller holds `turn`.
 
         Args:
-            anew: Whether a session that was lost may be replaced.
+            renew: Whether a lost session may be replaced.
 
         Raises:
-            SessionLost: It was, and may not.
+            SessionLost: The session was lost, and may not be replaced.
             SessionCapacityError: There is no free slot.
             EnvironmentFactoryError: The constructor raised.
         """
@@ -245,7 +231,7 @@ class Visitor:
             return session
         if session is not None:
             self.lose(client_reason(session.close_reason))
-        if self.lost is not None and not anew:
+        if self.lost is not None and not renew:
             raise SessionLost(self.lost)
         session = await self._open()
         self.session, self.lost = session, None
@@ -255,25 +241,25 @@ class Visitor:
     async def _open(self) -> Session:
         reserved: list[Session] = []
 
-        def note(session: Session) -> None:  # its constructor may hang, and somebody end it
+        def note(session: Session) -> None:  # a constructor may hang, and an operator end its session
             reserved.append(session)
-            self._players[session.id] = self
+            self._by_session[session.id] = self
 
         self._gone = asyncio.Event()
         try:
             session = await self.unless_gone(self._manager.open(SessionKind.SOFT, on_reserved=note))
         except BaseException:
             for session in reserved:
-                self._players.pop(session.id, None)
+                self._by_session.pop(session.id, None)
             raise
-        self._gone = asyncio.Event()  # the first may belong to a loop that ends with the opening
+        self._gone = asyncio.Event()  # the first may belong to a loop that ended with the opening
         return session
 
     async def unless_gone(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Wait for something in the session, but not beyond the session's end: whatever hangs there may hang for ever.
+        """Wait for work in the session, but not beyond the session's end: environment code may hang forever.
 
         Raises:
-            SessionLost: The session has ended first.
+            SessionLost: The session ended first.
         """
         running, gone = asyncio.ensure_future(work), asyncio.ensure_future(self._gone.wait())
         try:
@@ -286,47 +272,47 @@ class Visitor:
             gone.cancel()
 
     def end(self) -> bool:
-        """End the session, as its visitor wishes; say whether there was one."""
-        session = self._let_go()
+        """End the session on its visitor's request; say whether there was one."""
+        session = self._release()
         self.lost = None
         self.episode = VisitorEpisode()
         if session is not None:
             session.close(CLOSED_BY_CLIENT)
-        self.tell_activity()
+        self.publish_activity()
         return session is not None
 
     def lose(self, reason: str) -> None:
-        """Take note that the session has ended, and not because its visitor wished it."""
-        self._let_go()
+        """Note that the session has ended for another reason than its visitor's request."""
+        self._release()
         self.lost = reason
-        self.tell_activity()
+        self.publish_activity()
 
-    def _let_go(self) -> Session | None:
+    def _release(self) -> Session | None:
         session, self.session = self.session, None
         self._gone.set()
         if session is not None:
-            self._players.pop(session.id, None)
+            self._by_session.pop(session.id, None)
         return session
 
-    # -- telling --------------------------------------------------------------------------------------------------
+    # -- frames for watchers --------------------------------------------------------------------------------------
 
-    def tell_activity(self) -> None:
-        """Tell what the session is doing."""
-        self._tell(encode({"type": "session", "state": self.activity, "reason": self.lost}))
+    def publish_activity(self) -> None:
+        """Publish the state of the session."""
+        self._publish(encode({"type": "session", "state": self.activity, "reason": self.lost}))
 
-    def tell_error(self, detail: str, code: str) -> None:
-        """Tell that something failed."""
-        self._tell(encode({"type": "error", "detail": detail, "code": code}))
+    def publish_error(self, detail: str, code: str) -> None:
+        """Publish a failure."""
+        self._publish(encode({"type": "error", "detail": detail, "code": code}))
 
-    def tell_event(self, data: dict[str, object], timestamp: str) -> None:
-        """Tell what the environment says while a step runs."""
-        self._tell(encode({"type": "event", "data": data, "timestamp": timestamp}))
+    def publish_event(self, data: dict[str, object], timestamp: str) -> None:
+        """Publish a progress or log message of a running step."""
+        self._publish(encode({"type": "event", "data": data, "timestamp": timestamp}))
 
     def begin(self, outcome: EncodedObservation, render: Render, episode_id: str | None) -> None:
-        """Begin an episode."""
+        """Begin an episode, and publish it."""
         self.episode = VisitorEpisode(episode_id, has_begun=True, last=outcome, render=render.json())
         head = b'{"type":"reset","episode_id":' + encode(episode_id) + b',"observation":' + outcome.observation
-        self._tell(head + outcome.tail + b',"render":' + self.episode.render + b"}", is_state=True)
+        self._publish(head + outcome.tail + b',"render":' + self.episode.render + b"}", is_state=True)
 
     def stepped(
         self,
@@ -342,15 +328,15 @@ class Visitor:
         episode.episode_id, episode.step_count = episode_id, step_count
         episode.last, episode.render = outcome, render.json()
         episode.add(entry)
-        self._tell(b'{"type":"step","entry":' + entry.json() + b',"render":' + episode.render + b"}", is_state=True)
+        self._publish(b'{"type":"step","entry":' + entry.json() + b',"render":' + episode.render + b"}", is_state=True)
 
     def called(self, entry: HistoryEntry) -> None:
         """Add the call of a tool."""
         self.episode.add(entry)
-        self._tell(b'{"type":"call","entry":' + entry.json() + b"}")
+        self._publish(b'{"type":"call","entry":' + entry.json() + b"}")
 
-    def hello(self) -> bytes:
-        """Return all that there is to see, for somebody who begins to look on."""
+    def snapshot(self) -> bytes:
+        """Return the whole state, for a new watcher."""
         episode = self.episode
         session = encode({"state": self.activity, "reason": self.lost})
         parts = (
@@ -364,10 +350,10 @@ class Visitor:
         return b"".join((*parts, b',"render":', episode.render, b',"session":', session, b"}"))
 
     def state_update(self) -> bytes:
-        """Return the contract's frame: the whole of the episode."""
+        """Return the contract's frame: the whole episode."""
         return b'{"type":"state_update","episode_state":' + self.episode.state() + b"}"
 
-    def _tell(self, frame: bytes, *, is_state: bool = False) -> None:
+    def _publish(self, frame: bytes, *, is_state: bool = False) -> None:
         self.n += 1
         frame = frame[:-1] + b',"n":' + str(self.n).encode() + b"}"
         for watcher in tuple(self.watchers):
@@ -379,7 +365,7 @@ class Visitors:
 
     Args:
         manager: The server's sessions.
-        clock: Tells how long ago something was.
+        clock: Returns seconds.
     """
 
     def __init__(self, manager: SessionManager, clock: Callable[[], float] = time.monotonic) -> None:
@@ -388,12 +374,12 @@ class Visitors:
         self._known: OrderedDict[bytes, Visitor] = OrderedDict()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._players: dict[str, Visitor] = {}
+        self._by_session: dict[str, Visitor] = {}
         self.shared = self._new()
-        manager.listeners.append(self._heard)
+        manager.listeners.append(self._on_event)
 
     def of(self, key: str | None) -> Visitor:
-        """Return the visitor with a cookie's value; None is whoever has no cookie."""
+        """Return the visitor of a cookie, known or new; None is the shared visitor of programs without a cookie."""
         self._wake()
         if key is None:
             return self.shared
@@ -406,46 +392,48 @@ class Visitors:
         return visitor
 
     def find(self, key: str | None) -> Visitor:
-        """Return the same, for somebody who goes on; whoever is not known has lost what there was, if anything."""
-        digest = None if key is None else _digest(key)
-        if digest is None or digest in self._known:
+        """Return the visitor of a cookie that continues an episode.
+
+        The visitor of an unknown cookie has lost its session: the server may have restarted since.
+        """
+        if key is None or _digest(key) in self._known:
             return self.of(key)
-        stranger = self._new()
-        stranger.lost = UNKNOWN
-        return stranger
+        unknown = self._new()
+        unknown.lost = UNKNOWN
+        return unknown
 
     def _new(self) -> Visitor:
-        return Visitor(self._manager, self._players, self._clock)
+        return Visitor(self._manager, self._by_session, self._clock)
 
-    def player(self, session_id: str) -> Visitor | None:
-        """Return who plays in a session."""
-        return self._players.get(session_id)
+    def in_session(self, session_id: str) -> Visitor | None:
+        """Return the visitor of a session."""
+        return self._by_session.get(session_id)
 
     def all(self) -> list[Visitor]:
-        """List them."""
+        """List all visitors."""
         return [self.shared, *self._known.values()]
 
     def _forget(self) -> None:
-        """Make room: those who have left come first, then those who were not heard of for longest. Players stay."""
+        """Drop visitors without a page, an action or, unless long unused, a session; least recently used first."""
         for digest, visitor in list(self._known.items()):
-            is_over = visitor.unused_s > _FORGOTTEN_AFTER_S
-            if not (is_over or len(self._known) >= _MOST):
+            is_old = visitor.unused_s > _FORGOTTEN_AFTER_S
+            if not (is_old or len(self._known) >= _MAX_VISITORS):
                 return
-            if not visitor.watchers and not visitor.busy and (is_over or visitor.session is None):
+            if not visitor.watchers and not visitor.busy and (is_old or visitor.session is None):
                 del self._known[digest]
                 visitor.end()
 
     # -- on the loop ----------------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        """Remember the loop that visitors come on, and look after them there."""
+        """Remember the loop of the requests, and start the timer of `_keep` there."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop = loop
             self._timer = loop.call_later(_KEEP_PERIOD_S, self._keep)
 
     def _keep(self) -> None:
-        """Keep the sessions of those who have the page open and have not gone away from it."""
+        """Keep sessions from expiring while their page is open and in use."""
         assert self._loop is not None
         for visitor in self.all():
             session = visitor.session
@@ -457,30 +445,30 @@ class Visitors:
         self._timer = self._loop.call_later(_KEEP_PERIOD_S, self._keep)
 
     def _tidy(self) -> None:
-        """Throw away what visitors have left behind, but for the newest."""
-        left = 0
+        """Free the episodes of visitors that left, except the newest."""
+        orphaned = 0
         for visitor in reversed(self._known.values()):
             if visitor.session is None and not visitor.watchers:
-                left += visitor.episode.size
-                if left > _MOST_LEFT_BEHIND:
+                orphaned += visitor.episode.size
+                if orphaned > _MAX_ORPHANED_BYTES:
                     visitor.episode = VisitorEpisode()
 
-    def _heard(self, event: SessionEvent) -> None:
-        """A session has ended; told from any thread."""
+    def _on_event(self, event: SessionEvent) -> None:
+        """Handle the end of a session, on any thread."""
         loop = self._loop
-        if event.name == "closed" and event.session_id in self._players and loop is not None:
+        if event.name == "closed" and event.session_id in self._by_session and loop is not None:
             try:
                 loop.call_soon_threadsafe(self._ended, event)
             except RuntimeError:  # the loop is closed
                 return
 
     def _ended(self, event: SessionEvent) -> None:
-        visitor = self._players.get(event.session_id)
+        visitor = self._by_session.get(event.session_id)
         if visitor is not None:
             visitor.lose(client_reason(event.reason))
 
-    def leave(self) -> None:
-        """Forget everybody, since the server stops; those who look on are told."""
+    def shut_down(self) -> None:
+        """Drop all visitors and close their watchers, since the server stops."""
         if self._timer is not None:
             self._timer.cancel()
         self._loop = self._timer = None
@@ -488,7 +476,7 @@ class Visitors:
             if visitor.session is not None:
                 visitor.lose(SHUTTING_DOWN)
             for watcher in tuple(visitor.watchers):
-                watcher.leave(SHUTTING_DOWN)
+                watcher.shut_down(SHUTTING_DOWN)
         self._known.clear()
         self.shared = self._new()
 

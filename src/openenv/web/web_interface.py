@@ -1,8 +1,7 @@
-"""`WebInterfaceManager`: what custom pages are given to play with an environment.
+"""`WebInterfaceManager`: the interface through which custom pages use an environment.
 
-It plays as the visitor that everybody without a cookie is, so what it does is seen on `/ws/ui`, and the other way
-round. Its attributes and methods are those that pages written for the interface use, a few with a leading underscore
-among them. Knows visitors and play; must not know Gradio.
+It acts as the shared visitor of programs without a cookie, so `/ws/ui` shows what it does, and it sees what they do.
+Its names, some with a leading underscore, are those of the published interface. Knows visitors; must not know Gradio.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ _LOOK_S = 1.0
 
 
 class WebInterfaceManager:
-    """Plays with one environment for a custom page.
+    """Uses one environment for a custom page.
 
     Args:
-        env: The environment, or what makes it.
+        env: The environment, or its factory.
         action_cls: The action model.
         observation_cls: The observation model.
-        metadata: What is known of the environment.
+        metadata: The environment's description.
     """
 
     MAX_ACTION_LOGS: ClassVar[int] = MAX_ENTRIES
@@ -65,14 +64,14 @@ class WebInterfaceManager:
         if served is None:
             service = _service_of(env, action_cls, observation_cls)
             served = service, Visitors(service.manager), VisitorActions(service)
-        self._service, self._visitors, self._play = served
+        self._service, self._visitors, self._actions = served
         self._instance = env if isinstance(env, Environment) else None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outside: set[asyncio.Task[None]] = set()
 
     @property
     def env(self) -> Any:
-        """The environment that is played with; what is called on it runs where its code runs."""
+        """The environment; calls to it run where its code runs."""
         return self._instance if self._instance is not None else SharedEnvironment(self)
 
     async def reset_environment(self, reset_kwargs: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -86,7 +85,7 @@ class WebInterfaceManager:
 
         Raises:
             pydantic.ValidationError: The action does not fit.
-            SessionLost: The session is gone; a reset begins a new one.
+            SessionLost: The session is gone; a reset opens a new one.
         """
         try:
             outcome = await self._on_own_loop(self._step(action_data))
@@ -104,13 +103,13 @@ class WebInterfaceManager:
         """Return the environment's state."""
         session = self.enter()
         if isinstance(session.env, RemoteEnvironment):
-            return self._service.state_cls.model_validate(decode(self.run(self._play.state(self.visitor))))
+            return self._service.state_cls.model_validate(decode(self.run(self._actions.state(self.visitor))))
         return self.in_lane(session, lambda: read_state(session.env))
 
     # -- sockets of custom pages ----------------------------------------------------------------------------------
 
     async def connect_websocket(self, websocket: Any) -> None:
-        """Accept a socket and show it the episode, now and after each change."""
+        """Accept a socket and send it the episode, now and after each change."""
         await websocket.accept()
         self.connected_clients.append(websocket)
         await self._send_state_update()
@@ -121,7 +120,7 @@ class WebInterfaceManager:
             self.connected_clients.remove(websocket)
 
     async def _send_state_update(self) -> None:
-        """Show the episode to all sockets; one that fails is forgotten."""
+        """Send the episode to all sockets; drops one that fails."""
         if not self.connected_clients:
             return
         text = f'{{"type":"state_update","episode_state":{self.episode_state.model_dump_json()}}}'
@@ -133,22 +132,22 @@ class WebInterfaceManager:
                 await self.disconnect_websocket(client)
 
     async def _run_sync_in_thread_pool(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run blocking code away from the event loop."""
+        """Run blocking code off the event loop."""
         return await asyncio.to_thread(func, *args, **kwargs)
 
     # -- Watcher --------------------------------------------------------------------------------------------------
 
     def changed(self, visitor: Visitor, frame: bytes, *, is_state: bool) -> None:
-        """Take note of what happens to the episode, whoever has done it."""
+        """Follow the episode, also where another client of the shared visitor acts."""
         if not is_state:
             return
-        told = decode(frame)
-        if told["type"] == "reset":
+        change = decode(frame)
+        if change["type"] == "reset":
             self.episode_state = EpisodeState(
-                episode_id=told["episode_id"], step_count=0, current_observation=told["observation"]
+                episode_id=change["episode_id"], step_count=0, current_observation=change["observation"]
             )
         else:
-            self._add(visitor, told["entry"])
+            self._add(visitor, change["entry"])
         sending = asyncio.ensure_future(self._send_state_update())
         self._outside.add(sending)
         sending.add_done_callback(self._outside.discard)
@@ -163,48 +162,48 @@ class WebInterfaceManager:
         state.current_observation = entry["observation"]
         state.is_reset = False
 
-    def leave(self, reason: str) -> None:
-        """Nothing more will come."""
+    def shut_down(self, reason: str) -> None:
+        """Do nothing: custom pages end with the server."""
 
     # -- where things run -----------------------------------------------------------------------------------------
 
     @property
     def visitor(self) -> Visitor:
-        """Whom this plays as."""
+        """The visitor that this acts as."""
         visitor = self._visitors.shared
         visitor.watchers.add(self)
         return visitor
 
     async def _reset(self, kwargs: dict[str, Any]) -> EncodedObservation:
-        return await self._play.reset(self._here(), kwargs)
+        return await self._actions.reset(self._here(), kwargs)
 
     async def _step(self, fields: dict[str, Any]) -> EncodedObservation:
-        return await self._play.step(self._here(), fields)
+        return await self._actions.step(self._here(), fields)
 
     def _here(self) -> Visitor:
-        """Note the loop that the visitor lives on."""
+        """Note the visitor's loop."""
         self._loop = asyncio.get_running_loop()
         self._visitors.of(None)
         return self.visitor
 
     def began(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Note the loop of the server, which is up now."""
+        """Note the loop of the server, which has started."""
         self._loop = loop
         self._visitors.of(None)
         self.visitor.watchers.add(self)
 
     async def _on_own_loop(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Do something on the server's loop, also where a custom page has one of its own."""
+        """Run a coroutine on the server's loop: a custom page may have a loop of its own."""
         loop = self._loop
         if loop is None or not loop.is_running() or loop is asyncio.get_running_loop():
             return await work
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Do something on the server's loop, from synchronous code.
+        """Run a coroutine on the server's loop, from synchronous code.
 
         Raises:
-            RuntimeError: The caller is on that loop, which would wait for itself.
+            RuntimeError: The caller is on that loop itself.
         """
         loop = self._loop
         if loop is not None and loop.is_running():
@@ -212,16 +211,16 @@ class WebInterfaceManager:
                 work.close()
                 raise RuntimeError("this waits for the server's event loop: call it from a thread, or await it")
             return asyncio.run_coroutine_threadsafe(work, loop).result()
-        return _apart(work)
+        return _run_in_thread(work)
 
-    def enter(self, *, anew: bool = False) -> Session:
-        """Return the session that is played in, opened if there is none yet.
+    def enter(self, *, renew: bool = False) -> Session:
+        """Return the shared visitor's session; opens one if there is none.
 
         Args:
-            anew: Whether one that was lost may be replaced.
+            renew: Whether a lost session may be replaced.
 
         Raises:
-            SessionLost: It was, and may not.
+            SessionLost: The session was lost, and may not be replaced.
         """
         visitor = self.visitor
         session = visitor.session
@@ -229,12 +228,12 @@ class WebInterfaceManager:
             visitor.touch()
             return session
         if self._loop is not None and asyncio._get_running_loop() is self._loop:
-            return _apart(visitor.enter(anew=anew))  # blocks the loop as the constructor would, and not for ever
-        return self.run(_enter(visitor, anew=anew))
+            return _run_in_thread(visitor.enter(renew=renew))  # blocks this loop for as long as the constructor takes
+        return self.run(_enter(visitor, renew=renew))
 
-    async def enter_async(self, *, anew: bool = False) -> Session:
-        """Do the same, from a coroutine."""
-        return await self._on_own_loop(_enter(self.visitor, anew=anew))
+    async def enter_async(self, *, renew: bool = False) -> Session:
+        """Return the session as `enter` does, from a coroutine."""
+        return await self._on_own_loop(_enter(self.visitor, renew=renew))
 
     @property
     def env_cls(self) -> type[Any] | None:
@@ -242,10 +241,10 @@ class WebInterfaceManager:
         return self._service.manager.env_cls
 
     def in_lane(self, session: Session, function: Callable[[], _T]) -> _T:
-        """Run something where a session's blocking code runs, and wait for it.
+        """Run a function in a session's lane, and wait for it.
 
         Raises:
-            SessionLost: The session has ended before it could run.
+            SessionLost: The session ended before the function could run.
         """
         session.touch()
         call = _LaneCall(function)
@@ -262,7 +261,7 @@ class WebInterfaceManager:
 
 
 class SharedEnvironment:
-    """Stands for the environment that a custom page plays with: attributes are read and methods called in its lane."""
+    """A proxy of the environment for a custom page: reads attributes and calls methods in the session's lane."""
 
     _manager: WebInterfaceManager
 
@@ -275,11 +274,11 @@ class SharedEnvironment:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        # A method need not be looked for in an environment: a coroutine may hand it to a thread that then calls it.
-        found = inspect.getattr_static(self._manager.env_cls, name, None)
-        if inspect.iscoroutinefunction(found):
+        # A method is found in the class, without a session: a coroutine may pass it to a thread that calls it there.
+        member = inspect.getattr_static(self._manager.env_cls, name, None)
+        if inspect.iscoroutinefunction(member):
             return partial(self._call_async, name)
-        if inspect.isfunction(found):
+        if inspect.isfunction(member):
             return partial(self._call, name)
         return self._read(name)
 
@@ -292,20 +291,20 @@ class SharedEnvironment:
         if name == "state":
             return manager.read_state()
         session = manager.enter()
-        found = manager.in_lane(session, lambda: getattr(session.env, name))
-        return partial(self._call, name) if inspect.ismethod(found) else found
+        value = manager.in_lane(session, lambda: getattr(session.env, name))
+        return partial(self._call, name) if inspect.ismethod(value) else value
 
     def _call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
-        session = self._manager.enter(anew=name == "reset")
+        session = self._manager.enter(renew=name == "reset")
         return self._manager.in_lane(session, lambda: getattr(session.env, name)(*args, **kwargs))
 
     async def _call_async(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
-        session = await self._manager.enter_async(anew=name == "reset_async")
+        session = await self._manager.enter_async(renew=name == "reset_async")
         return await getattr(session.env, name)(*args, **kwargs)
 
 
 class _LaneCall:
-    """A piece of work for a lane."""
+    """A function for a lane."""
 
     kind = "call"
     count = 1
@@ -315,34 +314,34 @@ class _LaneCall:
         self.done: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
     def run(self) -> None:
-        """Do it, in the lane."""
+        """Call the function, in the lane."""
         try:
             self.done.set_result(self._function())
         except BaseException as exc:
             self.done.set_exception(exc)
 
 
-async def _enter(visitor: Visitor, *, anew: bool) -> Session:
+async def _enter(visitor: Visitor, *, renew: bool) -> Session:
     async with visitor.turn:
-        return await visitor.enter(anew=anew)
+        return await visitor.enter(renew=renew)
 
 
-def _apart(work: Coroutine[Any, Any, _T]) -> _T:
-    """Do something on a loop of its own, and wait for it."""
+def _run_in_thread(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run a coroutine on a loop in a new thread, and wait for it."""
     done: concurrent.futures.Future[_T] = concurrent.futures.Future()
-    threading.Thread(target=_run_apart, args=(work, done), name="openenv-web-manager").start()
+
+    def run() -> None:
+        try:
+            done.set_result(asyncio.run(work))
+        except BaseException as exc:
+            done.set_exception(exc)
+
+    threading.Thread(target=run, name="openenv-web-manager").start()
     return done.result()
 
 
-def _run_apart(work: Coroutine[Any, Any, Any], done: concurrent.futures.Future[Any]) -> None:
-    try:
-        done.set_result(asyncio.run(work))
-    except BaseException as exc:
-        done.set_exception(exc)
-
-
 def _service_of(env: Any, action_cls: type[Any], observation_cls: type[Any]) -> EnvService:
-    """Serve an environment to nobody but the manager that was given it."""
+    """Make a service with one session, for a manager that was built without a server."""
     factory = env
     if isinstance(env, Environment):
 
