@@ -1,7 +1,10 @@
-"""Runs a command and ends it, with its whole process group, when the process that wanted it is gone.
+"""Runs a command and ends it, with its whole process group, when its owner is gone, however the owner ended.
 
-Run as a script of its own: `python guardian.py LIFELINE GRACE_S FOLDER COMMAND ...`. LIFELINE is the reading end of a
-pipe whose other end that process holds; FOLDER, if not empty, is removed with it. Imports next to nothing.
+    owner ──starts──> guardian ──fork, exec──> the command          all but the owner are one process group
+      └── pipe ───────────┘  EOF: the owner is dead; SIGTERM to the group, then SIGKILL
+
+A script that imports next to nothing: `python guardian.py LIFELINE GRACE_S FOLDER COMMAND ...`. LIFELINE is the
+reading end of a pipe whose other end only the owner holds; FOLDER, if not empty, is removed in the end.
 """
 
 from __future__ import annotations
@@ -16,13 +19,13 @@ _LOOK_S = 0.02
 
 
 def main(arguments: list[str]) -> int:
-    """Start the command, wait for its end or that of its owner, and return its exit code."""
+    """Start the command, wait for its end or the owner's, and return its exit code."""
     lifeline, grace_s, folder, command = int(arguments[0]), float(arguments[1]), arguments[2], arguments[3:]
     wake, waker = os.pipe()
     os.set_blocking(waker, False)
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, _wake_up)  # whoever signals the group means the command
+        signal.signal(number, _wake_up)  # a signal to the group is meant for the command
     child = os.fork()
     if child == 0:
         _become(command)
@@ -45,7 +48,7 @@ def _wake_up(number: int, frame: object) -> None:
 
 
 def _become(command: list[str]) -> None:
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and that would be inherited
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the command would inherit that
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(command[0], command)
@@ -65,7 +68,7 @@ def _exit_code(child: int) -> int | None:
 
 
 def _end(child: int, grace_s: float, folder: str) -> None:
-    """End the command gently and then all that is left of its group, this process included."""
+    """End the command gently, then kill what is left of its group, including this process."""
     os.killpg(0, signal.SIGTERM)
     deadline = time.monotonic() + grace_s
     while _exit_code(child) is None and time.monotonic() < deadline:

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 from openenv import settings
 from openenv.errors import ProviderError, ProviderUnavailable, SandboxUnavailable
 from openenv.providers.health import ServerWatch, quoted, wait_for_ready
-from openenv.providers.provider import READY_S, ContainerProvider, refuse_unknown, told_when_slow
+from openenv.providers.provider import READY_S, ContainerProvider, announce_if_slow, refuse_unknown
 from openenv.sandboxes.base import Mount
 from openenv.sandboxes.container_cli import (
     OWNER_LABEL,
@@ -192,19 +192,19 @@ class LocalDockerProvider(EngineProvider):
         run_args: Sequence[str] = (),
         **kwargs: Any,
     ) -> str:
-        """Start a container, pulling its image first if need be, and return its address.
+        """Start a container, pulling its image if it is missing, and return its address.
 
         Args:
             image: Name of the image.
-            port: Where the server is to be reached on this machine; by default any free port.
-            env_vars: Variables of the container; they are in no argument list.
-            container_port: Where the server listens inside.
-            command: What to run in place of the image's command.
+            port: The port on this machine; by default any free one.
+            env_vars: Variables of the container; kept out of argument lists.
+            container_port: The port that the server listens on inside.
+            command: Replaces the image's command.
             network: The network to join; it must be one that publishes ports.
             cpu_limit: How many processors it may use.
             memory_limit: How much memory, as the engine takes it: `2g`.
             gpus: Which graphics processors, as the engine takes it: `all`.
-            mounts: Folders of this machine that it sees, read-only.
+            mounts: Folders of this machine to mount, read-only.
             labels: More labels of the container.
             run_args: More options of the engine's `create`, put before the image.
             kwargs: None are accepted.
@@ -253,7 +253,7 @@ class LocalDockerProvider(EngineProvider):
     def _ensure_image(self, image: str) -> None:
         if self._engine.has_image(image):
             return
-        with told_when_slow(f"pulling {image}"):
+        with announce_if_slow(f"pulling {image}"):
             problem = self._engine.pull(image, timeout=_PULL_S)
         if problem is not None:
             raise ProviderError(problem)

@@ -1,7 +1,7 @@
-"""What every provider can do: start a server somewhere, say when it answers, and stop it.
+"""The interfaces of providers: start a server somewhere, wait until it answers, stop it.
 
-Two kinds, as existing code has them: those that start containers of an image, and those that start a runtime which
-they know from their constructor. Knows no engine and no process.
+There are two, as existing code has them: a `ContainerProvider` starts a container of an image; a `RuntimeProvider`
+starts what its constructor describes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, Literal
 from typing_extensions import Self
 
 READY_S = 30.0
+PATIENCE_S = 3.0
 
 
 class ContainerProvider(ABC):
@@ -27,13 +28,13 @@ class ContainerProvider(ABC):
     def start_container(
         self, image: str, port: int | None = None, env_vars: dict[str, str] | None = None, **kwargs: Any
     ) -> str:
-        """Start a container and return the address of its server, which need not answer yet.
+        """Start a container and return the address of its server, which may not answer yet.
 
         Args:
-            image: What to start.
-            port: Where the server is to be reached; by default any free port.
+            image: Name of the image.
+            port: The port on this machine; by default any free one.
             env_vars: Variables of the container.
-            kwargs: What else the provider offers.
+            kwargs: Further options of the provider.
 
         Raises:
             RuntimeError: It could not be started; nothing is left of it.
@@ -48,7 +49,7 @@ class ContainerProvider(ABC):
         """Return as soon as the server answers.
 
         Raises:
-            TimeoutError: It does not in time.
+            TimeoutError: It does not answer in time.
         """
 
     def close(self) -> None:  # noqa: B027  # a provider need not hold anything else
@@ -68,16 +69,16 @@ class ContainerProvider(ABC):
 
 
 class RuntimeProvider(ABC):
-    """Starts a server that it knows from its constructor. As a context manager it starts and stops it."""
+    """Starts the server that its constructor describes. As a context manager it starts and stops it."""
 
     @abstractmethod
     def start(self, port: int | None = None, env_vars: dict[str, str] | None = None, **kwargs: Any) -> str:
-        """Start the server and return its address; it need not answer yet.
+        """Start the server and return its address; it may not answer yet.
 
         Args:
-            port: Where it is to listen; by default any free port.
+            port: The port to listen on; by default any free one.
             env_vars: Variables of the server.
-            kwargs: What else the provider offers.
+            kwargs: Further options of the provider.
 
         Raises:
             RuntimeError: It could not be started; nothing is left of it.
@@ -92,7 +93,7 @@ class RuntimeProvider(ABC):
         """Return as soon as the server answers.
 
         Raises:
-            TimeoutError: It does not in time.
+            TimeoutError: It does not answer in time.
         """
 
     def __enter__(self) -> Self:
@@ -111,55 +112,50 @@ class RuntimeProvider(ABC):
 
 
 class KubernetesProvider(ContainerProvider):
-    """A name for subclasses: this release starts nothing in Kubernetes, so the class itself cannot be made."""
+    """A base class for subclasses: this release starts nothing in Kubernetes, so it has no instances of its own."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         if getattr(cls, "__abstractmethods__", None):
             raise TypeError(
                 f"{cls.__name__} is abstract: this release starts no servers in Kubernetes. Subclass it and write "
                 "start_container, stop_container and wait_for_ready; or start the server with a manifest of your own "
-                "and give its address to the client as base_url."
+                "and pass its address to the client as base_url."
             )
         return super().__new__(cls)
 
 
 def refuse_unknown(provider: str, unknown: dict[str, Any], known: tuple[str, ...]) -> None:
-    """Raise ValueError for options that a provider does not have: ignoring one would start something else."""
+    """Raise ValueError for unknown options: to ignore one would start something else than the caller wants."""
     if unknown:
         names = ", ".join(sorted(unknown))
         raise ValueError(f"Unsupported kwargs for {provider}: {names}. It takes {', '.join(known)}.")
 
 
-# progress: One line for who is at the terminal, when something takes long: an image is pulled, a project is set up.
-#
-# Knows standard error and a timer.
-
-
-PATIENCE_S = 3.0
-
-
 @contextlib.contextmanager
-def told_when_slow(text: str, *, after_s: float | None = None) -> Iterator[None]:
-    """Write a line to standard error if what is done inside has not ended by then, and another one when it has."""
-    began = time.monotonic()
-    told = threading.Event()
+def announce_if_slow(text: str, *, after_s: float | None = None) -> Iterator[None]:
+    """Write a line to standard error if the block takes longer than that, and another when it ends.
 
-    def tell() -> None:
-        told.set()
+    For a user at the terminal, while an image is pulled or a project is set up.
+    """
+    began = time.monotonic()
+    is_slow = threading.Event()
+
+    def announce() -> None:
+        is_slow.set()
         _write(f"{text} ...")
 
-    timer = threading.Timer(PATIENCE_S if after_s is None else after_s, tell)
+    timer = threading.Timer(PATIENCE_S if after_s is None else after_s, announce)
     timer.daemon = True
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
-        if told.is_set():
+        if is_slow.is_set():
             _write(f"{text}: {time.monotonic() - began:.0f} s")
 
 
 def _write(line: str) -> None:
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody listens there
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # standard error may be closed, or None
         sys.stderr.write(f"openenv: {line}\n")
         sys.stderr.flush()

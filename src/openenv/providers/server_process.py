@@ -1,7 +1,7 @@
-"""A server as a child process: started in a group of its own, watched, ended with all that it started, its log kept.
+"""Servers as child processes: `ProcessProvider` (`openenv serve TARGET`, or any command), and what `UVProvider` shares.
 
-It ends when its owner does, killed or not: a `guardian` between the two sees to that. Knows processes, signals and
-files; what the command is for it must not know.
+A server has a process group of its own, is ended with everything it started, and leaves the end of its log. It ends
+when its owner does, killed or not: a `guardian` process between the two sees to that.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ GRACE_S = 10.0
 _KILL_S = 10.0
 _TAIL_BYTES = 16_384
 _TAIL_LINES = 40
+_CAN_KEEP = sys.platform == "linux"
 
 
 class ServerProcess:
@@ -38,10 +39,10 @@ class ServerProcess:
 
     Args:
         command: What to run, the program first.
-        environ: Its variables, all of them.
+        environ: All of its variables.
         cwd: Where it runs.
-        log_path: Where its output goes, after what is there already; by default into a temporary file.
-        folder: A temporary folder that ends with it.
+        log_path: The file that its output is appended to; by default a temporary one.
+        folder: A temporary folder that is removed with it.
 
     Raises:
         ProviderError: It cannot be started; nothing is left of it.
@@ -62,7 +63,7 @@ class ServerProcess:
         self.folder = folder or Path(tempfile.mkdtemp(prefix="openenv-server-"))
         self.log_path = log_path or self.folder / "log"
         self._keeps_log = log_path is not None
-        self._kept = ""
+        self._final_log = ""
         self._owner = os.getpid()
         self._lifeline: int | None = None
         try:
@@ -94,7 +95,7 @@ class ServerProcess:
                     start_new_session=True,
                 )
             except BaseException:
-                self._let_go()
+                self._close_lifeline()
                 raise
             finally:
                 if end is not None:
@@ -106,7 +107,7 @@ class ServerProcess:
         return self._process.pid
 
     def ended(self, within_s: float) -> str | None:
-        """Wait that long at most for it to end; return how it ended, or None while it runs."""
+        """Wait at most that long for its end; return how it ended, or None while it runs."""
         try:
             code = self._process.wait(within_s)
         except subprocess.TimeoutExpired:
@@ -114,9 +115,9 @@ class ServerProcess:
         return f"exited prematurely with code {code}"
 
     def log(self) -> str:
-        """Return the end of what it has written, also after it was stopped."""
-        if self._kept:
-            return self._kept
+        """Return the end of its output, also after it was stopped."""
+        if self._final_log:
+            return self._final_log
         try:
             with self.log_path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -127,7 +128,7 @@ class ServerProcess:
         return "\n".join(text.splitlines()[-_TAIL_LINES:])
 
     def stop(self) -> None:
-        """End it and all that it has started: gently, and if that does not help, at once. Harmless when it is over."""
+        """End it and everything it started: gently, then by force. Harmless when it has ended."""
         if self._owner != os.getpid():  # a forked process leaves it to its parent
             return
         try:
@@ -139,8 +140,8 @@ class ServerProcess:
             self._signal(getattr(signal, "SIGKILL", signal.SIGTERM))
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_KILL_S)
-            self._let_go()
-            self._kept = self.log()
+            self._close_lifeline()
+            self._final_log = self.log()
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -150,23 +151,18 @@ class ServerProcess:
             else:
                 self._process.terminate()
 
-    def _let_go(self) -> None:
+    def _close_lifeline(self) -> None:
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None
 
 
-# ports: A free port for a server that is yet to be started, kept for it until it listens.
-#
-# The kernel chooses, and a bound socket that does not listen keeps the port: nobody else is given it, but a server that
-# sets SO_REUSEADDR, as servers do, can bind it. Only Linux has that; elsewhere the port is free again for a moment.
+class PortReservation:
+    """A free port for a server that is yet to start, kept until `release`.
 
-
-_CAN_KEEP = sys.platform == "linux"
-
-
-class Reservation:
-    """A port that is kept until `release`."""
+    The kernel chooses it. A socket that is bound but does not listen keeps the port from everyone, except from a server
+    that sets SO_REUSEADDR, as servers do. Only Linux has that; elsewhere the port is free again for a moment.
+    """
 
     def __init__(self, host: str) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -182,35 +178,30 @@ class Reservation:
             self._socket.close()
 
     def release(self) -> None:
-        """Let go of the port."""
+        """Free the port."""
         self._socket.close()
 
 
 def local_url(host: str, port: int) -> str:
-    """Return where a program on this machine finds a server that listens there."""
+    """Return the URL of a server that listens there, for programs on this machine."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-# process: A server as a child process on this machine: `openenv serve TARGET`, or any command that serves.
-#
-# Knows how such a command is told its address. How the process is run and ended is `server_process`'s.
-
-
-class ChildProvider(RuntimeProvider):
-    """What providers have in common whose server is a child process: it, its address and its log."""
+class ChildProcessProvider(RuntimeProvider):
+    """The base of providers whose server is a child process: the process, its address and its log."""
 
     def __init__(self, *, host: str, log_path: str | Path | None = None) -> None:
         self.host = host
         self._log_path = Path(log_path) if log_path is not None else None
         self._server: ServerProcess | None = None
         self._base_url: str | None = None
-        self._reservation: Reservation | None = None
+        self._reservation: PortReservation | None = None
         self._last_log = ""
 
     @property
     def base_url(self) -> str:
-        """Where the server is.
+        """The address of the server.
 
         Raises:
             RuntimeError: It has not been started.
@@ -225,11 +216,11 @@ class ChildProvider(RuntimeProvider):
         return self._log_path if self._server is None else self._server.log_path
 
     def log(self) -> str:
-        """Return the end of what the server has written, also after it was stopped."""
+        """Return the end of the server's output, also after it was stopped."""
         return self._last_log if self._server is None else self._server.log()
 
     def stop(self) -> None:
-        """Stop the server and all that it has started; harmless when none runs."""
+        """Stop the server and everything it started; harmless when none runs."""
         server, self._server, self._base_url = self._server, None, None
         self._release()
         if server is not None:
@@ -241,10 +232,10 @@ class ChildProvider(RuntimeProvider):
     def _launch(self, port: int | None, start: Callable[[int], ServerProcess]) -> str:
         """Start a server on a port, by default any free one."""
         self._require_stopped()
-        self.stop()  # one that has ended by itself left its log and its folder
+        self.stop()  # a server that ended by itself left its log and its folder
         try:
             if port is None:
-                self._reservation = Reservation(self.host)
+                self._reservation = PortReservation(self.host)
                 port = self._reservation.port
             self._server = start(port)
         except BaseException as error:
@@ -280,19 +271,19 @@ class ChildProvider(RuntimeProvider):
         """Start the server and return its address."""
 
 
-class ProcessProvider(ChildProvider):
+class ProcessProvider(ChildProcessProvider):
     """Serves an environment from a child process on loopback; as a context manager it waits until it answers.
 
     The process ends with this one, however that ends.
 
     Args:
-        target: What `openenv serve` is to serve: a folder, a file, a module.
-        command: What to run instead. `{port}` and `{host}` in its words are replaced, and `PORT` is set; it must take a
-            port of which another socket is bound, as every server does that sets SO_REUSEADDR.
-        host: Where it listens.
-        cwd: Where it runs; by default here.
+        target: What `openenv serve` serves: a folder, a file, a module.
+        command: What to run instead. `{port}` and `{host}` in its words are replaced, and `PORT` is set. It must set
+            SO_REUSEADDR, as servers do, because another socket keeps the port until then.
+        host: The address to listen on.
+        cwd: The folder to run in; by default the current one.
         env_vars: Variables beside those of this process.
-        log_path: Where its output is kept; by default a temporary file that ends with it.
+        log_path: Where its output is kept; by default a temporary file that is removed with it.
         ready_timeout_s: How long it may take to answer.
 
     Raises:
@@ -323,7 +314,7 @@ class ProcessProvider(ChildProvider):
         """Start the server and return its address.
 
         Raises:
-            ValueError: An option is none.
+            ValueError: An option is unknown.
             RuntimeError: It already runs, or cannot be started.
         """
         refuse_unknown(type(self).__name__, kwargs, ("port", "env_vars"))

@@ -1,6 +1,6 @@
 """A server as a Docker Swarm service: several containers of an image behind one port.
 
-Knows Swarm's command line. Swarm publishes on every address of the machine; it cannot be told otherwise.
+Swarm publishes the port on every address of the machine; it has no option for loopback only.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class DockerSwarmProvider(EngineProvider):
 
     @property
     def urls(self) -> list[str]:
-        """Where the service is to be reached now: one address, or with `publish_mode="host"` one of each replica."""
+        """The addresses of the service: one, or with `publish_mode="host"` one per replica."""
         return [f"http://localhost:{port}" for port in self._ports()]
 
     def start_container(
@@ -110,15 +110,15 @@ class DockerSwarmProvider(EngineProvider):
         """Start a service and return its address.
 
         Args:
-            image: Name of the image; one that is not here is looked up in its registry by the swarm.
-            port: Where the service is to be reached; by default the swarm chooses.
-            env_vars: Variables of the containers; they are in no argument list.
+            image: Name of the image; the swarm pulls one that is not here.
+            port: The port of the service; by default the swarm chooses.
+            env_vars: Variables of the containers; kept out of argument lists.
             replicas: How many containers to run.
             cpu_limit: How many processors each may use.
             memory_limit: How much memory each may use.
             constraints: Where they may run, as Swarm takes it: `node.role==worker`.
             labels: More labels of the service.
-            command: What to run in place of the image's command.
+            command: Replaces the image's command.
             container_port: Where the server listens inside.
             kwargs: None are accepted.
 
@@ -232,7 +232,7 @@ class DockerSwarmProvider(EngineProvider):
             time.sleep(LOOK_S)
 
     def _ports(self) -> list[int]:
-        """Ask the swarm which ports it has published."""
+        """Return the ports that the swarm has published."""
         if self._name is None:
             return []
         if self._mode == "ingress":
@@ -255,7 +255,7 @@ class DockerSwarmProvider(EngineProvider):
         return tasks
 
     def _how_it_ended(self) -> str | None:
-        """Return how the replicas ended, if all have and none is running again."""
+        """Return how the replicas ended, if all have and none runs again."""
         tasks = self._tasks()
         over = [task for task in tasks if task.state in _OVER]
         if len(over) < self._replicas or any(task.state == "running" for task in tasks):
@@ -277,7 +277,7 @@ class DockerSwarmProvider(EngineProvider):
         return ""
 
     def _sweep(self) -> None:
-        """Remove the services of processes that were killed; those of others stay."""
+        """Remove the services whose owner is dead; those of living owners stay."""
         with contextlib.suppress(ProviderError):
             names = self._engine.output(
                 "service", "ls", "--filter", f"label={OWNER_LABEL}", "--format", "{{.Name}}"

@@ -1,6 +1,6 @@
-"""A server from a project that has its own dependencies: `uv run` in an environment made for it.
+"""A server from a project with its own dependencies: `uv run uvicorn` in an environment that uv makes for it.
 
-Knows the command lines of uv and uvicorn. The project may lie here or in a Git repository.
+The project is a folder, or a commit of a Git repository: `git+URL`, with `@REF` and `#subdirectory=FOLDER` as in pip.
 """
 
 from __future__ import annotations
@@ -17,20 +17,15 @@ from typing import Any
 
 from openenv import settings
 from openenv.errors import ProviderError, ProviderUnavailable
-from openenv.providers.provider import refuse_unknown, told_when_slow
-from openenv.providers.server_process import ChildProvider, ServerProcess
-
-# git_project: A project from a Git repository: `git+URL`, with `@REF` and `#subdirectory=FOLDER` as pip has them.
-#
-# Only the one commit is fetched. Knows the command line of Git.
-
+from openenv.providers.provider import announce_if_slow, refuse_unknown
+from openenv.providers.server_process import ChildProcessProvider, ServerProcess
 
 GIT_PREFIX = "git+"
 
 
 @dataclass(frozen=True, slots=True)
 class GitProject:
-    """Where a project is."""
+    """A project in a Git repository; only the one commit is fetched."""
 
     url: str
     ref: str = "HEAD"
@@ -43,13 +38,13 @@ class GitProject:
 
     @classmethod
     def parse(cls, text: str) -> GitProject:
-        """Read what follows `git+`."""
+        """Parse `git+URL[@REF][#subdirectory=FOLDER]`."""
         url, _, fragment = text.removeprefix(GIT_PREFIX).partition("#")
         folder = next((part.partition("=")[2] for part in fragment.split("&") if part.startswith("subdirectory=")), "")
         start = url.find("://") + 3 if "://" in url else 0
         slash = url.find("/", start)
         at = url.rfind("@")
-        if slash != -1 and at > slash:  # an @ before the path is of a user
+        if slash != -1 and at > slash:  # an @ before the path belongs to a user name
             return cls(url[:at], url[at + 1 :], folder)
         return cls(url, folder=folder)
 
@@ -65,16 +60,16 @@ class GitProject:
             raise ProviderUnavailable(
                 f"`git` executable not found; {self.shown} cannot be fetched. Install it: apt-get install -y git"
             )
-        asks_nobody = {**environ, "GIT_TERMINAL_PROMPT": "0"}
+        no_prompt = {**environ, "GIT_TERMINAL_PROMPT": "0"}
         steps = (
             ["init", "--quiet", str(into)],
             ["-C", str(into), "remote", "add", "origin", self.url],
             ["-C", str(into), "fetch", "--quiet", "--depth", "1", "origin", self.ref],
             ["-C", str(into), "-c", "advice.detachedHead=false", "checkout", "--quiet", "FETCH_HEAD"],
         )
-        with told_when_slow(f"fetching {self.shown}"):
+        with announce_if_slow(f"fetching {self.shown}"):
             for step in steps:
-                self._run([git, *step], asks_nobody, timeout_s)
+                self._run([git, *step], no_prompt, timeout_s)
         project = into / self.folder
         if not project.is_dir():
             raise ProviderError(f"{self.shown} has no folder '{self.folder}'.")
@@ -102,18 +97,18 @@ class GitProject:
 _SLOW_S = 10.0
 
 
-class UVProvider(ChildProvider):
+class UVProvider(ChildProcessProvider):
     """Serves a project's application with `uv run uvicorn`; the process ends with this one.
 
     Args:
         project_path: The project's folder, or `git+URL`, of which one commit is fetched at each start; `@REF` and
             `#subdirectory=FOLDER` may follow.
         app: The application, as uvicorn takes it; looked up from the project's folder.
-        host: Where it listens. The default lets other machines in, too.
-        reload: Whether it starts anew when a source file changes.
+        host: The address to listen on. The default lets other machines in.
+        reload: Whether it restarts when a source file changes.
         env_vars: Variables beside those of this process.
         context_timeout_s: How long it may take to answer, and to be fetched.
-        log_path: Where its output is kept; by default a temporary file that ends with it.
+        log_path: Where its output is kept; by default a temporary file that is removed with it.
 
     Raises:
         ProviderUnavailable: uv is not installed.
@@ -142,16 +137,16 @@ class UVProvider(ChildProvider):
     def start(
         self, port: int | None = None, env_vars: dict[str, str] | None = None, workers: int = 1, **kwargs: Any
     ) -> str:
-        """Start the server and return its address; uv prepares its environment meanwhile.
+        """Start the server and return its address; uv prepares the environment in the meantime.
 
         Args:
-            port: Where it is to listen; by default any free port.
+            port: The port to listen on; by default any free one.
             env_vars: More variables.
             workers: How many processes uvicorn runs; sessions stay in the one that opened them.
-            kwargs: None are known.
+            kwargs: None are accepted.
 
         Raises:
-            ValueError: An option is none.
+            ValueError: An option is unknown.
             RuntimeError: It already runs, there is no such project, or it cannot be started.
         """
         refuse_unknown(type(self).__name__, kwargs, ("port", "env_vars", "workers"))
@@ -166,7 +161,7 @@ class UVProvider(ChildProvider):
             ServerNotReady: It did not answer in time, by default `context_timeout_s`.
         """
         timeout_s = self.context_timeout_s if timeout_s is None else timeout_s
-        with told_when_slow(f"uv prepares {self.project_path} (log: {self.log_path})", after_s=_SLOW_S):
+        with announce_if_slow(f"uv prepares {self.project_path} (log: {self.log_path})", after_s=_SLOW_S):
             self._await(timeout_s, "The uv process")
 
     def _process(self, port: int, workers: int, environ: Mapping[str, str]) -> ServerProcess:
@@ -191,12 +186,12 @@ class UVProvider(ChildProvider):
 
 
 def find_uv() -> str:
-    """Return the program, which may lie beside the running Python.
+    """Return the path of uv: on PATH, or beside the running Python.
 
     Raises:
         ProviderUnavailable: It is not installed.
     """
-    found = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
-    if found is None:
+    program = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
+    if program is None:
         raise ProviderUnavailable("`uv` executable not found. Install it: pip install uv")
-    return found
+    return program

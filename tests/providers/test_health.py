@@ -13,7 +13,7 @@ import pytest
 from openenv.errors import OpenEnvError, ServerDied, ServerNotReady
 from openenv.providers import wait_for_ready
 from openenv.providers.health import ask_health
-from openenv.providers.server_process import Reservation, local_url
+from openenv.providers.server_process import PortReservation, local_url
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -137,9 +137,9 @@ def test_no_time_at_all_is_one_try(answering: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 def test_a_reserved_port_is_given_to_nobody_else_but_a_server_can_listen_there(host: str) -> None:
-    reservation = Reservation(host)
+    reservation = PortReservation(host)
     try:
-        others = [Reservation(host) for _ in range(50)]
+        others = [PortReservation(host) for _ in range(50)]
         assert reservation.port not in {other.port for other in others}
         for other in others:
             other.release()
