@@ -24,7 +24,7 @@ class NamespaceSandboxes(Sandboxes):
     """Sandboxes made of `unshare` and `nsenter`: own processes, own network, own home. Needs root."""
 
     name = "namespaces"
-    features = frozenset({"trees", "ports", "expiry"})  # no more than is kept: files of the host can be read
+    features = frozenset({"trees", "ports", "expiry"})  # only what it keeps: the host's files can be read
 
     def check(self) -> None:
         if os.geteuid() != 0 or not all(map(shutil.which, ("unshare", "nsenter", "setpriv", "ip"))):
@@ -39,15 +39,15 @@ class NamespaceSandboxes(Sandboxes):
         first = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         assert first.stdout is not None
         with first.stdout:
-            said = first.stdout.readline().decode().strip()
-        if said != "ready":
+            reply = first.stdout.readline().decode().strip()
+        if reply != "ready":
             first.kill()
-            raise SandboxUnavailable(f"No sandbox could be started: {said}")
+            raise SandboxUnavailable(f"No sandbox could be started: {reply}")
         return NamespaceSandbox(first, spec)
 
 
 class NamespaceSandbox(ShellSandbox):
-    """One of them. What is needed: a shell inside, whether the box lives, and its end."""
+    """One sandbox. It adds a shell inside, whether the sandbox lives, and its end."""
 
     def __init__(self, first: subprocess.Popen[bytes], spec: SandboxSpec) -> None:
         super().__init__(f"namespaces-{secrets.token_hex(6)}", spec)
@@ -59,7 +59,7 @@ class NamespaceSandbox(ShellSandbox):
 
     def _channel(self, script: str, *, has_input: bool) -> ProcessChannel:
         channel = ProcessChannel([*self._enter, "/bin/sh", "-c", READ_SCRIPT])
-        channel.send(framed(script))  # not as an argument: the host's users could read it
+        channel.send(framed(script))  # not as an argument, which other users could read
         return channel
 
     def _why_gone(self) -> str | None:
@@ -68,5 +68,5 @@ class NamespaceSandbox(ShellSandbox):
         return "expired" if time.monotonic() > self._expires - 1 else "its first process ended"
 
     def _destroy(self) -> None:
-        self._first.kill()  # and with it, by --kill-child, everything inside
+        self._first.kill()  # with --kill-child, everything inside dies too
         self._first.wait()
