@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from openenv.cli.build import StagingError, staged
-from openenv.cli.scaffold import Names, write_package
+from openenv.cli.init import Names, write_package
 
 ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import openenv
 from openenv.cli.__main__ import build
-from openenv.cli.scaffold import Names, ScaffoldError, write_package
+from openenv.cli.init import Names, ScaffoldError, write_package
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 FILES = {

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from openenv.cli.scaffold import Names, write_package
+from openenv.cli.init import Names, write_package
 
 PLAY = """
 import sys

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from openenv.cli.__main__ import build
-from openenv.cli.scaffold import Names, write_package
+from openenv.cli.init import Names, write_package
 from openenv.cli.validation.package import NoPackage, check_package
 from openenv.cli.validation.report import Report, Result, source_digest
 from openenv.cli.validation.rules import RULES, verdict

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from environments import Idle
 from openenv import Action, Observation, State
 from openenv.cli.__main__ import build
-from openenv.cli.scaffold import Names, write_package
+from openenv.cli.init import Names, write_package
 from openenv.server.app import create_app
 
 ENDPOINTS = [

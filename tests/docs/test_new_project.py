@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import openenv
-from openenv.cli.scaffold import Names, write_package
+from openenv.cli.init import Names, write_package
 from openenv.cli.validation.probe import read_plan
 from openenv.cli.validation.rules import RULES
 

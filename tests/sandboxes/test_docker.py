@@ -264,7 +264,7 @@ def test_memory_that_ran_out_is_told(docker: DockerSandboxes) -> None:
 
 def test_the_end_of_a_container_behind_our_back_is_told(docker: DockerSandboxes, engine: ContainerCli) -> None:
     box = docker.open()
-    threading.Timer(0.5, engine.ask, args=("rm", "-f", box.sandbox_id)).start()
+    threading.Timer(0.5, engine.run, args=("rm", "-f", box.sandbox_id)).start()
     with pytest.raises(SandboxGone, match="ended"):
         box.exec("sleep 60")
     with pytest.raises(SandboxGone):

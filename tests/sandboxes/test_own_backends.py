@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from openenv.cli.sandboxes import look_here, sandboxes
+from openenv.cli.sandboxes import import_from_here, sandboxes
 from openenv.sandboxes import ProcessSandboxes, backend
 
 SOURCE = """
@@ -66,5 +66,5 @@ def test_the_command_line_finds_a_backend_in_the_folder_one_is_in(folder: Path) 
 
 def test_our_own_names_put_nothing_on_the_path(folder: Path) -> None:
     before = list(sys.path)
-    assert look_here("local") == "local"
+    assert import_from_here("local") == "local"
     assert sys.path == before

@@ -44,7 +44,7 @@ def test_a_reader_ends_when_the_channel_is_closed_though_another_process_holds_t
 
 
 def test_a_writer_ends_when_the_channel_is_closed_though_nobody_reads() -> None:
-    channel = ProcessChannel(["sh", "-c", "exec 3<&0; setsid sleep 60 <&3 & echo $!; sleep 60"])
+    channel = ProcessChannel(["sh", "-c", "exec 3<&0; setsid sh -c 'echo $$; exec sleep 60' <&3 & sleep 60"])
     holder = int(first_line(channel))
     writing = threading.Thread(target=channel.send, args=(bytes(1 << 22),), daemon=True)
     writing.start()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openenv.sandboxes import shell_command as shell_script
+from openenv.sandboxes import shell_command
 from openenv.sandboxes.base import Stream
 from openenv.sandboxes.shell_command import Invocation, OutputReader, framed
 
@@ -58,7 +58,7 @@ def test_what_comes_instead_of_a_command_is_kept_as_a_complaint() -> None:
 
 def run(call: Invocation, stdin: bytes = b"") -> tuple[OutputReader, bytes, bytes]:
     done = subprocess.run(
-        ["/bin/sh", "-c", shell_script.READ_SCRIPT],
+        ["/bin/sh", "-c", shell_command.READ_SCRIPT],
         input=framed(call.script()) + stdin,
         capture_output=True,
         check=False,
@@ -74,12 +74,12 @@ def test_a_command_gets_its_folder_variables_input_and_mark(tmp_path: Path) -> N
         str(tmp_path / "work dir"),
         "/home/user",
         envs={"A": "it's\n$HOME"},
-        mark=shell_script.mark_kb(5),
+        mark=shell_command.mark_kb(5),
         has_input=True,
     )
     reader, out, err = run(call, b"given\n")
     assert out == f"{tmp_path}/work dir\ngiven\nit's\n$HOME".encode()
-    assert str(shell_script.mark_kb(5) * 1024).encode() in err
+    assert str(shell_command.mark_kb(5) * 1024).encode() in err
     assert (reader.exit_code, reader.finished) == (4, True)
     assert reader.pid is not None
 
@@ -101,17 +101,17 @@ def test_arguments_are_read_by_no_shell(tmp_path: Path) -> None:
 
 def test_what_no_process_can_be_given_is_refused() -> None:
     with pytest.raises(ValueError, match="NUL"):
-        shell_script.check_text("a\0b", None)
+        shell_command.check_text("a\0b", None)
     with pytest.raises(ValueError, match="NUL"):
-        shell_script.check_text("a", {"A": "\0"})
+        shell_command.check_text("a", {"A": "\0"})
     with pytest.raises(ValueError, match="no command"):
-        shell_script.check_text([], None)
+        shell_command.check_text([], None)
     with pytest.raises(ValueError, match="name"):
-        shell_script.check_text("a", {"A=B": "c"})
+        shell_command.check_text("a", {"A=B": "c"})
 
 
 def test_root_never_kills_everything() -> None:
-    code = shell_script.KILL_ALL.replace("/proc/self/status", "/dev/stdin").replace("kill -KILL -1", "echo would kill")
+    code = shell_command.KILL_ALL.replace("/proc/self/status", "/dev/stdin").replace("kill -KILL -1", "echo would kill")
     root = subprocess.run(["/bin/sh", "-c", code], input=b"Uid:\t0\t0\t0\t0\n", capture_output=True, check=False)
     assert (root.returncode, root.stdout) == (99, b"")
     user = subprocess.run(["/bin/sh", "-c", code], input=b"Uid:\t1000\t0\t0\t0\n", capture_output=True, check=False)

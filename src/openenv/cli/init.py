@@ -1,26 +1,32 @@
-"""`openenv init`: a new environment package that can be served at once.
-
-Knows options and what to do next; the files are the scaffold's.
-"""
+"""`openenv init`: a new environment package from `template/`: an environment that runs, a client, tests, an image."""
 
 from __future__ import annotations
 
+import keyword
 import os
 import shlex
 import shutil
 import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import typer
 
 _LOCK_S = 60.0
+_TEMPLATE = Path(__file__).parent / "template"
+SUFFIX = ".tmpl"  # so that nothing takes a template for source code, and no packager drops a hidden file
+_TAKEN = frozenset({"openenv", "openenv_core", "client", "models", "server", "tests"})
+_LOOKS = (("🎲", "blue", "green"), ("🧭", "indigo", "purple"), ("🧩", "yellow", "red"), ("🛰️", "gray", "blue"))
 _HELP = """
 Make a new environment package: a small environment that runs, a typed client, tests, and a Dockerfile.
 
     openenv init maze_env
     openenv serve maze_env
 
-NAME is the name of the Python package; the folder of that name is made where you are, or in --output-dir. Then edit
+NAME is the name of the Python package; its folder is made in the current one, or in --output-dir. Then edit
 models.py and server/NAME_environment.py.
 """
 
@@ -28,11 +34,9 @@ models.py and server/NAME_environment.py.
 def init(
     name: str = typer.Argument(..., metavar="NAME", help="The package's name, such as maze_env."),
     output_dir: Path = typer.Option(
-        Path(), "--output-dir", "-o", help="Where to make its folder; by default where you are."
+        Path(), "--output-dir", "-o", help="Where to make its folder; by default the current folder."
     ),
 ) -> None:
-    from .scaffold import Names, ScaffoldError, write_package
-
     try:
         names = Names.of(name)
         folder = output_dir / name
@@ -70,8 +74,8 @@ def _lock(folder: Path) -> str | None:
     except OSError as error:
         return f"`uv lock` cannot be run ({error}). That does no harm."
     if done.returncode != 0:
-        words = (done.stderr or done.stdout).strip().splitlines()
-        return f"`uv lock` failed ({words[-1].strip() if words else done.returncode}). That does no harm; run it later."
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        return f"`uv lock` failed ({lines[-1].strip() if lines else done.returncode}). That does no harm; run it later."
     return None
 
 
@@ -93,3 +97,116 @@ def _show_next(package: str, prefix: str, folder: Path) -> None:
     typer.echo(f"  python -m pytest {place}")
     typer.echo(f"  openenv validate {place}")
     typer.echo(f"\nThen change {folder}/models.py and {folder}/server/{package}_environment.py.")
+
+
+class ScaffoldError(Exception):
+    """The package cannot be made; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The names of the parts of an environment package, derived from the name of the package."""
+
+    package: str
+
+    @classmethod
+    def of(cls, name: str) -> Names:
+        """Check a name and derive the others from it.
+
+        Raises:
+            ScaffoldError: It cannot be the name of a package.
+        """
+        if not name.isidentifier() or not name.isascii() or not name.strip("_"):
+            raise ScaffoldError(f"{name!r} is no name for a Python package: letters, digits and _, such as maze_env")
+        if keyword.iskeyword(name) or name in sys.stdlib_module_names or name in _TAKEN:
+            raise ScaffoldError(f"{name!r} is a name that Python or openenv uses already; take {name}_env or another")
+        return cls(name)
+
+    @property
+    def stem(self) -> str:
+        """The name without `_env`."""
+        return self.package.removesuffix("_env").strip("_") or self.package.strip("_")
+
+    @property
+    def prefix(self) -> str:
+        """The prefix of its classes."""
+        return "".join(part[0].upper() + part[1:] for part in self.stem.split("_") if part)
+
+    @property
+    def title(self) -> str:
+        """The name in texts."""
+        return " ".join(part[0].upper() + part[1:] for part in self.stem.split("_") if part)
+
+    def placeholders(self) -> dict[str, str]:
+        """Return the placeholders of the template and their values."""
+        emoji, first, second = _LOOKS[zlib.crc32(self.package.encode()) % len(_LOOKS)]
+        return {
+            "__ENV_NAME__": self.package,
+            "__ENV_CLASS_NAME__": self.prefix,
+            "__ENV_TITLE_NAME__": self.title,
+            "__ENV_DIST_NAME__": f"openenv-{self.package.strip('_')}",
+            "__ENV_IMAGE_NAME__": f"openenv-{self.stem.lower()}",
+            "__HF_EMOJI__": emoji,
+            "__HF_COLOR_FROM__": first,
+            "__HF_COLOR_TO__": second,
+        }
+
+
+def write_package(names: Names, folder: Path) -> list[Path]:
+    """Write the files of a new package into a folder and return them; a failure leaves nothing behind.
+
+    Raises:
+        ScaffoldError: The folder is a file, or holds something already, or cannot be written.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ScaffoldError(f"{folder} is a file; choose another name, or another place with --output-dir")
+    if folder.exists() and any(folder.iterdir()):
+        raise ScaffoldError(f"{folder} is not empty; choose another name, or another place with --output-dir")
+    made = _missing_top(folder)
+    try:
+        return [_write(names, template, folder / place) for template, place in _files(names)]
+    except BaseException as error:
+        _undo(folder, made)
+        if isinstance(error, OSError):
+            raise ScaffoldError(f"{folder} cannot be written: {error.strerror or error}") from error
+        raise
+
+
+def _files(names: Names) -> Iterator[tuple[Path, Path]]:
+    """Yield each file of the template, and its path in the package."""
+    pending = [(_TEMPLATE, Path())]
+    while pending:
+        folder, place = pending.pop()
+        for entry in sorted(folder.iterdir()):
+            if entry.is_dir():
+                pending.append((entry, place / entry.name))
+            elif entry.name.endswith(SUFFIX):
+                name = entry.name.removesuffix(SUFFIX).replace("dot.", ".").replace("NAME", names.package)
+                yield entry, place / name
+
+
+def _write(names: Names, template: Path, path: Path) -> Path:
+    text = template.read_text(encoding="utf-8").replace("\r\n", "\n")
+    for placeholder, value in names.placeholders().items():
+        text = text.replace(placeholder, value)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8", newline="\n")
+    return path
+
+
+def _missing_top(folder: Path) -> Path | None:
+    """Return the topmost folder that has to be made; None if the folder exists."""
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    return missing[-1] if missing else None
+
+
+def _undo(folder: Path, made: Path | None) -> None:
+    """Remove what was written: the new folders, or the content of one that was empty before."""
+    if made is not None:
+        shutil.rmtree(made, ignore_errors=True)
+        return
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from ..rollout.outcome import CommandResult, Outcome, Progress
     from ..rollout.store import Record, RolloutRow, RolloutStore
+    from ..rollout.task import Model
     from ..testing.cheats import CheatResult
 
 _EXAMPLES = """
@@ -300,7 +301,7 @@ def _failures() -> Iterator[None]:
         raise failure(exc) from None
 
 
-def _model(base_url: str | None, name: str | None, api_key: str | None) -> object:
+def _model(base_url: str | None, name: str | None, api_key: str | None) -> Model | None:
     from ..rollout.task import Model
 
     if base_url is None and name is None:

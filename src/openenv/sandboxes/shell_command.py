@@ -121,7 +121,7 @@ def check_text(command: Command, envs: Mapping[str, str] | None) -> None:
     """Raise ValueError for a command or variables that no process can have."""
     parts = [command] if isinstance(command, str) else list(command)
     if not parts:
-        raise ValueError("An empty argument list is not a command.")
+        raise ValueError("An empty argument list is no command.")
     for text in [*parts, *(envs or {}), *(envs or {}).values()]:
         if "\0" in text:
             raise ValueError("A command, its arguments and its environment cannot hold a NUL character.")
