@@ -1,7 +1,7 @@
 """`LocalEnv`: the client's interface on an environment in this process, with no socket and no server.
 
-For tests and single-process training. The environment runs in a session like any other, so its life, its one call at
-a time and its errors are those of a server. Knows sessions and the client's interface; nothing is serialised.
+For tests and single-process training. The environment runs in a session, so its life, its one call at a time and its
+errors are those of a server. Nothing is serialised.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .protocol.json_values import check_observation
 from .protocol.schema import deserialize_action
 from .protocol.server_v1 import error_list
 from .runners import InlineRunner
-from .sessions.lifetime import SessionLimits
+from .sessions.lifetime import CLOSED_BY_CLIENT, SessionLimits
 from .sessions.manager import SessionManager
 from .sessions.operations import Operation, Operations, build_operations
 from .sessions.session import Session, SessionKind, SessionState, error_hint
@@ -40,15 +40,11 @@ def _result(observation: Any) -> StepResult[Any]:
     )
 
 
-def _same(state: Any) -> Any:
-    return state
-
-
-_OPERATIONS: Operations = build_operations(_result, _same)
+_OPERATIONS: Operations = build_operations(_result, lambda state: state)
 
 
 class LocalEnv(Generic[ActT, ObsT, StateT]):
-    """An environment of this process behind the client's methods.
+    """An environment in this process, with the client's methods.
 
     Awaitable inside a running event loop, blocking outside, `sync()` for blocking anywhere. Actions may be instances
     of the action class or dicts.
@@ -58,7 +54,7 @@ class LocalEnv(Generic[ActT, ObsT, StateT]):
         action_cls: The action model; by default what the environment declares.
 
     Raises:
-        TypeError: An environment was given instead of what makes one.
+        TypeError: `env` is an environment, not a callable that makes one.
     """
 
     def __init__(self, env: Callable[[], Any], action_cls: type[Any] | None = None) -> None:
@@ -99,7 +95,7 @@ class LocalEnv(Generic[ActT, ObsT, StateT]):
         Raises:
             RequestValidationError: The action does not fit.
             ExecutionError: The environment raised; the cause is attached.
-            SessionLost: The environment was closed; `reset` begins anew.
+            SessionLost: The environment was closed; `reset` opens another one.
         """
         return self._dispatch(self._run(_OPERATIONS.step, action), "LocalEnv.step")
 
@@ -145,7 +141,7 @@ class LocalEnv(Generic[ActT, ObsT, StateT]):
     async def _connect(self) -> Self:
         if self._session is None or self._session.is_ending:
             if self._closed:
-                raise SessionLost("closed by the client")
+                raise SessionLost(CLOSED_BY_CLIENT)
             self._manager = SessionManager(self._factory, SessionLimits(sessions=1), runner=InlineRunner())
             self._session = await self._manager.open(SessionKind.SOCKET)
         return self
@@ -183,7 +179,7 @@ class LocalEnv(Generic[ActT, ObsT, StateT]):
                 child._drop_loop()
         self._closed = self._session is not None
         if self._session is not None:
-            self._session.close("closed by the client")
+            self._session.close(CLOSED_BY_CLIENT)
             if self._session.state is not SessionState.CLOSED and self._manager is not None:
                 await self._manager.drain()  # its close is a coroutine, or another call still runs
 
@@ -191,7 +187,7 @@ class LocalEnv(Generic[ActT, ObsT, StateT]):
         """Return the work on a running loop and its result elsewhere; `sync()` has the exact types for the latter."""
         if asyncio._get_running_loop() is not None:
             coroutine: Any = work
-            coroutine.__qualname__ = name  # for the warning when nobody awaits it
+            coroutine.__qualname__ = name  # for the warning when it is not awaited
             return work
         return cast("Coroutine[Any, Any, T]", self._block(work))
 

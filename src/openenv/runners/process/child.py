@@ -1,7 +1,9 @@
-"""The beginning and the end of a worker process.
+"""What runs in a worker process: it loads the factory, hosts sessions, and answers the server's requests.
 
-Started by the process runner with one end of a socket pair; ends when the server says so, or is gone. Knows processes,
-signals and logging; what happens in between is the host's.
+    main ──> reads WorkerSetup ──> loads the factory ──> SessionHost.run ──> ends with the server, or when that says so
+
+A session here is the same `Session` as in a server with the thread runner, each with a thread of its own, so that one
+that hangs does not delay the others. The server's half of this is `worker.py`.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from ...env.binding import Encoder
@@ -49,14 +51,78 @@ from .messages import (
     unpack,
 )
 
-# modules: Importing in a worker what its server has imported in ways of its own.
-#
-# A server may have loaded a file under a name that nobody finds (`openenv serve my_env.py`), and the program itself is
-# `__main__` there. Knows the import system only.
+_EXIT_S: Final = 3.0
+_CLOSE_S: Final = 5.0
+_LOOK_S: Final = 2.0
+
+
+# -- the process --------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Run a worker; the number of its socket is the last argument."""
+    sock = socket.socket(fileno=int(sys.argv[-1]))
+    sock.set_inheritable(False)
+    # The server ends its workers itself. Handlers, not SIG_IGN: programs that an environment starts would inherit that.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    faulthandler.enable()  # a crash shows where it happened
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # or a crash would lose what was printed
+    setup = _read_setup(sock)
+    if setup is None:
+        return
+    replies = ReplySender(sock)
+    logging.getLogger().addHandler(ForwardedLog(replies))
+    for name, level in setup.levels.items():
+        logging.getLogger(name or None).setLevel(level)
+    try:
+        sys.path[:] = setup.path
+        sys.argv[:] = ["openenv-worker"]
+        install(setup.files, setup.main)
+        factory = unpack(setup.factory)
+    except BaseException as exc:
+        replies.send(MessageKind.FAILED, payload=pack_error(exc))
+        sys.exit(1)
+    asyncio.run(SessionHost(sock, factory, parent=setup.parent).run())
+    # A thread that an environment has left behind must not keep the process.
+    threading.Thread(target=_exit_anyway, daemon=True).start()
+
+
+def _exit_anyway() -> None:
+    time.sleep(_EXIT_S)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _read_setup(sock: socket.socket) -> WorkerSetup | None:
+    header = _read(sock, HEADER.size)
+    if header is None:
+        return None
+    size, kind, _ = HEADER.unpack(header)
+    payload = _read(sock, size)
+    if payload is None or kind != MessageKind.SETUP:
+        return None
+    setup: WorkerSetup = unpack(payload)
+    return setup
+
+
+def _read(sock: socket.socket, size: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < size:
+        more = sock.recv(size - len(data))
+        if not more:
+            return None
+        data += more
+    return bytes(data)
 
 
 class ModuleFileFinder:
-    """Finds modules by a table of names and files, after all other finders; packages above them are made up."""
+    """Finds modules by a table of names and files, after all other finders; packages above them are synthetic.
+
+    A server may have loaded a file under a name that no finder knows, as `openenv serve my_env.py` does.
+    """
 
     def __init__(self, files: Mapping[str, str]) -> None:
         self._files = files
@@ -88,176 +154,18 @@ def install(files: Mapping[str, str], main: str | None) -> None:
         spec.loader.exec_module(module)
 
 
-# operations: What a server can ask of an environment in a worker.
-#
-# Each is an `Operation` on the worker's own session, so it runs there as it would in a server: blocking code in the
-# session's thread, coroutines on the loop. Knows environments and tools; must not know sockets.
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerRequest:
-    """What was asked for.
-
-    Args:
-        argument: The operation's own.
-        encode: Applied to the result, where the environment's code runs.
-        events: Where a running tool tells its progress.
-    """
-
-    argument: Any
-    encode: Encoder
-    events: ToolEvents | None = None
-
-
-def same(value: Any) -> Any:
-    """Leave a result as it is."""
-    return value
-
-
-def operation(name: str, encode: Encoder | None) -> Operation:
-    """Return an operation by its name."""
-    return _gym(name, encode or same) if name in ("reset", "step", "step_with", "state") else _OTHERS[name]
-
-
-@functools.lru_cache(maxsize=64)
-def _gym(name: str, encode: Encoder) -> Operation:
-    plain: Operation = getattr(build_operations(encode, encode), name)
-    in_loop, prefers_lane = plain.in_loop, plain.prefers_lane
-
-    def run(env: Any, asked: WorkerRequest) -> Any:
-        with_events = EVENTS.set(asked.events)
-        try:
-            return plain.in_lane(env, _argument(name, asked))
-        finally:
-            EVENTS.reset(with_events)
-
-    async def run_async(env: Any, asked: WorkerRequest) -> Any:
-        assert in_loop is not None
-        EVENTS.set(asked.events)  # a task of its own: nobody else sees it
-        return await in_loop(env, _argument(name, asked))
-
-    def prefers(env: Any, asked: WorkerRequest) -> bool:
-        return prefers_lane is not None and prefers_lane(env, _argument(name, asked))
-
-    return Operation(plain.kind, run, None if in_loop is None else run_async, prefers, plain.interrupt)
-
-
-def _argument(name: str, asked: WorkerRequest) -> Any:
-    return StepInput(*asked.argument) if name == "step_with" else asked.argument
-
-
-# -- anything else that an environment has ------------------------------------------------------------------------
-
-
-def _method(env: Any, asked: WorkerRequest) -> Any:
-    """Call a method; what is made while it is read is read here."""
-    name, arguments, keywords = asked.argument
-    found = getattr(env, name)(*arguments, **keywords)
-    return list(found) if isinstance(found, Iterator) else found
-
-
-def _set_mode(env: Any, asked: WorkerRequest) -> None:
-    env._mode = asked.argument
-
-
-# -- tools --------------------------------------------------------------------------------------------------------
-
-_OF_SERVERS: WeakKeyDictionary[Any, ToolSource] = WeakKeyDictionary()
-
-
-def tools_of(env: Any) -> ToolSource | None:
-    """Return the tools of an environment, its own or those of the FastMCP server that it brings."""
-    own = getattr(env, "tools", None)
-    if isinstance(own, ToolSource):
-        return own
-    server = getattr(env, "mcp_server", None)
-    if server is None or not hasattr(server, "local_provider"):
-        return None
-    registry = _OF_SERVERS.get(server)
-    if registry is None:
-        from ...env.tools.tool_registry import ToolRegistry  # loads FastMCP, which this environment has loaded already
-
-        registry = _OF_SERVERS[server] = ToolRegistry(server)
-    return registry
-
-
-def _tools(env: Any) -> ToolSource:
-    tools = tools_of(env)
-    if tools is None:
-        raise RuntimeError("the environment has no tools any more")
-    return tools
-
-
-def _call_tool(env: Any, asked: WorkerRequest) -> Any:
-    name, arguments, timeout_s = asked.argument
-    return _tools(env).call_blocking(name, arguments, timeout_s=timeout_s, events=asked.events)
-
-
-async def _call_tool_async(env: Any, asked: WorkerRequest) -> Any:
-    name, arguments, timeout_s = asked.argument
-    return await _tools(env).call(name, arguments, timeout_s=timeout_s, events=asked.events)
-
-
-def _call_only_blocks(env: Any, asked: WorkerRequest) -> bool:
-    return _tools(env).is_blocking(asked.argument[0])
-
-
-async def describe_tools(env: Any) -> Any:
-    """List the tools; needs no turn: a long call must not keep a client from looking."""
-    return await _tools(env).describe()
-
-
-async def _ask_client(env: Any, asked: WorkerRequest) -> Any:
-    """Call a method of FastMCP's client of the server behind the tools."""
-    name, arguments, keywords = asked.argument
-
-    def ask(client: Any) -> Awaitable[Any]:
-        method: Callable[..., Awaitable[Any]] = getattr(client, name)
-        return method(*arguments, **keywords)
-
-    return await _tools(env).ask_server(ask)
-
-
-def _never(env: Any, asked: WorkerRequest) -> Any:
-    raise AssertionError("this runs on the event loop")
-
-
-_OTHERS = {
-    "method": Operation("call", _method),
-    "mode": Operation("call", _set_mode),
-    "tool": Operation("tool", _call_tool, _call_tool_async, _call_only_blocks, interrupt_tools),
-    "client": Operation("tool", _never, _ask_client),
-}
-
-
-async def completed(found: Any) -> Any:
-    """Wait for what a method has begun: a coroutine, or all that an asynchronous generator has to give."""
-    if inspect.isasyncgen(found):
-        return [item async for item in found]
-    return await found if inspect.isawaitable(found) else found
-
-
-# host: The sessions of one worker process: builds environments, does what the server asks of them, answers.
-#
-# A session here is the same `Session` as in a server with the thread runner, each with a thread of its own, so that one
-# that hangs is in nobody's way. Knows sessions and frames; must not know how the process was started.
-
-
-logger = logging.getLogger(__name__)
-
-_CLOSING_S = 5.0
-_LOOK_S = 2.0
+# -- messages to the server ---------------------------------------------------------------------------------------
 
 
 class ReplySender:
-    """The way back to the server; may be used from any thread."""
+    """Sends messages to the server; may be used from any thread."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._lock = threading.Lock()
 
     def send(self, kind: MessageKind, number: int = 0, payload: bytes = b"") -> None:
-        """Send a message. A server that is gone gets no answers; the loop sees it go."""
+        """Send a message; without effect when the server is gone, which the host notices."""
         data = encode_message(kind, number, payload)
         with self._lock:
             try:
@@ -266,7 +174,7 @@ class ReplySender:
                 return
 
     def send_result(self, number: int, result: Any) -> None:
-        """Send a result, or why it cannot be sent."""
+        """Send a result, or the reason why it cannot be sent."""
         if type(result) is bytes:
             self.send(MessageKind.BYTES, number, result)
             return
@@ -278,33 +186,48 @@ class ReplySender:
             self.send(MessageKind.VALUE, number, payload)
 
     def send_error(self, number: int, error: BaseException) -> None:
-        """Send what was raised."""
+        """Send an exception."""
         self.send(MessageKind.ERROR, number, pack_error(error))
 
 
-class ForwardedEvents(ToolEvents):
-    """Sends what a tool tells to the server at once, so that it comes before the tool's result."""
+class ForwardedLog(logging.handlers.QueueHandler):
+    """Forwards log records to the server, whose handlers format and store them."""
 
-    def __init__(self, line: ReplySender, number: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, replies: ReplySender) -> None:
+        super().__init__(None)  # type: ignore[arg-type]
+        self._replies = replies
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        """Send a record."""
+        self._replies.send(MessageKind.LOG, payload=pack(vars(record)))
+
+
+class ForwardedEvents(ToolEvents):
+    """Forwards a tool's events to the server at once, so that they come before the tool's result."""
+
+    def __init__(self, replies: ReplySender, number: int, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(lambda *_: None, loop=loop)
-        self._line = line
+        self._replies = replies
         self._number = number
 
     def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        """Tell progress."""
-        self._line.send(MessageKind.EVENT, self._number, pack(("progress", (progress, total, message))))
+        """Forward progress."""
+        self._replies.send(MessageKind.EVENT, self._number, pack(("progress", (progress, total, message))))
 
     def log(self, level: str, logger: str | None, data: Any) -> None:
-        """Tell a log message; what cannot be pickled is shown as text."""
+        """Forward a log message; data that cannot be pickled is sent as text."""
         try:
             payload = pack(("log", (level, logger, data)))
         except Exception:
             payload = pack(("log", (level, logger, repr(data))))
-        self._line.send(MessageKind.EVENT, self._number, payload)
+        self._replies.send(MessageKind.EVENT, self._number, payload)
+
+
+# -- sessions -----------------------------------------------------------------------------------------------------
 
 
 class _ImmediateDispatcher(Dispatcher):
-    """Delivers wherever the result is: answers need no loop."""
+    """Delivers in the thread that has the result: replies need no loop."""
 
     __slots__ = ()
 
@@ -313,7 +236,7 @@ class _ImmediateDispatcher(Dispatcher):
 
 
 class _ThreadPerSession(CallProfile):
-    """Gives each session a thread of its own from the beginning: any of them may hang."""
+    """Gives each session a thread of its own from the start: any of them may hang."""
 
     __slots__ = ()
 
@@ -325,17 +248,17 @@ class _ThreadPerSession(CallProfile):
 
 
 class SessionHost:
-    """The sessions of this process.
+    """The sessions of this process, each under the number of its lane in the server.
 
     Args:
-        sock: The way to the server.
+        sock: The connection to the server.
         factory: Makes an environment.
         parent: The server's process id.
     """
 
     def __init__(self, sock: socket.socket, factory: Callable[[], Any], *, parent: int) -> None:
         self._socket = sock
-        self._line = ReplySender(sock)
+        self._replies = ReplySender(sock)
         self._factory = factory
         self._parent = parent
         self._reader = MessageReader()
@@ -345,33 +268,33 @@ class SessionHost:
         self._sessions: dict[int, Session] = {}
         self._closing: dict[str, int] = {}
         self._running: dict[int, tuple[int, SessionCall]] = {}
-        self._encoders: dict[int, Callable[[Any], Any]] = {}
+        self._encoders: dict[int, Encoder] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> None:
         """Serve until the server says so, or is gone."""
         loop = self._loop = asyncio.get_running_loop()
-        self._hub = _ImmediateDispatcher(loop)
-        self._left = asyncio.Event()
+        self._dispatcher = _ImmediateDispatcher(loop)
+        self._exit = asyncio.Event()
         loop.add_reader(self._socket, self._readable)
-        self._line.send(MessageKind.READY)
-        while not self._left.is_set():
+        self._replies.send(MessageKind.READY)
+        while not self._exit.is_set():
             try:
-                await asyncio.wait_for(self._left.wait(), _LOOK_S)
+                await asyncio.wait_for(self._exit.wait(), _LOOK_S)
             except asyncio.TimeoutError:
                 if os.getppid() != self._parent:  # a copy of the socket may live on in another process
-                    self._left.set()
+                    self._exit.set()
         loop.remove_reader(self._socket)
         await self._close_all()
 
     async def _close_all(self) -> None:
         for session in list(self._sessions.values()):
             session.close("the server has ended")
-        deadline = self._loop.time() + _CLOSING_S
+        deadline = self._loop.time() + _CLOSE_S
         while self._sessions and self._loop.time() < deadline:  # noqa: ASYNC110 - sessions end in threads
             await asyncio.sleep(0.02)
 
-    # -- what the server says -------------------------------------------------------------------------------------
+    # -- requests of the server -----------------------------------------------------------------------------------
 
     def _readable(self) -> None:
         try:
@@ -381,15 +304,15 @@ class SessionHost:
         except OSError:
             data = b""
         if not data:
-            self._left.set()
+            self._exit.set()
             return
         for kind, number, payload in self._reader.feed(data):
             try:
-                self._take(kind, number, payload)
+                self._handle(kind, number, payload)
             except Exception as exc:
-                self._line.send_error(number, exc)
+                self._replies.send_error(number, exc)
 
-    def _take(self, kind: int, number: int, payload: bytes) -> None:
+    def _handle(self, kind: int, number: int, payload: bytes) -> None:
         match kind:
             case MessageKind.ASK:
                 self._ask(number, *unpack(payload))
@@ -402,15 +325,20 @@ class SessionHost:
             case MessageKind.ENCODER:
                 self._encoders[number] = unpack(payload)
             case MessageKind.EXIT:
-                self._left.set()
+                self._exit.set()
 
-    def _open(self, number: int, place: int, single_thread: bool) -> None:
+    def _open(self, number: int, lane_number: int, single_thread: bool) -> None:
         lane = self._runner.lane()
-        if single_thread and not self._is_pinned:
-            self._is_pinned = True
-            self._runner.pin(lane)
-        session = self._sessions[place] = Session(
-            str(place),
+
+        def pin() -> None:
+            if not self._is_pinned:
+                self._is_pinned = True
+                self._runner.pin(lane)
+
+        if single_thread:
+            pin()
+        session = self._sessions[lane_number] = Session(
+            str(lane_number),
             SessionKind.ONCE,
             lane=lane,
             clock=time.time,
@@ -420,153 +348,204 @@ class SessionHost:
 
         def built(_: Any, error: BaseException | None) -> None:
             if error is not None:
-                self._line.send_error(number, error)
+                self._replies.send_error(number, error)
                 return
-            if getattr(type(session.env), "REQUIRES_SINGLE_THREAD_EXECUTOR", False) and not self._is_pinned:
-                self._is_pinned = True
-                self._runner.pin(lane)
+            if getattr(type(session.env), "REQUIRES_SINGLE_THREAD_EXECUTOR", False):
+                pin()
             try:
                 description = describe(session.env)
             except Exception as exc:
-                self._line.send_error(number, exc)
+                self._replies.send_error(number, exc)
                 session.close()
             else:
-                self._line.send_result(number, description)
+                self._replies.send_result(number, description)
 
-        session.construct(self._factory, built, self._hub)
+        session.construct(self._factory, built, self._dispatcher)
 
-    def _ask(self, number: int, place: int, name: str, encoder: int, argument: Any, wants_events: bool) -> None:
-        session = self._sessions[place]
-        if name == "describe":
-            self._start(number, describe_tools(session.env))
+    def _ask(self, number: int, lane_number: int, name: str, encoder: int, argument: Any, wants_events: bool) -> None:
+        session = self._sessions[lane_number]
+        if name == "describe":  # without waiting for the running call, which may take long
+            self._start(number, _tools(session.env).describe())
             return
-        encode = self._encoders[encoder] if encoder else None
-        events = ForwardedEvents(self._line, number, self._loop) if wants_events else None
-        asked = WorkerRequest(argument, encode or same, events)
-        call = session.submit(operation(name, encode), asked, partial(self._answer, number), self._hub)
-        self._running[place] = number, call
+        events = ForwardedEvents(self._replies, number, self._loop) if wants_events else None
+        request = WorkerRequest(argument, events)
+        operation = operation_of(name, self._encoders[encoder] if encoder else _same)
+        call = session.submit(operation, request, partial(self._reply, number), self._dispatcher)
+        self._running[lane_number] = number, call
 
-    def _answer(self, number: int, result: Any, error: BaseException | None) -> None:
+    def _reply(self, number: int, result: Any, error: BaseException | None) -> None:
         if error is not None:
-            self._line.send_error(number, error)
+            self._replies.send_error(number, error)
         elif inspect.isawaitable(result) or inspect.isasyncgen(result):
-            self._loop.call_soon_threadsafe(self._start, number, completed(result))
+            self._loop.call_soon_threadsafe(self._start, number, _completed(result))
         else:
-            self._line.send_result(number, result)
+            self._replies.send_result(number, result)
 
-    def _start(self, number: int, work: Any) -> None:
+    def _start(self, number: int, work: Coroutine[Any, Any, Any]) -> None:
         task = self._loop.create_task(self._finish(number, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _finish(self, number: int, work: Any) -> None:
+    async def _finish(self, number: int, work: Coroutine[Any, Any, Any]) -> None:
         try:
             result = await work
         except Exception as exc:
-            self._line.send_error(number, exc)
+            self._replies.send_error(number, exc)
         else:
-            self._line.send_result(number, result)
+            self._replies.send_result(number, result)
 
-    def _cancel(self, number: int, place: int) -> None:
-        session = self._sessions.get(place)
-        running, call = self._running.get(place, (None, None))
+    def _cancel(self, number: int, lane_number: int) -> None:
+        session = self._sessions.get(lane_number)
+        running, call = self._running.get(lane_number, (None, None))
         if session is not None and call is not None and running == number:
             session.cancel(call)
 
-    def _close(self, number: int, place: int) -> None:
-        session = self._sessions.get(place)
+    def _close(self, number: int, lane_number: int) -> None:
+        session = self._sessions.get(lane_number)
         if session is None or session.state is SessionState.CLOSED:
-            self._line.send_result(number, None)
+            self._replies.send_result(number, None)
             return
         self._closing[session.id] = number
         session.close()
 
     def _closed(self, session: Session) -> None:
-        place = int(session.id)
-        self._sessions.pop(place, None)
-        self._running.pop(place, None)
+        lane_number = int(session.id)
+        self._sessions.pop(lane_number, None)
+        self._running.pop(lane_number, None)
         number = self._closing.pop(session.id, None)
         if number is not None:
-            self._line.send_result(number, None)
+            self._replies.send_result(number, None)
 
 
-_ENDING_S = 3.0
+async def _completed(begun: Any) -> Any:
+    """Wait for a coroutine that a method has returned, or for all items of an asynchronous generator."""
+    if inspect.isasyncgen(begun):
+        return [item async for item in begun]
+    return await begun
 
 
-class ForwardedLog(logging.handlers.QueueHandler):
-    """Hands log records to the server, whose handlers decide how they look and where they go."""
-
-    def __init__(self, line: ReplySender) -> None:
-        super().__init__(None)  # type: ignore[arg-type]
-        self._line = line
-
-    def enqueue(self, record: logging.LogRecord) -> None:
-        """Send a record."""
-        self._line.send(MessageKind.LOG, payload=pack(vars(record)))
+# -- operations ---------------------------------------------------------------------------------------------------
+# Each is an `Operation` on the worker's own session, so it runs here as it would in a server: blocking code in the
+# session's thread, coroutines on the loop.
 
 
-def main() -> None:
-    """Run a worker; the number of its socket is the last argument."""
-    sock = socket.socket(fileno=int(sys.argv[-1]))
-    sock.set_inheritable(False)
-    # The server ends its workers itself. Handlers, not SIG_IGN: that would be passed on to an environment's programs.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _left_to_the_server)
-    faulthandler.enable()  # a crash says where it happened
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # or a crash would take with it what was printed
-    setup = _read_setup(sock)
-    if setup is None:
-        return
-    line = ReplySender(sock)
-    _send_logs(line, setup)
-    try:
-        sys.path[:] = setup.path
-        sys.argv[:] = ["openenv-worker"]
-        install(setup.files, setup.main)
-        factory = unpack(setup.factory)
-    except BaseException as exc:
-        line.send(MessageKind.FAILED, payload=pack_error(exc))
-        sys.exit(1)
-    asyncio.run(SessionHost(sock, factory, parent=setup.parent).run())
-    # A thread that an environment has left behind must not keep the process.
-    threading.Thread(target=_end_anyway, daemon=True).start()
+@dataclass(frozen=True, slots=True)
+class WorkerRequest:
+    """The argument of an operation.
+
+    Args:
+        argument: As the server has sent it.
+        events: Takes the events of a running tool.
+    """
+
+    argument: Any
+    events: ToolEvents | None = None
 
 
-def _left_to_the_server(*_: Any) -> None:
-    """Do nothing."""
+def operation_of(name: str, encode: Encoder) -> Operation:
+    """Return an operation by its name."""
+    return _gym(name, encode) if name in ("reset", "step", "step_with", "state") else _OTHERS[name]
 
 
-def _read_setup(sock: socket.socket) -> WorkerSetup | None:
-    header = _read(sock, HEADER.size)
-    if header is None:
+def _same(value: Any) -> Any:
+    return value
+
+
+@functools.lru_cache(maxsize=64)
+def _gym(name: str, encode: Encoder) -> Operation:
+    plain: Operation = getattr(build_operations(encode, encode), name)
+    in_loop, prefers_lane = plain.in_loop, plain.prefers_lane
+
+    def argument(request: WorkerRequest) -> Any:
+        return StepInput(*request.argument) if name == "step_with" else request.argument
+
+    def run(env: Any, request: WorkerRequest) -> Any:
+        with_events = EVENTS.set(request.events)
+        try:
+            return plain.in_lane(env, argument(request))
+        finally:
+            EVENTS.reset(with_events)
+
+    async def run_async(env: Any, request: WorkerRequest) -> Any:
+        assert in_loop is not None
+        EVENTS.set(request.events)  # in a task of its own: no other call sees it
+        return await in_loop(env, argument(request))
+
+    def prefers(env: Any, request: WorkerRequest) -> bool:
+        return prefers_lane is not None and prefers_lane(env, argument(request))
+
+    return Operation(plain.kind, run, None if in_loop is None else run_async, prefers, plain.interrupt)
+
+
+def _method(env: Any, request: WorkerRequest) -> Any:
+    """Call a method; the items of an iterator are made here, since it cannot be sent."""
+    name, arguments, keywords = request.argument
+    result = getattr(env, name)(*arguments, **keywords)
+    return list(result) if isinstance(result, Iterator) else result
+
+
+def _set_mode(env: Any, request: WorkerRequest) -> None:
+    env._mode = request.argument
+
+
+_REGISTRIES: WeakKeyDictionary[Any, ToolSource] = WeakKeyDictionary()  # by FastMCP server
+
+
+def tools_of(env: Any) -> ToolSource | None:
+    """Return the tools of an environment, its own or those of the FastMCP server that it brings."""
+    own = getattr(env, "tools", None)
+    if isinstance(own, ToolSource):
+        return own
+    server = getattr(env, "mcp_server", None)
+    if server is None or not hasattr(server, "local_provider"):
         return None
-    size, kind, _ = HEADER.unpack(header)
-    payload = _read(sock, size)
-    if payload is None or kind != MessageKind.SETUP:
-        return None
-    setup: WorkerSetup = unpack(payload)
-    return setup
+    registry = _REGISTRIES.get(server)
+    if registry is None:
+        from ...env.tools.tool_registry import ToolRegistry  # imports FastMCP, which this environment has loaded
+
+        registry = _REGISTRIES[server] = ToolRegistry(server)
+    return registry
 
 
-def _read(sock: socket.socket, size: int) -> bytes | None:
-    data = bytearray()
-    while len(data) < size:
-        more = sock.recv(size - len(data))
-        if not more:
-            return None
-        data += more
-    return bytes(data)
+def _tools(env: Any) -> ToolSource:
+    tools = tools_of(env)
+    if tools is None:
+        raise RuntimeError("the environment has no tools any more")
+    return tools
 
 
-def _send_logs(line: ReplySender, setup: WorkerSetup) -> None:
-    logging.getLogger().addHandler(ForwardedLog(line))
-    for name, level in setup.levels.items():
-        logging.getLogger(name or None).setLevel(level)
+def _call_tool(env: Any, request: WorkerRequest) -> Any:
+    name, arguments, timeout_s = request.argument
+    return _tools(env).call_blocking(name, arguments, timeout_s=timeout_s, events=request.events)
 
 
-def _end_anyway() -> None:
-    time.sleep(_ENDING_S)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+async def _call_tool_async(env: Any, request: WorkerRequest) -> Any:
+    name, arguments, timeout_s = request.argument
+    return await _tools(env).call(name, arguments, timeout_s=timeout_s, events=request.events)
+
+
+def _call_only_blocks(env: Any, request: WorkerRequest) -> bool:
+    return _tools(env).is_blocking(request.argument[0])
+
+
+async def _ask_client(env: Any, request: WorkerRequest) -> Any:
+    """Call a method of FastMCP's client of the server behind the tools."""
+    name, arguments, keywords = request.argument
+
+    def ask(client: Any) -> Awaitable[Any]:
+        method: Callable[..., Awaitable[Any]] = getattr(client, name)
+        return method(*arguments, **keywords)
+
+    return await _tools(env).ask_server(ask)
+
+
+def _never(env: Any, request: WorkerRequest) -> Any:
+    raise AssertionError("this runs on the event loop")
+
+
+_OTHERS: Final = {
+    "method": Operation("call", _method),
+    "mode": Operation("call", _set_mode),
+    "tool": Operation("tool", _call_tool, _call_tool_async, _call_only_blocks, interrupt_tools),
+    "client": Operation("tool", _never, _ask_client),
+}
