@@ -199,8 +199,8 @@ class FakeEngine:
             if reader.at_eof() or writer.transport.is_closing():
                 self.hung_up.append(number)
                 return False
+            self.written.append((number, piece))  # first: the agent may have the piece before `write` returns
             writer.write(b"%x\r\n%b\r\n" % (len(piece), piece) if answer.chunked else piece)
-            self.written.append((number, piece))
             await writer.drain()
         if answer.chunked:
             writer.write(b"0\r\n\r\n")

@@ -14,7 +14,7 @@ from openenv.rollout.capture import export, read
 from openenv.rollout.capture.dialects import BRIDGES, DIALECTS
 from openenv.rollout.capture.dialects.dialect import MALFORMED
 from openenv.rollout.capture.model_call import StreamTap
-from openenv.rollout.capture.records import Journal, Recorder
+from openenv.rollout.capture.records import Recorder
 
 KEYS = [
     "choices",
@@ -76,17 +76,15 @@ def test_a_stream_of_anything_is_kept_and_read(
 ) -> None:
     module = DIALECTS[agent]
     file = tmp_path / f"{len(list(tmp_path.iterdir()))}.log"
-    journal = Journal(file)
-    journal.create()
-    recorder = Recorder(journal)
-    recorder.opened({"rollout_id": "r"})
+    recorder = Recorder(file)
+    recorder.create({"rollout_id": "r"})
     call = recorder.begin({"dialect": agent, "to": agent, "path": "/"}, body, {**body, "model": "m"})
     names = frozenset({"logprobs", "return_token_ids", "stream_options"}) if forced else frozenset()
     tap = StreamTap(call, module, names)
-    call.head(200)
+    call.head(200, {})
     for chunk in chunks:
         tap.feed(b"data: " + json.dumps(chunk).encode() + b"\n\n")
-    call.end("complete")
+    call.end("complete", {})
     recording = read(file)
     (made,) = recording.calls
     assert made.request == body

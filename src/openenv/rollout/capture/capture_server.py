@@ -34,7 +34,7 @@ from .export import Sequence
 from .inbound import AgentConnections, AgentReply, AgentRequest, InboundLimits
 from .model_call import Services
 from .outbound import Endpoints
-from .records import FILE, Call, Journal, JournalFull, Recorder, Recording, read
+from .records import FILE, Call, JournalFull, Recorder, Recording, read
 
 T = TypeVar("T")
 
@@ -224,16 +224,15 @@ class CaptureServer:
             raise CaptureError(f"{rollout_id!r} cannot be the id of a rollout: letters, digits, '.', '_', '-' can.")
         key = f"oe-{secrets.token_urlsafe(32)}"
         path = self.root / rollout_id
-        recorder = Recorder(Journal(path / FILE))
+        recorder = Recorder(path / FILE)
         budget = budget or Budget()
         rollout = CapturedRollout(
             rollout_id, key_digest(key), model, Spending(budget), recorder, dict(metadata or {}), policy_url
         )
         self._registry.add(rollout)
         try:
-            recorder._journal.create()
             about = model.model_dump(mode="json", exclude={"api_key", "extra_headers"})
-            recorder.opened(
+            recorder.create(
                 {
                     "rollout_id": rollout_id,
                     "metadata": rollout.metadata,

@@ -338,7 +338,7 @@ class ProxiedCall:
         if self._policy is not None:
             facts["policy"] = self._policy
         try:
-            self._recorder.end(how, **facts)
+            self._recorder.end(how, facts)
         except JournalFull:
             how = "record_failed"
             raise
@@ -366,7 +366,7 @@ class ProxiedCall:
     async def _carry(self) -> None:
         response = await self._answered()
         self._policy = response.headers.get(self._services.policy_header)
-        self._recorder.head(response.status, **({"policy": self._policy} if self._policy else {}))
+        self._recorder.head(response.status, {"policy": self._policy} if self._policy else {})
         try:
             if "text/event-stream" in response.headers.get("content-type", ""):
                 await self._relay_stream(response)

@@ -1,4 +1,22 @@
-"""A rollout's records on disk: the journal file, the recorder that writes calls, the reader of recordings."""
+"""A rollout's records on disk, `calls.log`: `Recorder` writes calls into it, `read` returns them as a `Recording`.
+
+Each entry is a line of JSON and, where that has `len`, as many bytes and a line break after it. `k` is its kind, `n`
+the number of its call. Each message, tool and long text is in the file once: the items of all `new` lists are numbered
+from 0 over the whole file, and requests name runs of those numbers as [first, count].
+
+    {"k":"open","v":1,"at":1794805356.7,"rollout_id":"r1","metadata":{},"model":{...},"budget":{...}}
+    {"k":"call","n":1,"at":1794805357.6,"dialect":"anthropic","to":"openai_chat","path":"/v1/messages","stream":true,"len":249}
+    {"asked":{"stream":true,"messages":{"$items":[[0,1]]}},"sent":{"set":{"logprobs":true,...},"unset":[]},"new":[{"role":...}]}
+    {"k":"try","n":1,"status":503,"error":{...}}             an attempt that failed before the first byte of an answer
+    {"k":"resent","n":1,"len":93}                            what was sent after the endpoint turned down a parameter
+    {"k":"head","n":1,"status":200,"at":1794805357.7}        the answer begins
+    {"k":"prompt","n":2,"base":1,"keep":2,"ids":[44,35]}     the prompt: the first 2 ids of call 1's, then these
+    {"k":"up","n":1,"len":1087}                              events of a stream, as they came
+    {"k":"body","n":1,"len":812}                             or an answer that is no stream
+    {"k":"end","n":1,"how":"complete","at":1794805357.7,"attempts":2,"tokens":2}
+    {"k":"stop","at":1794805358.1,"limit":"calls"}           a call that the budget answered
+    {"k":"note","what":"revoked","at":1794805359.0}          or "failed": entries are missing here
+"""
 
 from __future__ import annotations
 
@@ -20,43 +38,139 @@ from .dialects import DIALECTS
 from .dialects.dialect import MALFORMED, Completion, DialectModule
 from .encoding import STREAM_DONE, EventSplitter, Json, dumps, event_data, load_object, loads
 
+FILE = "calls.log"
+"""The name of the records in a rollout's folder."""
+ITEM_LISTS = ("messages", "input", "tools", "system")
+ITEM_TEXTS = ("instructions", "system", "input")
+_TEXT_LIMIT = 200
+_PROMPTS_KEPT = 4
+
 
 class JournalFull(CaptureError):
     """An entry could not be written: the disk is full, or the file is gone."""
 
 
-class Journal:
-    """Appends entries to one file. The file is open only while calls are under way."""
+class Recorder:
+    """Appends a rollout's entries to its file, which is open only while calls are under way.
+
+    An entry is in the kernel when its method returns: it outlives a killed process, not a power cut.
+    """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self._path = path
         self._fd: int | None = None
         self._users = 0
         self._size = 0
+        self._numbers: dict[bytes, int] = {}  # of items in the file, by their digests
+        self._prompts: deque[tuple[int, array[int]]] = deque(maxlen=_PROMPTS_KEPT)
+        self._calls = 0
+        self.failure: str | None = None
+        """Why records are missing, once any are."""
+        self._owes_note = False
 
-    def create(self) -> None:
-        """Make the file.
+    def create(self, about: Json) -> None:
+        """Make the file with its first entry.
 
         Raises:
             CaptureError: there is one already, or it cannot be made.
         """
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600))
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600))
         except FileExistsError:
-            raise CaptureError(f"There are records already in {self.path}.") from None
+            raise CaptureError(f"There are records already in {self._path}.") from None
         except OSError as exc:
-            raise CaptureError(f"Cannot make {self.path}: {exc}") from exc
+            raise CaptureError(f"Cannot make {self._path}: {exc}") from exc
+        with self._opened():
+            self.append({"k": "open", "v": 1, "at": time.time(), **about})
 
-    def acquire(self) -> None:
-        """Open the file for one more user.
+    def begin(self, facts: Json, asked: Json, sent: Json) -> CallRecorder:
+        """Record a request, and return the recorder of its call.
 
         Raises:
-            JournalFull: it cannot be opened.
+            JournalFull: it could not be written.
         """
+        self._acquire()
+        try:
+            number = self._calls + 1
+            head = {"k": "call", "n": number, "at": time.time(), **facts}
+            self._append_packed(head, asked, sent, with_asked=True)
+            self._calls = number
+        except BaseException:
+            self.release()
+            raise
+        return CallRecorder(self, number)
+
+    def resent(self, number: int, asked: Json, sent: Json) -> None:
+        """Record that a call sends something else than at first."""
+        self._append_packed({"k": "resent", "n": number}, asked, sent, with_asked=False)
+
+    def stopped(self, facts: Json) -> None:
+        """Record that the budget answered a call."""
+        with self._opened():
+            self.append({"k": "stop", "at": time.time(), **facts})
+
+    def note(self, what: str) -> None:
+        """Record what happened to the rollout."""
+        with self._opened():
+            self.append({"k": "note", "what": what, "at": time.time()})
+
+    def prompt(self, number: int, ids: list[int], *, asked: bool) -> None:
+        """Record a prompt's ids: how many it shares with one of the last calls, and the rest."""
+        head: Json = {"k": "prompt", "n": number, **({"asked": True} if asked else {})}
+        try:
+            packed = array("I", ids)
+        except (TypeError, OverflowError, ValueError):  # not ids: recorded as they came
+            self.append({**head, "base": 0, "keep": 0, "ids": ids})
+            return
+        base, keep = 0, 0
+        for other, known in self._prompts:
+            shared = _shared_length(known, packed)
+            if shared > keep:
+                base, keep = other, shared
+        self.append({**head, "base": base, "keep": keep, "ids": ids[keep:]})
+        self._prompts.append((number, packed))
+
+    def forget(self) -> None:
+        """Release what is needed only to write more calls."""
+        self._numbers.clear()
+        self._prompts.clear()
+
+    def append(self, head: Json, payload: bytes = b"") -> None:
+        """Write one entry, all of it or nothing.
+
+        Raises:
+            JournalFull: it could not be written; the next entry that can be is preceded by a note of it.
+        """
+        line = dumps({**head, "len": len(payload)}) + b"\n" + payload + b"\n" if payload else dumps(head) + b"\n"
+        try:
+            if self._owes_note:
+                note = {"k": "note", "what": "failed", "reason": self.failure, "at": time.time()}
+                self._write(dumps(note) + b"\n")
+                self._owes_note = False
+            self._write(line)
+        except JournalFull as exc:
+            self.failure = self.failure or str(exc)
+            self._owes_note = True
+            raise
+
+    def _write(self, data: bytes) -> None:
+        assert self._fd is not None, "the records are not open"
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError as exc:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self._size)  # no half entry, or nothing after it could be read
+            raise JournalFull(f"Cannot write the records: {exc.strerror or exc}") from exc
+        self._size += len(data)
+
+    def _acquire(self) -> None:
+        """Open the file for one more user."""
         if self._fd is None:
             try:
-                self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+                self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
                 self._size = os.fstat(self._fd).st_size
             except OSError as exc:
                 raise JournalFull(f"Cannot open the records: {exc}") from exc
@@ -70,218 +184,53 @@ class Journal:
             self._fd = None
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[Journal]:
-        """Have the file open for a while."""
-        self.acquire()
+    def _opened(self) -> Iterator[None]:
+        self._acquire()
         try:
-            yield self
+            yield
         finally:
             self.release()
 
-    def append(self, head: Json, payload: bytes = b"") -> None:
-        """Write one entry, all of it or nothing.
+    def _append_packed(self, head: Json, asked: Json, sent: Json, *, with_asked: bool) -> None:
+        """Write a request, or how it differs from what the agent asked, with the items that are new in it."""
+        new: list[Any] = []
+        fresh: dict[bytes, int] = {}  # numbers count only once the entry is written
 
-        Raises:
-            JournalFull: it could not be written.
-        """
-        line = dumps({**head, "len": len(payload)}) + b"\n" + payload + b"\n" if payload else dumps(head) + b"\n"
-        self.write(line)
+        def number_of(item: object) -> int:
+            digest = hashlib.blake2b(dumps(item), digest_size=16).digest()
+            number = self._numbers.get(digest, fresh.get(digest))
+            if number is None:
+                number = fresh[digest] = len(self._numbers) + len(fresh)
+                new.append(item)
+            return number
 
-    def write(self, data: bytes) -> None:
-        """Write bytes that are one or more whole entries."""
-        assert self._fd is not None, "the journal is not open"
-        view = memoryview(data)
-        try:
-            while view:
-                view = view[os.write(self._fd, view) :]
-        except OSError as exc:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._fd, self._size)  # no half entry, or nothing after it could be read
-            raise JournalFull(f"Cannot write the records: {exc.strerror or exc}") from exc
-        self._size += len(data)
+        def pack(body: Json) -> Json:
+            packed: Json = {}
+            for key, value in body.items():
+                if key in ITEM_LISTS and isinstance(value, list):
+                    packed[key] = {"$items": _runs([number_of(item) for item in value])}
+                elif key in ITEM_TEXTS and isinstance(value, str) and len(value) > _TEXT_LIMIT:
+                    packed[key] = {"$item": number_of(value)}
+                elif key in (*ITEM_LISTS, *ITEM_TEXTS):
+                    packed[key] = {"$plain": value}
+                else:
+                    packed[key] = value
+            return packed
 
-
-@dataclass(frozen=True, slots=True)
-class JournalEntry:
-    """One entry: its line, and its bytes."""
-
-    head: Json
-    payload: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class JournalEntries:
-    """All entries of a file; `torn` is how many bytes at its end are no whole entry."""
-
-    entries: list[JournalEntry]
-    torn: int
-
-
-def read_entries(path: Path) -> JournalEntries:
-    """Read a journal, also one whose writer was killed.
-
-    Raises:
-        CaptureError: it cannot be read.
-    """
-    try:
-        data = path.read_bytes()
-    except OSError as exc:
-        raise CaptureError(f"Cannot read {path}: {exc}") from exc
-    entries: list[JournalEntry] = []
-    position = 0
-    while position < len(data):
-        end = data.find(b"\n", position)
-        head = load_object(data[position:end]) if end >= 0 else None
-        if head is None:
-            break
-        length = head.get("len")
-        start = end + 1
-        if isinstance(length, int):
-            if start + length >= len(data) or data[start + length : start + length + 1] != b"\n":
-                break
-            entries.append(JournalEntry(head, data[start : start + length]))
-            position = start + length + 1
-        else:
-            entries.append(JournalEntry(head, b""))
-            position = start
-    return JournalEntries(entries, len(data) - position)
-
-
-# recorder: Writes a rollout's calls into its journal, each message, tool and prompt token once.
-#
-# Knows the entries and what they mean; `recording` reads them back. Must not know sockets.
-#
-#     open    the rollout: id, metadata, model, budget
-#     call    a request: what the agent asked, what was sent, and the items that are new in it
-#     try     an attempt that failed before the first byte of an answer
-#     resent  what was sent after the endpoint had turned down a parameter
-#     head    status of the answer
-#     prompt  the prompt's token ids, as far as they differ from those of an earlier call
-#     up      events of a stream, as they came
-#     body    an answer that was no stream
-#     end     how the call ended
-#     stop    a call that was answered by the budget and not by the model
-#     note    what happened to the rollout: closed, revoked, failed
-
-
-ITEM_LISTS = ("messages", "input", "tools", "system")
-ITEM_TEXTS = ("instructions", "system", "input")
-_TEXT_LIMIT = 200
-_PROMPTS_KEPT = 4
-
-
-class Recorder:
-    """The write side of one rollout's records."""
-
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
-        self._numbers: dict[bytes, int] = {}
-        self._prompts: deque[tuple[int, array[int]]] = deque(maxlen=_PROMPTS_KEPT)
-        self._calls = 0
-        self.failure: str | None = None
-        """Why records are missing, once any are."""
-        self._owed = False
-
-    def opened(self, entry: Json) -> None:
-        """Write the first entry."""
-        with self._journal.opened():
-            self._append({"k": "open", "v": 1, "at": time.time(), **entry})
-
-    def begin(self, facts: Json, asked: Json, sent: Json) -> CallRecorder:
-        """Write down a request, and return the recorder of its call.
-
-        Raises:
-            JournalFull: it could not be written.
-        """
-        self._journal.acquire()
-        try:
-            number = self._calls + 1
-            new: list[Any] = []
-            fresh: dict[bytes, int] = {}
-            packed = self._pack(asked, new, fresh)
-            changes = self._changes(asked, sent, new, fresh)
-            head = {"k": "call", "n": number, "at": time.time(), **facts}
-            self._append(head, dumps({"asked": packed, "sent": changes, "new": new}))
-            self._numbers.update(fresh)
-            self._calls = number
-        except BaseException:
-            self._journal.release()
-            raise
-        return CallRecorder(self, number)
-
-    def forget(self) -> None:
-        """Let go of what is needed only to write more calls."""
-        self._numbers.clear()
-        self._prompts.clear()
-
-    def stopped(self, facts: Json) -> None:
-        """Write down that the budget answered a call."""
-        with self._journal.opened():
-            self._append({"k": "stop", "at": time.time(), **facts})
-
-    def note(self, what: str, **facts: Any) -> None:
-        """Write down what happened to the rollout."""
-        with self._journal.opened():
-            self._append({"k": "note", "what": what, "at": time.time(), **facts})
-
-    def _append(self, head: Json, payload: bytes = b"") -> None:
-        try:
-            if self._owed:
-                self._journal.append({"k": "note", "what": "failed", "reason": self.failure, "at": time.time()})
-                self._owed = False
-            self._journal.append(head, payload)
-        except JournalFull as exc:
-            self.failure = self.failure or str(exc)
-            self._owed = True
-            raise
-
-    def _changes(self, asked: Json, sent: Json, new: list[Any], fresh: dict[bytes, int]) -> Json:
-        changed = {key: value for key, value in sent.items() if key not in asked or asked[key] is not value}
-        changed = {key: value for key, value in changed.items() if key not in asked or asked[key] != value}
-        return {"set": self._pack(changed, new, fresh), "unset": [key for key in asked if key not in sent]}
-
-    def _pack(self, body: Json, new: list[Any], fresh: dict[bytes, int]) -> Json:
-        """Return a body whose messages, tools and long texts are numbers of items."""
-        packed: Json = {}
-        for key, value in body.items():
-            if key in ITEM_LISTS and isinstance(value, list):
-                packed[key] = {"$items": _runs([self._number(item, new, fresh) for item in value])}
-            elif key in ITEM_TEXTS and isinstance(value, str) and len(value) > _TEXT_LIMIT:
-                packed[key] = {"$item": self._number(value, new, fresh)}
-            elif key in (*ITEM_LISTS, *ITEM_TEXTS):
-                packed[key] = {"$plain": value}
-            else:
-                packed[key] = value
-        return packed
-
-    def _number(self, item: Any, new: list[Any], fresh: dict[bytes, int]) -> int:
-        digest = hashlib.blake2b(dumps(item), digest_size=16).digest()
-        number = self._numbers.get(digest)
-        if number is None:
-            number = fresh.get(digest)
-        if number is None:
-            number = fresh[digest] = len(self._numbers) + len(fresh)
-            new.append(item)
-        return number
-
-    def _prompt(self, number: int, ids: list[int], asked: bool) -> None:
-        head: Json = {"k": "prompt", "n": number, **({"asked": True} if asked else {})}
-        try:
-            packed = array("I", ids)
-        except (TypeError, OverflowError, ValueError):  # not ids; kept as they came
-            self._append({**head, "base": 0, "keep": 0, "ids": ids})
-            return
-        base, keep = 0, 0
-        for other, known in self._prompts:
-            shared = _shared(known, packed)
-            if shared > keep:
-                base, keep = other, shared
-        self._append({**head, "base": base, "keep": keep, "ids": ids[keep:]})
-        self._prompts.append((number, packed))
+        payload: Json = {"asked": pack(asked)} if with_asked else {}
+        # `is` first: most values are the agent's own objects, and comparing long conversations costs time
+        changed = {
+            key: value
+            for key, value in sent.items()
+            if key not in asked or (asked[key] is not value and asked[key] != value)
+        }
+        payload["sent"] = {"set": pack(changed), "unset": [key for key in asked if key not in sent]}
+        self.append(head, dumps({**payload, "new": new}))
+        self._numbers.update(fresh)
 
 
 class CallRecorder:
-    """The write side of one call. Whatever it takes is on its way to disk when it returns."""
+    """Appends the entries of one call."""
 
     def __init__(self, recorder: Recorder, number: int) -> None:
         self._recorder = recorder
@@ -289,49 +238,45 @@ class CallRecorder:
         self._ended = False
 
     def tried(self, status: int | None, error: Json) -> None:
-        """Write down an attempt that failed."""
-        self._append({"k": "try", "status": status, "error": error, "at": time.time()})
+        """Record an attempt that failed."""
+        self._append("try", {"status": status, "error": error, "at": time.time()})
 
     def resent(self, asked: Json, sent: Json) -> None:
-        """Write down that something else is sent than at first."""
-        new: list[Any] = []
-        fresh: dict[bytes, int] = {}
-        changes = self._recorder._changes(asked, sent, new, fresh)
-        self._append({"k": "resent"}, dumps({"sent": changes, "new": new}))
-        self._recorder._numbers.update(fresh)
+        """Record that something else is sent than at first."""
+        self._recorder.resent(self.number, asked, sent)
 
-    def head(self, status: int, **facts: Any) -> None:
-        """Write down the status of the answer."""
-        self._append({"k": "head", "status": status, "at": time.time(), **facts})
+    def head(self, status: int, facts: Json) -> None:
+        """Record the status of the answer."""
+        self._append("head", {"status": status, "at": time.time(), **facts})
 
     def prompt(self, ids: list[int], *, asked: bool = False) -> None:
-        """Write down the prompt's ids; `asked` where the engine named them apart from its answer."""
-        self._recorder._prompt(self.number, ids, asked)
+        """Record the prompt's ids; `asked` where the engine named them apart from its answer."""
+        self._recorder.prompt(self.number, ids, asked=asked)
 
     def events(self, data: bytes) -> None:
-        """Write down events of a stream."""
-        self._append({"k": "up"}, data)
+        """Record events of a stream."""
+        self._append("up", {}, data)
 
     def body(self, data: bytes) -> None:
-        """Write down an answer that was no stream."""
-        self._append({"k": "body"}, data)
+        """Record an answer that is no stream."""
+        self._append("body", {}, data)
 
-    def end(self, how: str, **facts: Any) -> None:
-        """Write down how the call ended; the first end counts."""
+    def end(self, how: str, facts: Json) -> None:
+        """Record how the call ended; the first end counts."""
         if self._ended:
             return
         self._ended = True
         try:
-            self._append({"k": "end", "how": how, "at": time.time(), **facts})
+            self._append("end", {"how": how, "at": time.time(), **facts})
         finally:
-            self._recorder._journal.release()
+            self._recorder.release()
 
-    def _append(self, head: Json, payload: bytes = b"") -> None:
-        self._recorder._append({"k": head["k"], "n": self.number, **head}, payload)
+    def _append(self, kind: str, facts: Json, payload: bytes = b"") -> None:
+        self._recorder.append({"k": kind, "n": self.number, **facts}, payload)
 
 
 def _runs(numbers: list[int]) -> list[list[int]]:
-    """Shorten a list of numbers to pairs of a start and how many follow each other from there."""
+    """Shorten a list of numbers to pairs of a first number and how many follow each other from there."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][0] + runs[-1][1] == number:
@@ -341,8 +286,8 @@ def _runs(numbers: list[int]) -> list[list[int]]:
     return runs
 
 
-def _shared(one: array[int], other: array[int]) -> int:
-    """Return how many leading ids are the same, comparing blocks of memory rather than numbers."""
+def _shared_length(one: array[int], other: array[int]) -> int:
+    """Return how many leading ids are the same, by halving: comparing blocks of memory is faster than numbers."""
     low, high = 0, min(len(one), len(other))
     left, right = memoryview(one), memoryview(other)
     while low < high:
@@ -354,15 +299,6 @@ def _shared(one: array[int], other: array[int]) -> int:
     return low
 
 
-# recording: Reads a rollout's records back: calls as they were, whole or as far as they got.
-#
-# Knows the entries that `recorder` writes. Must not know sockets.
-
-
-FILE = "calls.log"
-"""The name of the records in a rollout's folder."""
-
-
 @dataclass(slots=True)
 class Call:
     """One model call of a rollout."""
@@ -370,15 +306,15 @@ class Call:
     number: int
     """From 1, in the order in which the calls came."""
     dialect: Dialect
-    """How the agent spoke."""
+    """The agent's."""
     endpoint_dialect: Dialect
-    """How the endpoint was spoken to; `sent` and `response` are in this one."""
+    """The endpoint's; `sent` and `response` are in this one."""
     path: str
     streamed: bool
     request: Json
     """What the agent asked, in full."""
     sent: Json
-    """What the endpoint was asked."""
+    """What the endpoint got."""
     started_at: float
     response: Json | None = None
     """The endpoint's answer; of a stream, what it comes to, as far as it got."""
@@ -398,7 +334,7 @@ class Call:
 
     @property
     def sampled(self) -> bool:
-        """Say whether a model said anything in this call."""
+        """Say whether the call has an answer of a model, or a part of one."""
         return (self.response is not None and self.error is None) or len(self.completion.sampled) > 0
 
     @property
@@ -425,6 +361,51 @@ class Recording:
     """How many bytes at the end were no whole entry: the writer was killed while it wrote."""
 
 
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """One entry: its line, and its bytes."""
+
+    head: Json
+    payload: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntries:
+    """All entries of a file; `torn` is how many bytes at its end are no whole entry."""
+
+    entries: list[JournalEntry]
+    torn: int
+
+
+def read_entries(path: Path) -> JournalEntries:
+    """Read a file of entries, also one whose writer was killed.
+
+    Raises:
+        CaptureError: it cannot be read.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as exc:
+        raise CaptureError(f"Cannot read {path}: {exc}") from exc
+    entries: list[JournalEntry] = []
+    position = 0
+    while position < len(data):
+        end = data.find(b"\n", position)
+        head = load_object(data[position:end]) if end >= 0 else None
+        if head is None:
+            break
+        length, start = head.get("len"), end + 1
+        if isinstance(length, int):
+            if data[start + length : start + length + 1] != b"\n":
+                break
+            entries.append(JournalEntry(head, data[start : start + length]))
+            position = start + length + 1
+        else:
+            entries.append(JournalEntry(head))
+            position = start
+    return JournalEntries(entries, len(data) - position)
+
+
 def read(path: Path | str) -> Recording:
     """Read the records of a rollout: its folder, or the file in it.
 
@@ -433,10 +414,10 @@ def read(path: Path | str) -> Recording:
     """
     file = Path(path)
     file = file / FILE if file.is_dir() else file
-    found = read_entries(file)
-    if not found.entries or found.entries[0].head.get("k") != "open":
+    journal = read_entries(file)
+    if not journal.entries or journal.entries[0].head.get("k") != "open":
         raise CaptureError(f"{file} does not hold records of a rollout.")
-    opening = found.entries[0].head
+    opening = journal.entries[0].head
     recording = Recording(
         rollout_id=str(opening.get("rollout_id", "")),
         path=file,
@@ -444,12 +425,11 @@ def read(path: Path | str) -> Recording:
         metadata=opening.get("metadata") or {},
         model=opening.get("model") or {},
         budget=opening.get("budget") or {},
-        torn_bytes=found.torn,
+        torn_bytes=journal.torn,
     )
     items: list[Any] = []
-    prompts: dict[int, list[int]] = {}
     drafts: dict[int, _Draft] = {}
-    for entry in found.entries[1:]:
+    for entry in journal.entries[1:]:
         kind, number = entry.head.get("k"), entry.head.get("n")
         if kind == "call":
             drafts[entry.head["n"]] = _Draft(_call(entry, items))
@@ -458,14 +438,14 @@ def read(path: Path | str) -> Recording:
         elif kind == "note":
             recording.notes.append(entry.head)
         elif kind == "prompt":
-            ids = prompts.get(entry.head["base"], [])[: entry.head["keep"]] + entry.head["ids"]
-            prompts[entry.head["n"]] = drafts[entry.head["n"]].prompt_ids = ids
-            drafts[entry.head["n"]].begun.prompt_ids_asked = bool(entry.head.get("asked"))
+            base = drafts.get(entry.head["base"])
+            shared = (base.prompt_ids or [])[: entry.head["keep"]] if base is not None else []
+            drafts[entry.head["n"]].take_prompt(entry, shared)
         elif number in drafts and kind == "resent":
-            _resend(drafts[number].begun, loads(entry.payload), items)
+            _resend(drafts[number].call, loads(entry.payload), items)
         elif number in drafts:
             drafts[number].feed(entry)
-    recording.calls = [draft.call() for draft in drafts.values()]
+    recording.calls = [draft.finished() for draft in drafts.values()]
     return recording
 
 
@@ -488,7 +468,7 @@ def _call(entry: JournalEntry, items: list[Any]) -> Call:
 
 
 def _resend(call: Call, body: Json, items: list[Any]) -> None:
-    """Take note of what was really sent: the request, with some things set and others left out."""
+    """Set what was really sent: the request, with some things set and others left out."""
     items.extend(body["new"])
     unset = set(body["sent"]["unset"])
     call.sent = {key: value for key, value in call.request.items() if key not in unset}
@@ -513,19 +493,18 @@ class _Draft:
     """A call whose entries are being read."""
 
     def __init__(self, call: Call) -> None:
-        self._call = call
+        self.call = call
+        self.prompt_ids: list[int] | None = None
         self._events: list[bytes] = []
         self._body: bytes | None = None
         self._last_at = call.started_at
-        self.prompt_ids: list[int] | None = None
 
-    @property
-    def begun(self) -> Call:
-        """Return the call as it began."""
-        return self._call
+    def take_prompt(self, entry: JournalEntry, shared: list[int]) -> None:
+        self.prompt_ids = shared + entry.head["ids"]
+        self.call.prompt_ids_asked = bool(entry.head.get("asked"))
 
     def feed(self, entry: JournalEntry) -> None:
-        head, call = entry.head, self._call
+        head, call = entry.head, self.call
         kind = head["k"]
         self._last_at = head.get("at", self._last_at)
         if kind == "try":
@@ -547,8 +526,8 @@ class _Draft:
             call.policy_version = head.get("policy") or call.policy_version
             call.attempts = head.get("attempts", call.attempts)
 
-    def call(self) -> Call:
-        call = self._call
+    def finished(self) -> Call:
+        call = self.call
         call.latency_s = max(0.0, self._last_at - call.started_at)
         response = load_object(self._body) if self._body is not None else self._assembled()
         if response is None:
@@ -569,12 +548,11 @@ class _Draft:
     def _assembled(self) -> Json | None:
         if not self._events:
             return None
-        assembler = self._call.module.assembler()
-        splitter = EventSplitter()
-        for event in splitter.feed(b"".join(self._events)):
+        assembler = self.call.module.assembler()
+        for event in EventSplitter().feed(b"".join(self._events)):
             data = event_data(event)
             chunk = load_object(data) if data is not None and data != STREAM_DONE else None
             if chunk is not None:
-                with contextlib.suppress(*MALFORMED):  # what else the engine said can still be read
+                with contextlib.suppress(*MALFORMED):  # the engine's other events can still be read
                     assembler.feed(chunk)
         return assembler.response()
