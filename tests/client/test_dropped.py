@@ -89,7 +89,7 @@ def test_a_helper_that_closes_its_client_leaves_no_open_loop(parrot: Any) -> Non
 def test_the_loop_of_helpers_is_closed_with_a_connection_that_was_already_lost(parrot: Any) -> None:
     client = Helped(parrot.url).sync()
     client.begin()
-    client._driver._connection._drop("a broken cable")
+    client._driver._connection.drop("a broken cable")
     client.close()
     assert client.loops[0].is_closed()
 

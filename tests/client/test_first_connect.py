@@ -17,7 +17,8 @@ from websockets.sync.client import connect
 from websockets.sync.server import serve as serve_sockets
 
 from openenv import GenericEnvClient, VectorEnv
-from openenv.client.flows import Attempts, Reconnecting
+from openenv.backoff import Backoff
+from openenv.client.flows import Attempts
 from openenv.client.options import ConnectionOptions
 from openenv.client.tcp import connect_failure
 from openenv.client.url import parse_ws_url
@@ -347,7 +348,7 @@ def _refused() -> ConnectFailed:
 
 def test_pauses_grow_and_end_with_the_time_for_it() -> None:
     clock = Clock()
-    plan = Reconnecting(clock=clock, jitter=lambda: 1.0)
+    plan = Backoff(clock=clock, jitter=lambda: 1.0)
     attempts = Attempts(plan, ConnectionOptions(connect_timeout_s=10, retry_refused_s=2))
     pauses = []
     with pytest.raises(ConnectFailed) as caught:
@@ -360,7 +361,7 @@ def test_pauses_grow_and_end_with_the_time_for_it() -> None:
 
 def test_a_server_that_was_there_is_tried_for_the_whole_time() -> None:
     clock = Clock()
-    attempts = Attempts(Reconnecting(clock=clock), ConnectionOptions(connect_timeout_s=10, retry_refused_s=0))
+    attempts = Attempts(Backoff(clock=clock), ConnectionOptions(connect_timeout_s=10, retry_refused_s=0))
     clock.now = 5.0
     assert attempts.pause_after(ConnectFailed("cut", is_transient=True)) > 0
     clock.now = 10.0

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from openenv import GenericEnvClient, HTTPEnvClient
-from openenv.client.keepalive import TENDER, Tender
+from openenv.client.keepalive import KEEPALIVE, KeepaliveThread
 from openenv.errors import SessionLost
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
@@ -119,7 +119,7 @@ def test_a_lock_that_was_held_at_the_fork_does_not_stop_the_child(parrot: Any) -
             client.reset()
             client.close()
 
-        with client._driver._thread_lock.here(), TENDER._lock.here():  # as other threads may at that moment
+        with client._driver._thread_lock.here(), KEEPALIVE._lock.here():  # as other threads may at that moment
             in_a_fork(child)
 
 
@@ -151,12 +151,12 @@ class Tended:
     def __init__(self) -> None:
         self.tended = threading.Event()
 
-    def tend(self) -> None:
+    def keep_alive(self) -> None:
         self.tended.set()
 
 
 def test_connections_of_a_fork_are_looked_after_there() -> None:
-    tender, ours, theirs = Tender(period_s=0.01), Tended(), Tended()
+    tender, ours, theirs = KeepaliveThread(period_s=0.01), Tended(), Tended()
     tender.add(ours)
 
     def child() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from openenv.client.async_connection import AsyncConnection
 from openenv.client.blocking_connection import BlockingConnection
-from openenv.client.keepalive import Tender
+from openenv.client.keepalive import KeepaliveThread
 from openenv.client.options import ConnectionOptions
 from openenv.client.url import parse_ws_url
 from openenv.errors import SessionLost
@@ -29,12 +29,12 @@ class Tended:
     def __init__(self) -> None:
         self.tended = 0
 
-    def tend(self) -> None:
+    def keep_alive(self) -> None:
         self.tended += 1
 
 
 def test_a_tender_looks_after_what_it_has_and_its_thread_ends_with_the_last() -> None:
-    tender, first, second = Tender(period_s=0.01), Tended(), Tended()
+    tender, first, second = KeepaliveThread(period_s=0.01), Tended(), Tended()
     tender.add(first)
     tender.add(second)
     until(lambda: first.tended > 2 and second.tended > 2)
@@ -48,7 +48,7 @@ def test_a_tender_looks_after_what_it_has_and_its_thread_ends_with_the_last() ->
 
 
 def test_a_tender_does_not_keep_a_forgotten_connection_alive() -> None:
-    tender = Tender(period_s=0.01)
+    tender = KeepaliveThread(period_s=0.01)
     tender.add(Tended())
     until(lambda: tender._thread is None)
 
@@ -78,8 +78,8 @@ def test_a_blocking_connection_pings_a_quiet_server_and_hears_its_pong(serve: Ca
     )
     connection.open()
     for _ in range(3):
-        seen = connection._last_heard
-        until(lambda seen=seen: connection.keep_alive() or connection._last_heard > seen)  # type: ignore[misc]
+        seen = connection.websocket.last_heard
+        until(lambda seen=seen: connection.keep_alive() or connection.websocket.last_heard > seen)  # type: ignore[misc]
     assert connection.is_open
     connection.close()
 
@@ -141,8 +141,8 @@ async def test_an_awaited_connection_stays_open_while_pongs_come(serve: Callable
     )
     await connection.open()
     for _ in range(5):
-        seen = connection._last_heard
-        await asyncio.to_thread(until, lambda seen=seen: connection._last_heard > seen)
+        seen = connection.websocket.last_heard
+        await asyncio.to_thread(until, lambda seen=seen: connection.websocket.last_heard > seen)
     assert connection.is_open
     await connection.close()
     assert await asyncio.to_thread(done.wait, 30)

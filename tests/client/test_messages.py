@@ -107,7 +107,9 @@ def test_a_full_server_is_told_plainly_with_advice(
         with pytest.raises(SessionCapacityError) as caught:
             if blocking:
                 client = GenericEnvClient(server.url, protocol="v1").sync().connect()
-                server.wait_for(lambda: client._driver.tend() or bool(client._driver._connection._messages))
+                server.wait_for(
+                    lambda: client._driver.keep_alive() or bool(client._driver._connection.websocket.messages)
+                )
                 client.reset()
             else:
                 asyncio.run(awaited())

@@ -53,8 +53,8 @@ def test_a_reply_that_came_unasked_loses_the_session_instead_of_answering_the_ne
         assert client.reset().observation == {"n": 0}
         driver = client.async_client._driver
         for _ in range(3000):
-            driver.tend()  # what the keep-alive thread does between two requests
-            if driver._connection._messages:
+            driver.keep_alive()  # what the keep-alive thread does between two requests
+            if driver._connection.websocket.messages:
                 break
             time.sleep(0.01)
         for _ in range(2):
@@ -73,7 +73,7 @@ def test_the_same_holds_on_an_event_loop(talkative: tuple[str, str]) -> None:
                 return
             assert (await client.reset()).observation == {"n": 0}
             for _ in range(3000):
-                if client._driver._connection._messages:
+                if client._driver._connection.websocket.messages:
                     break
                 await asyncio.sleep(0.01)
             with pytest.raises(SessionLost):
@@ -90,7 +90,7 @@ def test_a_refusal_is_told_to_the_first_request_even_when_the_connection_is_alre
         return
     with GenericEnvClient(base_url=url).sync() as client:
         time.sleep(0.2)
-        client.async_client._driver.tend()
+        client.async_client._driver.keep_alive()
         with pytest.raises(SessionCapacityError):
             client.step({})
         with pytest.raises(SessionLost):

@@ -251,7 +251,7 @@ def test_a_fork_does_not_resume_the_session_of_its_parent(start: Any, proxy_to: 
     with GenericEnvClient(proxy.url).sync() as client:
         client.reset()
         proxy.cut()
-        client._driver.tend()
+        client._driver.keep_alive()
         pid = os.fork()
         if pid == 0:
             code = 1

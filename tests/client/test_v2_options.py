@@ -69,6 +69,6 @@ def test_children_have_the_options_of_their_parent(start: Any) -> None:
     parent = GenericEnvClient(start().url, protocol="v1", reconnect_timeout_s=3, on_session_lost="reset")
     child = parent.new_session()
     assert child._options.protocol == "v1"
-    assert child._driver.reconnecting.timeout_s == 3
+    assert child._driver.backoff.timeout_s == 3
     assert child._on_session_lost == "reset"
     Narrow(parent.base_url).new_session()

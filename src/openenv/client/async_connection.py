@@ -1,6 +1,6 @@
-"""A WebSocket connection on an event loop: send a text message, wait for the next one.
+"""A WebSocket connection on an event loop.
 
-Knows transports and frames; must not know what messages mean.
+The protocol itself is `websocket.WebSocket`. Knows transports; must not know what messages mean.
 """
 
 from __future__ import annotations
@@ -9,30 +9,20 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections import deque
 from weakref import WeakKeyDictionary
 
 from ..errors import AccessDenied, ConnectFailed, RequestTimeout, SessionLost
-from ..protocol.frames import (
-    FrameError,
-    FrameReader,
-    Opcode,
-    WebSocketMessage,
-    close_payload,
-    masked_control_frame,
-    masked_text_frame,
-)
-from .flows import Unasked
-from .options import READ_BYTES, ConnectionOptions, MaskKeys, closed_reason, oversize_reason
-from .tcp import connect_failure, open_plain_socket, proxy_for
+from .flows import UnexpectedMessage
+from .options import ConnectionOptions
+from .tcp import READ_BYTES, connect_failure, open_plain_socket, proxy_for
 from .url import Address
-from .websocket import Handshake
+from .websocket import WebSocket
 
 _READ_BUFFERS: WeakKeyDictionary[asyncio.AbstractEventLoop, memoryview] = WeakKeyDictionary()
 
 
 def _read_buffer(loop: asyncio.AbstractEventLoop) -> memoryview:
-    """A buffer to read into. Loops that read and deliver in one go share one among their connections."""
+    """Return a buffer to read into. Loops that read and deliver in one go share one among their connections."""
     if hasattr(loop, "_proactor"):
         return memoryview(bytearray(READ_BYTES))
     buffer = _READ_BUFFERS.get(loop)
@@ -49,73 +39,52 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._options = options
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._reader = FrameReader(options.max_message_bytes, masked=False)
-        self._messages: deque[bytes] = deque()
-        self._handshake: Handshake | None = None
+        self.websocket = WebSocket(options, self._loop.time())
+        self._is_opening = True
         self._waiter: asyncio.Future[None] | None = None
-        self._lost: str | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._ping_timer: asyncio.TimerHandle | None = None
         self._deadline: float | None = None
         self._deadline_timer: asyncio.TimerHandle | None = None
-        self._last_heard = self._loop.time()
-        self._pinged_at: float | None = None
-        self._keys = MaskKeys()
         self._buffer = _read_buffer(self._loop)
-        self._will: bytes | None = None
-        self.subprotocol: str | None = None
-        self.is_hopeless = False
 
     @property
     def is_open(self) -> bool:
         """Whether the connection can still be used, as far as is known."""
-        return self._transport is not None and self._lost is None
+        return self._transport is not None and self.websocket.lost is None
 
     @property
     def lost_reason(self) -> str:
         """Why it is closed."""
-        return self._lost or "connection closed"
-
-    def last_words(self) -> bytes | None:
-        """Return a message that came before anybody asked, once."""
-        return self._messages.popleft() if self._messages else None
+        return self.websocket.lost or "connection closed"
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop that this connection lives on."""
         return self._loop
 
-    def leave_will(self, payload: bytes | None) -> None:
-        """Say what the server is told when we hang up, also when nobody finds the time to."""
-        self._will = payload
-
     async def open(self, limit_s: float | None = None) -> None:
-        """Connect and shake hands, within the client's limit or that one.
+        """Connect and shake hands, within the options' limit or this one.
 
         Raises:
             ConnectFailed: The server cannot be reached or refuses.
-            AccessDenied: It asks for another token.
+            AccessDenied: The server requires another token.
         """
         timeout_s = self._options.connect_timeout_s
         if limit_s is not None:
             timeout_s = min(timeout_s, limit_s)
         try:
             await asyncio.wait_for(self._open(timeout_s), timeout_s)
-        except AccessDenied:
-            self._drop("not connected")
-            raise
-        except ConnectFailed as exc:
-            self._drop("not connected")
-            raise connect_failure(self._address, exc, timeout_s) from None
-        except (OSError, UnicodeError, asyncio.TimeoutError) as exc:
-            self._drop("not connected")
-            raise connect_failure(self._address, exc, timeout_s) from exc
-        except BaseException:
-            self._drop("not connected")
+        except BaseException as exc:
+            self.drop("not connected")
+            if isinstance(exc, ConnectFailed):
+                raise connect_failure(self._address, exc, timeout_s) from None
+            if isinstance(exc, (OSError, UnicodeError, asyncio.TimeoutError)) and not isinstance(exc, AccessDenied):
+                raise connect_failure(self._address, exc, timeout_s) from exc
             raise
 
     async def _open(self, timeout_s: float) -> None:
         address = self._address
-        handshake = self._handshake = Handshake(address, self._options.headers, self._options.subprotocols)
+        request = self.websocket.start(address, self._options.subprotocols)
         context = ssl.create_default_context() if address.secure else None
         hostname = address.host if address.secure else None
         if proxy_for(address) is None:
@@ -123,37 +92,43 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 lambda: self, address.host, address.port, ssl=context, server_hostname=hostname
             )
         else:
-            # The tunnel is dug in a thread: it is rare, and short.
+            # The tunnel is opened in a thread: it is rare, and short.
             sock = await self._loop.run_in_executor(None, open_plain_socket, address, timeout_s)
             sock.setblocking(False)
             await self._loop.create_connection(lambda: self, sock=sock, ssl=context, server_hostname=hostname)
         assert self._transport is not None
-        self._transport.write(handshake.request)
-        while self._handshake is not None:
+        self._transport.write(request)
+        while self.websocket.is_connecting:
             await self._change()
-        self.subprotocol = handshake.subprotocol
+        self._is_opening = False
         self._schedule_ping()
+
+    # -- one request and its reply --------------------------------------------------------------------------------
 
     async def exchange(self, payload: bytes | None, timeout_s: float | None) -> bytes:
         """Send a message, unless it is None, and wait for the next one.
 
         Raises:
-            RequestTimeout: It did not come in time; the connection is dropped.
+            RequestTimeout: No message came in time; the connection is dropped.
             SessionLost: The connection broke.
-            Unasked: A message was there already.
+            UnexpectedMessage: A message was there before this request; nothing was sent.
         """
-        if self._messages:
-            return self._early(payload)
-        if self._transport is None or self._lost is not None:
+        websocket = self.websocket
+        messages = websocket.messages
+        if messages:
+            if payload is not None:
+                raise UnexpectedMessage(messages.popleft().payload)
+            return messages.popleft().payload
+        if self._transport is None or websocket.lost is not None:
             raise SessionLost(self.lost_reason)
         if payload is not None:
-            self._transport.write(masked_text_frame(payload, self._keys.next()))
+            self._transport.write(websocket.text(payload))
         if timeout_s is not None:
             self._set_deadline(self._loop.time() + timeout_s)
         try:
-            while not self._messages:
-                if self._lost is not None:
-                    raise SessionLost(self._lost)
+            while not messages:
+                if websocket.lost is not None:
+                    raise SessionLost(websocket.lost)
                 await self._change()
         except TimeoutError:
             self._give_up("a request timed out")
@@ -163,14 +138,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             raise
         finally:
             self._deadline = None
-        return self._messages.popleft()
-
-    def _early(self, payload: bytes | None) -> bytes:
-        """Return a message that was there already, where it is more of what was asked for."""
-        message = self._messages.popleft()
-        if payload is not None:
-            raise Unasked(message)
-        return message
+        return messages.popleft().payload
 
     def _change(self) -> asyncio.Future[None]:
         """Return a future for the next thing that happens on the connection."""
@@ -203,57 +171,52 @@ class AsyncConnection(asyncio.BufferedProtocol):
             else:
                 waiter.set_exception(error)
 
+    # -- between requests -----------------------------------------------------------------------------------------
+
     def _schedule_ping(self) -> None:
         interval = self._options.ping_interval_s
         if interval is not None and self.is_open:
-            self._timer = self._loop.call_later(interval, self._ping_if_quiet)
+            self._ping_timer = self._loop.call_later(interval, self._check, interval)
 
-    def _ping_if_quiet(self) -> None:
-        interval, limit, now = self._options.ping_interval_s, self._options.ping_timeout_s, self._loop.time()
-        unanswered = self._pinged_at is not None and self._pinged_at > self._last_heard
-        if unanswered and limit is not None and self._pinged_at is not None and now - self._pinged_at >= limit:
-            self._drop("the server does not answer pings")
+    def _check(self, interval: float) -> None:
+        # Half of the interval: a server that was silent since shortly after the last check is not left for another one.
+        ping = self.websocket.check(self._loop.time(), interval / 2)
+        if self.websocket.lost is not None:
+            self.drop(self.websocket.lost)
             return
-        if self._transport is not None and interval is not None and now - self._last_heard >= interval / 2:
-            if not unanswered:
-                self._pinged_at = now
-            self._transport.write(masked_control_frame(Opcode.PING, b"", self._keys.next()))
+        if ping and self._transport is not None:
+            self._transport.write(ping)
         self._schedule_ping()
 
-    def abandon(self, reason: str) -> None:
-        """Hang up without a word, from the loop's own thread."""
-        self._drop(reason)
+    # -- hanging up -----------------------------------------------------------------------------------------------
 
-    def _drop(self, reason: str) -> None:
-        self._lost = self._lost or reason
-        for timer in (self._timer, self._deadline_timer):
+    async def close(self, last_message: bytes | None = None) -> None:
+        """Send a last message, the close message and a close frame; never raises."""
+        self.release("closed by the client", last_message)
+
+    def release(self, reason: str, last_message: bytes | None = None) -> None:
+        """Hang up, from the loop's own thread; never raises."""
+        transport, self._transport = self._transport, None
+        if transport is not None and not transport.is_closing() and not self._loop.is_closed():
+            transport.write(self.websocket.goodbye(last_message))
+            transport.close()
+        self.drop(reason)
+
+    def _give_up(self, reason: str) -> None:
+        """Drop the connection, unless there is a close message to send, which `close` does."""
+        if self.websocket.close_message is None:
+            self.drop(reason)
+
+    def drop(self, reason: str) -> None:
+        """Close the connection without a message, from the loop's own thread."""
+        self.websocket.lose(reason)
+        for timer in (self._ping_timer, self._deadline_timer):
             if timer is not None:
                 timer.cancel()
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.abort()
         self._wake()
-
-    def _give_up(self, reason: str) -> None:
-        """Drop the connection, unless there is still something to say on it; `close` does that."""
-        if self._will is None:
-            self._drop(reason)
-
-    def let_go(self, reason: str, farewell: bytes | None = None) -> None:
-        """Say goodbye and hang up, from the loop's own thread; never raises."""
-        transport, self._transport = self._transport, None
-        if transport is not None and not transport.is_closing() and not self._loop.is_closed():
-            will, self._will = self._will, None
-            for text in (farewell, will):
-                if text is not None:
-                    transport.write(masked_text_frame(text, self._keys.next()))
-            transport.write(masked_control_frame(Opcode.CLOSE, close_payload(1000), self._keys.next()))
-            transport.close()
-        self._drop(reason)
-
-    async def close(self, farewell: bytes | None = None) -> None:
-        """Say goodbye and hang up; never raises."""
-        self.let_go("closed by the client", farewell)
 
     # -- asyncio.BufferedProtocol ---------------------------------------------------------------------------------
 
@@ -267,51 +230,30 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Say where to read to."""
+        """Return where to read to."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take what was read."""
-        self._take(bytes(self._buffer[:nbytes]))
-
-    def eof_received(self) -> bool:
-        """A server that has shut its side is gone."""
-        return False
-
-    def _take(self, data: bytes) -> None:
-        """Finish the handshake, or cut the bytes into messages."""
-        self._last_heard = self._loop.time()
+        """Take in what was read."""
+        websocket = self.websocket
         try:
-            if self._handshake is not None:
-                rest = self._handshake.feed(data)
-                if rest is None:
-                    return
-                self._handshake = None
-                self._wake()
-                if not rest:
-                    return
-                data = rest
-            for message in self._reader.feed(data):
-                self._handle(message)
+            replies = websocket.feed(bytes(self._buffer[:nbytes]), self._loop.time())
         except (AccessDenied, ConnectFailed) as exc:
             self._wake(exc)
-        except FrameError as exc:
-            self._drop(f"connection lost: {exc}")
-
-    def _handle(self, message: WebSocketMessage) -> None:
-        if message.opcode in (Opcode.TEXT, Opcode.BINARY):
-            self._messages.append(message.payload)
+            return
+        if replies and self._transport is not None:
+            self._transport.write(replies)
+        if websocket.lost is not None:
+            self.drop(websocket.lost)
+        elif websocket.messages or self._is_opening:  # not for each piece of a long message
             self._wake()
-        elif message.opcode == Opcode.PING and self._transport is not None:
-            self._transport.write(masked_control_frame(Opcode.PONG, message.payload, self._keys.next()))
-        elif message.opcode == Opcode.CLOSE:
-            self._drop(closed_reason(message.payload))
-        elif message.opcode == Opcode.OVERSIZE:
-            self.is_hopeless = True  # it would be as long the next time
-            raise FrameError(1009, oversize_reason(message.size, self._options))
+
+    def eof_received(self) -> bool:
+        """Close the transport: a server that has shut its side is gone."""
+        return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell whoever waits."""
-        if self._handshake is not None:
+        """Wake the request or the handshake that waits."""
+        if self.websocket.is_connecting:
             self._wake(ConnectFailed("the server closed the connection during the handshake", is_transient=True))
-        self._drop("the server closed the connection" if exc is None else f"connection lost: {exc}")
+        self.drop("the server closed the connection" if exc is None else f"connection lost: {exc}")

@@ -1,6 +1,6 @@
-"""A WebSocket connection for blocking code: send a text message, wait for the next one.
+"""A WebSocket connection on a plain socket, for code without an event loop.
 
-Knows sockets and frames; must not know what messages mean.
+The protocol itself is `websocket.WebSocket`. Knows sockets; must not know what messages mean.
 """
 
 from __future__ import annotations
@@ -9,47 +9,46 @@ import contextlib
 import socket
 import ssl
 import time
-from collections import deque
+from collections.abc import Sequence
 
 from ..errors import AccessDenied, ConnectFailed, RequestTimeout, SessionLost
-from ..protocol.frames import (
-    FrameError,
-    FrameReader,
-    Opcode,
-    WebSocketMessage,
-    close_payload,
-    masked_control_frame,
-    masked_text_frame,
-)
-from .flows import Unasked
-from .options import READ_BYTES, ConnectionOptions, MaskKeys, closed_reason, oversize_reason
-from .tcp import connect_failure, open_socket, read_before
+from .flows import UnexpectedMessage
+from .options import ConnectionOptions
+from .tcp import READ_BYTES, connect_failure, open_socket, read_before
 from .url import Address
-from .websocket import Handshake
+from .websocket import WebSocket
 
 _SENT_AT_ONCE = 65_536  # what fits into the system's buffers needs no time to be sent
 
 
 class BlockingConnection:
-    """A connection for code without an event loop. Not for two threads at once; the caller holds a lock."""
+    """A connection for one thread at a time; the caller holds a lock.
 
-    def __init__(self, address: Address, options: ConnectionOptions) -> None:
-        self._address = address
+    Args:
+        address: Where the server is.
+        options: How to connect.
+        subprotocols: What to offer instead of what the options say.
+        read_bytes: How much to read at once.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        options: ConnectionOptions,
+        subprotocols: Sequence[str] | None = None,
+        *,
+        read_bytes: int = READ_BYTES,
+    ) -> None:
+        self.address = address
         self._options = options
+        self._subprotocols = options.subprotocols if subprotocols is None else subprotocols
+        self.websocket = WebSocket(options, time.monotonic())
         self._socket: socket.socket | None = None
-        self._reader = FrameReader(options.max_message_bytes, masked=False)
-        self._messages: deque[bytes] = deque()
-        self._lost: str | None = None
-        self._last_heard = time.monotonic()
-        self._pinged_at: float | None = None
-        self._keys = MaskKeys()
         self._timeout_s: float | None = -1.0
+        # Whether the frame that is being sent may be half out. Bytes sent after it would be read as the rest of it.
         self._is_torn = False
-        self._will: bytes | None = None
-        self.subprotocol: str | None = None
-        self.is_hopeless = False
         # A buffer of our own: a fresh one for each read costs more than the read.
-        self._buffer = memoryview(bytearray(READ_BYTES))
+        self._buffer = memoryview(bytearray(read_bytes))
 
     @property
     def is_open(self) -> bool:
@@ -59,22 +58,14 @@ class BlockingConnection:
     @property
     def lost_reason(self) -> str:
         """Why it is closed."""
-        return self._lost or "connection closed"
-
-    def last_words(self) -> bytes | None:
-        """Return a message that came before anybody asked, once."""
-        return self._messages.popleft() if self._messages else None
-
-    def leave_will(self, payload: bytes | None) -> None:
-        """Say what the server is told when we hang up, also when nobody finds the time to."""
-        self._will = payload
+        return self.websocket.lost or "connection closed"
 
     def open(self, limit_s: float | None = None) -> None:
-        """Connect and shake hands, within the client's limit or that one.
+        """Connect and shake hands, within the options' limit or this one.
 
         Raises:
             ConnectFailed: The server cannot be reached or refuses.
-            AccessDenied: It asks for another token.
+            AccessDenied: The server requires another token.
         """
         timeout_s = self._options.connect_timeout_s
         if limit_s is not None:
@@ -84,182 +75,156 @@ class BlockingConnection:
         except AccessDenied:
             raise
         except ConnectFailed as exc:
-            raise connect_failure(self._address, exc, timeout_s) from None
+            raise connect_failure(self.address, exc, timeout_s) from None
         except (OSError, UnicodeError) as exc:
-            raise connect_failure(self._address, exc, timeout_s) from exc
+            raise connect_failure(self.address, exc, timeout_s) from exc
 
     def _open(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        sock = open_socket(self._address, timeout_s)
+        self._socket = sock = open_socket(self.address, timeout_s)
         try:
-            handshake = Handshake(self._address, self._options.headers, self._options.subprotocols)
-            sock.sendall(handshake.request)
-            while (rest := handshake.feed(read_before(sock, deadline))) is None:
-                pass
+            sock.sendall(self.websocket.start(self.address, self._subprotocols))
+            while self.websocket.is_connecting:
+                self._feed(read_before(sock, deadline))
         except BaseException:
-            sock.close()
+            self.drop("not connected")
             raise
-        self._socket = sock
-        self.subprotocol = handshake.subprotocol
-        if rest:
-            self._take(rest)
+
+    # -- one request and its reply --------------------------------------------------------------------------------
 
     def exchange(self, payload: bytes | None, timeout_s: float | None) -> bytes:
         """Send a message, unless it is None, and wait for the next one.
 
         Raises:
-            RequestTimeout: It did not come in time; the connection is dropped.
+            RequestTimeout: No message came in time; the connection is dropped.
             SessionLost: The connection broke.
-            Unasked: A message was there already.
+            UnexpectedMessage: A message was there before this request; nothing was sent.
         """
-        if self._messages:
-            return self._early(payload)
+        messages = self.websocket.messages
+        if messages:
+            if payload is not None:
+                raise UnexpectedMessage(messages.popleft().payload)
+            return messages.popleft().payload
         sock = self._socket
         if sock is None:
             raise SessionLost(self.lost_reason)
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
-            wait_s = self._longest_wait_s(timeout_s)
-            if payload is not None:
-                self._is_torn = True
-                self._set_timeout(sock, wait_s if len(payload) < _SENT_AT_ONCE else timeout_s)
-                sock.sendall(masked_text_frame(payload, self._keys.next()))
-                self._is_torn = False
-            while True:
-                self._set_timeout(sock, wait_s)
-                self._receive(sock, deadline)
-                if self._messages:
-                    break
-                if self._socket is None:
-                    raise SessionLost(self.lost_reason)
-                if deadline is not None:
-                    wait_s = self._longest_wait_s(max(0.001, deadline - time.monotonic()))
+            self._exchange(sock, payload, timeout_s)
+            return messages.popleft().payload
         except TimeoutError:
             self._give_up("a request timed out")
             raise RequestTimeout(f"No reply within {timeout_s} s; the episode is lost") from None
         except SessionLost:
             raise
-        except (OSError, FrameError) as exc:
-            self._drop(f"connection lost: {exc}")
+        except OSError as exc:
+            self.drop(f"connection lost: {exc}")
             raise SessionLost(self.lost_reason) from exc
-        except BaseException:  # an interrupt between request and reply: the next reply would be a stranger's
+        except BaseException:  # an interrupt between request and reply: the next reply would be that of another request
             self._give_up("a request was interrupted")
             raise
-        return self._messages.popleft()
+
+    def _exchange(self, sock: socket.socket, payload: bytes | None, timeout_s: float | None) -> None:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        wait_s = self._longest_wait_s(timeout_s)
+        if payload is not None:
+            self._set_timeout(sock, wait_s if len(payload) < _SENT_AT_ONCE else timeout_s)
+            self._is_torn = True
+            sock.sendall(self.websocket.text(payload))
+            self._is_torn = False
+        while True:
+            self._set_timeout(sock, wait_s)
+            try:
+                self._read(sock)
+            except TimeoutError:
+                if self.websocket.subprotocol is None or (deadline is not None and time.monotonic() >= deadline):
+                    raise
+                self._check(sock)
+            if self.websocket.messages:
+                return
+            if self._socket is None:
+                raise SessionLost(self.lost_reason)
+            if deadline is not None:
+                wait_s = self._longest_wait_s(max(0.001, deadline - time.monotonic()))
 
     def _longest_wait_s(self, timeout_s: float | None) -> float | None:
-        """How long to wait in one go: where a lost connection can be replaced, it is checked while we wait."""
+        """Return how long to wait in one read: a v2 connection can be replaced, so it is checked while waiting."""
         options, interval = self._options, self._options.ping_interval_s
-        if self.subprotocol is None or interval is None:
+        if self.websocket.subprotocol is None or interval is None:
             return timeout_s
         if options.ping_timeout_s is not None and options.ping_timeout_s < interval:
             interval = options.ping_timeout_s
         return interval if timeout_s is None or timeout_s > interval else timeout_s
-
-    def _receive(self, sock: socket.socket, deadline: float | None) -> None:
-        try:
-            data = self._read(sock)
-        except TimeoutError:
-            if self.subprotocol is None or (deadline is not None and time.monotonic() >= deadline):
-                raise
-            self._ping_if_quiet(sock)
-        else:
-            self._take(data)
-
-    def _early(self, payload: bytes | None) -> bytes:
-        """Return a message that was there already, where it is more of what was asked for."""
-        message = self._messages.popleft()
-        if payload is not None:
-            raise Unasked(message)
-        return message
 
     def _set_timeout(self, sock: socket.socket, timeout_s: float | None) -> None:
         if timeout_s != self._timeout_s:  # saves a system call per request
             sock.settimeout(timeout_s)
             self._timeout_s = timeout_s
 
-    def _read(self, sock: socket.socket) -> bytes:
-        return bytes(self._buffer[: sock.recv_into(self._buffer)])
+    def _read(self, sock: socket.socket) -> None:
+        """Read once."""
+        self._feed(bytes(self._buffer[: sock.recv_into(self._buffer)]))
+
+    def _feed(self, data: bytes) -> None:
+        replies = self.websocket.feed(data, time.monotonic())
+        if replies and self._socket is not None:
+            self._socket.sendall(replies)
+        if self.websocket.lost is not None:
+            self.drop(self.websocket.lost)
+
+    # -- between requests -----------------------------------------------------------------------------------------
 
     def keep_alive(self) -> None:
-        """Answer pings and send our own while nobody uses the connection; never blocks."""
+        """Answer pings and send our own while no request runs; never blocks."""
         sock = self._socket
         if sock is None:
             return
         try:
             self._set_timeout(sock, 0)
             with contextlib.suppress(BlockingIOError, ssl.SSLWantReadError):
-                self._take(self._read(sock))
-            self._ping_if_quiet(sock)
-        except (OSError, FrameError) as exc:
-            self._drop(f"connection lost: {exc}")
+                self._read(sock)
+            self._check(sock)
+        except OSError as exc:
+            self.drop(f"connection lost: {exc}")
 
-    def _ping_if_quiet(self, sock: socket.socket) -> None:
-        interval, limit, now = self._options.ping_interval_s, self._options.ping_timeout_s, time.monotonic()
-        if self._socket is None or interval is None or now - self._last_heard < interval:
+    def _check(self, sock: socket.socket) -> None:
+        """Ping a server that has been silent for long; drop one that did not answer."""
+        interval = self._options.ping_interval_s
+        if self._socket is None or interval is None:
             return
-        if self._pinged_at is None or self._pinged_at < self._last_heard:
-            self._pinged_at = now
-            sock.sendall(masked_control_frame(Opcode.PING, b"", self._keys.next()))
-        elif limit is not None and now - self._pinged_at > limit:
-            self._drop("the server does not answer pings")
+        ping = self.websocket.check(time.monotonic(), interval)
+        if ping:
+            sock.sendall(ping)
+        elif self.websocket.lost is not None:
+            self.drop(self.websocket.lost)
 
-    def _take(self, data: bytes) -> None:
-        if not data:
-            self._drop("the server closed the connection")
-            return
-        self._last_heard = time.monotonic()
-        for message in self._reader.feed(data):
-            self._handle(message)
+    # -- hanging up -----------------------------------------------------------------------------------------------
 
-    def _handle(self, message: WebSocketMessage) -> None:
-        if message.opcode in (Opcode.TEXT, Opcode.BINARY):
-            self._messages.append(message.payload)
-        elif message.opcode == Opcode.PING and self._socket is not None:
-            self._socket.sendall(masked_control_frame(Opcode.PONG, message.payload, self._keys.next()))
-        elif message.opcode == Opcode.CLOSE:
-            self._drop(closed_reason(message.payload))
-        elif message.opcode == Opcode.OVERSIZE:
-            self.is_hopeless = True  # it would be as long the next time
-            raise FrameError(1009, oversize_reason(message.size, self._options))
+    def close(self, last_message: bytes | None = None) -> None:
+        """Send a last message, the close message and a close frame; never raises."""
+        self._say_goodbye(1.0, last_message)
+        self.drop("closed by the client")
+
+    def release(self, reason: str) -> None:
+        """Hang up for a client that was garbage collected: send the close message if that needs no waiting."""
+        if self.websocket.close_message is not None:
+            self._say_goodbye(0.0, None)
+        self.drop(reason)
+
+    def _say_goodbye(self, timeout_s: float, last_message: bytes | None) -> None:
+        sock = self._socket
+        if sock is not None and not self._is_torn:
+            with contextlib.suppress(OSError):
+                sock.settimeout(timeout_s)
+                sock.sendall(self.websocket.goodbye(last_message))
 
     def _give_up(self, reason: str) -> None:
-        """Drop the connection, unless there is still something to say on it; `close` does that."""
-        if self._will is None or self._is_torn:
-            self._drop(reason)
+        """Drop the connection, unless there is a close message to send, which `close` does."""
+        if self.websocket.close_message is None or self._is_torn:
+            self.drop(reason)
 
-    def let_go(self, reason: str) -> None:
-        """Hang up for a client that nobody has any more: tell the server if that can be done at once."""
-        sock = self._socket
-        if sock is not None and self._will is not None:
-            with contextlib.suppress(OSError):
-                sock.settimeout(0)
-                self._say_goodbye(sock, None)
-        self._drop(reason)
-
-    def abandon(self, reason: str) -> None:
-        """Close this process's end of the connection without a word; another process may go on with it."""
-        self._drop(reason)
-
-    def _drop(self, reason: str) -> None:
-        self._lost = self._lost or reason
+    def drop(self, reason: str) -> None:
+        """Close this process's end without a message; a process that it was forked from may go on with it."""
+        self.websocket.lose(reason)
         sock, self._socket = self._socket, None
         if sock is not None:
             sock.close()
-
-    def close(self, farewell: bytes | None = None) -> None:
-        """Say goodbye and hang up; never raises."""
-        sock = self._socket
-        if sock is not None:
-            with contextlib.suppress(OSError):
-                sock.settimeout(1.0)
-                self._say_goodbye(sock, farewell)
-        self._drop("closed by the client")
-
-    def _say_goodbye(self, sock: socket.socket, farewell: bytes | None) -> None:
-        if self._is_torn:  # whatever came now would be read as the rest of a message
-            return
-        will, self._will = self._will, None
-        frames = [masked_text_frame(text, self._keys.next()) for text in (farewell, will) if text is not None]
-        frames.append(masked_control_frame(Opcode.CLOSE, close_payload(1000), self._keys.next()))
-        sock.sendall(b"".join(frames))

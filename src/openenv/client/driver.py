@@ -1,7 +1,7 @@
 """Runs a client's flows, blocking or on an event loop, one at a time.
 
-The first use decides which; a client that was used one way says so when it is used the other way. Knows connections
-and flows; must not know payloads.
+The first use decides which; the other way then raises `ClientModeError`. Knows connections and flows; must not know
+payloads.
 """
 
 from __future__ import annotations
@@ -9,23 +9,26 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import time
 import weakref
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar, cast
 
+from ..backoff import Backoff
 from ..errors import ClientModeError, ProtocolError
 from ..protocol.client_sessions import SUBPROTOCOL_JSON, ClientSession, ResumableSession
 from .async_connection import AsyncConnection
 from .blocking_connection import BlockingConnection
-from .flows import Flow, Reconnecting, run_blocking, run_on_loop
-from .keepalive import TENDER, ProcessLock, close_loop
+from .flows import Command, Connect, Flow, HangUp, Pause, SendAndReceive
+from .keepalive import KEEPALIVE, ProcessLock, close_loop
 from .options import ConnectionOptions
 from .url import parse_ws_url
 
 T = TypeVar("T")
 
 _ELSEWHERE = "opened in another process"
+_IN_BLOCKING_USE = "This client is in blocking use; make another one, or new_session(), to await"
 
 
 class Ready(Generic[T]):
@@ -48,8 +51,8 @@ class Driver:
     Args:
         options: How to connect.
         url: The WebSocket URL; may be set later, before it is needed.
-        reconnecting: How to get back to a session whose connection is lost.
-        resume_token: Names a session that is there already.
+        backoff: How to get back to a session whose connection is lost.
+        resume_token: Names a session that exists.
         wait_s: How long to wait in the server's queue for a session; None for not at all.
     """
 
@@ -58,63 +61,64 @@ class Driver:
         options: ConnectionOptions,
         url: str,
         *,
-        reconnecting: Reconnecting | None = None,
+        backoff: Backoff | None = None,
         resume_token: str | None = None,
         wait_s: float | None = None,
     ) -> None:
         self.session: ClientSession | ResumableSession = (
             ClientSession() if resume_token is None else ResumableSession(resume_token)
         )
-        self.reconnecting = reconnecting or Reconnecting()
+        self.backoff = backoff or Backoff()
         self.wait_s = wait_s
         self.has_connected = False
         self.url = url
         self.options = options
         self._pid = os.getpid()
         self._connection: BlockingConnection | AsyncConnection | None = None
-        self._blocking = False
+        self._is_blocking = False
         self._blocks_loops = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread_lock = ProcessLock()
         self._loop_lock: asyncio.Lock | None = None
         self._private_loop: asyncio.AbstractEventLoop | None = None
         self._end_private_loop: weakref.finalize[[asyncio.AbstractEventLoop, int], Driver] | None = None
-        self._let_go: weakref.finalize[[Any, int], Driver] | None = None
+        self._release: weakref.finalize[[Any, int], Driver] | None = None
 
     # -- what flows ask -------------------------------------------------------------------------------------------
 
     @property
     def is_open(self) -> bool:
-        """Whether a connection is there."""
+        """Whether there is a connection, as far as is known."""
         return self._connection is not None and self._connection.is_open
 
     @property
     def lost_reason(self) -> str:
-        """Why it is not."""
+        """Why there is none."""
         return "connection closed" if self._connection is None else self._connection.lost_reason
 
-    def last_words(self) -> bytes | None:
-        """What the server said before it hung up, if nobody has heard it yet."""
-        return None if self._connection is None else self._connection.last_words()
-
     @property
-    def is_hopeless(self) -> bool:
+    def is_fatal(self) -> bool:
         """Whether the connection broke in a way that would break the next one as well."""
-        return self._connection is not None and self._connection.is_hopeless
+        return self._connection is not None and self._connection.websocket.is_fatal
 
-    def leave_will(self, payload: bytes | None) -> None:
-        """Say what the server is told when this client lets go of the connection."""
+    def unread_message(self) -> bytes | None:
+        """Return a message that came before the connection was lost, once."""
+        messages = () if self._connection is None else self._connection.websocket.messages
+        return messages.popleft().payload if messages else None
+
+    def set_close_message(self, payload: bytes | None) -> None:
+        """Set what the server is sent when this client lets go of the connection."""
         if self._connection is not None:
-            self._connection.leave_will(payload)
+            self._connection.websocket.close_message = payload
 
-    def agree(self) -> None:
-        """Take up the protocol that a new connection speaks; a lost episode stays lost in either.
+    def adopt_protocol(self) -> None:
+        """Switch to the protocol that a new connection speaks; a lost episode stays lost in either.
 
         Raises:
-            ProtocolError: It is not the one that the client insists on.
+            ProtocolError: It is not the one that the client requires.
         """
         session, lost = self.session, self.session.lost_reason
-        if self._connection is not None and self._connection.subprotocol == SUBPROTOCOL_JSON:
+        if self._connection is not None and self._connection.websocket.subprotocol == SUBPROTOCOL_JSON:
             if isinstance(session, ClientSession):
                 self.session = ResumableSession(lost_reason=lost)
             else:
@@ -130,8 +134,8 @@ class Driver:
             raise ProtocolError(f"The server at {self.url} does not speak protocol v2; protocol='auto' allows v1")
 
     @property
-    def condition(self) -> str:
-        """How things stand, in a few words."""
+    def status(self) -> str:
+        """The state of connection and session in a few words."""
         if self._pid != os.getpid() and self._connection is not None:
             return _ELSEWHERE
         if self.is_open:
@@ -143,7 +147,7 @@ class Driver:
 
     # -- which process, which loop --------------------------------------------------------------------------------
 
-    def _settle(self) -> None:
+    def _leave_stale(self) -> None:
         """Leave a loop that has ended and, in a forked process, the connection to the one that opened it."""
         if self._pid != os.getpid():
             with self._thread_lock.here():
@@ -157,15 +161,15 @@ class Driver:
         if connection is not None or isinstance(self.session, ResumableSession):
             self.session.lose(_ELSEWHERE)
         if isinstance(connection, BlockingConnection):
-            connection.abandon(_ELSEWHERE)
-        if self._let_go is not None:
-            self._let_go.detach()
-        self._let_go = self._loop = self._loop_lock = None
+            connection.drop(_ELSEWHERE)
+        if self._release is not None:
+            self._release.detach()
+        self._release = self._loop = self._loop_lock = None
         self.drop_loop()
         self._pid = os.getpid()
 
     def _leave_loop(self) -> None:
-        """Give up the connection, which is gone with its loop, and what the loop has decided about this client."""
+        """Give up the connection, which is gone with its loop; another loop may use this client now."""
         self._loop = self._loop_lock = None
         if self._connection is not None:
             if isinstance(self.session, ResumableSession):
@@ -179,8 +183,8 @@ class Driver:
     @property
     def is_blocking(self) -> bool:
         """Whether this client blocks: it was claimed so, or nothing has been decided and no loop runs here."""
-        self._settle()
-        return self._blocking or (self._loop is None and _running_loop() is None)
+        self._leave_stale()
+        return self._is_blocking or (self._loop is None and _running_loop() is None)
 
     def claim_blocking(self, *, on_loops: bool = False) -> None:
         """Decide for blocking use.
@@ -191,56 +195,157 @@ class Driver:
         Raises:
             ClientModeError: The client is used asynchronously.
         """
-        self._settle()
+        self._leave_stale()
         if self._loop is not None:
             raise ClientModeError("This client is in asynchronous use; make another one, or new_session(), to block")
-        self._blocking = True
+        self._is_blocking = True
         self._blocks_loops = self._blocks_loops or on_loops
 
     def run(self, flow: Flow[T], name: str) -> Coroutine[Any, Any, T]:
         """Run a flow: return a coroutine of that name on a running loop, the result otherwise."""
         running = _running_loop()
-        if self._blocking or running is None:
+        if self._is_blocking or running is None:
             self.claim_blocking()
             if running is not None and running is not self._private_loop:
                 if self._blocks_loops:
                     return cast("Coroutine[Any, Any, T]", self.run_blocking(flow))
                 flow.close()
-                raise ClientModeError("This client is in blocking use; make another one, or new_session(), to await")
-            return self.settled(self.run_blocking(flow))
+                raise ClientModeError(_IN_BLOCKING_USE)
+            return self.awaitable(self.run_blocking(flow))
         return named(self.run_on_loop(flow), name)
 
-    def settled(self, value: T) -> Coroutine[Any, Any, T]:
+    def awaitable(self, value: T) -> Coroutine[Any, Any, T]:
         """Return a value so that the asynchronous helpers of a blocking client can await it.
 
         Typed as what the asynchronous use returns; blocking code has `sync()` for exact types.
         """
         return cast("Coroutine[Any, Any, T]", value if _running_loop() is None else Ready(value))
 
+    # The two loops below are the same program. A failure is thrown into the flow outside of the handler that caught
+    # it, so that what the flow raises instead has no __context__; and it is not kept: its traceback and this frame
+    # would keep each other, and the client, alive until the garbage collector runs.
+
     def run_blocking(self, flow: Flow[T]) -> T:
         """Run a flow in this thread; calls from several threads take turns."""
-        self._settle()
+        self._leave_stale()
         with self._thread_lock.here():
-            return run_blocking(flow, self)
+            failure: BaseException | None = None
+            try:
+                command = next(flow)
+                while True:
+                    try:
+                        if type(command) is SendAndReceive:
+                            connection = self._connection
+                            assert isinstance(connection, BlockingConnection)
+                            outcome: Any = connection.exchange(command.payload, command.timeout_s)
+                        else:
+                            outcome = self._do(command)
+                    except BaseException as exc:
+                        failure = exc
+                    command, failure = (flow.send(outcome) if failure is None else flow.throw(failure)), None
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            finally:
+                failure = None
 
     async def run_on_loop(self, flow: Flow[T]) -> T:
         """Run a flow on the running loop; concurrent calls take turns."""
-        self._settle()
+        self._leave_stale()
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._move_to(loop)
         assert self._loop_lock is not None
         async with self._loop_lock:
-            return await run_on_loop(flow, _LoopSide(self))
+            failure: BaseException | None = None
+            try:
+                command = next(flow)
+                while True:
+                    try:
+                        if type(command) is SendAndReceive:
+                            connection = self._connection
+                            assert isinstance(connection, AsyncConnection)
+                            outcome: Any = await connection.exchange(command.payload, command.timeout_s)
+                        else:
+                            outcome = await self._do_on_loop(command)
+                    except BaseException as exc:
+                        failure = exc
+                    command, failure = (flow.send(outcome) if failure is None else flow.throw(failure)), None
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            finally:
+                failure = None
 
     def _move_to(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take up use on a loop."""
-        if self._blocking:
-            raise ClientModeError("This client is in blocking use; make another one, or new_session(), to await")
+        """Begin use on a loop."""
+        if self._is_blocking:
+            raise ClientModeError(_IN_BLOCKING_USE)
         if self._loop is not None:
             raise ClientModeError("This client is in use on another event loop that is still open")
         self._loop = loop
         self._loop_lock = asyncio.Lock()
+
+    # -- commands -------------------------------------------------------------------------------------------------
+
+    def _do(self, command: Command) -> Any:
+        if isinstance(command, Connect):
+            blocking = BlockingConnection(parse_ws_url(self.url), self.options)
+            blocking.open(command.limit_s)
+            self._keep(blocking)
+            if blocking.websocket.subprotocol is not None:
+                # Its session would outlive a client that was garbage collected, and the program.
+                self._release = weakref.finalize(self, _release_blocking, blocking, os.getpid())
+            if self.options.ping_interval_s is not None:
+                KEEPALIVE.add(self)
+            return None
+        if isinstance(command, HangUp):
+            KEEPALIVE.discard(self)
+            assert isinstance(self._connection, BlockingConnection)
+            self._connection.close(command.last_message)
+            self.drop_loop()
+            return None
+        if isinstance(command, Pause):
+            return time.sleep(command.seconds)
+        assert not isinstance(command, SendAndReceive)
+        return command.function()
+
+    async def _do_on_loop(self, command: Command) -> Any:
+        if isinstance(command, Connect):
+            connection = AsyncConnection(parse_ws_url(self.url), self.options)
+            await connection.open(command.limit_s)
+            self._keep(connection)
+            # The loop knows the connection, so it would outlive a client that was garbage collected.
+            self._release = weakref.finalize(self, _release_on_loop, connection, os.getpid())
+            self._release.atexit = False
+            return None
+        if isinstance(command, HangUp):
+            assert isinstance(self._connection, AsyncConnection)
+            return await self._connection.close(command.last_message)
+        if isinstance(command, Pause):
+            return await asyncio.sleep(command.seconds)
+        assert not isinstance(command, SendAndReceive)
+        return await asyncio.get_running_loop().run_in_executor(None, command.function)
+
+    def _keep(self, connection: BlockingConnection | AsyncConnection) -> None:
+        self._connection = connection
+        if self._release is not None:
+            self._release.detach()
+            self._release = None
+
+    def keep_alive(self) -> None:
+        """Answer pings while no request runs; called by the keepalive thread."""
+        lock = self._thread_lock.here()
+        if self._pid == os.getpid() and lock.acquire(blocking=False):
+            try:
+                if isinstance(self._connection, BlockingConnection):
+                    self._connection.keep_alive()
+                    if not self._connection.is_open:
+                        KEEPALIVE.discard(self)
+            finally:
+                lock.release()
+
+    # -- coroutines of blocking clients ---------------------------------------------------------------------------
 
     def run_helper(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a method of a blocking client, plain or not, as if no loop ran here: in a notebook one does."""
@@ -254,12 +359,12 @@ class Driver:
 
     def run_coroutine(self, coroutine: Any) -> Any:
         """Run a helper coroutine of a blocking client in this thread, on a private loop."""
-        self._settle()
+        self._leave_stale()
         loop = self._private_loop
         if loop is None or loop.is_closed():
             loop = self._private_loop = asyncio.new_event_loop()
             self._end_private_loop = weakref.finalize(self, close_loop, loop, os.getpid())
-        # Inside somebody's running loop (a notebook): that one is set aside while ours runs.
+        # Inside another running loop (a notebook): that one is set aside while ours runs.
         current = _running_loop()
         asyncio._set_running_loop(None)
         try:
@@ -276,108 +381,32 @@ class Driver:
             self._private_loop = None
             self._end_private_loop()
 
-    # -- BlockingTransport ----------------------------------------------------------------------------------------
-
-    def open(self, limit_s: float | None = None) -> None:
-        """Connect, blocking."""
-        connection = BlockingConnection(parse_ws_url(self.url), self.options)
-        connection.open(limit_s)
-        self._keep(connection)
-        if connection.subprotocol is not None:
-            # Its session would outlive a client that nobody has any more, and the program.
-            self._let_go = weakref.finalize(self, _let_go_blocking, connection, os.getpid())
-        if self.options.ping_interval_s is not None:
-            TENDER.add(self)
-
-    def exchange(self, payload: bytes | None, timeout_s: float | None) -> bytes:
-        """Send and wait, blocking."""
-        assert isinstance(self._connection, BlockingConnection)
-        return self._connection.exchange(payload, timeout_s)
-
-    def _keep(self, connection: BlockingConnection | AsyncConnection) -> None:
-        self._connection = connection
-        if self._let_go is not None:
-            self._let_go.detach()
-            self._let_go = None
-
-    def close(self, farewell: bytes | None) -> None:
-        """Hang up, blocking."""
-        TENDER.discard(self)
-        assert isinstance(self._connection, BlockingConnection)
-        self._connection.close(farewell)
-        self.drop_loop()
-
-    def tend(self) -> None:
-        """Answer pings while nobody uses the connection."""
-        lock = self._thread_lock.here()
-        if self._pid == os.getpid() and lock.acquire(blocking=False):
-            try:
-                if isinstance(self._connection, BlockingConnection):
-                    self._connection.keep_alive()
-                    if not self._connection.is_open:
-                        TENDER.discard(self)
-            finally:
-                lock.release()
-
-
-class _LoopSide:
-    """The same commands, awaited."""
-
-    __slots__ = ("_driver",)
-
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-
-    async def open(self, limit_s: float | None = None) -> None:
-        driver = self._driver
-        connection = AsyncConnection(parse_ws_url(driver.url), driver.options)
-        await connection.open(limit_s)
-        driver._keep(connection)
-        # The loop knows the connection, so it would outlive a client that nobody has any more.
-        driver._let_go = weakref.finalize(driver, _let_go, connection, os.getpid())
-        driver._let_go.atexit = False
-
-    def exchange(self, payload: bytes | None, timeout_s: float | None) -> Coroutine[Any, Any, bytes]:
-        connection = self._driver._connection
-        assert isinstance(connection, AsyncConnection)
-        return connection.exchange(payload, timeout_s)
-
-    async def close(self, farewell: bytes | None) -> None:
-        connection = self._driver._connection
-        assert isinstance(connection, AsyncConnection)
-        await connection.close(farewell)
-
 
 def named(work: Coroutine[Any, Any, T], name: str) -> Coroutine[Any, Any, T]:
-    """Call a coroutine what its caller calls it, for the warning when nobody awaits it."""
+    """Rename a coroutine to what its caller called, for Python's warning when it is never awaited."""
     coroutine: Any = work  # its type does not tell that it has a name
     coroutine.__qualname__, coroutine.__name__ = name, name.rpartition(".")[2]
     return work
 
 
-def _let_go(connection: AsyncConnection, pid: int) -> None:
+def run_async_safely(coro: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end and return its result, also when a loop already runs in this thread."""
+    if _running_loop() is None:
+        return asyncio.run(coro)
+    with ThreadPoolExecutor(1, thread_name_prefix="openenv-run-async") as pool:
+        return pool.submit(asyncio.run, coro).result()
+
+
+def _release_on_loop(connection: AsyncConnection, pid: int) -> None:
     loop = connection.loop
     if pid == os.getpid() and connection.is_open and not loop.is_closed():
-        loop.call_soon_threadsafe(connection.let_go, "dropped by the client")
+        loop.call_soon_threadsafe(connection.release, "dropped by the client")
 
 
-def _let_go_blocking(connection: BlockingConnection, pid: int) -> None:
+def _release_blocking(connection: BlockingConnection, pid: int) -> None:
     if pid == os.getpid():
-        connection.let_go("dropped by the client")
+        connection.release("dropped by the client")
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
     return asyncio._get_running_loop()
-
-
-# blocking: Running a coroutine from code that is not one.
-#
-# Knows event loops and threads; must not know clients.
-
-
-def run_async_safely(coro: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end and return its result, also when a loop already runs in this thread."""
-    if asyncio._get_running_loop() is None:
-        return asyncio.run(coro)
-    with ThreadPoolExecutor(1, thread_name_prefix="openenv-run-async") as pool:
-        return pool.submit(asyncio.run, coro).result()

@@ -18,13 +18,14 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import BaseModel
 from typing_extensions import Self
 
+from ..backoff import Backoff
 from ..errors import AccessDenied, SessionLost
 from ..protocol.client_sessions import ResumableSession
 from ..settings import client_mode
 from ..types import StepResult
 from .bootstrap import Bootstrap, provide_container, provide_space, start_provider, stop_provider
 from .driver import Driver, named
-from .flows import CLOSED_BY_CLIENT, Flow, Reconnecting, RunBlocking, connect, detach, hang_up, request
+from .flows import CLOSED_BY_CLIENT, ClientRequest, Flow, RunBlocking, connect, detach, hang_up, request
 from .options import PROTOCOLS, ConnectionOptions, ProtocolChoice, with_token
 from .url import socket_url
 
@@ -116,7 +117,7 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
         self._driver = Driver(
             self._options,
             "" if base_url is None else socket_url(base_url),
-            reconnecting=Reconnecting(reconnect_timeout_s),
+            backoff=Backoff(reconnect_timeout_s),
             resume_token=resume_token,
             wait_s=wait_s,
         )
@@ -140,7 +141,7 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
         super().__setattr__(name, value)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._base_url or 'without a server yet'}, {self._driver.condition}>"
+        return f"<{type(self).__name__} {self._base_url or 'without a server yet'}, {self._driver.status}>"
 
     @property
     def _ws_url(self) -> str:
@@ -223,7 +224,7 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
         """End the session, the sessions of child clients, and the provider."""
         if self._driver.is_blocking:
             self._close_blocking()
-            return self._driver.settled(None)
+            return self._driver.awaitable(None)
         return named(self._close_on_loop(), "EnvClient.close")
 
     def sync(self) -> SyncEnvClient[ActT, ObsT, StateT]:
@@ -255,7 +256,7 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
         )
         # Not as arguments: the constructor of a subclass need not know them.
         clone._options = clone._driver.options = options
-        clone._driver.reconnecting, clone._driver.wait_s = self._driver.reconnecting, self._driver.wait_s
+        clone._driver.backoff, clone._driver.wait_s = self._driver.backoff, self._driver.wait_s
         clone._on_session_lost = self._on_session_lost
         return clone
 
@@ -311,13 +312,15 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
         return self
 
     def _reset_flow(self, kwargs: dict[str, Any]) -> Flow[StepResult[ObsT]]:
-        yield from self._start_provider()
+        if self._base_url is None:
+            yield from self._start_provider()
         payload = yield from self._request("reset", kwargs)
         self._last_reset = kwargs
         return self._parse_result(payload)
 
     def _step_flow(self, action: ActT, kwargs: dict[str, Any]) -> Flow[StepResult[ObsT]]:
-        yield from self._start_provider()
+        if self._base_url is None:
+            yield from self._start_provider()
         try:
             if kwargs:
                 payload = yield from self._step_with(action, kwargs)
@@ -343,14 +346,15 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
             extra["timeout_s"] = timeout_s
             if wait_s is not None and isinstance(timeout_s, (int, float)):
                 wait_s = max(wait_s, timeout_s + _GRACE_S)  # or we would give up before the environment does
-        return (yield from request(self._driver, "step", self._step_payload(action), wait_s, extra=extra))
+        return (yield from request(self._driver, ClientRequest("step", self._step_payload(action), wait_s, extra)))
 
     def _state_flow(self) -> Flow[StateT]:
-        yield from self._start_provider()
+        if self._base_url is None:
+            yield from self._start_provider()
         return self._parse_state((yield from self._request("state", None)))
 
     def _request(self, kind: str, data: Any) -> Flow[dict[str, Any]]:
-        return request(self._driver, kind, data, self._options.message_timeout_s)
+        return request(self._driver, ClientRequest(kind, data, self._options.message_timeout_s))
 
     def _close_flow(self) -> Flow[None]:
         yield from hang_up(self._driver)

@@ -18,6 +18,7 @@ from typing import Any, Generic
 import httpx2
 from typing_extensions import Self, TypeVar
 
+from ..backoff import Backoff
 from ..errors import (
     AccessDenied,
     ConnectFailed,
@@ -31,7 +32,6 @@ from ..protocol.client_sessions import error_from_frame, field_errors
 from ..protocol.json_values import decode, encode
 from ..types import StepResult
 from .bootstrap import provide_container, stop_provider, stop_quietly
-from .flows import Reconnecting
 from .options import with_token
 from .url import parse_ws_url, socket_url
 
@@ -82,8 +82,7 @@ class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
         self._trust_env = not parse_ws_url(socket).is_local
         self._http = self._new_http()
         self._pid = os.getpid()
-        self._pauses = Reconnecting()
-        self._reconnect_timeout_s = reconnect_timeout_s
+        self._backoff = Backoff(reconnect_timeout_s)
         self._session_id: str | None = None
         self._echoes = False
         self._lost: str | None = None
@@ -241,10 +240,10 @@ class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
             except httpx2.TransportError as exc:
                 is_absent = isinstance(exc, httpx2.ConnectError)
                 was_sent = was_sent or not is_absent
-                limit_s = _ABSENT_S if is_absent and is_new else self._reconnect_timeout_s
-                if not may_repeat or time.monotonic() - began + self._pauses.pause_s(attempt) > limit_s:
+                limit_s = _ABSENT_S if is_absent and is_new else self._backoff.timeout_s
+                if not may_repeat or time.monotonic() - began + self._backoff.pause_s(attempt) > limit_s:
                     raise self._broken(exc, was_sent=was_sent) from exc
-            time.sleep(self._pauses.pause_s(attempt))
+            time.sleep(self._backoff.pause_s(attempt))
             attempt += 1
 
     def _is_anothers(self, response: httpx2.Response, key: str) -> bool:

@@ -1,7 +1,7 @@
-"""One thread that answers pings on behalf of blocking clients while their owners are busy elsewhere.
+"""One thread that answers pings for blocking clients, and locks that survive a fork.
 
-A trainer may think for minutes between two steps; without this its server would take it for dead. Knows connections
-and their locks; must not know clients.
+A trainer may compute for minutes between two steps; without this thread its server would take it for dead. Must not
+know clients.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ import threading
 from typing import Any, Protocol
 from weakref import WeakSet
 
-# process: What a forked process may keep of its parent's: nothing that both would use at the same time.
-#
-# Knows process ids, locks and loops; must not know connections.
+_PERIOD_S = 5.0
 
 
 class ProcessLock:
-    """A lock for each process: one that was held when this process was forked off would never be released here."""
+    """A lock for each process: one that was held at the moment of a fork would never be released in the child."""
 
     __slots__ = ("_locks",)
 
@@ -34,32 +32,29 @@ class ProcessLock:
 
 
 def close_loop(loop: asyncio.AbstractEventLoop, pid: int) -> None:
-    """Close a loop that the process `pid` has made; in a fork of that process, leave the other's loop as it is."""
+    """Close a loop that the process `pid` has made; in a fork of that process, leave the parent's loop as it is."""
     if loop.is_running() or loop.is_closed():
         return
     if pid != os.getpid():
         shared: Any = loop
         if not hasattr(shared, "_selector"):
             return
-        # Both processes see one selector: what is unregistered here is gone there. So only our end of it is closed.
+        # Both processes share one selector: what is unregistered here is gone there. So only our end of it is closed.
         shared._selector.close()
         shared._selector = selectors.SelectSelector()
     loop.close()
 
 
-_PERIOD_S = 5.0
+class KeptAlive(Protocol):
+    """A blocking client: `EnvClient`'s driver, or a `VectorEnv`."""
 
-
-class Tended(Protocol):
-    """Something that wants to be looked after now and then."""
-
-    def tend(self) -> None:
-        """Answer what waits to be answered; must not block."""
+    def keep_alive(self) -> None:
+        """Answer the server's pings; must not block."""
         ...
 
 
-class Tender:
-    """Looks after connections; its thread lives as long as there are any."""
+class KeepaliveThread:
+    """Keeps connections alive; its thread lives as long as there are any."""
 
     def __init__(self, period_s: float = _PERIOD_S) -> None:
         self._period_s = period_s
@@ -68,31 +63,31 @@ class Tender:
 
     def _begin(self) -> None:
         self._pid = os.getpid()
-        self._tended: WeakSet[Tended] = WeakSet()
+        self._clients: WeakSet[KeptAlive] = WeakSet()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def _settle(self) -> None:
-        """Begin anew in a forked process, which has neither the thread nor the connections; the lock is held."""
+    def _leave_stale(self) -> None:
+        """Start over in a forked process, which has neither the thread nor the connections; the lock is held."""
         if self._pid != os.getpid():
             self._begin()
 
-    def add(self, connection: Tended) -> None:
-        """Look after a connection from now on."""
+    def add(self, client: KeptAlive) -> None:
+        """Keep a client's connections alive from now on."""
         with self._lock.here():
-            self._settle()
-            self._tended.add(connection)
+            self._leave_stale()
+            self._clients.add(client)
             if self._thread is None:
                 self._wake.clear()
                 self._thread = threading.Thread(target=self._run, name="openenv-client-keepalive", daemon=True)
                 self._thread.start()
 
-    def discard(self, connection: Tended) -> None:
-        """Look after it no more."""
+    def discard(self, client: KeptAlive) -> None:
+        """Stop doing so."""
         with self._lock.here():
-            self._settle()
-            self._tended.discard(connection)
-            if not self._tended:
+            self._leave_stale()
+            self._clients.discard(client)
+            if not self._clients:
                 self._wake.set()
 
     def _run(self) -> None:
@@ -100,14 +95,14 @@ class Tender:
             woken = self._wake.wait(self._period_s)
             with self._lock.here():
                 self._wake.clear()
-                connections = list(self._tended)
-                if not connections:
+                clients = list(self._clients)
+                if not clients:
                     self._thread = None
                     return
             if not woken:
-                while connections:  # emptied, so that none is kept alive while this thread sleeps
-                    connections.pop().tend()
-            del connections
+                while clients:  # emptied, so that none is kept alive while this thread sleeps
+                    clients.pop().keep_alive()
+            del clients
 
 
-TENDER = Tender()
+KEEPALIVE = KeepaliveThread()

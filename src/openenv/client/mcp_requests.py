@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import (
     ExecutionError,
@@ -30,7 +29,10 @@ from ..errors import (
 from ..protocol.client_sessions import Event, error_from_frame
 from ..protocol.jsonrpc import JsonRpcErrorCode, McpMethod
 from ..tool_types import CallToolAction, ListToolsAction, Tool
-from .flows import Flow, HangUp, Link, next_reply, request
+from .flows import ClientRequest, Flow, HangUp, next_reply, request
+
+if TYPE_CHECKING:
+    from .driver import Driver
 
 # mcp_replies: What servers answer to tool requests: lists, results and errors, of this release and of older ones.
 #
@@ -177,15 +179,14 @@ class ToolRequests:
     """The tool requests of one client.
 
     Args:
-        link: Its connection.
+        driver: Its connection.
         reply_timeout_s: How long a reply, or a sign of progress, may take when a call names no limit.
-        clock: Tells the time in seconds.
     """
 
-    def __init__(self, link: Link, reply_timeout_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._link = link
+    def __init__(self, driver: Driver, reply_timeout_s: float | None) -> None:
+        self._driver = driver
         self._reply_timeout_s = reply_timeout_s
-        self._clock = clock
+        self._clock = driver.backoff.clock
         self._last_id = 0
         self._only_steps = False  # an older server, once it has shown to be one
 
@@ -275,19 +276,24 @@ class ToolRequests:
             params = {**params, "_meta": {"progressToken": request_id}}
         message = {"jsonrpc": "2.0", "id": request_id, "method": method.value, "params": params}
         deadline = None if timeout_s is None else self._clock() + timeout_s
-        listen = None if on_progress is None else partial(_hear, on_progress)
-        left_s = self._left(deadline)
-        reply = yield from request(self._link, "mcp", message, left_s, listen=listen, events_count=deadline is None)
+        call = ClientRequest(
+            "mcp",
+            message,
+            self._left(deadline),
+            on_event=None if on_progress is None else partial(_report_event, on_progress),
+            events_extend=deadline is None,
+        )
+        reply = yield from request(self._driver, call)
         while "method" in reply:  # v1 has no events
             try:
                 _tell(on_progress, request_id, reply)
             except BaseException:  # an interrupt: the reply would be taken for that of the next request
-                self._link.session.lose("a request was interrupted")
+                self._driver.session.lose("a request was interrupted")
                 yield HangUp()
                 raise
-            reply = yield from next_reply(self._link, "mcp", self._left(deadline))
+            reply = yield from next_reply(self._driver, "mcp", self._left(deadline))
         if reply.get("id") != request_id and not (reply.get("id") is None and "error" in reply):
-            self._link.session.lose("the server answered another request")
+            self._driver.session.lose("the server answered another request")
             yield HangUp()
             raise ProtocolError(f"The server answered request {reply.get('id')!r} instead of {request_id}")
         return reply
@@ -307,14 +313,16 @@ class ToolRequests:
     def _raise(self, error: Any, tool_name: str | None) -> Flow[None]:
         found = rpc_error(error, tool_name)
         if isinstance(found, SessionLost):
-            self._link.session.lose(found.reason)
+            self._driver.session.lose(found.reason)
             yield HangUp()
         raise found
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
     def _list_by_step(self) -> Flow[list[Tool]]:
-        payload = yield from request(self._link, "step", {"type": ListToolsAction().type}, self._reply_timeout_s)
+        payload = yield from request(
+            self._driver, ClientRequest("step", {"type": ListToolsAction().type}, self._reply_timeout_s)
+        )
         return listed_observation(payload)
 
     def _call_by_step(self, name: str, arguments: Mapping[str, Any], timeout_s: float | None) -> Flow[Any]:
@@ -322,7 +330,7 @@ class ToolRequests:
         fields = {"type": action.type, "tool_name": name, "arguments": action.arguments}
         limit = self._reply_timeout_s if timeout_s is None else timeout_s
         try:
-            payload = yield from request(self._link, "step", fields, limit)
+            payload = yield from request(self._driver, ClientRequest("step", fields, limit))
         except ExecutionError as exc:
             raise ToolCallError(name, f"Tool '{name}' failed: {exc}") from exc
         observation = payload.get("observation")
@@ -357,7 +365,7 @@ def _tell(on_progress: ProgressHandler | None, request_id: int, notice: Mapping[
         _report(on_progress, params)
 
 
-def _hear(on_progress: ProgressHandler, event: Event) -> None:
+def _report_event(on_progress: ProgressHandler, event: Event) -> None:
     """Pass on an event of v2."""
     if event.name == "progress":
         _report(on_progress, event.content)

@@ -1,11 +1,7 @@
-"""What both kinds of connection share: options, mask keys, and how a close frame reads.
-
-Knows bytes; must not know sockets or loops.
-"""
+"""How a client connects: limits, headers, the token, and which protocols it offers."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
@@ -13,15 +9,13 @@ from typing import Final, Literal, get_args
 from ..protocol.client_sessions import SUBPROTOCOL_JSON
 from ..settings import client_token
 
-READ_BYTES = 65_536
-
 ProtocolChoice = Literal["auto", "v1", "v2"]
 PROTOCOLS: Final[tuple[str, ...]] = get_args(ProtocolChoice)
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
-    """How to connect and how long to wait; times in seconds."""
+    """Limits and headers of a connection; times in seconds."""
 
     connect_timeout_s: float = 10.0
     retry_refused_s: float = 2.0
@@ -34,48 +28,17 @@ class ConnectionOptions:
 
     @property
     def subprotocols(self) -> tuple[str, ...]:
-        """What the handshake offers."""
+        """The subprotocols that the handshake offers."""
         return () if self.protocol == "v1" else (SUBPROTOCOL_JSON,)
 
 
 def with_token(headers: Mapping[str, str] | None, token: str | None) -> dict[str, str]:
-    """Return headers with a bearer token; without one, with that of the settings unless they bring their own."""
-    found = dict(headers or {})
-    named = next((name for name in found if name.lower() == "authorization"), None)
-    if token is None and named is None:
+    """Return headers with a bearer token: the argument, else the header that is there, else `OPENENV_TOKEN`."""
+    merged = dict(headers or {})
+    present = next((name for name in merged if name.lower() == "authorization"), None)
+    if token is None and present is None:
         token = client_token()
     if token is not None:
-        found.pop(named or "", None)
-        found["Authorization"] = f"Bearer {token}"
-    return found
-
-
-class MaskKeys:
-    """Random mask keys (RFC 6455, 5.3), fetched from the system many at a time."""
-
-    __slots__ = ("_at", "_pool")
-
-    def __init__(self) -> None:
-        self._pool = b""
-        self._at = 0
-
-    def next(self) -> bytes:
-        """Return four random bytes."""
-        if self._at >= len(self._pool):
-            self._pool = os.urandom(1024)
-            self._at = 0
-        self._at += 4
-        return self._pool[self._at - 4 : self._at]
-
-
-def oversize_reason(size: int, options: ConnectionOptions) -> str:
-    """Say that a reply was too long, and what would let it through."""
-    limit = options.max_message_bytes / (1024 * 1024)
-    return f"a reply of {size} bytes is over the limit (max_message_size_mb={limit:g})"
-
-
-def closed_reason(payload: bytes) -> str:
-    """Say what a close frame means."""
-    code = int.from_bytes(payload[:2], "big") if len(payload) >= 2 else 1005
-    text = payload[2:].decode("utf-8", "replace")
-    return f"the server closed the connection with code {code}" + (f": {text}" if text else "")
+        merged.pop(present or "", None)
+        merged["Authorization"] = f"Bearer {token}"
+    return merged

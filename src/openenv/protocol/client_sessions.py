@@ -1,7 +1,7 @@
-"""The client's side of protocol v1: requests to frames, frames to results, error codes to exceptions.
+"""The client's side of both protocols, sans IO: requests to messages, messages to results, error codes to exceptions.
 
-`ClientSession` also keeps the one truth a client must not forget: whether its episode still exists.
-Knows no socket and no clock; the drivers in `openenv.client` move the bytes.
+A session also remembers what a client must not forget: whether its episode still exists. Knows no socket and no clock;
+`openenv.client` moves the bytes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from ..errors import (
     AccessDenied,
@@ -45,15 +45,22 @@ _SIMPLE_ERRORS: Mapping[str, type[ServerError]] = {
         AccessDenied,
     )
 }
-# A server that was started anew does not know the session at all; for the episode that is the same.
+# A server that was restarted does not know the session at all; for the episode that is the same.
 _GONE_CODES = frozenset({SessionLost.code, SessionClosedError.code, SessionNotFoundError.code})
-_REPLY_TYPES: Mapping[str, str] = {"reset": "observation", "step": "observation", "state": "state", "mcp": "mcp"}
-
-_FIELDS_TOLD = 3
+_REPLY_TYPES: Mapping[str, str] = {
+    "reset": "observation",
+    "step": "observation",
+    "state": "state",
+    "mcp": "mcp",
+    "close": "closed",
+}
+_FIELDS_SHOWN = 3
 
 
 class ClientSession:
-    """Encodes requests, checks replies, remembers a lost episode until `reset`."""
+    """A v1 session, which ends with its connection: encodes requests, checks replies, remembers a lost episode."""
+
+    __slots__ = ("_lost",)
 
     def __init__(self) -> None:
         self._lost: str | None = None
@@ -131,9 +138,9 @@ def error_from_frame(data: Mapping[str, Any]) -> OpenEnvError:
 
 
 def _explained(code: str, message: str, details: Mapping[str, Any]) -> str:
-    """Add to a server's message what helps whoever reads only that."""
-    if code == RequestValidationError.code and (found := field_errors(details.get("errors"))):
-        return f"{message}: {found}"
+    """Add to a server's message what helps to fix the problem."""
+    if code == RequestValidationError.code and (fields := field_errors(details.get("errors"))):
+        return f"{message}: {fields}"
     if code == EnvironmentFactoryError.code and (reason := details.get("reason")) and str(reason) not in message:
         return f"{message} {reason}"
     if code == AccessDenied.code:
@@ -144,16 +151,16 @@ def _explained(code: str, message: str, details: Mapping[str, Any]) -> str:
 
 
 def field_errors(errors: Any) -> str:
-    """Name the first fields that were refused, and why; empty where nothing is known."""
+    """Name the first fields that were refused, and why; empty where the server does not say."""
     if not isinstance(errors, list):
         return ""
     lines = []
-    for error in errors[:_FIELDS_TOLD]:
+    for error in errors[:_FIELDS_SHOWN]:
         if isinstance(error, dict) and isinstance(error.get("msg"), str):
             loc = error.get("loc")
             place = ".".join(str(part) for part in loc) if isinstance(loc, list) else ""
             lines.append(f"{place}: {error['msg']}" if place else error["msg"])
-    more = len(errors) - _FIELDS_TOLD
+    more = len(errors) - _FIELDS_SHOWN
     return "; ".join(lines) + (f"; and {more} more" if lines and more > 0 else "")
 
 
@@ -161,33 +168,24 @@ def _int(value: Any) -> int:
     return value if isinstance(value, int) else 0
 
 
-# client: The client's side of one v2 session: requests with ids, replies matched by them, and what a resume needs.
-#
-# A reply reaches the request that asked for it or nobody. Knows messages; no socket and no clock; `openenv.client`
-# moves the bytes. JSON only.
-
+# -- protocol v2 --------------------------------------------------------------------------------------------------
 
 SUBPROTOCOL_JSON: Final = "openenv.v2.json"
 
-# Requests that concern no session count from here, so that no reply to one of them can be taken for a session's.
+# Requests that concern no session count from here, so that a reply to one of them never matches a session's request.
 _FIRST_CONNECTION_ID: Final = 2**52
 _LAST_SESSION_ID: Final = _FIRST_CONNECTION_ID - 1
 
-# Written in advance: it is sent when there is no time left to think. Nothing of the session comes after it.
+# Encoded in advance: it is sent when the client is garbage collected. The id is above that of every other request.
 CLOSE: Final = b'{"type":"close","id":%d}' % _LAST_SESSION_ID
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """News of a request that is not answered yet."""
+    """An `event` message about a request that is not answered yet."""
 
     name: str
     content: Mapping[str, Any]
-
-
-def new_nonce() -> str:
-    """Make a name for a session that is to be opened; it is as secret as the session's token."""
-    return secrets.token_urlsafe(24)
 
 
 class ContinuedElsewhere(SessionLost):
@@ -198,22 +196,55 @@ class ContinuedElsewhere(SessionLost):
 
 
 class ResumableSession:
-    """Encodes requests, matches replies, and remembers how to go on after a lost connection.
+    """One v2 session as its client sees it: ids of requests, the unanswered request, and what a resume needs.
+
+        NEW --- open ---> OPENING --- opened ---> ATTACHED --- request ---> WAITING --- reply ---> ATTACHED
+         ^                   ^                        |                        |
+         |                   |                  connection lost          connection lost
+       forget()              |                        v                        v
+         |                   +------- resume --- DETACHED (the token is kept; `pending` is sent again after the resume)
+         |
+        LOST <--- lose(): only a reset goes on, in a new session.
+        STRANDED <--- lose(is_stranded=True): the same, but the reset first tries the old session, whose slot is free
+                      for it. The server may still hold it, only the way to it is broken.
+
+    A request that was sent but not answered is repeated under the same id, and the server answers a repeated id from
+    its ledger: nothing runs twice (docs/protocol.md, section 4). A nonce does the same for `open`: until the server
+    has named a token, each `open` with the same nonce is for one and the same new session.
+
+    `EnvClient` has one session per connection and uses the JSON methods (`request`, `receive`, `open_request`,
+    `opened`); a `VectorEnv` has many and uses messages (`message`, `take`, `open_message`, `take_opened`), which it
+    puts into batches of its codec.
 
     Args:
-        token: The resume token of a session that is there already; else one is opened.
+        token: The resume token of a session that exists; otherwise one is opened.
         lost_reason: Why an earlier episode of this client is gone.
     """
+
+    __slots__ = (
+        "_expected",
+        "_last_id",
+        "_lost",
+        "_nonce",
+        "_open_id",
+        "_token",
+        "is_attached",
+        "name",
+        "pending",
+    )
 
     def __init__(self, token: str | None = None, *, lost_reason: str | None = None) -> None:
         self._lost = lost_reason
         self._token = token
         self._last_id = 0
-        self._pending: int | None = None
-        self._kind = self._expected = ""
-        self._last_open_id = _FIRST_CONNECTION_ID
+        self._expected = ""
+        self._open_id = _FIRST_CONNECTION_ID
         self._nonce: str | None = None
         self.is_attached = False
+        # The request that is not answered yet.
+        self.pending: dict[str, Any] | None = None
+        # Sent with each request where several sessions share a connection.
+        self.name: str | None = None
 
     @property
     def token(self) -> str | None:
@@ -228,71 +259,75 @@ class ResumableSession:
     @property
     def is_waiting(self) -> bool:
         """Whether a request is not answered yet."""
-        return self._pending is not None
+        return self.pending is not None
+
+    @property
+    def is_resuming(self) -> bool:
+        """Whether there is a session to go back to, even if only for a reset."""
+        return self._token is not None
 
     def lose(self, reason: str, *, is_stranded: bool = False) -> None:
-        """Record that the episode is gone.
+        """Record that the episode is gone; the first reason counts.
 
         Args:
             reason: Why.
-            is_stranded: Whether the session may be there all the same, out of reach. The next reset then begins in it
-                if it is, so that it does not hold a second slot.
+            is_stranded: Whether the session may still exist, out of reach. The next reset then begins in it, so that
+                it does not hold a second slot.
         """
         if self._lost is None:
             self._lost = reason
         if is_stranded:
-            self._pending = None
+            self.pending = None
             self.is_attached = False
         else:
             self.forget()
 
     def forget(self) -> None:
         """Give up the session; the next one is new."""
-        self._token = self._nonce = None
+        self._token = self._nonce = self.name = None
         self._last_id = 0
-        self._pending = None
+        self.pending = None
         self.is_attached = False
 
     # -- opening --------------------------------------------------------------------------------------------------
 
-    @property
-    def is_resuming(self) -> bool:
-        """Whether there is a session to go back to, be it only for a reset."""
-        return self._token is not None
+    def open_message(self, open_id: int) -> dict[str, Any]:
+        """Return the request for a session: the one that the token names, or a new one."""
+        self.is_attached = False
+        self._open_id = open_id
+        if self._token is not None:
+            return {"type": "open", "id": open_id, "resume": self._token}
+        self._nonce = self._nonce or secrets.token_urlsafe(24)  # as secret as the token
+        return {"type": "open", "id": open_id, "nonce": self._nonce}
 
     def open_request(self, wait_s: float | None = None) -> bytes:
-        """Encode the request for a session: the one that the token names, or a new one.
-
-        Until it is answered, each of them is for one and the same new session.
+        """Encode the request for a session.
 
         Args:
             wait_s: How long to wait in the queue for a new one; None for not at all.
         """
-        self.is_attached = False
-        self._last_open_id += 1
-        message: dict[str, Any] = {"type": "open", "id": self._last_open_id}
-        if self._token is not None:
-            message["resume"] = self._token
-        else:
-            self._nonce = message["nonce"] = self._nonce or new_nonce()
-            if wait_s is not None:
-                message["wait_s"] = wait_s
+        message = self.open_message(self._open_id + 1)
+        if wait_s is not None and self._token is None:
+            message["wait_s"] = wait_s
         return to_json(message)
 
     def opened(self, raw: bytes) -> bool:
-        """Take in a message while the session is being opened; say whether it is open now.
+        """Take in an encoded message while the session is being opened; see `take_opened`."""
+        return self.take_opened(_message(raw))
+
+    def take_opened(self, message: Mapping[str, Any]) -> bool:
+        """Take in a message while the session is being opened; return whether it is open now.
 
         Raises:
-            SessionLost: The session to be resumed is gone, or somebody else has gone on with it.
+            SessionLost: The session to be resumed is gone, or another client has gone on with it.
             ServerError: The server refused; the class follows its code.
             ProtocolError: The message is not of this protocol.
         """
-        message = _message(raw)
-        if message.get("id") != self._last_open_id:
-            if message.get("type") == "error" and message.get("id") is None:
+        kind = message.get("type")
+        if message.get("id") != self._open_id:
+            if kind == "error" and message.get("id") is None:
                 raise error_from_frame(_data(message))
             return False
-        kind = message.get("type")
         if kind == "event":
             return False
         if kind == "error":
@@ -300,22 +335,18 @@ class ResumableSession:
         token, last_id = message.get("token"), message.get("last_id")
         if kind != "opened" or not isinstance(token, str) or not isinstance(last_id, int):
             raise ProtocolError(f"Expected an 'opened' message, got {str(message)[:200]}")
-        self._settle(last_id)
-        self._token, self._nonce = token, None
+        if last_id > self._last_id:
+            if self.pending is not None:  # the reply that the server keeps for that id is another client's
+                raise ContinuedElsewhere
+            self._last_id = last_id
+        self._token, self._nonce = token or None, None  # an empty token: nothing to resume
         self.is_attached = True
         return True
 
-    def _settle(self, last_id: int) -> None:
-        """Count on from where the session is."""
-        if last_id > self._last_id:
-            if self._pending is not None:  # the reply to that id would be somebody else's
-                raise ContinuedElsewhere
-            self._last_id = last_id
+    # -- requests and replies -------------------------------------------------------------------------------------
 
-    # -- asking ---------------------------------------------------------------------------------------------------
-
-    def request(self, kind: str, data: Any = None, extra: Mapping[str, Any] | None = None) -> bytes:
-        """Encode a request under the next id. To repeat it after a resume, send the same bytes again.
+    def message(self, kind: str, data: Any = None, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return a request under the next id; it is `pending` until its reply comes.
 
         Args:
             kind: The type of the request.
@@ -327,63 +358,81 @@ class ResumableSession:
         """
         if self._lost is not None and kind != "reset":
             raise SessionLost(self._lost)
-        request_id = self._last_id + 1
-        message: dict[str, Any] = {"type": kind, "id": request_id}
+        self._last_id += 1
+        message: dict[str, Any] = {"type": kind, "id": self._last_id}
+        if self.name is not None:
+            message["session"] = self.name
         if data is not None:
             message["data"] = data
         if extra:
             message.update(extra)
-        payload = to_json(message, fallback=jsonable, bytes_mode="base64", inf_nan_mode="constants")
-        self._last_id = self._pending = request_id
-        self._kind, self._expected = kind, _REPLY_TYPES[kind]
-        return payload
+        self.pending = message
+        self._expected = _REPLY_TYPES[kind]
+        return message
+
+    def request(self, kind: str, data: Any = None, extra: Mapping[str, Any] | None = None) -> bytes:
+        """Encode a request under the next id. To repeat it after a resume, send the same bytes again."""
+        message = self.message(kind, data, extra)
+        try:
+            return to_json(message, fallback=jsonable, bytes_mode="base64", inf_nan_mode="constants")
+        except BaseException:  # nothing was sent: the next request has this id
+            self.pending = None
+            self._last_id -= 1
+            raise
 
     def cancel_request(self) -> bytes | None:
-        """Encode the request that takes back what is not answered yet: a request, or else `open`."""
-        wanted = self._pending if self.is_attached else self._last_open_id
-        if wanted is None:
-            return None
-        self._last_open_id += 1
-        return to_json({"type": "cancel", "id": self._last_open_id, "request": wanted})
+        """Encode the cancellation of what is not answered yet: a request, or else `open`."""
+        wanted = self._open_id
+        if self.is_attached:
+            if self.pending is None:
+                return None
+            wanted = self.pending["id"]
+        self._open_id += 1
+        return to_json({"type": "cancel", "id": self._open_id, "request": wanted})
 
     def receive(self, raw: bytes) -> dict[str, Any] | Event | None:
-        """Take in a message: the data of the awaited reply, news of it, or None for what answers nothing open.
+        """Take in an encoded message; see `take`."""
+        return self.take(_message(raw))
+
+    def take(self, message: Mapping[str, Any]) -> dict[str, Any] | Event | None:
+        """Take in a message: return the data of the awaited reply, an event of it, or None for what answers nothing.
 
         Raises:
             SessionLost: The session has ended, or another connection has it.
             ServerError: The request failed; the class follows the code.
             ProtocolError: The message is not of this protocol.
         """
-        message = _message(raw)
-        if self._pending is None or message.get("id") != self._pending or message.get("type") != self._expected:
-            return self._other(message)
+        pending = self.pending
+        if pending is None or message.get("id") != pending["id"] or message.get("type") != self._expected:
+            return self._take_other(message)
         data = message.get("data")
         if not isinstance(data, dict):
             raise ProtocolError(f"The server's reply has no data: {str(message)[:200]}")
-        self._pending = None
-        if self._kind == "reset":  # not before: a reset that failed has begun nothing
+        self.pending = None
+        if pending["type"] == "reset":  # not before: a reset that failed has begun nothing
             self._lost = None
         return data
 
-    def _other(self, message: dict[str, Any]) -> Event | None:
-        kind, request_id = message.get("type"), message.get("id")
+    def _take_other(self, message: Mapping[str, Any]) -> Event | None:
+        kind, request_id, pending = message.get("type"), message.get("id"), self.pending
+        is_ours = pending is not None and request_id == pending["id"]
         if kind == "event":
             name = str(message.get("event"))
             if name == "detached" and self.is_attached:
                 raise SessionLost(str(message.get("reason", "unknown")))
-            return Event(name, message) if request_id is not None and request_id == self._pending else None
+            return Event(name, message) if is_ours and request_id is not None else None
         # An error without an id answers a message that the server could not read: ours, since there is no other.
-        if self._pending is None or (request_id != self._pending and not (kind == "error" and request_id is None)):
+        if pending is None or not (is_ours or (kind == "error" and request_id is None)):
             return None
-        self._pending = None
+        self.pending = None
         if kind == "error":
             raise error_from_frame(_data(message))
-        raise ProtocolError(f"Expected {self._expected!r} in answer to {self._kind!r}, got {kind!r}")
+        raise ProtocolError(f"Expected {self._expected!r} in answer to {pending['type']!r}, got {kind!r}")
 
 
 def _message(raw: bytes) -> dict[str, Any]:
     try:
-        message = decode(raw)
+        message = from_json(raw, cache_strings="keys")
     except ValueError as exc:
         raise ProtocolError(f"The server's message is not JSON: {exc}") from None
     if not isinstance(message, dict):

@@ -106,7 +106,7 @@ def test_an_episode_that_is_gone_is_an_error_and_never_a_new_one(
         env.step(adds(1, 1, 1, 1))
         proxy.refusing = True
         proxy.cut()
-        end_session(adder.url, env._fleet.slots[1].token)
+        end_session(adder.url, env._pool.slots[1].token)
         adder.wait_for(lambda: adder.manager.active == 3)
         proxy.refusing = False
         with pytest.raises(SlotsFailed) as caught:
@@ -137,7 +137,7 @@ def end_session(url: str, token: str | None) -> None:
 def test_a_session_that_somebody_else_took_is_lost_here(adder: Any) -> None:
     with VectorEnv(adder.url, 2, on_failure="mask") as env:
         env.reset()
-        end_session(adder.url, env._fleet.slots[0].token)
+        end_session(adder.url, env._pool.slots[0].token)
         result = env.step(adds(1, 1))
         assert result.ok.tolist() == [False, True]
         assert isinstance(result.errors[0], SessionLost)
@@ -165,7 +165,7 @@ def test_sessions_that_are_gone_for_good_are_replaced_at_the_next_reset(
     proxy = proxied(adder.port)
     with VectorEnv(proxy.url, 2, reconnect_s=0.2) as env:
         env.reset()
-        tokens = [slot.token for slot in env._fleet.slots]
+        tokens = [slot.token for slot in env._pool.slots]
         proxy.refusing = True
         proxy.cut()
         with pytest.raises(SlotsFailed):
@@ -196,7 +196,7 @@ def test_a_line_that_breaks_while_nobody_waits_is_mended_at_the_next_step(
     with VectorEnv(proxy.url, 2) as env:
         env.reset()
         proxy.cut()
-        env.tend()
+        env.keep_alive()
         assert env.step(adds(1, 2)).rewards.tolist() == [1.0, 2.0]
 
 
@@ -208,8 +208,8 @@ def test_lines_that_break_together_are_mended_whichever_descriptors_the_system_g
         env.reset()
         for _ in range(3):
             proxy.cut()
-            env.tend()
-            env._fleet.lines.reverse()  # the first to be mended gets the descriptor that the last one had
+            env.keep_alive()
+            env._pool.connections.reverse()  # the first to be mended gets the descriptor that the last one had
             assert env.step(adds(*range(6))).rewards.tolist() == [float(add) for add in range(6)]
 
 
@@ -219,7 +219,7 @@ def test_what_comes_while_nobody_waits_is_kept(adder: Any, adder_cls: Any) -> No
         env.step_async(adds(1, 2))
         adder.wait_for(lambda: adder_cls.ran["step"] == 2)
         for _ in range(20):
-            env.tend()
+            env.keep_alive()
         assert env.step_wait().rewards.tolist() == [1.0, 2.0]
 
 

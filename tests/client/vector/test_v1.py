@@ -223,7 +223,7 @@ def test_a_reset_replaces_lines_that_broke_while_nobody_looked(old: Any, proxied
         proxy.cut()
         assert env.reset(seed=3).ok.all()
         proxy.cut()
-        env.tend()
+        env.keep_alive()
         assert [seen["seed"] for seen in env.reset(seed=6).observations if seen] == [6, 7, 8]
         old.wait_for(lambda: old.manager.active == 3)
 

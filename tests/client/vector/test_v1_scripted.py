@@ -83,8 +83,8 @@ async def obedient(session: Session) -> None:
 
 def has_heard_all(env: VectorEnv[Any, Any]) -> bool:
     """Listen, while nobody waits; say whether every connection has come to its end."""
-    env.tend()
-    return not any(line.is_open for line in env._fleet.lines)
+    env.keep_alive()
+    return not any(shared.is_open for shared in env._pool.connections)
 
 
 def lost(env: VectorEnv[Any, Any]) -> list[str]:

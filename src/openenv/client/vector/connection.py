@@ -1,56 +1,30 @@
-"""A WebSocket connection of a `VectorEnv`: messages of protocol v2 out, whatever has come in.
+"""One WebSocket connection of a `VectorEnv`: messages of protocol v2 in and out, whichever protocol the server speaks.
 
-It never waits for a reply; who waits on several connections selects on them. What goes over the wire is its dialect's
-business, and that may be protocol v1. Knows sockets and frames; must not know what messages mean.
+A wire format writes those messages as v2, where a connection carries many sessions, or as v1, where it is one session.
+So nothing else in this package has to know which of them it is. Must not know slots.
 """
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import ssl
-import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, Final
 
-from ...errors import (
-    AccessDenied,
-    ConnectFailed,
-    EnvironmentFactoryError,
-    SessionCapacityError,
-    SessionError,
-    SessionLost,
-)
+from ...errors import ConnectFailed, EnvironmentFactoryError, SessionCapacityError, SessionError, SessionLost
 from ...protocol.client_sessions import ClientSession, error_from_frame
 from ...protocol.codec import BY_NAME, JSON, Codec
-from ...protocol.frames import (
-    FrameError,
-    FrameReader,
-    Opcode,
-    WebSocketMessage,
-    close_payload,
-    masked_binary_frame,
-    masked_control_frame,
-    masked_text_frame,
-)
+from ...protocol.frames import Opcode
 from ...protocol.json_values import decode
-from ..options import ConnectionOptions, MaskKeys, closed_reason, oversize_reason
-from ..tcp import connect_failure, open_socket, read_before
+from ..blocking_connection import BlockingConnection
+from ..options import ConnectionOptions
 from ..url import Address
-from ..websocket import Handshake
 
-# vector_dialect: What a connection of a `VectorEnv` speaks: protocol v2, which carries many sessions, or v1, where it
-# is one itself.
-#
-# The fleet asks in the words of v2; a dialect says the same in those of its server, and reads the answers back. So
-# nothing else has to know which of them it is. Sans IO: knows messages and payloads, must not know sockets or slots.
-
-
-_ENDS: Final = (SessionCapacityError, EnvironmentFactoryError, SessionError, SessionLost)
-_UNASKED: Final = "the server sent a message that nobody asked for"
+_READ_BYTES: Final = 256 * 1024  # replies to a batch are long
+_SESSION_ENDS: Final = (SessionCapacityError, EnvironmentFactoryError, SessionError, SessionLost)
+_UNEXPECTED: Final = "the server sent a message that nobody asked for"
 _NO_QUEUE: Final = (
     "Each slot takes a session of its own, and a server without protocol v2 has no queue for them: wait_s does not "
     "help. One of openenv 0.10 takes as many as create_app(max_concurrent_envs=...) says, by default 1."
@@ -58,31 +32,31 @@ _NO_QUEUE: Final = (
 
 
 class WireFormat(ABC):
-    """One way to ask sessions on a connection, and to read what they answer."""
+    """One way to write messages of protocol v2 on a connection, and to read the answers back."""
 
     name: str
-    """What is shown of it: the subprotocol, or `v1`."""
+    """The subprotocol, or `v1`."""
     is_binary: bool = False
     """Whether messages are sent in binary frames."""
     is_session: bool = False
-    """Whether a connection is one session, that ends with it; otherwise it carries many, that outlive it."""
+    """Whether a connection is one session, which ends with it; otherwise it carries many, which outlive it."""
     is_over: bool = False
     """Whether the connection is of no use any more: its only session has ended."""
 
     @abstractmethod
     def encode(self, messages: Iterable[Mapping[str, Any]]) -> list[bytes]:
-        """Return payloads of frames that say the same as these messages of protocol v2."""
+        """Return payloads of frames that mean the same as these messages of protocol v2."""
 
     @abstractmethod
     def decode(self, payload: bytes, *, binary: bool, max_bytes: int) -> dict[str, Any]:
-        """Return the message of protocol v2 that says the same as the payload of a frame.
+        """Return the message of protocol v2 that means the same as the payload of a frame.
 
         Raises:
-            ValueError: It is no message.
+            ValueError: The payload is no message.
         """
 
 
-class Multiplexed(WireFormat):
+class MultiplexedFormat(WireFormat):
     """Protocol v2, in one of its encodings."""
 
     def __init__(self, codec: Codec) -> None:
@@ -99,20 +73,24 @@ class Multiplexed(WireFormat):
         return self._codec.decode(payload, binary=binary, max_bytes=max_bytes)
 
 
-class SingleSession(WireFormat):
-    """Protocol v1: no ids, but every request is answered once and in order, so that ids are told by counting.
+class SingleSessionFormat(WireFormat):
+    """Protocol v1: it has no ids, but the server answers each request once and in order, so they are counted.
 
-    `open` is a request for the state: it begins nothing, and whatever is answered shows that the server has made the
-    session, or why not. `close` has no answer; the server hangs up.
+    `open` is sent as a request for the state: it changes nothing, and any answer shows that the server has made the
+    session, or why not. `close` has no answer; the server hangs up. Example:
+
+        v2 message                                     v1 frame sent            v1 frame received -> v2 message
+        {"type": "open", "id": 1}                      {"type": "state"}        {"type": "state"} -> opened, id 1
+        {"type": "batch", "requests": [step, id 2]}    {"type": "step", ...}    observation       -> observation, id 2
     """
 
     name = "v1"
     is_session = True
 
     def __init__(self) -> None:
-        self._session = token_hex(8)  # for those who tell sessions apart by name; the server gives none
+        self._session = token_hex(8)  # the pool finds slots by session; the server gives its session no name
         self._writer = ClientSession()
-        self._asked: deque[tuple[str, int]] = deque()
+        self._unanswered: deque[tuple[str, int]] = deque()
         self._is_open = False
 
     def encode(self, messages: Iterable[Mapping[str, Any]]) -> list[bytes]:
@@ -120,60 +98,56 @@ class SingleSession(WireFormat):
         payloads = []
         for message in messages:
             if message["type"] == "open":
-                self._asked.append(("open", message["id"]))
+                self._unanswered.append(("open", message["id"]))
                 payloads.append(self._writer.request("state"))
                 continue
             for request in message["requests"]:
                 if request["type"] != "close":
-                    self._asked.append((request["type"], request["id"]))
+                    self._unanswered.append((request["type"], request["id"]))
                 payloads.append(self._writer.request(request["type"], request.get("data")))
         return payloads
 
     def decode(self, payload: bytes, *, binary: bool, max_bytes: int) -> dict[str, Any]:
-        """Read an answer, and say which request it is for.
+        """Read an answer, and name the request that it is for.
 
-        A message that nobody asked for ends the session: the next answer might not be that of the next request.
+        An unexpected message ends the session: the next answer might not be that of the next request.
         """
         message = decode(payload)
         if not isinstance(message, dict) or not isinstance(message.get("data"), dict):
             raise ValueError(f"not an OpenEnv frame: {str(message)[:200]}")
         data = message["data"]
         error = error_from_frame(data) if message.get("type") == "error" else None
-        self.is_over = isinstance(error, _ENDS)
-        if not self._asked and self._is_open:
+        self.is_over = isinstance(error, _SESSION_ENDS)
+        if not self._unanswered and self._is_open:
             self.is_over = True
-            reason = _UNASKED if error is None else getattr(error, "reason", None) or str(error)
+            reason = _UNEXPECTED if error is None else getattr(error, "reason", None) or str(error)
             return {"type": "event", "event": "detached", "session": self._session, "reason": reason}
-        kind, request_id = self._asked.popleft() if self._asked else ("open", 1)
+        kind, request_id = self._unanswered.popleft() if self._unanswered else ("open", 1)
         if kind != "open":
             return {"type": message.get("type"), "id": request_id, "session": self._session, "data": data}
         if self.is_over:
-            return {"type": "error", "id": request_id, "data": _advised(data)}
+            if data.get("code") == SessionCapacityError.code:
+                data = {**data, "message": f"{data.get('message', '')} {_NO_QUEUE}".strip()}
+            return {"type": "error", "id": request_id, "data": data}
         self._is_open = True
-        return {"type": "opened", "id": request_id, "session": self._session}
+        # No token: the session cannot be resumed.
+        return {"type": "opened", "id": request_id, "session": self._session, "token": "", "last_id": 0}
 
 
-def _advised(data: dict[str, Any]) -> dict[str, Any]:
-    """Add to a refusal for lack of room what helps against it."""
-    if data.get("code") != SessionCapacityError.code:
-        return data
-    return {**data, "message": f"{data.get('message', '')} {_NO_QUEUE}".strip()}
-
-
-def agreed(chosen: str | None, offered: Sequence[str], *, insists: bool) -> WireFormat:
-    """Return the dialect of a connection.
+def negotiated_format(chosen: str | None, offered: Sequence[str], *, requires_v2: bool) -> WireFormat:
+    """Return the wire format of a connection.
 
     Args:
         chosen: The subprotocol that the server has chosen, if any.
         offered: Those that it could choose from.
-        insists: Whether nothing but protocol v2 will do.
+        requires_v2: Whether v1 will not do.
 
     Raises:
         ConnectFailed: The server has chosen none, and v1 will not do.
     """
     if chosen is not None:
-        return Multiplexed(BY_NAME[chosen])
-    if insists:
+        return MultiplexedFormat(BY_NAME[chosen])
+    if requires_v2:
         raise ConnectFailed(
             f"the server does not speak {' or '.join(offered)}. One of openenv 0.10 or before has no protocol v2: "
             "protocol='auto' uses a socket for each session with it"
@@ -183,18 +157,13 @@ def agreed(chosen: str | None, offered: Sequence[str], *, insists: bool) -> Wire
             f"the server does not speak {' or '.join(offered)}. codec='json' and codec='auto' work with servers that "
             "have no MessagePack, and with those of openenv 0.10 and before"
         )
-    return SingleSession()
+    return SingleSessionFormat()
 
 
-_READ_BYTES: Final = 256 * 1024  # replies to a batch are long
+class VectorConnection(BlockingConnection):
+    """A blocking connection that never waits for a reply: the pool selects on several of them.
 
-
-class ConnectionBroken(Exception):
-    """The connection is gone; its sessions need not be."""
-
-
-class VectorConnection:
-    """A connection, and what is spoken on it.
+    A connection that breaks closes itself; `is_open` and `lost_reason` tell, and `take` still returns what came before.
 
     Args:
         address: Where the server is.
@@ -203,209 +172,97 @@ class VectorConnection:
     """
 
     def __init__(self, address: Address, options: ConnectionOptions, subprotocols: Sequence[str]) -> None:
-        self.address = address
-        self._options = options
-        self._subprotocols = subprotocols
-        self.dialect: WireFormat | None = None
-        self._socket: socket.socket | None = None
-        self._reader = FrameReader(options.max_message_bytes, masked=False)
-        self._messages: list[dict[str, Any]] = []
-        self._keys = MaskKeys()
-        self._buffer = memoryview(bytearray(_READ_BYTES))
-        self._last_heard = 0.0
-        self._pinged_at: float | None = None
+        super().__init__(address, options, subprotocols, read_bytes=_READ_BYTES)
+        self.format: WireFormat | None = None
         self._last_id = 0
         self.bytes_sent = 0
         self.bytes_received = 0
 
     @property
-    def is_open(self) -> bool:
-        """Whether the connection can still be used, as far as is known."""
-        return self._socket is not None
-
-    @property
     def has_messages(self) -> bool:
         """Whether messages wait to be taken."""
-        return bool(self._messages)
+        return bool(self.websocket.messages)
 
     def fileno(self) -> int:
         """Return what to select on."""
         return -1 if self._socket is None else self._socket.fileno()
 
     def next_id(self) -> int:
-        """Return a fresh id for a request that concerns no session."""
+        """Return a new id for a request that concerns no session."""
         self._last_id += 1
         return self._last_id
 
-    def open(self, limit_s: float | None = None) -> None:
-        """Connect and agree on an encoding, within the client's limit or that one.
-
-        Raises:
-            ConnectFailed: The server cannot be reached, refuses, or does not speak what it must.
-            AccessDenied: It asks for another token.
-        """
-        timeout_s = self._options.connect_timeout_s
-        if limit_s is not None:
-            timeout_s = min(timeout_s, limit_s)
-        try:
-            self._open(timeout_s)
-        except AccessDenied:
-            raise
-        except ConnectionBroken as exc:
-            raise connect_failure(self.address, ConnectFailed(str(exc), is_transient=True), timeout_s) from None
-        except ConnectFailed as exc:
-            raise connect_failure(self.address, exc, timeout_s) from None
-        except (OSError, ValueError, FrameError) as exc:
-            raise connect_failure(self.address, exc, timeout_s) from exc
-
     def _open(self, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        sock = open_socket(self.address, timeout_s)
         try:
-            handshake = Handshake(self.address, self._options.headers, self._subprotocols)
-            sock.sendall(handshake.request)
-            while (rest := handshake.feed(read_before(sock, deadline))) is None:
-                pass
-            insists = self._options.protocol == "v2"
-            self.dialect = agreed(handshake.subprotocol, self._subprotocols, insists=insists)
-            sock.settimeout(self._options.message_timeout_s)
-        except BaseException:
-            sock.close()
+            super()._open(timeout_s)
+            offered, chosen = self._subprotocols, self.websocket.subprotocol
+            self.format = negotiated_format(chosen, offered, requires_v2=self._options.protocol == "v2")
+        except ValueError as exc:
+            raise ConnectFailed(str(exc)) from exc
+        except ConnectFailed:
+            self.drop("not connected")
             raise
-        self._socket = sock
-        self._last_heard = time.monotonic()
-        if rest:
-            try:
-                self._take(rest)
-            except ConnectionBroken:
-                if not self._messages:  # or it says why the server has hung up
-                    raise
+        if not self.is_open and not self.has_messages:  # a message would say why the server has hung up
+            raise ConnectFailed(self.lost_reason, is_transient=True)
+
+    def _feed(self, data: bytes) -> None:
+        self.bytes_received += len(data)
+        super()._feed(data)
 
     def send(self, messages: Iterable[Mapping[str, Any]]) -> None:
-        """Send messages, all in one write.
-
-        Raises:
-            ConnectionBroken: They may or may not have arrived.
-        """
-        sock, dialect = self._socket, self.dialect
-        if sock is None or dialect is None:
-            raise ConnectionBroken("connection closed")
-        frame = masked_binary_frame if dialect.is_binary else masked_text_frame
-        data = b"".join([frame(payload, self._keys.next()) for payload in dialect.encode(messages)])
+        """Send messages, all in one write. Where the connection breaks, they may or may not have arrived."""
+        sock, wire_format = self._socket, self.format
+        if sock is None or wire_format is None:
+            return
+        frame = self.websocket.binary if wire_format.is_binary else self.websocket.text
+        data = b"".join([frame(payload) for payload in wire_format.encode(messages)])
         try:
+            self._set_timeout(sock, self._options.message_timeout_s)
             sock.sendall(data)
             self.bytes_sent += len(data)
         except BaseException as exc:
-            self._drop()  # half a message may have gone out
-            if isinstance(exc, OSError):
-                raise ConnectionBroken(f"connection lost: {exc}") from exc
-            raise
+            self.drop(f"connection lost: {exc}")  # half a message may have gone out
+            if not isinstance(exc, OSError):
+                raise
 
     def receive(self) -> None:
-        """Read once what has come; call it when the socket is readable.
-
-        Raises:
-            ConnectionBroken: The connection is gone.
-        """
+        """Read once what has come; call it when the socket is readable."""
         sock = self._socket
         if sock is None:
-            raise ConnectionBroken("connection closed")
+            return
         try:
-            while True:
-                size = sock.recv_into(self._buffer)
-                self._take(bytes(self._buffer[:size]))
-                if self._socket is None or not (isinstance(sock, ssl.SSLSocket) and sock.pending()):
-                    return
+            self._read(sock)
+            # TLS reads whole records: what it has decrypted already does not show as readable.
+            while self._socket is not None and isinstance(sock, ssl.SSLSocket) and sock.pending():
+                self._read(sock)
         except (BlockingIOError, ssl.SSLWantReadError):
             return
-        except (OSError, FrameError, ValueError) as exc:
-            self._drop()
-            raise ConnectionBroken(f"connection lost: {exc}") from exc
+        except OSError as exc:
+            self.drop(f"connection lost: {exc}")
 
     def take(self) -> list[dict[str, Any]]:
         """Return the messages that have come."""
-        messages, self._messages = self._messages, []
-        return messages
-
-    def ping_if_quiet(self) -> None:
-        """Ask a server that has been silent for long whether it is still there.
-
-        Raises:
-            ConnectionBroken: It did not answer the last time.
-        """
-        sock = self._socket
-        interval, limit, now = self._options.ping_interval_s, self._options.ping_timeout_s, time.monotonic()
-        if sock is None or interval is None or now - self._last_heard < interval:
-            return
-        if self._pinged_at is None or self._pinged_at < self._last_heard:
-            self._pinged_at = now
-            self._send_control(Opcode.PING, b"")
-        elif limit is not None and now - self._pinged_at > limit:
-            self._drop()
-            raise ConnectionBroken("the server does not answer pings")
-
-    def tend(self) -> None:
-        """Answer pings while nobody uses the connection; never blocks.
-
-        Raises:
-            ConnectionBroken: The connection is gone.
-        """
-        sock = self._socket
-        if sock is None:
-            return
-        sock.settimeout(0)
-        try:
-            self.receive()
-            self.ping_if_quiet()
-        finally:
-            if self._socket is not None:
-                sock.settimeout(self._options.message_timeout_s)
-
-    def _take(self, data: bytes) -> None:
-        if not data:
-            self._drop()
-            raise ConnectionBroken("the server closed the connection")
-        self._last_heard = time.monotonic()
-        self.bytes_received += len(data)
-        for message in self._reader.feed(data):
-            self._handle(message)
-
-    def _handle(self, message: WebSocketMessage) -> None:
-        if message.opcode in (Opcode.TEXT, Opcode.BINARY):
-            dialect = self.dialect
-            assert dialect is not None
-            limit = self._options.max_message_bytes
+        wire_format, messages = self.format, self.websocket.messages
+        decoded: list[dict[str, Any]] = []
+        if wire_format is None:
+            return decoded
+        limit = self._options.max_message_bytes
+        while messages:
+            message = messages.popleft()
             binary = message.opcode == Opcode.BINARY
-            self._messages.append(dialect.decode(message.payload, binary=binary, max_bytes=limit))
-            if dialect.is_over:
-                self._drop()
-                raise ConnectionBroken("the server ended the session")
-        elif message.opcode == Opcode.PING:
-            self._send_control(Opcode.PONG, message.payload)
-        elif message.opcode == Opcode.CLOSE:
-            self._drop()
-            raise ConnectionBroken(closed_reason(message.payload))
-        elif message.opcode == Opcode.OVERSIZE:
-            raise FrameError(1009, oversize_reason(message.size, self._options))
+            try:
+                decoded.append(wire_format.decode(message.payload, binary=binary, max_bytes=limit))
+            except ValueError as exc:
+                messages.clear()
+                self.drop(f"connection lost: {exc}")
+            if wire_format.is_over:
+                self.drop("the server ended the session")
+        return decoded
 
-    def _send_control(self, opcode: Opcode, payload: bytes) -> None:
+    def check(self) -> None:
+        """Ping a server that has been silent for long; drop the connection where it did not answer the last ping."""
         if self._socket is not None:
-            self._socket.sendall(masked_control_frame(opcode, payload, self._keys.next()))
-
-    def _drop(self) -> None:
-        sock, self._socket = self._socket, None
-        if sock is not None:
-            sock.close()
-
-    def close(self) -> None:
-        """Hang up; never raises."""
-        sock = self._socket
-        if sock is not None:
-            with contextlib.suppress(OSError):
-                sock.settimeout(1.0)
-                self._send_control(Opcode.CLOSE, close_payload(1000))
-        self._drop()
-
-    def abandon(self) -> None:
-        """Close this process's end without a word; the process that opened it may go on with it."""
-        self._drop()
+            try:
+                self._check(self._socket)
+            except OSError as exc:
+                self.drop(f"connection lost: {exc}")

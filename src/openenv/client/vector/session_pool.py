@@ -1,13 +1,12 @@
-"""The sessions of a `VectorEnv`: opened, asked in batches, resumed when a connection breaks, and given up when lost.
+"""The sessions of a `VectorEnv`: opened, stepped in batches, resumed when a connection breaks, given up when lost.
 
-Every request is answered once, by its reply or by a typed error; a reply goes to the request with its session and id
-or to nobody. Knows protocol v2, and that sessions of a line may end with it; must not know what an episode is.
+Each request is answered once, by its reply or by a typed error; a reply goes to the request with its session and id or
+is dropped. Knows protocol v2, and that a v1 session ends with its connection; must not know what an episode is.
 """
 
 from __future__ import annotations
 
 import contextlib
-import random
 import selectors
 import time
 from collections.abc import Callable, Sequence
@@ -15,92 +14,77 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ...errors import AccessDenied, ConnectFailed, OpenEnvError, ProtocolError, RequestTimeout, SessionLost
-from ...protocol.client_sessions import error_from_frame, new_nonce
-from ..flows import Attempts, Reconnecting
+from ...backoff import Backoff
+from ...errors import AccessDenied, ConnectFailed, OpenEnvError, RequestTimeout, SessionLost
+from ...protocol.client_sessions import ResumableSession, error_from_frame
+from ..flows import Attempts, Outage
 from ..options import ConnectionOptions
 from ..url import Address, parse_ws_url, socket_url
-from .connection import ConnectionBroken, VectorConnection
+from .connection import VectorConnection
 
-# vector_line: Slots and lines of a `VectorEnv`: a slot is a session that is wanted, a line is the way to some of them.
-#
-# A line is one connection at a time; when it breaks another one takes its place, and the sessions are resumed on it
-# where the server can do that. Knows requests of protocol v2 and their ids; must not know episodes.
-
-
-_FIRST_PAUSE_S: Final = 0.05
-_LONGEST_PAUSE_S: Final = 2.0
+_TICK_S: Final = 1.0
+_CLOSE_S: Final = 5.0
 _BATCHES_KEPT: Final = 64
-_DIALLED_AT_ONCE: Final = 16
+_CONNECTS_AT_ONCE: Final = 16
 
 Unreachable = ConnectFailed | AccessDenied
 
 
-@dataclass(slots=True, eq=False)
-class Slot:
-    """A session that is wanted, and the request that it has not answered yet."""
+class Slot(ResumableSession):
+    """The session of one slot, on a connection that it shares with other slots.
 
-    index: int
-    line: PoolConnection
-    session: str | None = None
-    token: str | None = None
-    last_id: int = 0
-    pending: dict[str, Any] | None = None
-    opening: bool = False
-    lost: OpenEnvError | None = None
-    nonce: str | None = None
-    """Names the session that is to be opened, until its token is known: to ask twice opens one."""
-    stranded: str | None = None
-    """The token of a session that was given up but may be there all the same: the next one begins in it."""
-    begun_anew: int = 0
-    """The id of the reset that was asked once more, in another session."""
+    What is kept for a resume (token, nonce, ids, the unanswered request) is that of `EnvClient`'s session; see the
+    states of `ResumableSession`. `name` is None while the slot has no session.
+    """
+
+    __slots__ = ("error", "has_started_over", "index", "is_opening", "shared")
+
+    def __init__(self, index: int, shared: SharedConnection) -> None:
+        super().__init__()
+        self.index = index
+        self.shared = shared
+        self.is_opening = False
+        self.has_started_over = False
+        # Why the slot has no session.
+        self.error: OpenEnvError | None = None
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is still to come."""
-        return self.pending is not None or self.opening
+        """Whether an answer is still to come."""
+        return self.pending is not None or self.is_opening
 
-    def request(self, kind: str, data: Any) -> dict[str, Any]:
-        """Make the next request of this slot; the session's name is added when it is sent."""
-        self.last_id += 1
-        request = {"type": kind, "id": self.last_id, "session": self.session}
-        if data is not None:
-            request["data"] = data
-        self.pending = request
-        return request
-
-    def may_begin_anew(self) -> bool:
-        """Whether a session that has ended may be replaced unnoticed: for a reset, which begins anew anyway, once."""
+    def start_over(self) -> None:
+        """Give up the session but not the request, which goes to a new session."""
         request = self.pending
-        if request is None or request["type"] != "reset" or request["id"] == self.begun_anew:
-            return False
-        self.begun_anew = request["id"]
-        return True
+        self.forget()
+        self.has_started_over = True
+        if request is not None:
+            self.message(request["type"], request.get("data"))
 
-    def lose(self, error: OpenEnvError | None) -> None:
-        """Record that the session is gone."""
-        self.lost, self.session, self.token, self.nonce = error, None, None, None
-        self.opening = False
+    def allow_requests(self) -> None:
+        """Forget why the slot has no session: a new one is being opened."""
+        self._lost = self.error = None
 
 
 @dataclass(slots=True, eq=False)
-class PoolConnection:
-    """A connection, what is to be sent on it, and whom its answers are for."""
+class SharedConnection:
+    """The connection that some slots share: one at a time, replaced when it breaks.
+
+    What is sent with the next write is collected in `to_open` and `outbox`; `opens` and `batches` tell which slots an
+    answer is for.
+    """
 
     address: Address
     options: ConnectionOptions
     subprotocols: Sequence[str]
+    open_options: dict[str, Any]
     slots: list[Slot] = field(default_factory=list)
     connection: VectorConnection | None = None
     opens: dict[int, Slot] = field(default_factory=dict)
     batches: dict[int, list[Slot]] = field(default_factory=dict)
+    to_open: list[Slot] = field(default_factory=list)
     outbox: list[Slot] = field(default_factory=list)
-    """Slots whose pending requests are sent with the next write."""
-    doorway: list[tuple[Slot, dict[str, Any]]] = field(default_factory=list)
-    broken: str | None = None
-    """Why the connection is gone, until it is seen to."""
-    _pause_s: float = _FIRST_PAUSE_S
-    _give_up_at: float | None = None
+    _outage: Outage | None = None
 
     @property
     def is_open(self) -> bool:
@@ -108,52 +92,53 @@ class PoolConnection:
         return self.connection is not None and self.connection.is_open
 
     @property
-    def is_wanted(self) -> bool:
-        """Whether a connection is to be made: sessions are to be opened, and there is none to open them on."""
-        connection = self.connection
-        return bool(self.doorway) and (connection is None or not (connection.is_open or connection.has_messages))
+    def is_broken(self) -> bool:
+        """Whether there was a connection and it is gone."""
+        return self.connection is not None and not self.connection.is_open
 
     @property
     def is_session(self) -> bool:
-        """Whether the connection is itself the session of the line's only slot, and ends with it: protocol v1."""
-        dialect = None if self.connection is None else self.connection.dialect
-        return dialect is not None and dialect.is_session
+        """Whether the connection is itself the session of the only slot, and ends with it: protocol v1."""
+        wire_format = None if self.connection is None else self.connection.format
+        return wire_format is not None and wire_format.is_session
 
-    def split(self) -> list[PoolConnection]:
-        """Keep one slot, one that waits for a session if there is such; return lines for the others."""
-        self.slots.sort(key=lambda slot: not slot.opening)
+    @property
+    def needs_connection(self) -> bool:
+        """Whether sessions are to be opened and there is no connection to open them on."""
+        connection = self.connection
+        return bool(self.to_open) and (connection is None or not (connection.is_open or connection.has_messages))
+
+    def split(self) -> list[SharedConnection]:
+        """Keep one slot, preferably one that waits for a session; return a connection for each of the others."""
+        self.slots.sort(key=lambda slot: not slot.is_opening)
         kept, *others = self.slots
         self.slots = [kept]
-        lines = []
         for slot in others:
-            slot.line = PoolConnection(self.address, self.options, self.subprotocols, slots=[slot])
-            lines.append(slot.line)
-        return lines
+            slot.shared = SharedConnection(self.address, self.options, self.subprotocols, self.open_options, [slot])
+        return [slot.shared for slot in others]
 
-    def connect(self, limit_s: float | None = None) -> VectorConnection:
-        """Make a connection, with one try.
+    def clear(self) -> None:
+        """Forget what was to be sent, and what was sent on a connection that is gone."""
+        self.opens.clear()
+        self.batches.clear()
+        self.to_open.clear()
+        self.outbox.clear()
+
+    def connect(self, limit_s: float | None = None) -> None:
+        """Make a connection, with one attempt.
 
         Raises:
-            ConnectFailed: There is none to be had.
-            AccessDenied: The server asks for another token.
+            ConnectFailed: The server cannot be reached or refuses.
+            AccessDenied: The server requires another token.
         """
         connection = VectorConnection(self.address, self.options, self.subprotocols)
         connection.open(limit_s)
-        self.connection, self.broken = connection, None
-        self.opens.clear()
-        self.batches.clear()
-        self.outbox.clear()
-        self.doorway.clear()
-        return connection
+        self.connection = connection
+        self.clear()
 
-    def reach(self) -> VectorConnection:
-        """Make a connection, trying again within the limit for it where that may help.
-
-        Raises:
-            ConnectFailed: There is none to be had.
-            AccessDenied: The server asks for another token.
-        """
-        attempts = Attempts(Reconnecting(), self.options)
+    def connect_first(self) -> None:
+        """Make the first connection, with several attempts within the limit where that may help; raises as above."""
+        attempts = Attempts(Backoff(), self.options)
         while True:
             try:
                 return self.connect(attempts.left_s)
@@ -161,99 +146,77 @@ class PoolConnection:
                 pause_s = attempts.pause_after(exc)
             time.sleep(pause_s)
 
-    def reconnect(self, within_s: float) -> VectorConnection:
-        """Make a connection, trying again for a while with pauses that grow and differ from client to client.
+    def reconnect(self, backoff: Backoff, reason: str) -> None:
+        """Replace a connection, with attempts for as long as the backoff allows; raises as above.
 
-        The while begins with the first failure and ends with `recovered`: a server that takes connections only to drop
-        them is not tried forever.
-
-        Raises:
-            ConnectFailed: There was none to be had all that time.
-            AccessDenied: The server asks for another token now.
+        The time begins with the first failure and ends with `recovered`.
         """
-        if self._give_up_at is None:
-            self._give_up_at = time.monotonic() + within_s
-        while True:
-            left = self._give_up_at - time.monotonic()
-            if left <= 0:
-                raise ConnectFailed(f"no lasting connection to {self.address.url} within {within_s:g} s")
-            time.sleep(random.uniform(0.2, 1.0) * min(self._pause_s, left))
-            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        outage = self._outage = self._outage or Outage(backoff, reason)
+        failure = ConnectFailed(f"no lasting connection to {self.address.url} within {backoff.timeout_s:g} s")
+        while outage.left_s > 0:
+            time.sleep(outage.next_pause_s())
             try:
                 return self.connect()
-            except ConnectFailed:
-                if time.monotonic() + self._pause_s > self._give_up_at:
-                    raise
+            except ConnectFailed as exc:
+                failure = exc
+        raise failure
 
     def recovered(self) -> None:
         """Record that the server answers."""
-        self._give_up_at, self._pause_s = None, _FIRST_PAUSE_S
+        self._outage = None
 
-    def open_session(self, slot: Slot, extra: dict[str, Any]) -> None:
-        """Have a session opened with the next write."""
-        slot.opening = True
-        self.doorway.append((slot, extra))
+    def queue_open(self, slot: Slot) -> None:
+        """Open, or resume, a session with the next write."""
+        slot.is_opening = True
+        self.to_open.append(slot)
 
     def flush(self, *, each: bool) -> None:
-        """Send everything that waits, in one write.
-
-        Raises:
-            ConnectionBroken: It may or may not have arrived.
-        """
-        if not self.outbox and not self.doorway:
-            return
+        """Send everything that waits, in one write: an `open` for each session, and one `batch` of requests."""
         connection = self.connection
-        if connection is None:
-            raise ConnectionBroken("connection closed")
+        if connection is None or not (self.outbox or self.to_open):
+            return
         messages: list[dict[str, Any]] = []
-        for slot, extra in self.doorway:
+        for slot in self.to_open:
             open_id = connection.next_id()
             self.opens[open_id] = slot
-            messages.append({"type": "open", "id": open_id, **extra})
-        asked = [slot for slot in self.outbox if slot.pending is not None]
-        if asked:
+            messages.append({**slot.open_message(open_id), **self.open_options})
+        slots = [slot for slot in self.outbox if slot.pending is not None]
+        if slots:
             batch_id = connection.next_id()
-            self.batches[batch_id] = asked
+            self.batches[batch_id] = slots
             while len(self.batches) > _BATCHES_KEPT:  # with `each` there is no answer that would take them out
                 del self.batches[next(iter(self.batches))]
-            batch: dict[str, Any] = {"type": "batch", "id": batch_id, "requests": [slot.pending for slot in asked]}
+            batch: dict[str, Any] = {"type": "batch", "id": batch_id, "requests": [slot.pending for slot in slots]}
             if each:
                 batch["each"] = True
             messages.append(batch)
         self.outbox.clear()
-        self.doorway.clear()
+        self.to_open.clear()
         connection.send(messages)
 
 
-def reach_all(lines: Sequence[PoolConnection]) -> list[Unreachable | None]:
-    """Connect lines side by side, a few at a time; return for each what came in the way.
+def connect_all(connections: Sequence[SharedConnection]) -> list[Unreachable | None]:
+    """Make first connections side by side, a few at a time; return the failure of each.
 
     A server that one of them cannot reach is not tried by those that come after it.
     """
     failures: dict[Address, Unreachable] = {}
 
-    def reach(line: PoolConnection) -> Unreachable | None:
-        known = failures.get(line.address)
+    def connect(shared: SharedConnection) -> Unreachable | None:
+        known = failures.get(shared.address)
         if known is not None:
             return known
         try:
-            line.reach()
+            shared.connect_first()
         except (ConnectFailed, AccessDenied) as exc:
-            failures[line.address] = exc
+            failures[shared.address] = exc
             return exc
         return None
 
-    if len(lines) < 2:
-        return [reach(line) for line in lines]
-    with ThreadPoolExecutor(min(len(lines), _DIALLED_AT_ONCE), thread_name_prefix="openenv-dial") as pool:
-        return list(pool.map(reach, lines))
-
-
-_TICK_S: Final = 1.0
-_CLOSE_S: Final = 5.0
-_REPLY_TYPES: Final = {"reset": "observation", "step": "observation", "state": "state", "close": "closed"}
-
-OnAnswer = Callable[[Slot, str, Any, "OpenEnvError | None"], None]
+    if len(connections) < 2:
+        return [connect(shared) for shared in connections]
+    with ThreadPoolExecutor(min(len(connections), _CONNECTS_AT_ONCE), thread_name_prefix="openenv-connect") as pool:
+        return list(pool.map(connect, connections))
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +230,8 @@ class ConnectionPlan:
 def placements(urls: Sequence[str], n: int, connections: int) -> list[ConnectionPlan]:
     """Spread slots over connections and connections over servers, as evenly as whole numbers allow.
 
+    Example: 5 slots, 2 servers, 3 connections are a: 0-1, a: 2, b: 3-4.
+
     Args:
         urls: The servers.
         n: How many slots.
@@ -274,12 +239,12 @@ def placements(urls: Sequence[str], n: int, connections: int) -> list[Connection
     """
     used = list(urls)[:n]
     wanted = max(len(used), min(connections, n))
-    places, first = [], 0
-    for url, share, lines in zip(used, shares(n, len(used)), shares(wanted, len(used)), strict=True):
-        for size in shares(share, min(lines, share)):
-            places.append(ConnectionPlan(url, range(first, first + size)))
+    plans, first = [], 0
+    for url, share, count in zip(used, shares(n, len(used)), shares(wanted, len(used)), strict=True):
+        for size in shares(share, min(count, share)):
+            plans.append(ConnectionPlan(url, range(first, first + size)))
             first += size
-    return places
+    return plans
 
 
 def shares(total: int, parts: int) -> list[int]:
@@ -288,170 +253,175 @@ def shares(total: int, parts: int) -> list[int]:
     return [size + 1] * more + [size] * (parts - more)
 
 
+OnAnswer = Callable[[Slot, str, Any, "OpenEnvError | None"], None]
+
+
 class SessionPool:
     """Many sessions over few connections.
 
+    A connection that breaks goes through `_repair` at the next occasion (a write, a read, a wait):
+
+        broken -> take what came before the end -> reconnect -> `open` with each slot's token (resume)
+                                                       |            -> opened: the unanswered request again, same id
+                                                       |            -> SESSION_LOST: an error in that slot
+                                                       +-- no connection in time: an error in each slot (stranded: the
+                                                           next reset of the slot tries the old session first)
+
     Args:
-        places: Which connections to make, and how many slots each carries.
+        plans: Which connections to make, and how many slots each carries.
         options: How to connect.
         subprotocols: What to offer, the preferred one first.
-        opening: Further keys for `open`: `wait_s`, `compress`, `key`.
+        open_options: Further keys for `open`: `wait_s`, `compress`.
         reconnect_s: How long to try again after a connection broke.
         on_answer: Called with a slot, the request's type, and the reply's data or an error.
     """
 
     def __init__(
         self,
-        places: Sequence[ConnectionPlan],
+        plans: Sequence[ConnectionPlan],
         *,
         options: ConnectionOptions,
         subprotocols: Sequence[str],
-        opening: dict[str, Any],
+        open_options: dict[str, Any],
         reconnect_s: float,
         on_answer: OnAnswer,
     ) -> None:
-        self._opening = opening
-        self._reconnect_s = reconnect_s
+        self._backoff = Backoff(reconnect_s)
         self._on_answer = on_answer
         self._selector = selectors.DefaultSelector()
-        self._registered: dict[PoolConnection, int] = {}
-        self._by_session: dict[str, Slot] = {}
+        self._registered: dict[SharedConnection, int] = {}
+        self._by_name: dict[str, Slot] = {}
         self._each = False
         self._is_interrupted = False
-        # Servers that were given up since the last write began: they are not waited for again and again.
+        # Servers that were given up since the last write began, so that each of their slots does not wait again.
         self._unreachable: dict[Address, Unreachable] = {}
-        self.lines: list[PoolConnection] = []
+        self.connections: list[SharedConnection] = []
         self.slots: list[Slot] = []
-        for place in places:
-            line = PoolConnection(parse_ws_url(socket_url(place.url)), options, subprotocols)
-            line.slots = [Slot(index, line) for index in place.slots]
-            self.lines.append(line)
-            self.slots.extend(line.slots)
+        for plan in plans:
+            address = parse_ws_url(socket_url(plan.url))
+            shared = SharedConnection(address, options, subprotocols, open_options)
+            shared.slots = [Slot(index, shared) for index in plan.slots]
+            self.connections.append(shared)
+            self.slots.extend(shared.slots)
 
-    # -- asking ---------------------------------------------------------------------------------------------------
+    # -- requests -------------------------------------------------------------------------------------------------
 
     def open(self, slot: Slot) -> None:
-        """Have a session opened for a slot that has none."""
-        if slot.session is None and not slot.opening:
-            slot.lost = None
-            slot.line.open_session(slot, self._opening_of(slot))
+        """Open a session, with the next write, for a slot that has none."""
+        if slot.name is None and not slot.is_opening:
+            slot.allow_requests()
+            slot.shared.queue_open(slot)
 
-    def ask(self, slot: Slot, kind: str, data: Any = None) -> None:
-        """Have a request sent with the next write; a slot without a session gets one first."""
-        slot.request(kind, data)
-        if slot.session is None:
+    def request(self, slot: Slot, kind: str, data: Any = None) -> None:
+        """Send a request with the next write; a slot without a session gets one first."""
+        if slot.name is None:
             self.open(slot)
         else:
-            slot.line.outbox.append(slot)
+            slot.shared.outbox.append(slot)
+        slot.has_started_over = False
+        slot.message(kind, data)
 
-    def flush(self, *, each: bool = False, prepare: Callable[[PoolConnection], None] | None = None) -> None:
+    def flush(self, *, each: bool = False, prepare: Callable[[SharedConnection], None] | None = None) -> None:
         """Send what waits: one write per connection.
 
         Args:
-            each: Whether slots may be told of one by one.
-            prepare: Asks what is to be asked on a line, just before it is sent: so the sessions of the first line
-                are at work while those of others are still being asked.
+            each: Whether the server may answer slot by slot.
+            prepare: Makes the requests of a connection just before they are sent: so the sessions of the first
+                connection are at work while those of others are still being encoded.
         """
         self._each = each
         self._unreachable.clear()
-        self._reach()
-        for line in list(self.lines):  # those that are added meanwhile are seen to
+        self._connect_needed()
+        for shared in list(self.connections):  # those that are added meanwhile are handled where they are added
             if prepare is not None:
-                prepare(line)
-            self._flush(line)
-            self._mend(line)
+                prepare(shared)
+            self._flush(shared)
+            self._repair(shared)
 
-    def _flush(self, line: PoolConnection) -> None:
-        if line.broken is not None or not (line.outbox or line.doorway):
+    def _flush(self, shared: SharedConnection) -> None:
+        if not (shared.outbox or shared.to_open):
             return
-        try:
-            if line.is_wanted:
-                if any(slot.session is not None for slot in line.slots):
-                    raise ConnectionBroken("connection closed")
-                self._connect([line])
-            line.flush(each=self._each)
-        except ConnectionBroken as exc:
-            line.broken = str(exc)
+        # A message that came before a connection broke may answer an `open` that is "sent" now: a v1 server that is
+        # full says so at once and hangs up.
+        if shared.is_broken and not (shared.connection is not None and shared.connection.has_messages):
+            return
+        if shared.needs_connection:
+            self._connect([shared])
+        shared.flush(each=self._each)
 
     # -- connecting -----------------------------------------------------------------------------------------------
 
-    def _reach(self) -> None:
-        """Make the connections that are to be made: one to each server, and where that is let in the others."""
-        wanted = [line for line in self.lines if line.is_wanted and line.broken is None]
-        first: dict[Address, PoolConnection] = {}
-        for line in wanted:
-            first.setdefault(line.address, line)
+    def _connect_needed(self) -> None:
+        """Make the connections that are needed: one to each server first, the others where that one succeeded."""
+        needed = [shared for shared in self.connections if shared.needs_connection and not shared.is_broken]
+        first: dict[Address, SharedConnection] = {}
+        for shared in needed:
+            first.setdefault(shared.address, shared)
         self._connect(list(first.values()))
-        self._connect([line for line in wanted if line is not first[line.address]])
+        self._connect([shared for shared in needed if shared is not first[shared.address]])
 
-    def _connect(self, lines: Sequence[PoolConnection]) -> None:
-        """Make the first connections of lines, or those for sessions that begin anew."""
+    def _connect(self, connections: Sequence[SharedConnection]) -> None:
+        """Make first connections, or those for sessions that start over."""
         reachable = []
-        for line in lines:
-            if line.address in self._unreachable:
-                self._not_connected(line, self._unreachable[line.address])
+        for shared in connections:
+            if shared.address in self._unreachable:
+                self._not_connected(shared, self._unreachable[shared.address])
             else:
-                reachable.append(line)
-        for line, failure in zip(reachable, reach_all(reachable), strict=True):
+                reachable.append(shared)
+        for shared, failure in zip(reachable, connect_all(reachable), strict=True):
             if failure is None:
-                self._settle(line)
+                self._use(shared)
             else:
-                self._not_connected(line, failure)
+                self._not_connected(shared, failure)
 
-    def _not_connected(self, line: PoolConnection, failure: Unreachable) -> None:
-        """Tell those who wait for sessions that there are none to be had."""
-        self._unreachable[line.address] = failure
-        line.outbox.clear()
-        line.doorway.clear()
-        for slot in [slot for slot in line.slots if slot.opening]:
-            self._give_up(slot, failure)
+    def _not_connected(self, shared: SharedConnection, failure: Unreachable) -> None:
+        """Fail the slots that wait for a session."""
+        self._unreachable[shared.address] = failure
+        shared.clear()
+        for slot in [slot for slot in shared.slots if slot.is_opening]:
+            self._give_up(slot, failure, is_stranded=True)
 
-    def _settle(self, line: PoolConnection) -> None:
-        """Take up a new connection: open, or resume, the sessions that are wanted on it."""
-        parts = self._narrow(line) if line.is_session else []
-        self._register(line)
-        for slot in line.slots:
-            if slot.session is not None or slot.opening:
-                line.open_session(slot, self._opening_of(slot))
-        self._connect([part for part in parts if part.is_wanted])
-        for part in parts:
-            self._flush(part)
-            self._mend(part)
+    def _use(self, shared: SharedConnection) -> None:
+        """Begin to use a new connection: open, or resume, the sessions of its slots."""
+        others = self._split(shared) if shared.is_session else []
+        self._register(shared)
+        for slot in shared.slots:
+            if slot.name is not None or slot.is_opening:
+                shared.queue_open(slot)
+        self._connect([other for other in others if other.needs_connection])
+        for other in others:
+            self._flush(other)
+            self._repair(other)
 
-    def _narrow(self, line: PoolConnection) -> list[PoolConnection]:
-        """Leave a connection that is a session to one slot; return lines for the others."""
-        for slot in line.slots:
-            slot.nonce = slot.stranded = None
-            if slot.session is not None:
+    def _split(self, shared: SharedConnection) -> list[SharedConnection]:
+        """Leave a connection that is a session to one slot; return connections for the others."""
+        for slot in shared.slots:
+            if slot.name is not None:
                 self._give_up(slot, SessionLost("the server speaks only protocol v1 now, which resumes nothing"))
-        line.doorway.clear()
-        parts = line.split()
-        self.lines += parts
-        for part in parts:
-            for slot in part.slots:
-                if slot.opening:
-                    part.open_session(slot, {})
-        return parts
-
-    def _opening_of(self, slot: Slot) -> dict[str, Any]:
-        token = slot.token or slot.stranded
-        if token is not None:
-            return {**self._opening, "resume": token}
-        slot.nonce = slot.nonce or new_nonce()
-        return {**self._opening, "nonce": slot.nonce}
+            elif slot.is_resuming:
+                slot.start_over()
+                slot.has_started_over = False
+        shared.to_open.clear()
+        others = shared.split()
+        self.connections += others
+        for other in others:
+            for slot in other.slots:
+                if slot.is_opening:
+                    other.queue_open(slot)
+        return others
 
     # -- waiting --------------------------------------------------------------------------------------------------
 
-    def pump(self, enough: Callable[[], bool], timeout_s: float | None) -> None:
+    def wait(self, enough: Callable[[], bool], timeout_s: float | None) -> None:
         """Take in replies until there are enough.
 
         Raises:
             RequestTimeout: They did not come in time; they still may.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        for line in self.lines:
-            self._take(line)
-            self._mend(line)
+        for shared in list(self.connections):
+            self._take(shared)
+            self._repair(shared)
         while not enough():
             if self._is_interrupted:
                 raise RequestTimeout("closed while slots were waited for")
@@ -463,202 +433,185 @@ class SessionPool:
             for key, _ in ready:
                 self._receive(key.data)
             if not ready:
-                self._look_after_quiet_lines()
+                self._check_quiet()
 
     def interrupt(self) -> None:
         """End a wait in another thread, soon and for good."""
         self._is_interrupted = True
 
-    def _receive(self, line: PoolConnection) -> None:
-        if line.connection is None:
-            return
-        try:
-            line.connection.receive()
-        except ConnectionBroken as exc:
-            line.broken = str(exc)
-        self._take(line)
-        self._mend(line)
+    def _receive(self, shared: SharedConnection) -> None:
+        if shared.connection is not None:
+            shared.connection.receive()
+            self._take(shared)
+            self._repair(shared)
 
-    def _take(self, line: PoolConnection) -> None:
-        if line.connection is not None and line.connection.has_messages:
-            for message in line.connection.take():
-                self._handle(line, message)
-            self._flush(line)
+    def _take(self, shared: SharedConnection) -> None:
+        connection = shared.connection
+        if connection is not None and connection.has_messages:
+            for message in connection.take():
+                self._handle(shared, message)
+            self._flush(shared)
 
-    def _look_after_quiet_lines(self) -> None:
-        for line in self.lines:
-            if line.connection is not None and any(slot.is_busy for slot in line.slots):
-                try:
-                    line.connection.ping_if_quiet()
-                except (ConnectionBroken, OSError) as exc:
-                    line.broken = str(exc)
-                    self._mend(line)
+    def _check_quiet(self) -> None:
+        """Ping servers that were silent for long while slots wait for them."""
+        for shared in list(self.connections):
+            if shared.connection is not None and any(slot.is_busy for slot in shared.slots):
+                shared.connection.check()
+                self._repair(shared)
 
-    def tend(self) -> None:
-        """Answer pings while nobody waits; what else comes is kept."""
-        for line in self.lines:
-            if line.connection is not None and line.broken is None:
-                try:
-                    line.connection.tend()
-                except (ConnectionBroken, OSError) as exc:
-                    line.broken = str(exc)
+    def keep_alive(self) -> None:
+        """Answer pings while no call waits; other messages are kept."""
+        for shared in self.connections:
+            if shared.connection is not None:
+                shared.connection.keep_alive()
 
     # -- messages -------------------------------------------------------------------------------------------------
 
-    def _handle(self, line: PoolConnection, message: dict[str, Any]) -> None:
+    def _handle(self, shared: SharedConnection, message: dict[str, Any]) -> None:
         kind, request_id = message.get("type"), message.get("id")
         if kind == "batch":
             replies = message.get("replies", ())
-            asked: Sequence[Slot | None] = line.batches.pop(request_id, ()) if request_id is not None else ()
-            if len(asked) != len(replies):
-                asked = [None] * len(replies)
-            for slot, reply in zip(asked, replies, strict=True):
+            slots: Sequence[Slot | None] = shared.batches.pop(request_id, ()) if request_id is not None else ()
+            if len(slots) != len(replies):
+                slots = [None] * len(replies)
+            for slot, reply in zip(slots, replies, strict=True):
                 name = reply.get("session", "")
-                if slot is None or name != slot.session:  # nearly all are in order
-                    slot = self._by_session.get(name, slot)
+                if slot is None or name != slot.name:  # nearly all are in order
+                    slot = self._by_name.get(name, slot)
                 self._reply(slot, reply)
         elif "session" in message and kind != "opened" and kind != "event":
-            self._reply(self._by_session.get(message["session"]), message)
-        elif kind == "opened" and request_id in line.opens:
-            self._opened(line.opens.pop(request_id), message)
+            self._reply(self._by_name.get(message["session"]), message)
+        elif kind in ("opened", "error") and request_id in shared.opens:
+            self._opened(shared.opens.pop(request_id), message)
         elif kind == "error":
-            self._refused(line, request_id, error_from_frame(message.get("data") or {}))
+            self._refused(shared, request_id, error_from_frame(message.get("data") or {}))
         elif kind == "event" and message.get("event") == "detached":
-            slot = self._by_session.get(message.get("session", ""))
+            slot = self._by_name.get(message.get("session", ""))
             if slot is not None:
                 self._give_up(slot, SessionLost(str(message.get("reason", "detached"))))
 
     def _reply(self, slot: Slot | None, reply: dict[str, Any]) -> None:
         request = None if slot is None else slot.pending
         if slot is None or request is None or reply.get("id") != request["id"]:
-            return  # the answer to a request that nobody waits for any more
-        kind, answer = request["type"], reply["type"]
-        if answer == _REPLY_TYPES[kind]:
+            return  # a late answer to a request that was given up
+        kind = request["type"]
+        try:
+            data = slot.take(reply)
+        except SessionLost as error:
+            self._give_up(slot, error, kind=kind)
+        except OpenEnvError as error:
             slot.pending = None
-            self._on_answer(slot, kind, reply.get("data"), None)
-            return
-        if answer == "error":
-            error = error_from_frame(reply.get("data") or {})
+            self._on_answer(slot, kind, None, error)
         else:
-            error = ProtocolError(f"{answer!r} is no answer to {kind!r}")
-        if isinstance(error, SessionLost):
-            self._give_up(slot, error)
-            return
-        slot.pending = None
-        self._on_answer(slot, kind, None, error)
+            self._on_answer(slot, kind, data, None)
 
     def _opened(self, slot: Slot, message: dict[str, Any]) -> None:
-        slot.opening, slot.stranded, slot.nonce = False, None, None
-        slot.line.recovered()
-        if slot.session is None:
-            slot.session, slot.token = str(message["session"]), message.get("token")
-            self._by_session[slot.session] = slot
-        if slot.pending is not None:
-            # With the same id as before: where the session was resumed, what has run is answered and not run again.
-            slot.pending["session"] = slot.session
-            slot.line.outbox.append(slot)
-
-    def _refused(self, line: PoolConnection, request_id: Any, error: OpenEnvError) -> None:
-        """Tell those who wait for a message that was refused as a whole."""
-        if request_id in line.opens:
-            slot = line.opens.pop(request_id)
-            # Nobody has begun anything in it: another one will do.
-            is_unknown = slot.stranded is not None or slot.nonce is not None
-            if is_unknown and slot.session is None and isinstance(error, SessionLost):
-                slot.stranded = slot.nonce = None
-                line.open_session(slot, self._opening_of(slot))
+        """Take in the answer to an `open`; what the slot had asked for goes to the session now."""
+        try:
+            slot.take_opened(message)
+        except OpenEnvError as error:
+            # No episode has begun in it: another session will do.
+            if slot.name is None and isinstance(error, SessionLost):
+                slot.start_over()
+                slot.shared.queue_open(slot)
             else:
                 self._give_up(slot, error)
             return
-        slots = line.batches.pop(request_id, None) if request_id is not None else line.slots
+        slot.is_opening = False
+        slot.shared.recovered()
+        if slot.name is None:
+            slot.name = str(message["session"])
+            self._by_name[slot.name] = slot
+        if slot.pending is not None:
+            # With the same id as before: where the session was resumed, what has run is answered and not run again.
+            slot.pending["session"] = slot.name
+            slot.shared.outbox.append(slot)
+
+    def _refused(self, shared: SharedConnection, request_id: Any, error: OpenEnvError) -> None:
+        """Fail the slots of a message that was refused as a whole."""
+        slots = shared.batches.pop(request_id, None) if request_id is not None else shared.slots
         for slot in slots or ():
-            if slot.pending is not None and not slot.opening:
-                kind = slot.pending["type"]
-                slot.pending = None
+            if slot.pending is not None and not slot.is_opening:
+                kind, slot.pending = slot.pending["type"], None
                 self._on_answer(slot, kind, None, error)
 
     # -- losing ---------------------------------------------------------------------------------------------------
 
-    def _give_up(self, slot: Slot, error: OpenEnvError, stranded: str | None = None) -> None:
-        """Record that a slot has no session, and tell whoever waits for it."""
-        if slot.session is not None:
-            self._by_session.pop(slot.session, None)
-        request, slot.pending = slot.pending, None
-        slot.lose(error)
-        slot.stranded = stranded or slot.stranded
-        if request is not None:
-            self._on_answer(slot, request["type"], None, error)
+    def _give_up(self, slot: Slot, error: OpenEnvError, *, is_stranded: bool = False, kind: str | None = None) -> None:
+        """Record that a slot has no session, and answer its request with the error."""
+        if slot.name is not None:
+            self._by_name.pop(slot.name, None)
+        if slot.pending is not None:
+            kind = slot.pending["type"]
+        slot.lose(str(error), is_stranded=is_stranded)
+        slot.name, slot.error, slot.is_opening = None, error, False
+        if kind is not None:
+            self._on_answer(slot, kind, None, error)
 
-    def _mend(self, line: PoolConnection) -> None:
-        """See to a connection that broke, and to the one in its place if that breaks too."""
-        if line.broken is None and line.connection is not None and not line.connection.is_open:
-            line.broken = "connection closed"
-        while line.broken is not None:
-            self._take(line)  # what came before the end still counts
-            reason, line.broken = line.broken, None
-            self._unregister(line)
-            if line.connection is not None:
-                line.connection.abandon()
-            self._revive(line, reason)
-            self._flush(line)
+    def _repair(self, shared: SharedConnection) -> None:
+        """Replace a connection that broke, and the one in its place if that breaks too."""
+        while shared.is_broken:
+            connection = shared.connection
+            assert connection is not None
+            self._take(shared)  # what came before the end still counts
+            self._unregister(shared)
+            self._replace(shared, connection.lost_reason)
+            self._flush(shared)
 
-    def _revive(self, line: PoolConnection, reason: str) -> None:
-        """Connect again and resume every session of the line; what was not answered is asked once more."""
-        if line.is_session and not self._is_to_be_replaced(line, reason):
+    def _replace(self, shared: SharedConnection, reason: str) -> None:
+        """Connect again and resume every session; what was not answered is sent once more."""
+        if shared.is_session and not any(slot.is_opening for slot in shared.slots):
+            self._end_with_connection(shared, reason)
             return
-        slots = [slot for slot in line.slots if slot.session is not None or slot.opening]
+        slots = [slot for slot in shared.slots if slot.name is not None or slot.is_opening]
         if not slots:
-            line.connection = None
+            shared.connection = None
             return
-        has_sessions = any(slot.session is not None for slot in slots)
+        has_sessions = any(slot.name is not None for slot in slots)
         try:
-            if not has_sessions and line.address in self._unreachable:
-                raise self._unreachable[line.address]
-            line.reconnect(self._reconnect_s if has_sessions else line.options.connect_timeout_s)
+            if not has_sessions and shared.address in self._unreachable:
+                raise self._unreachable[shared.address]
+            shared.reconnect(self._backoff if has_sessions else Backoff(shared.options.connect_timeout_s), reason)
         except (ConnectFailed, AccessDenied) as exc:
-            self._unreachable[line.address] = exc
-            line.connection = None
-            line.recovered()
-            line.outbox.clear()
-            line.doorway.clear()
+            self._unreachable[shared.address] = exc
+            shared.connection = None
+            shared.recovered()
+            shared.clear()
             for slot in slots:
-                lost = exc if slot.session is None else SessionLost(f"{reason}; then: {exc}")
-                self._give_up(slot, lost, slot.token)
+                lost = exc if slot.name is None else SessionLost(f"{reason}; then: {exc}")
+                self._give_up(slot, lost, is_stranded=True)
             return
-        self._settle(line)
+        self._use(shared)
 
-    def _is_to_be_replaced(self, line: PoolConnection, reason: str) -> bool:
-        """Give up a session that has ended with its connection; say whether there was none yet, only the wish for it.
+    def _end_with_connection(self, shared: SharedConnection, reason: str) -> None:
+        """Give up a v1 session, which has ended with its connection.
 
-        What its end leads to, the reset that was asked for or one that the policy asks for now, goes the way of any
-        session that is to be opened.
+        A reset starts a new episode in any case: it goes to a new session, once.
         """
-        if any(slot.opening for slot in line.slots):
-            return True
-        line.connection = None
-        line.outbox.clear()
-        for slot in line.slots:
-            if slot.session is None:
+        shared.connection = None
+        shared.clear()
+        for slot in shared.slots:
+            if slot.name is None:
                 continue
-            if slot.may_begin_anew():
-                self._by_session.pop(slot.session, None)
-                slot.lose(None)
+            request = slot.pending
+            if request is not None and request["type"] == "reset" and not slot.has_started_over:
+                self._by_name.pop(slot.name, None)
+                slot.start_over()
                 self.open(slot)
             else:
                 self._give_up(slot, SessionLost(reason))
-        return False
 
-    def _register(self, line: PoolConnection) -> None:
-        assert line.connection is not None
-        if line.connection.is_open:
-            descriptor = line.connection.fileno()
-            if descriptor in self._selector.get_map():  # of a connection that broke and was not seen to yet
+    def _register(self, shared: SharedConnection) -> None:
+        assert shared.connection is not None
+        if shared.connection.is_open:
+            descriptor = shared.connection.fileno()
+            if descriptor in self._selector.get_map():  # of a connection that broke and was not repaired yet
                 self._unregister(self._selector.get_key(descriptor).data)
-            self._registered[line] = descriptor
-            self._selector.register(descriptor, selectors.EVENT_READ, line)
+            self._registered[shared] = descriptor
+            self._selector.register(descriptor, selectors.EVENT_READ, shared)
 
-    def _unregister(self, line: PoolConnection) -> None:
-        descriptor = self._registered.pop(line, None)
+    def _unregister(self, shared: SharedConnection) -> None:
+        descriptor = self._registered.pop(shared, None)
         if descriptor is not None:
             with contextlib.suppress(KeyError, ValueError, OSError):
                 self._selector.unregister(descriptor)
@@ -667,43 +620,42 @@ class SessionPool:
 
     def close(self) -> None:
         """End all sessions and hang up; never raises."""
-        for line in self.lines:
-            line.outbox.clear()
-            line.batches.clear()
-            for slot in line.slots if line.is_open else ():
-                if slot.session is not None:
-                    slot.request("close", None)
-                    line.outbox.append(slot)
-            with contextlib.suppress(ConnectionBroken):
-                line.flush(each=False)
+        for shared in self.connections:
+            shared.outbox.clear()
+            shared.batches.clear()
+            for slot in shared.slots if shared.is_open else ():
+                if slot.name is not None:
+                    slot.message("close")
+                    shared.outbox.append(slot)
+            shared.flush(each=False)
         deadline = time.monotonic() + _CLOSE_S
-        while any(line.batches for line in self.lines if line.is_open) and time.monotonic() < deadline:
+        while any(shared.batches for shared in self.connections if shared.is_open) and time.monotonic() < deadline:
             for key, _ in self._selector.select(0.1):
                 self._drain(key.data)
-        for line in self.lines:
-            self._unregister(line)
-            if line.connection is not None:
-                line.connection.close()
+        for shared in self.connections:
+            self._unregister(shared)
+            if shared.connection is not None:
+                shared.connection.close()
         self.forget()
 
-    def _drain(self, line: PoolConnection) -> None:
-        assert line.connection is not None
-        try:
-            line.connection.receive()
-        except ConnectionBroken:
-            self._unregister(line)
-        for message in line.connection.take():
+    def _drain(self, shared: SharedConnection) -> None:
+        connection = shared.connection
+        assert connection is not None
+        connection.receive()
+        for message in connection.take():
             if message.get("type") in ("batch", "error"):
-                line.batches.pop(message.get("id", 0), None)
+                shared.batches.pop(message.get("id", 0), None)
+        if not connection.is_open:
+            self._unregister(shared)
 
     def forget(self) -> None:
-        """Let go of everything without a word: nothing of it is told to the selector, which a forked process shares."""
+        """Drop everything without a message. The selector is not told: a forked process shares it with its parent."""
         self._selector.close()
         self._registered.clear()
-        for line in self.lines:
-            if line.connection is not None:
-                line.connection.abandon()
+        for shared in self.connections:
+            if shared.connection is not None:
+                shared.connection.drop("closed by the client")
         for slot in self.slots:
-            slot.pending = None
-            slot.lose(SessionLost("closed by the client"))
-        self._by_session.clear()
+            slot.lose("closed by the client")
+            slot.error, slot.is_opening = SessionLost("closed by the client"), False
+        self._by_name.clear()

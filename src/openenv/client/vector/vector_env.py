@@ -17,10 +17,10 @@ from typing_extensions import Self
 from ...errors import ClientModeError, OpenEnvError, RequestTimeout, SlotsFailed
 from ...protocol.codec import JSON, MSGPACK, SUBPROTOCOLS
 from ..env_client import EnvClient, GenericEnvClient
-from ..keepalive import TENDER, ProcessLock
+from ..keepalive import KEEPALIVE, ProcessLock
 from ..options import PROTOCOLS, ConnectionOptions, ProtocolChoice, with_token
 from .results import AUTORESETS, POLICIES, Autoreset, OnFailure, SlotEpisode, VectorResult
-from .session_pool import PoolConnection, SessionPool, Slot, placements
+from .session_pool import SessionPool, SharedConnection, Slot, placements
 
 ActT = TypeVar("ActT")
 ObsT = TypeVar("ObsT")
@@ -104,12 +104,12 @@ class VectorEnv(Generic[ActT, ObsT]):
             headers=with_token(headers, token),
             protocol=protocol,
         )
-        opening = {"wait_s": wait_s, "compress": compress}
-        self._fleet = SessionPool(
+        open_options = {"wait_s": wait_s, "compress": compress}
+        self._pool = SessionPool(
             placements(urls, n, connections),
             options=options,
             subprotocols=_offers(codec, protocol, has_hooks=client is not None),
-            opening={key: value for key, value in opening.items() if value is not None},
+            open_options={key: value for key, value in open_options.items() if value is not None},
             reconnect_s=reconnect_s,
             on_answer=self._on_answer,
         )
@@ -144,21 +144,19 @@ class VectorEnv(Generic[ActT, ObsT]):
     @property
     def codecs(self) -> list[str | None]:
         """The subprotocol of each connection, or `v1` where there is none; None where it is not connected."""
-        return [
-            None if line.connection is None or line.connection.dialect is None else line.connection.dialect.name
-            for line in self._fleet.lines
-        ]
+        formats = [None if shared.connection is None else shared.connection.format for shared in self._pool.connections]
+        return [None if wire_format is None else wire_format.name for wire_format in formats]
 
     @property
     def sessions(self) -> list[str | None]:
         """The name of each slot's session; None where there is none, or the server gives them no names."""
-        return [None if slot.line.is_session else slot.session for slot in self._fleet.slots]
+        return [None if slot.shared.is_session else slot.name for slot in self._pool.slots]
 
     @property
     def traffic(self) -> tuple[int, int]:
         """How many bytes the present connections have sent and received."""
-        lines = [line.connection for line in self._fleet.lines if line.connection is not None]
-        return sum(line.bytes_sent for line in lines), sum(line.bytes_received for line in lines)
+        present = [shared.connection for shared in self._pool.connections if shared.connection is not None]
+        return sum(one.bytes_sent for one in present), sum(one.bytes_received for one in present)
 
     # -- operations -----------------------------------------------------------------------------------------------
 
@@ -197,8 +195,8 @@ class VectorEnv(Generic[ActT, ObsT]):
             self._reset_kwargs = {key: value for key, value in kwargs.items() if key not in _UNSEEDED}
             for index, own in zip(chosen, seeds, strict=True):
                 self._episodes[index].ask(stepping=False)
-                self._fleet.ask(self._fleet.slots[index], "reset", kwargs if own is None else {**kwargs, "seed": own})
-            self._fleet.flush()
+                self._pool.request(self._pool.slots[index], "reset", kwargs if own is None else {**kwargs, "seed": own})
+            self._pool.flush()
             if late is not None:
                 raise late
             return self._collect(self._time(timeout_s), k=None)
@@ -237,12 +235,12 @@ class VectorEnv(Generic[ActT, ObsT]):
             self._check_idle(payloads)
             self._connect()
 
-            def ask(line: PoolConnection) -> None:
-                for slot in line.slots:
+            def prepare(shared: SharedConnection) -> None:
+                for slot in shared.slots:
                     if slot.index in payloads:
-                        self._ask(slot, payloads[slot.index])
+                        self._step(slot, payloads[slot.index])
 
-            self._fleet.flush(each=self._each if each is None else each, prepare=ask)
+            self._pool.flush(each=self._each if each is None else each, prepare=prepare)
 
     def step_wait(self, timeout_s: float | None = None, *, k: int | None = None) -> VectorResult[ObsT]:
         """Wait for the actions that were sent.
@@ -268,11 +266,11 @@ class VectorEnv(Generic[ActT, ObsT]):
         with self._here():
             self._check_idle(range(self.n))
             self._states = {}
-            asked = [slot for slot in self._fleet.slots if slot.session is not None]
+            asked = [slot for slot in self._pool.slots if slot.name is not None]
             for slot in asked:
-                self._fleet.ask(slot, "state")
-            self._fleet.flush()
-            self._fleet.pump(lambda: len(self._states) == len(asked), self._time(timeout_s))
+                self._pool.request(slot, "state")
+            self._pool.flush()
+            self._pool.wait(lambda: len(self._states) == len(asked), self._time(timeout_s))
             found, self._states = self._states, {}
         for answer in found.values():
             if isinstance(answer, OpenEnvError):
@@ -281,20 +279,20 @@ class VectorEnv(Generic[ActT, ObsT]):
 
     def interrupt(self) -> None:
         """Have a wait in another thread end soon; only `close` makes sense afterwards."""
-        self._fleet.interrupt()
+        self._pool.interrupt()
 
     def close(self) -> None:
         """End all sessions and hang up; a wait in another thread ends with them."""
         self.interrupt()
-        TENDER.discard(self)
+        KEEPALIVE.discard(self)
         if self._closed:
             return
         self._closed = True
         if self._pid != os.getpid():
-            self._fleet.forget()
+            self._pool.forget()
             return
         with self._lock.here():
-            self._fleet.close()
+            self._pool.close()
 
     def __enter__(self) -> Self:
         return self.connect()
@@ -315,20 +313,20 @@ class VectorEnv(Generic[ActT, ObsT]):
     def _connect(self) -> None:
         if self._connected:
             return
-        for slot in self._fleet.slots:
-            if slot.lost is None:
-                self._fleet.open(slot)
-        self._fleet.flush()
+        for slot in self._pool.slots:
+            if slot.error is None:
+                self._pool.open(slot)
+        self._pool.flush()
         waiting = None if self._timeout_s is None else self._timeout_s + (self._wait_s or 0.0)
-        self._fleet.pump(lambda: not any(slot.opening for slot in self._fleet.slots), waiting)
-        failure = next((slot.lost for slot in self._fleet.slots if slot.lost is not None), None)
+        self._pool.wait(lambda: not any(slot.is_opening for slot in self._pool.slots), waiting)
+        failure = next((slot.error for slot in self._pool.slots if slot.error is not None), None)
         if failure is not None:
             self._closed = True
-            self._fleet.close()
+            self._pool.close()
             raise failure
         self._connected = True
         if self._pings:
-            TENDER.add(self)
+            KEEPALIVE.add(self)
 
     def _connected_late(self) -> RequestTimeout | None:
         """Open all sessions, or return that they take too long: what is asked of them is asked when they are there."""
@@ -338,20 +336,20 @@ class VectorEnv(Generic[ActT, ObsT]):
             return exc
         return None
 
-    def _ask(self, slot: Slot, payload: Any) -> None:
+    def _step(self, slot: Slot, payload: Any) -> None:
         episode = self._episodes[slot.index]
         kind = episode.ask(stepping=True)
-        missing = episode.masked or slot.lost
+        missing = episode.masked or slot.error
         if missing is not None:
             if episode.failed("step", missing):
                 self._begin(slot)
         elif kind == "reset":
             self._begin(slot)
         else:
-            self._fleet.ask(slot, "step", payload)
+            self._pool.request(slot, "step", payload)
 
     def _begin(self, slot: Slot) -> None:
-        self._fleet.ask(slot, "reset", self._reset_kwargs)
+        self._pool.request(slot, "reset", self._reset_kwargs)
 
     def _on_answer(self, slot: Slot, kind: str, data: Any, error: OpenEnvError | None) -> None:
         if kind == "state":
@@ -371,7 +369,7 @@ class VectorEnv(Generic[ActT, ObsT]):
 
     def _check_idle(self, indices: Any) -> None:
         # One that is only being resumed is not: it takes the next request with it.
-        slots, episodes = self._fleet.slots, self._episodes
+        slots, episodes = self._pool.slots, self._episodes
         busy = [index for index in indices if slots[index].pending is not None or episodes[index].is_asked]
         if busy:
             raise ClientModeError(f"slots {busy[:5]} have not answered yet: call step_wait first")
@@ -389,7 +387,7 @@ class VectorEnv(Generic[ActT, ObsT]):
             waiting = [episode for episode in waiting if not episode.is_ready]
             return len(waiting) <= others
 
-        self._fleet.pump(enough, timeout_s)
+        self._pool.wait(enough, timeout_s)
         ready = [episode for episode in asked if episode.is_ready]
         result: VectorResult[ObsT] = VectorResult([episode.take(self._parse) for episode in ready])
         self._judge(result)
@@ -398,18 +396,18 @@ class VectorEnv(Generic[ActT, ObsT]):
     def _judge(self, result: VectorResult[ObsT]) -> None:
         """Raise where the policy says so."""
         errors = result.errors
-        if errors and (self._on_failure == "raise" or all(slot.session is None for slot in self._fleet.slots)):
+        if errors and (self._on_failure == "raise" or all(slot.name is None for slot in self._pool.slots)):
             raise SlotsFailed(errors, result)
 
     def _time(self, timeout_s: float | None) -> float | None:
         return self._timeout_s if timeout_s is None else timeout_s
 
-    def tend(self) -> None:
-        """Answer the servers' pings while nobody waits."""
+    def keep_alive(self) -> None:
+        """Answer the servers' pings while no call waits; called by the keepalive thread."""
         lock = self._lock.here()
         if self._pid == os.getpid() and not self._closed and lock.acquire(blocking=False):
             try:
-                self._fleet.tend()
+                self._pool.keep_alive()
             finally:
                 lock.release()
 
