@@ -135,7 +135,7 @@ def test_it_has_every_operation_of_the_blocking_one() -> None:
     def public(cls: type[Any]) -> set[str]:
         return {name for name in dir(cls) if not name.startswith("_")}
 
-    assert public(VectorEnv) - public(AsyncVectorEnv) == {"interrupt", "tend"}
+    assert public(VectorEnv) - public(AsyncVectorEnv) == {"interrupt", "keep_alive"}
 
 
 def test_a_blocking_wait_in_another_thread_ends_when_it_is_closed(adder: Any, adder_cls: Any) -> None:
