@@ -42,7 +42,7 @@ def lazy_exports(
 
 
 def _keep_modules_out(module_name: str, names: Collection[str]) -> None:
-    """Let a submodule not take the place of the export that has its name, whoever imports it and when."""
+    """Keep a submodule from replacing the export of the same name when it is imported."""
     if not names:
         return
 

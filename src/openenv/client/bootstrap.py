@@ -32,7 +32,7 @@ class Provided:
 class Bootstrap(Coroutine[Any, Any, ClientT]):
     """A client in the making: await it, or call `sync()`, to have the server started and connected.
 
-    A coroutine to whoever asks for one: `asyncio.run` and `create_task` take it too.
+    It is a coroutine: `asyncio.run` and `create_task` take it too.
     """
 
     def __init__(self, client_cls: type[ClientT], provide: Callable[[], Provided]) -> None:
@@ -96,7 +96,7 @@ class Bootstrap(Coroutine[Any, Any, ClientT]):
 
 
 class _Start:
-    """A start in another thread, which cannot be interrupted: what it brings when nobody waits any more is stopped."""
+    """A start in another thread, which cannot be interrupted: a server that comes up after `give_up` is stopped."""
 
     def __init__(self, provide: Callable[[], Provided]) -> None:
         self._provide = provide

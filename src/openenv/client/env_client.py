@@ -1,8 +1,7 @@
-"""`EnvClient`: a typed client for one session, with or without `await`.
+"""`EnvClient`: a typed client for one session; `SyncEnvClient` is its blocking twin, `GenericEnvClient` has no models.
 
-Inside a running event loop each method returns a coroutine; outside it blocks and returns the value. The first use
-decides, and one object keeps to it. `sync()` gives the blocking twin in any surroundings. Knows flows; a subclass
-knows its models.
+Inside a running event loop each method of an `EnvClient` returns a coroutine; outside it blocks and returns the value.
+The first use decides, and one object keeps to it. Knows flows; a subclass knows its models.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
 
     Args:
         base_url: Where the server is: `http(s)://`, `ws(s)://` or a bare host.
-        connect_timeout_s: How long connecting may take; what may pass by itself is tried again until then.
+        connect_timeout_s: How long connecting may take; transient failures are retried until then.
         message_timeout_s: How long a reply may take; afterwards the episode is lost.
         max_message_size_mb: The largest reply that is read.
         websocket_ping_interval_s: How often an idle connection is checked; None for never.
@@ -57,19 +56,19 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
         provider: Starts and stops a server for this client.
         mode: `simulation` or `production`; by default `OPENENV_CLIENT_MODE`.
         headers: HTTP headers for the handshake.
-        token: What the server asks for; by default `OPENENV_TOKEN`.
-        protocol: `v1`, `v2`, or whichever of them the server speaks, v2 rather than v1.
+        token: The token that the server requires; by default `OPENENV_TOKEN`.
+        protocol: `v1`, `v2`, or `auto`: v2 where the server speaks it, else v1.
         reconnect_timeout_s: How long a request may spend on getting back to its session after a lost connection; 0 for
             not at all. Only with v2.
         on_session_lost: What `step` does when the episode is gone: `raise` SessionLost, or `reset` with the keywords
             of the last reset and return that result, with the reason as `metadata["session_lost"]`.
         resume_token: Continue the session that this token names, opened by another client.
         wait_s: How long to wait in the server's queue where every slot is taken; by default not at all. Only with v2.
-        retry_refused_s: How long to try again, within that time, where no server listens or its host is out of reach:
-            one that is just starting is found, one that is not there is a quick error.
+        retry_refused_s: How long to retry where no server listens or its host is out of reach: a server that is just
+            starting is reached, a wrong address is a quick error.
 
     Raises:
-        ValueError: Neither `base_url` nor `provider` is given, or the address or an option is none.
+        ValueError: Neither `base_url` nor `provider` is given, or an argument is not valid.
     """
 
     def __init__(
@@ -176,7 +175,7 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
     def resume_token(self) -> str | None:
         """What another client continues this session with; None before the first request and on servers with v1 only.
 
-        It is a secret: whoever has it has the session.
+        It is a secret: it gives access to the session.
         """
         session = self._driver.session
         return session.token if isinstance(session, ResumableSession) else None
@@ -234,7 +233,7 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
     def new_session(self) -> Self:
         """Return another client of the same server, with a session of its own; it is closed with this one.
 
-        There is nothing to wait for, but `await` does no harm: existing code has it.
+        It needs no `await`, but existing code has one, which does no harm.
         """
         if self._base_url is None:
             raise ValueError("connect() first: the provider has not started a server yet")
@@ -337,7 +336,7 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
         return result
 
     def _step_with(self, action: ActT, kwargs: dict[str, Any]) -> Flow[dict[str, Any]]:
-        """Take a step whose environment is told more than the action."""
+        """Take a step with further arguments for the environment."""
         timeout_s = kwargs.get("timeout_s")
         rest = {key: value for key, value in kwargs.items() if key != "timeout_s" and value is not None}
         extra: dict[str, Any] = {"kwargs": rest} if rest else {}
@@ -400,13 +399,10 @@ def _one_of(name: str, value: Any, choices: tuple[str, ...]) -> Any:
     return value
 
 
-# sync_client: `SyncEnvClient`: the blocking twin of a client, a plain socket and no event loop.
-#
-# Works anywhere, also inside a running loop (a notebook). Knows `EnvClient`; adds nothing to the protocol.
-
-
 class SyncEnvClient(Generic[ActT, ObsT, StateT]):
-    """Blocks where its `EnvClient` would be awaited. Other methods of that client, coroutines too, work as well.
+    """The blocking twin of a client, on a plain socket without an event loop; works inside a running loop too.
+
+    Other methods of the client, coroutines too, work as well: they run in this thread.
 
     Raises:
         ClientModeError: The client is already in asynchronous use.
@@ -481,11 +477,6 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
             return self._driver.run_helper(value, *args, **kwargs)
 
         return call
-
-
-# generic: Clients without models: dicts in, dicts out.
-#
-# Knows the payload's three keys and nothing of any environment.
 
 
 class GenericAction(dict[str, Any]):

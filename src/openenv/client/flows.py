@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CLOSED_BY_CLIENT = "closed by the client"
-_UNEXPECTED = "the server sent a message that nobody asked for"
+_UNEXPECTED = "the server sent an unexpected message"
 _INTERRUPTED = "a request was interrupted"
 
 # -- commands: what a flow yields -----------------------------------------------------------------------------------

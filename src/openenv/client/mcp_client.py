@@ -1,7 +1,7 @@
-"""Clients for environments whose actions are tools.
+"""Clients for environments whose actions are tools, and their blocking twins.
 
-Tools, resets and steps go over one socket and meet one session, which ends with the socket: nothing is left behind
-by a client that dies. Knows tool models and flows; must not know how a server runs tools.
+Tools, resets and steps go over one connection to one session. Knows tool models and flows; must not know how a server
+runs tools.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ class MCPClientBase(EnvClient[Any, Observation, State]):
     def _checked_mode(cls, mode: str | None) -> str:
         if mode is not None and mode.lower() != "production":
             raise ValueError(
-                f"invalid mode {mode!r}: MCPToolClient and its kin only have 'production'; "
-                "use GenericEnvClient for 'simulation'"
+                f"invalid mode {mode!r}: MCPToolClient and the other MCP clients only have 'production'; use GenericEnvClient for 'simulation'"
             )
         return "production"
 
@@ -232,9 +231,7 @@ def _tool_error(error: Any) -> ToolError | None:
     return ToolError(error_type=ToolErrorType(kind), message=str(error.get("message", "")))
 
 
-# mcp_sync_client: The blocking twins of the tool clients: a plain socket and no event loop.
-#
-# Know their clients; add nothing to the protocol. A subclass that overrides a method is called, not passed by.
+# The blocking twins call the method of their client, so that a subclass that overrides it is called.
 
 
 class SyncMCPClient(SyncEnvClient[Any, Observation, State]):

@@ -34,10 +34,7 @@ from .flows import ClientRequest, Flow, HangUp, next_reply, request
 if TYPE_CHECKING:
     from .driver import Driver
 
-# mcp_replies: What servers answer to tool requests: lists, results and errors, of this release and of older ones.
-#
-# Knows shapes; must not know how requests travel.
-
+# -- what servers answer, of this release and of older ones ---------------------------------------------------------
 
 _CLASSES: Mapping[str, type[ToolCallError]] = {
     cls.error_type: cls
@@ -255,7 +252,7 @@ class ToolRequests:
         timeout_s: float | None = None,
         on_progress: ProgressHandler | None = None,
     ) -> Flow[dict[str, Any]]:
-        """Ask; a server that has never heard of `mcp` frames refuses in the words of one that has."""
+        """Send a request; the refusal of a server without `mcp` frames reads like that of a server that has them."""
         try:
             return (yield from self._rpc(method, params, timeout_s=timeout_s, on_progress=on_progress))
         except UnknownTypeError as exc:

@@ -28,10 +28,7 @@ from pydantic_core import to_jsonable_python
 
 from .json_values import BESIDE, checked_reward, dumps_itself, envelope_values, jsonable, own_dump, plain_fields
 
-# arrays: Arrays as MessagePack extension type 1: `[dtype, shape, bytes]`, and back, with or without NumPy.
-#
-# Knows dtypes and bytes; NumPy is loaded only where an array is really there.
-
+# -- arrays: MessagePack extension type 1, `[dtype, shape, bytes]`; NumPy is loaded only where there is an array ------
 
 ARRAY_TYPE: Final = 1
 

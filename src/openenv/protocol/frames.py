@@ -130,7 +130,7 @@ class FrameReader:
     def whole(self, data: bytes) -> bytes | None:
         """Return the payload of data that is exactly one short text or binary message; None, and nothing taken, if not.
 
-        Nearly every read is such a message: whoever does not care which of the two kinds it is saves half of `feed`.
+        Nearly every read is such a message: a caller that treats both kinds alike saves half of `feed`.
         """
         size = len(data)
         if size < 6 or (data[0] != 0x81 and data[0] != 0x82):

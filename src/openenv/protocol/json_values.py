@@ -160,7 +160,7 @@ def _dumper(cls: type[Any]) -> Callable[..., bytes] | None:
 def checked_reward(reward: Any, metadata: Any) -> tuple[Any, Any]:
     """Make a reward a finite number, a bool or None; what had to be given up is noted in the metadata.
 
-    The step has run and must not be lost, but nobody shall take a broken reward for "no reward".
+    The step has run and must not be lost, but a broken reward must not look like "no reward".
     """
     item = getattr(reward, "item", None)
     if callable(item):  # numpy and torch scalars

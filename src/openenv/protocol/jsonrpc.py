@@ -1,6 +1,6 @@
-"""JSON-RPC 2.0 as OpenEnv speaks it: requests, responses, error codes, and the `mcp` frames that carry them.
+"""JSON-RPC 2.0 as OpenEnv speaks it, and MCP on top of it, sans IO: messages, error codes, versions, what is valid.
 
-Knows the envelope only; what a method does is the server's business.
+Knows shapes only; must not know sessions or HTTP servers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class JsonRpcErrorCode(int, Enum):
 
 
 def code_name(code: int) -> str:
-    """Name a code, for whoever counts errors."""
+    """Name a code, for error counters."""
     try:
         return JsonRpcErrorCode(code).name
     except ValueError:
@@ -138,13 +138,10 @@ class WSMCPResponse(BaseModel):
     data: dict[str, Any]
 
 
-# mcp: MCP on the wire, sans IO: versions, error codes, what makes a request valid, how results are written.
+# -- MCP --------------------------------------------------------------------------------------------------------
 #
 # Two eras share one endpoint. In the handshake era a client begins with `initialize` and has a session; since
-# 2026-07-28
-# each request stands alone and carries version and capabilities itself. Knows shapes; must not know sessions or HTTP
-# servers.
-
+# 2026-07-28 each request stands alone and carries version and capabilities itself.
 
 HANDSHAKE_VERSIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 MODERN_VERSIONS: Final = ("2026-07-28",)

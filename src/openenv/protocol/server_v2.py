@@ -366,7 +366,7 @@ def _optional(message: Mapping[str, Any], key: str, kind: type[Any]) -> Any:
 
 def _check_nonce(nonce: str | None) -> None:
     if nonce is not None and not NONCE_CHARS[0] <= len(nonce) <= NONCE_CHARS[1]:
-        raise Invalid("nonce", f"expected {NONCE_CHARS[0]} to {NONCE_CHARS[1]} characters that nobody can guess")
+        raise Invalid("nonce", f"expected {NONCE_CHARS[0]} to {NONCE_CHARS[1]} characters that cannot be guessed")
 
 
 def _check_wait(wait_s: Any) -> None:

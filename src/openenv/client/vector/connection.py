@@ -24,7 +24,7 @@ from ..url import Address
 
 _READ_BYTES: Final = 256 * 1024  # replies to a batch are long
 _SESSION_ENDS: Final = (SessionCapacityError, EnvironmentFactoryError, SessionError, SessionLost)
-_UNEXPECTED: Final = "the server sent a message that nobody asked for"
+_UNEXPECTED: Final = "the server sent an unexpected message"
 _NO_QUEUE: Final = (
     "Each slot takes a session of its own, and a server without protocol v2 has no queue for them: wait_s does not "
     "help. One of openenv 0.10 takes as many as create_app(max_concurrent_envs=...) says, by default 1."

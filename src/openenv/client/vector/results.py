@@ -1,6 +1,6 @@
-"""What a step of many sessions gives: results by slot, arrays of rewards and flags, and typed failures.
+"""What a step of many sessions returns, and the rules of an episode in one slot: autoreset and failure policies.
 
-Knows results and errors; NumPy is used where it is installed. Must not know connections.
+Pure rules; NumPy is used where it is installed. Must not know sessions or connections.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ObsT = TypeVar("ObsT")
 
 @dataclass(slots=True)
 class SlotResult(Generic[ObsT]):
-    """What one slot has to say.
+    """The result of one slot.
 
     `result` is None where it failed; `error` then says why. `final` is the last result of an episode that ended in
     this very step (`autoreset="same_step"`). `started` says that `result` is the first one of an episode, `restarted`
@@ -37,12 +37,12 @@ class SlotResult(Generic[ObsT]):
     @property
     def reward(self) -> float:
         """The reward as a number: 0 for the beginning of an episode, NaN where there is none or the slot failed."""
-        told = self.result if self.final is None else self.final
-        if told is None or (self.error is not None and self.final is None):
+        last = self.result if self.final is None else self.final
+        if last is None or (self.error is not None and self.final is None):
             return math.nan
-        if told.reward is None:
+        if last.reward is None:
             return 0.0 if self.started and self.final is None else math.nan
-        return float(told.reward)
+        return float(last.reward)
 
 
 @dataclass(slots=True)
@@ -139,11 +139,6 @@ def ended(observation: Any) -> tuple[bool, bool]:
     return bool(terminated), bool(truncated)
 
 
-# The episode in one slot of a `VectorEnv`: when it is over, what follows, and what the caller sees of it.
-#
-# Pure rules: autoreset modes and failure policies. Must not know sessions or connections.
-
-
 Autoreset = Literal["next_step", "same_step", "disabled"]
 OnFailure = Literal["raise", "mask", "restart"]
 
@@ -155,7 +150,15 @@ POLICIES: Final[tuple[str, ...]] = get_args(OnFailure)
 
 @dataclass(slots=True)
 class SlotEpisode:
-    """What has come for one slot since the caller last looked."""
+    """The episode of one slot, and what has come for it since the caller last took a result.
+
+        idle --- ask() ---> asked --- answered(), failed() ---> ready --- take() ---> idle
+                              ^             |
+                              +-- True: the caller begins an episode first (a reset) --+
+
+    Example, `autoreset="same_step"`: the reply to a step says `done`; `answered` keeps it as the final result and
+    returns True; the reply to the reset makes the slot ready, and `take` returns both.
+    """
 
     slot: int
     autoreset: Autoreset
@@ -164,42 +167,42 @@ class SlotEpisode:
     is_asked: bool = False
     is_ready: bool = False
     masked: OpenEnvError | None = None
-    _unbegun: bool = False
-    _told: SlotResult[Any] | None = None
-    _broken: Exception | None = None
+    _needs_reset: bool = False
+    _result: SlotResult[Any] | None = None
+    _hook_error: Exception | None = None
     _final: dict[str, Any] | None = None
     _error: OpenEnvError | None = None
 
     def ask(self, *, stepping: bool) -> str:
         """Begin a request: return `step`, or `reset` where an episode has to begin first."""
         self.is_asked, self.is_ready = True, False
-        self._told = self._broken = self._final = self._error = None
+        self._result = self._hook_error = self._final = self._error = None
         if not stepping:
             self.masked = None
             return "reset"
-        if self._unbegun and (self.autoreset != "disabled" or self.on_failure == "restart"):
+        if self._needs_reset and (self.autoreset != "disabled" or self.on_failure == "restart"):
             return "reset"
         return "reset" if self.is_over and self.autoreset == "next_step" else "step"
 
     def answered(self, kind: str, data: dict[str, Any], parse: Parse) -> bool:
-        """Take in a reply; return whether an episode must be begun before the caller is told."""
+        """Take in a reply; return whether an episode must begin before the slot is ready."""
         started = kind == "reset"
         self.is_over = bool(data.get("done"))
         if self.is_over and not started and self.autoreset == "same_step":
             self._final = data
             return True
         try:  # now, while other slots still step
-            self._told = SlotResult(self.slot, parse(data), self._error, started=started)
-        except Exception as exc:  # of the caller's own hook: he gets it when he looks
-            self._broken = exc
-        if self.is_over and self._error is None and self._told is not None:
-            self._told.terminated, self._told.truncated = ended(data.get("observation"))
-        self._unbegun = self._unbegun and not started
+            self._result = SlotResult(self.slot, parse(data), self._error, started=started)
+        except Exception as exc:  # of the caller's own hook: `take` raises it
+            self._hook_error = exc
+        if self.is_over and self._error is None and self._result is not None:
+            self._result.terminated, self._result.truncated = ended(data.get("observation"))
+        self._needs_reset = self._needs_reset and not started
         self.is_ready = True
         return False
 
     def failed(self, kind: str, error: OpenEnvError) -> bool:
-        """Take in a failure; return whether an episode must be begun before the caller is told.
+        """Take in a failure; return whether an episode must begin before the slot is ready.
 
         An action that was refused has changed nothing: the episode goes on.
         """
@@ -210,22 +213,22 @@ class SlotEpisode:
             return False
         if self.on_failure == "mask":
             self.masked = self._error
-        self._unbegun = self._unbegun or kind == "reset"
+        self._needs_reset = self._needs_reset or kind == "reset"
         again = kind == "step" and self.on_failure == "restart"
         self.is_ready = not again
         return again
 
     def take(self, parse: Parse) -> SlotResult[Any]:
-        """Return what there is to tell, once."""
+        """Return the slot's result, once."""
         self.is_asked = self.is_ready = False
-        if self._broken is not None:
-            raise self._broken
-        told = self._told or SlotResult(self.slot, None, self._error)
+        if self._hook_error is not None:
+            raise self._hook_error
+        result = self._result or SlotResult(self.slot, None, self._error)
         if self._final is not None:
-            told.final = parse(self._final)
-            told.terminated, told.truncated = ended(self._final.get("observation"))
+            result.final = parse(self._final)
+            result.terminated, result.truncated = ended(self._final.get("observation"))
         elif self._error is not None:
-            told.error = self._error
-            told.restarted = told.result is not None
-            told.truncated = not isinstance(self._error, RequestValidationError)
-        return told
+            result.error = self._error
+            result.restarted = result.result is not None
+            result.truncated = not isinstance(self._error, RequestValidationError)
+        return result

@@ -24,6 +24,7 @@ from .session_pool import SessionPool, SharedConnection, Slot, placements
 
 ActT = TypeVar("ActT")
 ObsT = TypeVar("ObsT")
+T = TypeVar("T")
 
 CodecName = Literal["auto", "json", "msgpack"]
 
@@ -222,7 +223,7 @@ class VectorEnv(Generic[ActT, ObsT]):
 
         Args:
             actions: One for each slot, or some by slot.
-            each: Whether slots may be told of one by one instead of when all of a connection are ready; by default
+            each: Whether the server may answer slot by slot instead of when all of a connection are ready; by default
                 whether `step_wait` has been called with `k`.
 
         Raises:
@@ -445,20 +446,12 @@ def _check(name: str, holds: bool, wanted: str) -> None:
         raise ValueError(f"{name}: {wanted}")
 
 
-# vector_async: `AsyncVectorEnv`: a `VectorEnv` whose operations are awaited.
-#
-# All of them run in one thread of its own, so that connecting and waiting never block the event loop. Knows threads and
-# futures; everything else is `VectorEnv`'s.
-
-
-T = TypeVar("T")
-
-
 class AsyncVectorEnv(Generic[ActT, ObsT]):
     """Many sessions of one environment, stepped together, for code on an event loop.
 
-    Arguments and results are those of `VectorEnv`. A call that is cancelled goes on in its thread, and the next one
-    waits for it. Nothing is lost by that: what a cancelled `step` leads to is returned by the next `step_wait`.
+    Arguments and results are those of `VectorEnv`, which runs in one thread, so that connecting and waiting never block
+    the loop. A call that is cancelled goes on in that thread, and the next one waits for it. Nothing is lost: what a
+    cancelled `step` leads to is returned by the next `step_wait`.
     """
 
     def __init__(self, url: str | Sequence[str], n: int, **options: Any) -> None:
@@ -506,7 +499,7 @@ class AsyncVectorEnv(Generic[ActT, ObsT]):
         timeout_s: float | None = None,
         **kwargs: Any,
     ) -> VectorResult[ObsT]:
-        """Begin an episode in each slot, or in some; a step that nobody has waited for is forgotten."""
+        """Begin an episode in each slot, or in some; a step that was not waited for is forgotten."""
         self._waiting = None
         return await self._run(partial(self._env.reset, seed=seed, slots=slots, timeout_s=timeout_s, **kwargs))
 
@@ -535,7 +528,7 @@ class AsyncVectorEnv(Generic[ActT, ObsT]):
         try:
             result = await asyncio.shield(asyncio.wrap_future(waiting))
         except asyncio.CancelledError:
-            raise  # whoever waits next gets it
+            raise  # the next step_wait returns it
         except BaseException:
             self._forget(waiting)
             raise
