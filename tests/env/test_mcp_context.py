@@ -45,7 +45,7 @@ def test_state_is_the_same_for_both_step_methods(make_env: Any, call: Any) -> No
     assert call.data(env, "recall", key="a") == "1"
 
 
-def test_progress_and_messages_that_nobody_listens_to_are_no_error(make_env: Any, call: Any) -> None:
+def test_progress_and_messages_without_a_listener_are_no_error(make_env: Any, call: Any) -> None:
     async def chatty(ctx: Context) -> str:
         await ctx.report_progress(1, 2, "half")
         await ctx.info("hello")

@@ -49,7 +49,7 @@ def recursive_model() -> str:
 
 
 @pytest.mark.parametrize("tool", ["misleading", "misleading_async", "misleading_with_context", "recursive_model"])
-def test_a_tool_that_raises_is_an_execution_error_whatever_it_says(make_env: Any, call: Any, tool: str) -> None:
+def test_a_tool_that_raises_is_an_execution_error_for_any_message(make_env: Any, call: Any, tool: str) -> None:
     env = make_env(misleading, misleading_async, misleading_with_context, recursive_model, add)
     kind, message = call.failure(env, tool)
     assert kind == "execution_error"

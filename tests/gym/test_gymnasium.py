@@ -407,7 +407,7 @@ def test_the_class_works_without_a_server() -> None:
         assert env.reset(seed=1).observation is not None
 
 
-def test_an_id_that_does_not_exist_is_told_in_a_line() -> None:
+def test_an_unknown_id_is_reported_in_one_line() -> None:
     with pytest.raises(TargetError, match="NoSuchEnv"):
         load_app("gymnasium:NoSuchEnv-v0")
 

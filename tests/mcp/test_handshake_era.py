@@ -96,7 +96,7 @@ def test_a_request_of_an_unknown_session_is_not_found(server: Any, uninitialized
 
 
 @pytest.mark.parametrize("accept", ["application/json, text/event-stream", "application/json", "*/*"])
-def test_a_session_answers_whatever_is_accepted(server: Any, handshake: Any, accept: str) -> None:
+def test_a_session_answers_any_accept_header(server: Any, handshake: Any, accept: str) -> None:
     answer = handshake(server.url).request("ping", headers={"accept": accept})
     assert (answer.status, answer.result) == (200, {})
 
@@ -107,7 +107,7 @@ def test_the_version_header_may_be_missing_or_an_older_one(server: Any, handshak
     assert client.request("ping", headers={"mcp-protocol-version": "2025-03-26"}).result == {}
 
 
-def test_a_version_header_that_nobody_knows_is_refused(server: Any, handshake: Any) -> None:
+def test_an_unknown_version_header_is_refused(server: Any, handshake: Any) -> None:
     answer = handshake(server.url).request("ping", headers={"mcp-protocol-version": "1999-01-01"})
     assert answer.status == 400
     assert answer.error["code"] in (-32602, -32022)
@@ -230,7 +230,7 @@ def test_attaching_to_no_session_is_refused(server: Any, uninitialized: Any) -> 
     assert server.manager.active == 0
 
 
-def test_an_attached_client_is_told_when_the_session_has_ended(server: Any, uninitialized: Any) -> None:
+def test_an_attached_client_learns_that_the_session_has_ended(server: Any, uninitialized: Any) -> None:
     name = prepared(server.url, 1)
     client = uninitialized(server.url)
     client.initialize(headers={"X-OpenEnv-Session": name})

@@ -106,7 +106,7 @@ def test_delete_cancels_what_runs(server: Any, handshake: Any) -> None:
     server.wait_for(lambda: server.watch.alive == 0)
 
 
-def test_a_session_that_nobody_uses_ends_with_its_lease(desk: Any, handshake: Any) -> None:
+def test_an_unused_session_ends_with_its_lease(desk: Any, handshake: Any) -> None:
     server = desk(sessions=1, lease_s=1.0)
     client = handshake(server.url)
     server.wait_for(lambda: server.manager.active == 0)

@@ -74,7 +74,7 @@ def test_an_orchestrator_sees_what_its_agent_earned(server: Any, uninitialized: 
     assert (stepped["reward"], stepped["observation"]["result"]["data"]) == (0.5, 9)
 
 
-def test_a_reset_that_fails_is_told_and_leaves_nothing(serve: Any, uninitialized: Any, modern: Any) -> None:
+def test_a_failed_reset_is_reported_and_leaves_no_session(serve: Any, uninitialized: Any, modern: Any) -> None:
     running = serve(create_app(Broken, CallToolAction, CallToolObservation))
     answer = uninitialized(running.url).initialize()
     assert (answer.status, answer.error["code"]) == (200, -32603)

@@ -273,7 +273,7 @@ def test_two_clients_do_not_share_state(server: Any, modern: Any) -> None:
     assert other.call("count").result["structuredContent"] == {"result": 1}
 
 
-def test_an_expired_session_is_told_and_never_replaced_in_silence(desk: Any, modern: Any) -> None:
+def test_an_expired_session_is_reported_and_never_replaced_in_silence(desk: Any, modern: Any) -> None:
     server = desk(lease_s=0.2)
     client = modern(server.url)
     client.call("count")
@@ -287,7 +287,7 @@ def test_an_expired_session_is_told_and_never_replaced_in_silence(desk: Any, mod
     assert client.call("count").result["structuredContent"] == {"result": 1}
 
 
-def test_an_evicted_session_is_told_and_never_replaced_in_silence(desk: Any, modern: Any, handshake: Any) -> None:
+def test_an_evicted_session_is_reported_and_never_replaced_in_silence(desk: Any, modern: Any, handshake: Any) -> None:
     server = desk(sessions=1)
     client = modern(server.url)
     client.call("count")
@@ -355,7 +355,7 @@ def test_a_handle_goes_before_the_cookie(server: Any, modern: Any) -> None:
     assert client.call("count").text == "2"
 
 
-def test_a_handle_of_no_session_is_told_in_the_result(server: Any, modern: Any) -> None:
+def test_a_handle_of_no_session_is_reported_in_the_result(server: Any, modern: Any) -> None:
     answer = modern(server.url).call("count", headers={"X-OpenEnv-Session": "nobody"})
     assert (answer.status, answer.result["isError"]) == (200, True)
     assert "No such session" in answer.text

@@ -212,7 +212,7 @@ def test_creating_without_a_free_slot_is_refused_with_numbers(desk: Any, wire: A
     assert "result" in client.own("openenv/session/create")
 
 
-def test_a_session_that_nobody_uses_ends_with_its_lease(desk: Any, wire: Any) -> None:
+def test_an_unused_session_ends_with_its_lease(desk: Any, wire: Any) -> None:
     server = desk(sessions=1, lease_s=0.2)
     client = wire(server.url)
     name = client.own("openenv/session/create")["result"]["session_id"]
@@ -285,7 +285,7 @@ def test_a_socket_survives_what_is_no_object(server: Any, open_socket: Any, text
     assert socket.own("tools/call", {"name": "count"})["result"]["data"] == 1
 
 
-def test_a_socket_without_a_free_slot_is_told_and_closed(desk: Any, open_socket: Any) -> None:
+def test_a_socket_without_a_free_slot_gets_the_error_and_is_closed(desk: Any, open_socket: Any) -> None:
     server = desk(sessions=1)
     first = open_socket(server.url)
     assert first.own("tools/list")["result"]["tools"]
@@ -356,7 +356,7 @@ def test_an_environment_without_tools_says_so(serve: Any, ask: Any) -> None:
     assert refused(send(request("tools/call")), -32602) == "Missing 'name' in params"
 
 
-def test_standard_clients_are_told_that_there_are_no_tools(serve: Any, uninitialized: Any, modern: Any) -> None:
+def test_standard_clients_learn_that_there_are_no_tools(serve: Any, uninitialized: Any, modern: Any) -> None:
     running = serve(create_app(Idle, Action, Observation))
     answer = uninitialized(running.url).initialize()
     assert (answer.status, answer.error["code"]) == (200, -32603)

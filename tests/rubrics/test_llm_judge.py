@@ -202,7 +202,7 @@ def test_a_state_can_be_carried_over() -> None:
     assert asyncio.run(target.acall("a", "o")) == 0.5
 
 
-def test_loading_the_zero_nobody_chose_does_not_silence_errors() -> None:
+def test_loading_the_default_zero_does_not_silence_errors() -> None:
     target = LLMJudge("rate", Scripted("nothing"))
     target.load_state_dict(LLMJudge("rate", Scripted("1")).state_dict())
 

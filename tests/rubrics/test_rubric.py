@@ -149,7 +149,7 @@ def test_a_sync_tree_gives_a_float_with_and_without_a_running_loop(rubric: Rubri
 
 
 @pytest.mark.parametrize("rubric", ASYNC_TREES)
-def test_a_tree_with_an_async_rubric_gives_a_coroutine_whatever_the_score(rubric: Rubric) -> None:
+def test_a_tree_with_an_async_rubric_gives_a_coroutine_for_any_score(rubric: Rubric) -> None:
     assert isinstance(await_result(rubric("action", "observation")), float)
     assert rubric.is_async is True
 

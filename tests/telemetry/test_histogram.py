@@ -61,7 +61,7 @@ def test_values_of_many_threads_are_all_counted_and_never_mixed() -> None:
     assert (small.total, large.total) == (10_000.0, 40_000.0)
 
 
-def test_what_nobody_reads_takes_no_more_memory() -> None:
+def test_values_without_a_reader_take_no_more_memory() -> None:
     histograms = Histograms(3)
     for _ in range(10_000):
         histograms.observe(1e-5, 1e-4, 1e-3)

@@ -67,7 +67,7 @@ def test_a_session_that_hangs_can_be_ended_and_replaced(
         assert live.until("reset")["observation"]["place"] == 1
 
 
-def test_a_visitor_whose_hanging_session_a_trainer_needs_is_told(
+def test_a_visitor_learns_that_a_trainer_took_the_slot_of_a_hanging_session(
     serve: Serve, visit: Visit, make_app: Any, hanging: type[Any], apart: ThreadPoolExecutor
 ) -> None:
     server = serve(make_app(hanging, max_concurrent_envs=1))
@@ -112,7 +112,7 @@ def test_a_constructor_that_hangs_can_be_given_up(
     assert browser.step().status_code == 200
 
 
-def test_a_crowd_does_not_end_the_session_of_somebody_who_plays(
+def test_many_visitors_do_not_end_the_session_of_an_active_one(
     serve: Serve, visit: Visit, make_app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(visitors_module, "_MAX_VISITORS", 3)
@@ -127,9 +127,7 @@ def test_a_crowd_does_not_end_the_session_of_somebody_who_plays(
     assert len(server.app.state.openenv_web.visitors.all()) <= 5
 
 
-def test_looking_without_having_loaded_the_page_makes_nobody_a_visitor(
-    serve: Serve, visit: Visit, make_app: Any
-) -> None:
+def test_reading_without_loading_the_page_creates_no_visitor(serve: Serve, visit: Visit, make_app: Any) -> None:
     server = serve(make_app())
     stranger = visit(server.url, cookie=False)
     for number in range(5):
@@ -175,7 +173,7 @@ def test_what_visitors_have_left_behind_is_thrown_away(
 
 
 @pytest.mark.parametrize("hook", ["text that cannot be sent", "a label that cannot be sent", "an exit"])
-def test_a_step_counts_whatever_its_picture_comes_to(
+def test_a_step_counts_even_if_its_rendering_fails(
     serve: Serve, visit: Visit, make_app: Any, envs: dict[str, type[Any]], hook: str
 ) -> None:
     class Painter(envs["Street"]):  # type: ignore[misc,name-defined]

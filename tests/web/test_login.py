@@ -112,7 +112,7 @@ def test_an_observers_own_view_is_empty_and_shows_all_sessions(guarded: Any, vis
     assert player.post("/web/close").json() == {"closed": True}
 
 
-def test_without_tokens_everybody_is_an_orchestrator(street: Any, visit: Callable[..., Any]) -> None:
+def test_without_tokens_every_visitor_is_an_orchestrator(street: Any, visit: Callable[..., Any]) -> None:
     answer = visit(street.url).post("/web/login", {"token": "anything"})
     assert answer.json() == {"role": "orchestrator"}
     assert "set-cookie" not in answer.headers

@@ -54,7 +54,7 @@ def test_the_page_has_a_cookie_for_new_browsers_and_a_strict_policy(street: Any)
         assert first.headers["x-content-type-options"] == "nosniff"
 
 
-def test_files_are_checked_anew_and_only_those_of_the_page_are_given(street: Any) -> None:
+def test_files_are_revalidated_and_only_those_of_the_page_are_served(street: Any) -> None:
     with http_calls.Client(base_url=street.url, trust_env=False) as client:
         page = client.get("/web/")
         assert page.headers["content-type"] == "text/html; charset=utf-8"
@@ -132,7 +132,9 @@ def test_bodies_that_are_no_json_or_too_large_are_refused(
     assert (large.status_code, large.json()["code"], large.json()["limit_bytes"]) == (413, "BODY_TOO_LARGE", 1000)
 
 
-def test_a_failure_of_the_environment_is_told_and_the_episode_goes_on(street: Any, visit: Callable[..., Any]) -> None:
+def test_a_failure_of_the_environment_is_reported_and_the_episode_goes_on(
+    street: Any, visit: Callable[..., Any]
+) -> None:
     browser = visit(street.url)
     browser.post("/web/reset")
     failed = browser.step("left", paces=5)
@@ -260,7 +262,7 @@ def test_asynchronous_environments_are_played_on_the_loop_and_drawn_beside_it(
     assert browser.step().json()["observation"]["place"] == 1
 
 
-def test_in_production_nobody_resets_or_steps_or_looks_at_states(
+def test_production_has_no_reset_step_or_state(
     serve: Callable[..., Any], visit: Callable[..., Any], make_app: Any
 ) -> None:
     browser = visit(serve(make_app(mode="production")).url)

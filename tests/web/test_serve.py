@@ -113,7 +113,7 @@ def has_page(served: Served) -> bool:
         (["--no-web"], "true", False),
     ],
 )
-def test_the_page_is_there_unless_somebody_says_no(
+def test_the_page_is_there_unless_it_is_turned_off(
     start: Callable[..., Served], arguments: list[str], setting: str | None, expected: bool
 ) -> None:
     target = APPLICATION if setting == "true" else ENVIRONMENT
@@ -150,7 +150,7 @@ def test_the_readme_of_a_folder_is_shown(start: Callable[..., Served], tmp_path:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("gradio") is not None, reason="Gradio is here")
-def test_a_gradio_builder_without_gradio_is_told_what_to_install_and_the_standard_page_is_there(
+def test_without_gradio_the_log_says_what_to_install_and_the_standard_page_is_there(
     envs: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("ENABLE_WEB_INTERFACE", "true")
@@ -159,6 +159,6 @@ def test_a_gradio_builder_without_gradio_is_told_what_to_install_and_the_standar
     assert app.state.openenv_web.options.custom is None
 
 
-def test_a_gradio_builder_is_not_called_while_nobody_wants_a_page(envs: dict[str, Any]) -> None:
+def test_a_gradio_builder_is_not_called_without_a_page(envs: dict[str, Any]) -> None:
     app = create_app(envs["Street"], envs["Walk"], envs["View"], gradio_builder=lambda *_: pytest.fail("called"))
     assert "/web" not in {getattr(route, "path", None) for route in app.routes}

@@ -61,7 +61,7 @@ def test_the_page_gets_increments_that_are_counted(street: Any, visit: Callable[
     assert frames[16]["code"] == "EXECUTION_ERROR"
 
 
-def test_whoever_comes_later_sees_the_whole(street: Any, visit: Callable[..., Any]) -> None:
+def test_a_later_watcher_sees_the_whole_episode(street: Any, visit: Callable[..., Any]) -> None:
     browser = visit(street.url)
     browser.post("/web/reset")
     for _ in range(3):
@@ -137,7 +137,7 @@ def test_a_log_of_large_observations_is_bounded_as_well(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("way", ["serve", "plain uvicorn"])
-def test_a_reader_that_does_not_read_holds_nobody_up_and_gets_the_whole_in_the_end(
+def test_a_slow_reader_delays_no_other_and_gets_the_whole_in_the_end(
     serve: Callable[..., Any], visit: Callable[..., Any], make_app: Any, way: str
 ) -> None:
     settings = {} if way == "serve" else {"ws": "websockets-sansio", "http": "auto"}
@@ -160,7 +160,7 @@ def test_a_reader_that_does_not_read_holds_nobody_up_and_gets_the_whole_in_the_e
     assert any(frame["type"] == "hello" for frame in frames[1:])
 
 
-def test_somebody_who_is_gone_is_forgotten(serve: Callable[..., Any], visit: Callable[..., Any], make_app: Any) -> None:
+def test_a_watcher_that_left_is_dropped(serve: Callable[..., Any], visit: Callable[..., Any], make_app: Any) -> None:
     server = serve(make_app())
     browser = visit(server.url)
     shared = server.app.state.openenv_web.visitors

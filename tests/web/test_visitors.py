@@ -31,7 +31,7 @@ def test_every_browser_has_its_own_episode_and_programs_share_one(
     assert {session.kind for session in server.manager.sessions()} == {SessionKind.SOFT}
 
 
-def test_a_trainer_gets_the_slot_of_a_visitor_who_is_told_and_not_given_another_episode(
+def test_a_trainer_gets_the_slot_of_a_visitor_who_gets_an_error_and_no_new_episode(
     serve: Callable[..., Any], visit: Callable[..., Any], make_app: Any
 ) -> None:
     server = serve(make_app(max_concurrent_envs=1))
@@ -94,7 +94,7 @@ def test_an_open_page_keeps_a_session_that_would_expire(
     assert with_page.step().json()["reason"] == "expired"
 
 
-def test_somebody_who_does_nothing_for_long_is_not_kept_by_an_open_page(
+def test_an_open_page_does_not_keep_the_session_of_an_idle_visitor(
     serve: Callable[..., Any], visit: Callable[..., Any], make_app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(visitors_module, "_KEEP_PERIOD_S", 0.05)

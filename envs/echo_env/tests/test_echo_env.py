@@ -46,7 +46,7 @@ def test_what_is_no_message_or_no_tool_is_an_error_of_its_call() -> None:
         assert echo(env, "still there").result.data == "still there"
 
 
-def test_other_actions_are_told_what_there_is() -> None:
+def test_other_actions_get_the_list_of_tools_as_an_error() -> None:
     env = EchoEnvironment()
     assert "tools" in env.step(Action()).metadata["error"]
     env.close()

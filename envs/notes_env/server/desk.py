@@ -74,14 +74,14 @@ class Desk:
         return "handed in"
 
     def progress(self) -> float:
-        """Tell which share of the wanted notes is right."""
+        """Return which share of the wanted notes is right."""
         if self.task is None:
             return 0.0
         wanted = self.task.wanted
         return sum(_same(self.notes.get(title), text) for title, text in wanted.items()) / len(wanted)
 
     def is_tidy(self) -> bool:
-        """Tell whether all notes that the task does not name are as they were."""
+        """Say whether all notes that the task does not name are as they were."""
         if self.task is None:
             return True
         wanted = self.task.wanted

@@ -1,6 +1,6 @@
 """The Notes environment: tools that work on a desk of notes, and a reward for what is there in the end.
 
-Agents call tools and see results. Whoever steps the environment sees reward and end, too.
+Agents call tools and see results. The orchestrator, which steps the environment, also sees reward and end.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ def factory_class(factory: EnvFactory) -> type[Any] | None:
     except Exception:  # an annotation may name something that this process cannot import
         return None
     returned = typing.get_origin(returned) or returned
-    # `Any` is a class on some Pythons; a protocol or an abstract class does not tell the class of the instance.
+    # `Any` is a class on some Pythons; a protocol or an abstract class does not name the class of the instance.
     vague = returned is Environment or inspect.isabstract(returned) or getattr(returned, "_is_protocol", False)
     return returned if isinstance(returned, type) and hasattr(returned, "step") and not vague else None
 

@@ -205,7 +205,7 @@ class RubricDict(Rubric):
         forget_trees()
 
     def __contains__(self, key: object) -> bool:
-        """Tell whether a key has an entry."""
+        """Say whether a key has an entry."""
         return key in self._entries
 
     def __len__(self) -> int:
@@ -244,12 +244,12 @@ class RubricDict(Rubric):
             return entries[name]
         raise AttributeError(f"{type(self).__name__} has no attribute and no entry {name!r}")
 
-    if TYPE_CHECKING:  # Any key can be given a rubric as an attribute.
+    if TYPE_CHECKING:  # A rubric can be assigned to any key as an attribute.
 
         def __setattr__(self, name: str, value: object) -> None: ...
 
     def _set_child(self, name: str, rubric: Rubric) -> None:
-        # A rubric given to an entry's name replaces the entry, instead of hiding it or a method behind an attribute.
+        # A rubric assigned to an entry's name replaces the entry, instead of hiding it or a method behind an attribute.
         if name in vars(self).get("_entries", {}):
             self._entries[name] = rubric
         else:

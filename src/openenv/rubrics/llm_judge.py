@@ -131,7 +131,7 @@ class LLMJudge(Rubric):
         """Take over the configuration.
 
         A `default_score` other than 0.0 must have been chosen by someone and is used from now on; 0.0 may be the
-        value that nobody chose, so it leaves `uses_default` alone.
+        value of an unset default, so it leaves `uses_default` alone.
         """
         super().load_state_dict(state)
         self.prompt_template = state.get("prompt_template", self.prompt_template)
@@ -170,12 +170,12 @@ def parse_score(response: str) -> float:
 
 def _only(values: list[float | None], kind: str, response: str) -> float:
     """Return the value that all readable ones agree on."""
-    found = {value for value in values if value is not None}
-    if not found:
+    distinct = {value for value in values if value is not None}
+    if not distinct:
         raise ScoreParseError(f"its {kind} is not a clear value", response)
-    if len(found) > 1:
-        raise ScoreParseError(f"it gives several values as {kind}: {sorted(found)}", response)
-    return found.pop()
+    if len(distinct) > 1:
+        raise ScoreParseError(f"it gives several values as {kind}: {sorted(distinct)}", response)
+    return distinct.pop()
 
 
 def _lone_value(text: str, response: str) -> float:
@@ -234,7 +234,7 @@ def _value(match: re.Match[str], bare_ok: bool) -> float | None:
 
 
 def _states_other_scale(text: str) -> bool:
-    """Tell whether the text speaks of a scale, such as 1 to 10, on which a bare 1 would not be the full score."""
+    """Say whether the text names a scale, such as 1 to 10, on which a bare 1 would not be the full score."""
     return any(
         "scale" in text[max(0, stated.start() - 25) : stated.end() + 15].lower() and not _is_unit_range(stated)
         for stated in _RANGE.finditer(text)

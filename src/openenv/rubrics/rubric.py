@@ -1,4 +1,4 @@
-"""The rubric: a callable that scores one (action, observation) pair, with hooks and child rubrics.
+"""The rubric: a callable that scores one (action, observation) pair, with hooks and child rubrics; or a whole episode.
 
 Knows calling, hooks and the tree of children. Must not know how children's scores are combined, nor any event loop.
 """
@@ -18,8 +18,8 @@ ForwardPreHook = Callable[["Rubric", Any, Any], object]
 ForwardHook = Callable[["Rubric", Any, Any, float], object]
 """Called as `hook(rubric, action, observation, score)`; may be async on a rubric that is awaited."""
 
-# Stands for the shape of all trees, and is replaced when any of them changes: what was learnt about a tree holds while
-# this is the same object. No number, which could come again: in a deep copy or a pickle, nothing learnt holds.
+# Identifies the shape of all trees, and is replaced when any of them changes: a cached property of a tree is valid
+# while this is the same object. Not a number, which could repeat: a deep copy or a pickle has no valid cache.
 _generation = object()
 
 DECISIVE = frozenset({"is_async", "_rubric_children", "last_score", "__setattr__", "__delattr__"})
@@ -50,7 +50,7 @@ class Rubric(RubricNode, ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls._forward_is_async = iscoroutinefunction(cls.forward)
-        # A subclass may decide these anew at each call, or wants to see its score being set.
+        # A subclass may decide these at each call, or intercept the setting of its score.
         strangers = [base for base in cls.__mro__ if base not in (Rubric, object)]
         cls._is_plain = all(vars(base).keys().isdisjoint(DECISIVE) for base in strangers)
 
@@ -82,7 +82,7 @@ class Rubric(RubricNode, ABC):
 
     @property
     def is_async(self) -> bool:
-        """Tell whether calling this rubric gives a coroutine: some `forward` in its tree is a coroutine function.
+        """Whether calling this rubric gives a coroutine: some `forward` in its tree is a coroutine function.
 
         A subclass whose plain `forward` returns an awaitable of its own making sets `is_async = True`.
         """
@@ -90,7 +90,7 @@ class Rubric(RubricNode, ABC):
         return is_async if generation is _generation else self._find_is_async()
 
     def _find_is_async(self) -> bool:
-        """Ask the tree, and remember the answer unless some rubric asked is not plain."""
+        """Search the tree, and cache the result unless a rubric in it is not plain."""
         # Read first: a change that another thread makes meanwhile outdates the answer.
         generation = _generation
         is_async, lasting = self._forward_is_async, self._is_plain
@@ -105,7 +105,7 @@ class Rubric(RubricNode, ABC):
         return is_async
 
     def __call__(self, action: Any, observation: Any) -> float | Coroutine[Any, Any, float]:
-        """Score the pair: a float, or a coroutine of one where `is_async`, whatever the score or the event loop.
+        """Score the pair: a float, or a coroutine of one where `is_async`, independent of the score and the event loop.
 
         Raises:
             TypeError: something in a rubric that is not async returned an awaitable.
@@ -181,7 +181,7 @@ class Rubric(RubricNode, ABC):
             child.reset()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rubric's own configuration; children are asked one by one."""
+        """Return this rubric's own configuration, without the children's."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -210,12 +210,12 @@ def settled(outcome: T | Awaitable[T], role: str, rubric: Rubric) -> T:
     """Return an outcome that must not be awaitable.
 
     Raises:
-        TypeError: it is; the reward would be an object nobody awaits.
+        TypeError: it is; the reward would be an object that is never awaited.
     """
     if isinstance(outcome, Awaitable):
         if iscoroutine(outcome):
             outcome.close()
-        # The tree may have been changed through `vars`, which nobody notices; the next call then looks again.
+        # The tree may have been changed through `vars`, unnoticed; the next call then searches again.
         forget_trees()
         raise TypeError(
             f"the {role} of {type(rubric).__name__} gave an awaitable in a synchronous call: "
@@ -229,9 +229,7 @@ async def awaited(outcome: T | Awaitable[T]) -> T:
     return await outcome if isinstance(outcome, Awaitable) else outcome
 
 
-# trajectory: Rubrics that score a whole episode: they collect its steps and give the score when an observation is done.
-#
-# Knows the steps of one episode and how its score is spread over them. Must not know what makes an episode good.
+# -- whole episodes ---------------------------------------------------------------------------------------------------
 
 
 class TrajectoryRubric(Rubric):

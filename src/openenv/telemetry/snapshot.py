@@ -1,6 +1,6 @@
-"""`Snapshot`: what a server's metrics said at one moment, and what has happened between two of them.
+"""Reads a server's metrics back: a `Snapshot` of one moment, and the difference of two.
 
-Knows the names of the metrics; must not know how they were fetched or are shown.
+Knows the text format and the names of the metrics; must not know how they are fetched or shown.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"(?:,|$)')
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One line that was read."""
+    """One line of the text format."""
 
     name: str
     labels: Mapping[str, str]
@@ -24,25 +24,25 @@ class Sample:
 
 
 def parse(text: str) -> list[Sample]:
-    """Read samples back.
+    """Read the samples of a text.
 
     Raises:
-        ValueError: A line is no sample.
+        ValueError: A line is not a sample.
     """
     samples = []
     for line in text.splitlines():
         if not line or line.startswith("#"):
             continue
-        found = _SAMPLE.fullmatch(line.strip())
-        if found is None:
+        match = _SAMPLE.fullmatch(line.strip())
+        if match is None:
             raise ValueError(f"not a metric: {line[:80]!r}")
-        labels = {name: _unescape(value) for name, value in _LABEL.findall(found[2] or "")}
-        samples.append(Sample(found[1], labels, float(found[3])))
+        labels = {name: _unescape(value) for name, value in _LABEL.findall(match[2] or "")}
+        samples.append(Sample(match[1], labels, float(match[3])))
     return samples
 
 
 def _unescape(text: str) -> str:
-    return re.sub(r"\\(.)", lambda found: {"n": "\n"}.get(found[1], found[1]), text)
+    return re.sub(r"\\(.)", lambda match: {"n": "\n"}.get(match[1], match[1]), text)
 
 
 CallKey = tuple[str, str]  # operation, phase
@@ -50,12 +50,12 @@ Buckets = Sequence[tuple[float, float]]  # bound, how many were at most that
 
 
 class NotOurs(ValueError):
-    """The text is no metrics of an OpenEnv server."""
+    """The text is not the metrics of an OpenEnv server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One reading."""
+    """The metrics of one moment."""
 
     info: Mapping[str, str]
     values: Mapping[str, float]
@@ -82,10 +82,10 @@ class Snapshot:
 
 
 def read_snapshot(text: str) -> Snapshot:
-    """Read what `/metrics` has answered.
+    """Read a response of `/metrics`.
 
     Raises:
-        NotOurs: It is something else.
+        NotOurs: It is not an OpenEnv server's.
     """
     try:
         samples = parse(text)
@@ -123,9 +123,9 @@ def _by_label(samples: Sequence[Sample], name: str, label: str) -> dict[str, int
 
 
 def _buckets(samples: Sequence[Sample]) -> dict[CallKey, Buckets]:
-    found: defaultdict[CallKey, list[tuple[float, float]]] = defaultdict(list)
+    buckets: defaultdict[CallKey, list[tuple[float, float]]] = defaultdict(list)
     for sample in samples:
         if sample.name == "openenv_call_seconds_bucket":
             key = (sample.labels["operation"], sample.labels["phase"])
-            found[key].append((float(sample.labels["le"]), sample.value))
-    return dict(found)
+            buckets[key].append((float(sample.labels["le"]), sample.value))
+    return dict(buckets)

@@ -71,7 +71,7 @@ class WatchedCall(SessionCall):
     It calls the plain methods by name: `super()` would cost more than they do.
     """
 
-    __slots__ = ("_inside", "_watch", "asked", "began", "ended")
+    __slots__ = ("_inside", "_watch", "began", "ended", "submitted")
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class WatchedCall(SessionCall):
         self._watch = watch
         self._inside: ExitStack | None = None
         self.began = 0.0
-        self.asked = perf_counter()
+        self.submitted = perf_counter()
 
     @property
     def session_id(self) -> str:
@@ -134,7 +134,7 @@ class WatchedCall(SessionCall):
             self._done(self.result, self.error)
         began, ended = self.began, self.ended
         if began:  # else it was refused before it ran
-            self._watch.times[self.kind].observe(began - self.asked, ended - began, perf_counter() - ended)
+            self._watch.times[self.kind].observe(began - self.submitted, ended - began, perf_counter() - ended)
 
 
 # -- OpenTelemetry ----------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class Tracer:
             try:
                 yield
             finally:
-                span.set_attribute("openenv.wait_s", call.began - call.asked)
+                span.set_attribute("openenv.wait_s", call.began - call.submitted)
                 if call.error is not None:
                     self._note(span, call.error)
 

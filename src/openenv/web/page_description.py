@@ -95,14 +95,14 @@ class PageDescription:
             service = self._service
             readme = await asyncio.to_thread(find_readme, service.env_name, self._options.folder)
             plain = await asyncio.to_thread(load_environment_metadata, service.factory, service.env_name)
-            plain = found = plain.model_copy(update={"readme_content": readme})
+            plain = metadata = plain.model_copy(update={"readme_content": readme})
             if getattr(service.manager.env_cls, "get_metadata", None) is not Environment.get_metadata:
                 try:
-                    found = await self._ask("metadata", service.metadata)
+                    metadata = await self._ask("metadata", service.metadata)
                 except Exception:
                     logger.warning("the environment cannot describe itself", exc_info=True)
                     return plain
-            self._metadata = found.model_copy(update={"readme_content": found.readme_content or readme})
+            self._metadata = metadata.model_copy(update={"readme_content": metadata.readme_content or readme})
         return self._metadata
 
     async def describe(self, role: Role, *, url: str, asks_for_token: bool) -> dict[str, Any]:
@@ -164,20 +164,20 @@ class PageDescription:
     async def _find_tools(self) -> list[dict[str, Any]] | None:
         if not self._knows_tools:
             try:
-                found = await self._ask("tools", self._actions.tools)
+                tools = await self._ask("tools", self._actions.tools)
             except NoTools:
-                found = None
+                tools = None
             except Exception:
                 logger.warning("the environment's tools cannot be listed", exc_info=True)
                 return None
-            self._tools = None if found is None else [_tool(described) for described in found]
+            self._tools = None if tools is None else [_tool(described) for described in tools]
             self._knows_tools = True
         return self._tools
 
 
-def title_of(metadata: EnvironmentMetadata, given: str | None) -> str:
+def title_of(metadata: EnvironmentMetadata, override: str | None) -> str:
     """Return the page's title."""
-    return given or f"OpenEnv Agentic Environment: {metadata.name}"
+    return override or f"OpenEnv Agentic Environment: {metadata.name}"
 
 
 def _steps_tools(action_cls: type[Any] | None, tools: list[dict[str, Any]] | None) -> bool:
@@ -312,18 +312,18 @@ def _kind(name: str, schema: Mapping[str, Any]) -> str:
 
 def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
     """Follow references and unwrap optional types."""
-    found = dict(schema)
+    resolved = dict(schema)
     for _ in range(8):
-        if "$ref" in found:
-            target = root.get("$defs", {}).get(str(found.pop("$ref")).rsplit("/", 1)[-1], {})
-            found = {**target, **found}
-        options = [option for option in found.get("anyOf", ()) if option.get("type") != "null"]
+        if "$ref" in resolved:
+            target = root.get("$defs", {}).get(str(resolved.pop("$ref")).rsplit("/", 1)[-1], {})
+            resolved = {**target, **resolved}
+        options = [option for option in resolved.get("anyOf", ()) if option.get("type") != "null"]
         if len(options) == 1:
-            del found["anyOf"]
-            found = {**options[0], **found}
-        elif "$ref" not in found:
+            del resolved["anyOf"]
+            resolved = {**options[0], **resolved}
+        elif "$ref" not in resolved:
             break
-    return found
+    return resolved
 
 
 def _placeholder(name: str, kind: str) -> str:
@@ -384,9 +384,9 @@ def find_readme(env_name: str | None, folder: Path | None = None) -> str | None:
 
 
 def _places(env_name: str | None, folder: Path | None) -> Iterator[Path]:
-    given = settings.readme_path()
-    if given is not None:
-        yield given
+    configured = settings.readme_path()
+    if configured is not None:
+        yield configured
     is_plain = env_name is not None and not {"/", "\\", "\0"}.intersection(env_name) and env_name not in (".", "..")
     if is_plain:
         yield Path("envs") / str(env_name) / "README.md"

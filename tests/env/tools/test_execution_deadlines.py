@@ -29,7 +29,7 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = SOON) -> bool:
     return condition()
 
 
-def test_a_block_that_takes_too_long_is_told(dog: Watchdog) -> None:
+def test_a_block_that_takes_too_long_calls_back(dog: Watchdog) -> None:
     late = threading.Event()
     begun = time.monotonic()
     with dog.limit(0.1, late.set):
@@ -45,7 +45,7 @@ def test_a_block_that_ends_in_time_is_not(dog: Watchdog) -> None:
     assert late == []
 
 
-def test_it_is_told_once(dog: Watchdog) -> None:
+def test_the_callback_comes_once(dog: Watchdog) -> None:
     late: list[int] = []
     with dog.limit(0.0, lambda: late.append(1)):
         assert wait_for(lambda: bool(late))

@@ -48,7 +48,7 @@ def test_functions_of_one_source_that_differ_have_validators_of_their_own() -> N
         make_tool(kind=str, default="x").check({"value": 1})
 
 
-def test_annotations_that_are_made_anew_do_not_pile_up() -> None:
+def test_annotations_made_by_each_constructor_do_not_pile_up() -> None:
     def make() -> PreparedTool:
         class Point(BaseModel):
             x: int
@@ -135,7 +135,7 @@ def test_a_server_that_gets_middleware_later_is_plain_no_more() -> None:
     assert not tools.is_plain
 
 
-def test_a_tool_is_prepared_once_and_anew_when_it_was_replaced() -> None:
+def test_a_tool_is_prepared_once_and_again_after_it_was_replaced() -> None:
     server = FastMCP("tools", on_duplicate="replace")
     server.tool(with_context, name="tool")
     tools = ServerTools(server)

@@ -112,7 +112,7 @@ async def test_errors_are_exceptions_of_their_kind(server: Any, registry: ToolRe
 
 
 @pytest.mark.anyio
-async def test_progress_and_messages_reach_whoever_listens_to_the_call(server: Any, registry: ToolRegistry) -> None:
+async def test_progress_and_messages_reach_the_listeners_of_the_call(server: Any, registry: ToolRegistry) -> None:
     server.tool(steps)
     heard: list[Any] = []
     messages: list[Any] = []

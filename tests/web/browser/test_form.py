@@ -186,7 +186,7 @@ def test_every_kind_of_field_can_be_filled_in(page: Any) -> None:
     assert sent["anything"] == {"deep": [1, None]}
 
 
-def test_what_the_server_refuses_is_said_at_its_field_and_nothing_is_lost(page: Any) -> None:
+def test_a_field_shows_the_servers_error_and_nothing_is_lost(page: Any) -> None:
     fill_required(page)
     field(page, "number").locator("input").fill("5000")
     field(page, "short").locator("input").fill("too long")
@@ -209,7 +209,7 @@ def test_what_the_server_refuses_is_said_at_its_field_and_nothing_is_lost(page: 
     assert told(page)["point"] == {"x": 9.0, "y": 0.0}
 
 
-def test_what_is_missing_is_said_at_its_field(page: Any) -> None:
+def test_a_missing_field_shows_its_error(page: Any) -> None:
     fill_required(page)
     field(page, "number").locator("input").fill("")
     step(page)

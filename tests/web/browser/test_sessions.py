@@ -60,7 +60,7 @@ def test_two_tabs_of_one_visitor_see_the_same(site: Callable[..., Any], visit: C
     assert server.manager.active == 1
 
 
-def test_a_session_that_is_lost_is_said_to_be_and_a_reset_begins_anew(
+def test_a_lost_session_is_reported_and_a_reset_begins_a_new_one(
     site: Callable[..., Any], visit: Callable[..., Any]
 ) -> None:
     server = site(Counter, Add, Sum)
@@ -102,7 +102,7 @@ def test_a_visitor_ends_the_session_and_the_episode_stays_to_be_seen(
     expect(page.locator(".latest li")).to_have_count(1)
 
 
-def test_a_server_that_goes_away_is_said_to_and_found_again(
+def test_an_unreachable_server_is_reported_and_found_again(
     serve: Callable[..., Any], visit: Callable[..., Any], free_port: Callable[[], int]
 ) -> None:
     def app() -> Any:

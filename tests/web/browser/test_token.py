@@ -92,7 +92,7 @@ def test_an_agent_is_not_let_in(server: Any, visit: Callable[..., Any]) -> None:
     expect(page.locator(".tabs")).to_have_count(0)
 
 
-def test_whoever_logs_out_is_asked_again(server: Any, visit: Callable[..., Any]) -> None:
+def test_after_a_logout_the_page_asks_for_a_token_again(server: Any, visit: Callable[..., Any]) -> None:
     page = visit(server.url).page(f"/web/#token={ACCESS['orchestrator']}")
     page.get_by_role("button", name="Log out").click()
     expect(page.get_by_label("Token")).to_be_visible()

@@ -1,1 +1,1 @@
-"""The tools of one environment: found, described and called. Knows FastMCP; must not know sessions or the wire."""
+"""The tools of one environment. Knows FastMCP; must not know sessions or the wire."""

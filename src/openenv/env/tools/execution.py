@@ -145,7 +145,7 @@ class DaemonThreads:
                 value = work.context.run(work.function)
             except BaseException as exc:
                 error = exc
-            # Idle again before the result is delivered: whatever the waiting coroutine runs next finds this thread.
+            # Idle again before the result is delivered: the next call of the waiting coroutine reuses this thread.
             stays = len(self._idle) < _MAX_IDLE_THREADS
             if stays:
                 self._idle.append(inbox)

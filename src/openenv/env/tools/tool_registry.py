@@ -328,7 +328,7 @@ async def _guarded(name: str, work: Awaitable[ToolOutcome]) -> ToolOutcome:
 
 def _tool_failure(name: str, exc: Exception) -> ToolCallError:
     """Build the error that callers get for a tool that raised; the traceback goes to the log only."""
-    if not isinstance(exc, ToolError):  # FastMCP's way to tell the agent something on purpose
+    if not isinstance(exc, ToolError):  # FastMCP's class for messages that are meant for the agent
         logger.info("the tool %s failed", name, exc_info=exc)
     return ToolCallError(name, message_of(exc))
 

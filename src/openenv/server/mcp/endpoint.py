@@ -354,7 +354,7 @@ class McpEndpoint:
         """Find the session of a request by its handle or the cookie of an earlier response, or open one.
 
         Returns:
-            The session, None for a method that needs none, and the headers that tell the client of a new one.
+            The session, None for a method that needs none, and the headers that name a new one.
         """
         handle = _handle(scope, message)
         session_cookie = cookie(scope, COOKIE)
