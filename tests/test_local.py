@@ -126,7 +126,7 @@ def test_a_constructor_that_fails_is_a_factory_error() -> None:
     assert caught.value.reason == "OSError: no display"
 
 
-def test_after_close_only_reset_begins_anew(counter: type[Counter]) -> None:
+def test_after_close_only_reset_opens_another_environment(counter: type[Counter]) -> None:
     env = LocalEnv(counter)
     env.reset()
     env.close()

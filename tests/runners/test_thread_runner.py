@@ -156,7 +156,7 @@ def test_an_environment_that_becomes_fast_again_is_seen_as_fast() -> None:
     assert profile.is_fast
 
 
-def test_a_single_thread_runner_puts_everybody_on_one_thread() -> None:
+def test_a_single_thread_runner_puts_every_session_on_one_thread() -> None:
     runner = ThreadRunner(single_thread=True)
     try:
         lanes = [runner.lane() for _ in range(5)]

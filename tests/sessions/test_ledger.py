@@ -28,7 +28,7 @@ def test_a_repeated_request_gets_the_reply_it_had() -> None:
     assert (heard, ledger.hits) == (["first"], 1)
 
 
-def test_a_request_that_still_runs_is_answered_to_everybody_who_asked() -> None:
+def test_all_repeats_of_a_request_that_still_runs_get_its_reply() -> None:
     ledger = Ledger()
     entry = ledger.begin(1)
     heard: list[str] = []
@@ -87,7 +87,7 @@ def test_a_step_of_a_group_is_known_from_its_beginning_on() -> None:
     assert ledger.hits == 3
 
 
-def test_a_step_that_begins_before_the_one_before_it_was_told_of_takes_nothing_from_it() -> None:
+def test_a_step_that_begins_before_the_last_reply_is_delivered_does_not_hide_it() -> None:
     ledger = Ledger()
     ledger.begin_step(1, "first")
     ledger.begin_step(2, "second")

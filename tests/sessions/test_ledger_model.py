@@ -1,5 +1,7 @@
-"""The ledger against a model: in whatever order requests begin, end and are repeated, each is known until it is told,
-everybody who asks is told once and the same, the last reply is there, and what is kept stays within its bounds."""
+"""The ledger against a model, whatever the order in which requests begin, end and are repeated.
+
+Each repeat is answered once and with the same reply, the last reply is kept, and all kept replies stay within bounds.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ class Book:
         assert sum(sizes) <= KEPT_BYTES or len(sizes) <= 2
 
 
-def test_everybody_is_told_once_and_nothing_is_run_twice() -> None:
+def test_every_repeat_is_answered_once_and_no_request_runs_twice() -> None:
     for seed in range(500):
         book = Book(random.Random(seed))
         for _ in range(60):

@@ -208,7 +208,7 @@ async def test_a_session_is_described(env: type[Env]) -> None:
         assert info is not None
         assert (info.session_id, info.created_at, info.step_count) == (session.id, 50.0, 0)
         assert info.environment_type == "Fresh"
-        assert manager.info("nobody") is None
+        assert manager.info("unknown") is None
 
 
 async def test_more_sessions_than_the_class_supports_is_a_configuration_error() -> None:
@@ -419,7 +419,7 @@ async def test_reconfiguring_checks_the_class_too() -> None:
         assert manager.max_sessions == 1
 
 
-async def test_listeners_hear_of_every_life_and_a_broken_one_harms_nobody(env: type[Env]) -> None:
+async def test_listeners_get_every_event_and_a_broken_one_does_no_harm(env: type[Env]) -> None:
     heard: list[SessionEvent] = []
 
     def broken(event: SessionEvent) -> None:

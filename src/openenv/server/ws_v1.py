@@ -48,14 +48,14 @@ class V1Connection:
 
     role = Role.ORCHESTRATOR
 
-    def __init__(self, service: EnvService, socket: Socket, hub: Dispatcher, rpc: OpenEnvRpc) -> None:
+    def __init__(self, service: EnvService, socket: Socket, dispatcher: Dispatcher, rpc: OpenEnvRpc) -> None:
         self._service = service
         self._rpc = rpc
         self._parse_step = service.protocol.parse_step
         self._step = service.frame_operations.step
         self._takes_steps = service.mode is ServerMode.SIMULATION
         self._socket = socket
-        self._hub = hub
+        self._dispatcher = dispatcher
         self._session: Session | None = None
         self._waiting: asyncio.Task[None] | None = None
         self._owns_session = True
@@ -74,7 +74,7 @@ class V1Connection:
         manager = self._service.manager
         session = manager.reserve_at_once(SessionKind.SOCKET, account=account_of(self.role))
         if session is None:
-            self._waiting = self._hub.loop.create_task(self._open_patiently())
+            self._waiting = self._dispatcher.loop.create_task(self._open_patiently())
         else:
             self._session = session
             manager.build(session, self._opened)
@@ -210,13 +210,15 @@ class V1Connection:
         self._answering = True
         self._asked = operation.kind
         if session.lane.is_shared:
-            self._hub.at_end_of_pass(session.submit, operation, argument, self._answer, self._hub, self.origin)
+            self._dispatcher.at_end_of_pass(
+                session.submit, operation, argument, self._answer, self._dispatcher, self.origin
+            )
         else:
-            session.submit(operation, argument, self._answer, self._hub, self.origin)
+            session.submit(operation, argument, self._answer, self._dispatcher, self.origin)
 
     def _submit_rpc(self, data: Any) -> None:
         self._answering = True
-        self._waiting = self._hub.loop.create_task(self._answer_rpc(data))
+        self._waiting = self._dispatcher.loop.create_task(self._answer_rpc(data))
 
     async def _answer_rpc(self, data: Any) -> None:
         answer = await self._rpc.answer(data, own=self._session, notify=self._notify, role=self.role)

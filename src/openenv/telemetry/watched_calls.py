@@ -80,10 +80,10 @@ class WatchedCall(SessionCall):
         operation: Operation,
         argument: Any,
         done: Done,
-        hub: Dispatcher,
+        dispatcher: Dispatcher,
         origin: RequestOrigin | None = None,
     ) -> None:
-        SessionCall.__init__(self, session, operation, argument, done, hub, origin)
+        SessionCall.__init__(self, session, operation, argument, done, dispatcher, origin)
         self._watch = watch
         self._inside: ExitStack | None = None
         self.began = 0.0

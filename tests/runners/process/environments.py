@@ -65,7 +65,7 @@ class Inside(State):
 
 
 class Unpicklable(ValueError):
-    """Cannot be pickled, nor made anew."""
+    """Cannot be pickled, nor rebuilt."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(f"{first} and {second}")
@@ -78,7 +78,7 @@ class Always(Rubric):
 
 
 class Perilous(Environment[Do, Saw, Inside]):
-    """Does what it is told, and dies of some of it."""
+    """Does what the action says, and dies of some of it."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 

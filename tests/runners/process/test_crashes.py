@@ -1,4 +1,4 @@
-"""A worker that dies takes its own sessions with it, each with a typed error, and nobody else's."""
+"""A worker that dies takes its own sessions with it, each with a typed error, and no others."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_client_of_v1_gets_the_typed_error_too(perilous: Callable[..., Any], c
 
 
 @pytest.mark.parametrize("protocol", ["v1", "v2"])
-def test_a_process_that_dies_while_nobody_asks_is_noticed_at_once(
+def test_a_process_that_dies_between_requests_is_noticed_at_once(
     perilous: Callable[..., Any],
     connect: Callable[..., Any],
     eventually: Callable[..., Any],
@@ -127,7 +127,7 @@ def test_a_process_that_dies_in_close_gives_the_slot_back(
     assert connect(server).reset().observation["count"] == 0
 
 
-def test_calls_that_wait_for_their_turn_are_told_as_well(
+def test_calls_that_wait_for_their_turn_get_the_error_as_well(
     perilous: Callable[..., Any], eventually: Callable[..., Any], tmp_path: Path
 ) -> None:
     server = perilous()

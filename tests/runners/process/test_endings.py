@@ -106,7 +106,7 @@ def test_a_server_that_is_killed_takes_a_worker_with_it_that_is_busy_or_does_not
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_server_that_is_told_to_stop_ends_its_workers(
+def test_a_server_that_stops_ends_its_workers(
     start: Callable[..., Any], connect: Callable[..., Any], is_alive: Callable[[int], bool], number: signal.Signals
 ) -> None:
     process, url = start(*serve_command("--env-processes", "2"))

@@ -1,4 +1,4 @@
-"""The parts of the process runner alone: frames, parcels, the damping of crash loops, threads that wait."""
+"""The parts of the process runner alone: messages, pickled values, the backoff in crash loops, waiting threads."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from openenv.runners.process.messages import (
 from openenv.runners.process.runner import LONGEST_PAUSE_S, PATIENCE, StartBackoff, ThreadPool, WorkersKeepDying
 
 
-def test_frames_come_out_as_they_went_in_however_the_stream_is_cut() -> None:
+def test_messages_are_read_as_they_were_written_however_the_stream_is_cut() -> None:
     sent = [(MessageKind.ASK, 1, b""), (MessageKind.BYTES, 2**40, b"x" * 1000), (MessageKind.EXIT, 0, b"\0")]
     stream = b"".join(encode_message(*message) for message in sent)
     for size in (1, 7, 17, 400, len(stream)):
         reader = MessageReader()
-        found = [
+        messages = [
             message for start in range(0, len(stream), size) for message in reader.feed(stream[start : start + size])
         ]
-        assert [tuple(message) for message in found] == sent
+        assert [tuple(message) for message in messages] == sent
 
 
 @pytest.mark.parametrize(
@@ -82,26 +82,26 @@ def test_a_factory_is_sent_by_name_and_its_modules_are_named(envs: ModuleType) -
 
 def test_only_deaths_in_a_row_and_for_nothing_stop_new_workers() -> None:
     now = [0.0]
-    damping = StartBackoff(lambda: now[0])
+    backoff = StartBackoff(lambda: now[0])
     for _ in range(PATIENCE - 1):
-        damping.died("killed")
-    damping.check()
-    damping.answered()
+        backoff.died("killed")
+    backoff.check()
+    backoff.answered()
     for _ in range(PATIENCE):
-        damping.check()
-        damping.died("killed by SIGSEGV")
+        backoff.check()
+        backoff.died("killed by SIGSEGV")
     with pytest.raises(WorkersKeepDying, match="SIGSEGV"):
-        damping.check()
+        backoff.check()
     now[0] += 1.1
-    damping.check()
+    backoff.check()
     for _ in range(20):
-        damping.died("killed")
+        backoff.died("killed")
     now[0] += LONGEST_PAUSE_S + 0.1
-    damping.check()
+    backoff.check()
 
 
-def test_each_call_of_a_crew_has_a_thread_at_once_and_threads_are_used_again(eventually: Callable[..., Any]) -> None:
-    crew = ThreadPool("crew-under-test")
+def test_each_call_of_a_pool_has_a_thread_at_once_and_threads_are_used_again(eventually: Callable[..., Any]) -> None:
+    pool = ThreadPool("pool-under-test")
     release, running, seen = threading.Event(), threading.Semaphore(0), set()
 
     def call() -> None:
@@ -110,11 +110,11 @@ def test_each_call_of_a_crew_has_a_thread_at_once_and_threads_are_used_again(eve
         release.wait(30)
 
     for _ in range(8):
-        crew.run(call)
+        pool.run(call)
     assert all(running.acquire(timeout=30) for _ in range(8))
     release.set()
-    eventually(lambda: crew._idle == 8)
-    crew.run(call)
+    eventually(lambda: pool._idle == 8)
+    pool.run(call)
     assert running.acquire(timeout=30)
     assert len(seen) == 8
 

@@ -41,7 +41,7 @@ def test_a_class_that_needs_one_thread_has_one_in_each_process(
         assert len({(observation["pid"], observation["thread"]) for observation in seen}) == 1
 
 
-def test_a_session_that_hangs_is_in_nobodys_way(
+def test_a_session_that_hangs_does_not_delay_others(
     perilous: Callable[..., Any], connect: Callable[..., Any], tmp_path: Path
 ) -> None:
     server = perilous(env_processes=1)

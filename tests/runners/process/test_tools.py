@@ -145,7 +145,7 @@ def test_a_tool_that_kills_its_process_is_a_typed_error_and_other_sessions_go_on
         assert "worker crashed" in ask(sessions[0], "where")["error"]["message"]
 
 
-def test_an_mcp_client_is_told_that_its_session_is_lost(serve: Serve, tools: Any) -> None:
+def test_an_mcp_client_learns_that_its_session_is_lost(serve: Serve, tools: Any) -> None:
     server = serve(toolbox(tools))
 
     async def use() -> None:
