@@ -1,7 +1,4 @@
-"""Anthropic messages, where the endpoint speaks it itself. It tells neither ids nor log-probabilities.
-
-Knows values only, no IO.
-"""
+"""Anthropic messages, from endpoints that speak them themselves. They have neither ids nor log-probabilities."""
 
 from __future__ import annotations
 
@@ -15,9 +12,13 @@ from .dialect import (
     CallOptions,
     Completion,
     RewrittenRequest,
+    as_dict,
+    as_list,
     capped,
+    count_in,
+    dicts_in,
     error_kind,
-    text_length,
+    estimated_tokens,
 )
 
 NAME: Dialect = "anthropic"
@@ -116,16 +117,16 @@ def assembler() -> MessageAssembler:
 
 def completion(response: Json) -> Completion:
     """Read a message."""
-    usage, failed, reason = response.get("usage"), response.get("error"), response.get("stop_reason")
+    reason = response.get("stop_reason")
     return Completion(
         finish_reason=reason if isinstance(reason, str) else None,
-        usage=usage if isinstance(usage, dict) else None,
-        error=failed if isinstance(failed, dict) else None,
+        usage=as_dict(response.get("usage")) or None,
+        error=as_dict(response.get("error")) or None,
     )
 
 
 def sampled_in(chunk: Json) -> int:
-    """Return 0: events do not say."""
+    """Return 0: events do not name tokens."""
     return 0
 
 
@@ -136,9 +137,7 @@ def is_end(chunk: Json) -> bool:
 
 def completion_tokens(value: Json) -> int:
     """Return how many tokens were sampled in all, as far as the usage says."""
-    usage = value.get("usage")
-    count = usage.get("output_tokens") if isinstance(usage, dict) else None
-    return count if isinstance(count, int) else 0
+    return count_in(value.get("usage"), "output_tokens")
 
 
 def take_prompt_ids(value: Json) -> list[int] | None:
@@ -176,7 +175,7 @@ def stream(body: Json, response: Json) -> list[bytes]:
     start = {**response, "content": [], "stop_reason": None, "stop_sequence": None}
     events: list[Json] = [{"type": "message_start", "message": start}]
     for index, block in enumerate(response.get("content") or ()):
-        empty, delta = _taken_apart(block)
+        empty, delta = _opened_and_delta(block)
         events.append({"type": "content_block_start", "index": index, "content_block": empty})
         if delta is not None:
             events.append({"type": "content_block_delta", "index": index, "delta": delta})
@@ -187,34 +186,31 @@ def stream(body: Json, response: Json) -> list[bytes]:
     return [event_bytes(dumps(event), name=event["type"]) for event in events]
 
 
-def _taken_apart(block: Json) -> tuple[Json, Json | None]:
+def _opened_and_delta(block: Json) -> tuple[Json, Json | None]:
     kind = block.get("type")
     if kind == "text":
         return {**block, "text": ""}, {"type": "text_delta", "text": block.get("text") or ""}
     if kind == "thinking":
         return {**block, "thinking": ""}, {"type": "thinking_delta", "thinking": block.get("thinking") or ""}
     if kind == "tool_use":
-        given = block.get("input")
-        return {**block, "input": {}}, {"type": "input_json_delta", "partial_json": json.dumps(given or {})}
+        arguments = json.dumps(block.get("input") or {})
+        return {**block, "input": {}}, {"type": "input_json_delta", "partial_json": arguments}
     return block, None
 
 
 def count_tokens(body: Json) -> Json:
-    """Return an estimate: a token for every four characters."""
-    return {"input_tokens": max(1, text_length([body.get(key) for key in ("system", "messages", "tools")]) // 4)}
+    """Return an estimate."""
+    return {"input_tokens": estimated_tokens(body, "system", "messages", "tools")}
 
 
 def setting(body: Json) -> list[Any]:
     """Return the system text and the names of the tools."""
-    tools = [tool for tool in body.get("tools") or () if isinstance(tool, dict)]
-    return [_text(body.get("system")), sorted(str(tool.get("name")) for tool in tools)]
+    return [_text(body.get("system")), sorted(str(tool.get("name")) for tool in dicts_in(body.get("tools")))]
 
 
 def items(body: Json) -> list[Any]:
     """Return the messages, reduced to what makes two of them the same."""
-    messages = body.get("messages")
-    found = messages if isinstance(messages, list) else []
-    return [[message.get("role"), _reduced(message.get("content"))] for message in found if isinstance(message, dict)]
+    return [[message.get("role"), _reduced(message.get("content"))] for message in dicts_in(body.get("messages"))]
 
 
 def reply_items(response: Json) -> list[Any]:
@@ -225,15 +221,14 @@ def reply_items(response: Json) -> list[Any]:
 def _text(value: Any) -> str:
     if isinstance(value, str):
         return value
-    blocks = value if isinstance(value, list) else []
-    return "".join(str(block.get("text") or "") for block in blocks if isinstance(block, dict))
+    return "".join(str(block.get("text") or "") for block in dicts_in(value))
 
 
 def _reduced(content: Any) -> list[Any]:
-    """Reduce content blocks: marks for caches and thoughts come and go between calls."""
+    """Reduce content blocks: marks for caches and thoughts come and go between calls that are otherwise the same."""
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     reduced: list[Any] = []
-    for block in blocks if isinstance(blocks, list) else []:
+    for block in as_list(blocks):
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "text":
             reduced.append(["text", block.get("text")])

@@ -1,6 +1,6 @@
-"""Lets an agent that speaks Anthropic messages talk to an endpoint that speaks OpenAI chat completions.
+"""The bridge between an agent that speaks Anthropic messages and an endpoint that speaks OpenAI chat completions.
 
-Knows values only, no IO. Thoughts of earlier turns and marks for caches do not reach the endpoint.
+Thoughts of earlier turns and marks for caches do not reach the endpoint.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ import json
 import uuid
 from typing import Any
 
-from ..encoding import Json, dumps, event_bytes
+from ..encoding import Json
 from . import anthropic
+from .dialect import StreamTranslator, as_dict
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "function_call": "tool_use"}
 _COPIED = ("temperature", "top_p", "stream")
@@ -135,7 +136,7 @@ def response(body: Json, response: Json) -> Json:
         **whole,
         "content": content,
         "stop_reason": STOP_REASONS.get(str(choice.get("finish_reason")), "end_turn"),
-        "usage": _usage(response.get("usage")),
+        "usage": _usage(as_dict(response.get("usage"))),
     }
 
 
@@ -147,11 +148,10 @@ def _arguments(text: Any) -> Any:
     return parsed if isinstance(parsed, dict) else {"arguments": parsed}
 
 
-def _usage(usage: Any) -> Json:
-    given = usage if isinstance(usage, dict) else {}
+def _usage(usage: Json) -> Json:
     return {
-        "input_tokens": given.get("prompt_tokens") or 0,
-        "output_tokens": given.get("completion_tokens") or 0,
+        "input_tokens": usage.get("prompt_tokens") or 0,
+        "output_tokens": usage.get("completion_tokens") or 0,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 0,
     }
@@ -161,81 +161,45 @@ def _tool_id() -> str:
     return f"toolu_{uuid.uuid4().hex}"
 
 
-class MessageTranslator:
-    """Turns the chunks of one chat completion into the events of a message."""
+class MessageTranslator(StreamTranslator):
+    """Turns the chunks of one chat completion into the events of a message: one content block open at a time."""
 
     def __init__(self, body: Json) -> None:
+        super().__init__()
         self._body = body
-        self._out: list[bytes] = []
-        self._started = False
         self._index = -1
         self._open: tuple[str, int] | None = None
-        """What is being said: the kind of block, and for a tool call which."""
-        self._finish: str | None = None
-        self._usage: Any = None
-        self._error: Any = None
-
-    def feed(self, chunk: Json) -> bytes:
-        """Take one chunk, and return the events that follow from it."""
-        self._start()
-        if chunk.get("error"):
-            self._error = chunk["error"]
-        if chunk.get("usage"):
-            self._usage = chunk["usage"]
-        for choice in (chunk.get("choices") or ())[:1]:
-            self._feed_delta(choice.get("delta") or {})
-            self._finish = choice.get("finish_reason") or self._finish
-        return self._taken()
-
-    def end(self) -> bytes:
-        """Return the events that end the message."""
-        self._start()
-        self._close()
-        if self._error is not None:
-            message = self._error.get("message") if isinstance(self._error, dict) else self._error
-            self._out.append(anthropic.error_event(500, str(message)))
-            return self._taken()
-        reason = STOP_REASONS.get(str(self._finish), "end_turn")
-        self._emit(
-            "message_delta",
-            delta={"stop_reason": reason, "stop_sequence": None},
-            usage=_usage(self._usage),
-        )
-        self._emit("message_stop")
-        return self._taken()
+        """The block that is open: its kind, and which of several tool calls."""
 
     def _start(self) -> None:
-        if not self._started:
-            self._started = True
-            message = {**anthropic.final_answer(self._body, ""), "content": [], "stop_reason": None}
-            self._emit("message_start", message=message)
+        message = {**anthropic.final_answer(self._body, ""), "content": [], "stop_reason": None}
+        self._emit("message_start", message=message)
 
-    def _feed_delta(self, delta: Json) -> None:
-        thoughts = delta.get("reasoning_content") or delta.get("reasoning")
-        if isinstance(thoughts, str) and thoughts:
-            self._block(("thinking", 0), {"type": "thinking", "thinking": "", "signature": ""})
-            self._emit_delta({"type": "thinking_delta", "thinking": thoughts})
-        if isinstance(delta.get("content"), str) and delta["content"]:
-            self._block(("text", 0), {"type": "text", "text": ""})
-            self._emit_delta({"type": "text_delta", "text": delta["content"]})
-        for call in delta.get("tool_calls") or ():
-            self._feed_call(call)
+    def _end(self) -> None:
+        self._close()
+        if self._error is not None:
+            self._out.append(anthropic.error_event(500, self._error))
+            return
+        end = {"stop_reason": STOP_REASONS.get(str(self._finish), "end_turn"), "stop_sequence": None}
+        self._emit("message_delta", delta=end, usage=_usage(self._usage))
+        self._emit("message_stop")
 
-    def _feed_call(self, call: Json) -> None:
-        function = call.get("function") or {}
-        key = ("tool_use", call.get("index") or 0)
-        block: Json = {
-            "type": "tool_use",
-            "id": call.get("id") or _tool_id(),
-            "name": function.get("name"),
-            "input": {},
-        }
-        self._block(key, block)
+    def _think(self, text: str) -> None:
+        self._block(("thinking", 0), {"type": "thinking", "thinking": "", "signature": ""})
+        self._emit_delta({"type": "thinking_delta", "thinking": text})
+
+    def _say(self, text: str) -> None:
+        self._block(("text", 0), {"type": "text", "text": ""})
+        self._emit_delta({"type": "text_delta", "text": text})
+
+    def _call(self, call: Json, index: int, function: Json) -> None:
+        start = {"type": "tool_use", "id": call.get("id") or _tool_id(), "name": function.get("name"), "input": {}}
+        self._block(("tool_use", index), start)
         if function.get("arguments"):
             self._emit_delta({"type": "input_json_delta", "partial_json": function["arguments"]})
 
     def _block(self, key: tuple[str, int], empty: Json) -> None:
-        """Have a block of this kind open; the one before it is closed."""
+        """Open a block unless it is the open one; the one before it is closed."""
         if self._open == key:
             return
         self._close()
@@ -250,13 +214,6 @@ class MessageTranslator:
 
     def _emit_delta(self, delta: Json) -> None:
         self._emit("content_block_delta", index=self._index, delta=delta)
-
-    def _emit(self, kind: str, **fields: Any) -> None:
-        self._out.append(event_bytes(dumps({"type": kind, **fields}), name=kind))
-
-    def _taken(self) -> bytes:
-        out, self._out = self._out, []
-        return b"".join(out)
 
 
 def translator(body: Json) -> MessageTranslator:

@@ -1,6 +1,7 @@
-"""What every dialect module offers, and the values that they share.
+"""The functions of a dialect module and of a bridge between two, and what they share.
 
-Knows JSON values only. Dialect modules do no IO: they turn requests, events and responses into others.
+Values only, no IO: dialects turn requests, events and responses into others. Nothing is tokenised here; what an engine
+does not name is None.
 """
 
 from __future__ import annotations
@@ -11,15 +12,29 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ...task import Dialect
-from ..encoding import Json
-
-# tokens: Token ids, log-probabilities and texts of what a model sampled, aligned one to one.
-#
-# Knows the shapes in which engines send them (vLLM, SGLang, llama.cpp, OpenAI). Nothing is tokenised here: what the
-# engine does not say is None.
-
+from ..encoding import Json, dumps, event_bytes
 
 _ID_PREFIX = "token_id:"
+
+# Agents and engines send anything: these three read a value as what it should be.
+
+
+def as_dict(value: object) -> Json:
+    """Return a JSON object, empty where the value is something else."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_list(value: object) -> list[Any]:
+    """Return a JSON list, empty where the value is something else."""
+    return value if isinstance(value, list) else []
+
+
+def dicts_in(value: object) -> list[Json]:
+    """Return the objects in a JSON list."""
+    return [item for item in as_list(value) if isinstance(item, dict)]
+
+
+# What was sampled: ids, log-probabilities and texts, aligned one to one.
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +68,11 @@ class TokenLog:
     _pieces: list[tuple[list[int], list[Any]]] = field(default_factory=list)
 
     def add(self, ids: Any, entries: Any) -> None:
-        """Take what one chunk said: `ids` and `entries` are the engine's lists, or anything where it has none."""
-        known = _ids_in(ids)
-        listed = entries if isinstance(entries, list) else []
+        """Add what one chunk names: `ids` and `entries` are the engine's lists, or anything where it has none."""
+        known = [token for token in as_list(ids) if isinstance(token, int) and not isinstance(token, bool)]
+        listed = as_list(entries)
         if known or listed:
             self._pieces.append((known, listed))
-
-    def __len__(self) -> int:
-        """Return how many tokens were sampled so far, as far as the engine says."""
-        return max(sum(len(ids) for ids, _ in self._pieces), sum(len(entries) for _, entries in self._pieces))
 
     def sampled(self) -> Sampled:
         """Return the tokens, aligned."""
@@ -70,12 +81,6 @@ class TokenLog:
         if not all_ids or not all_entries or len(all_ids) == len(all_entries):
             return _aligned([(all_ids, all_entries)])
         return _aligned(self._pieces)  # pair chunk by chunk: a gap in one does not shift all that follow
-
-
-def _ids_in(value: Any) -> list[int]:
-    if not isinstance(value, list):
-        return []
-    return [token for token in value if isinstance(token, int) and not isinstance(token, bool)]
 
 
 def _aligned(pieces: Iterable[tuple[list[int], list[Any]]]) -> Sampled:
@@ -89,9 +94,9 @@ def _aligned(pieces: Iterable[tuple[list[int], list[Any]]]) -> Sampled:
         usable: Sequence[Any] = entries if not known or len(known) == len(entries) else []
         for position in range(max(len(known), len(usable))):
             entry = usable[position] if position < len(usable) else None
-            said, logprob, text = _entry(entry)
-            token = known[position] if known else said
-            if known and said is not None and said != token:
+            named, logprob, text = _entry(entry)
+            token = known[position] if known else named
+            if known and named is not None and named != token:
                 problems.add("id_mismatch")
             if logprob is not None and logprob > 0:
                 problems.add("positive_logprob")
@@ -129,7 +134,7 @@ STREAM = "stream"
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """What is asked of an endpoint beyond what the agent asks."""
+    """What a request to the endpoint has beyond what the agent asks."""
 
     model: str
     top_logprobs: int = 5
@@ -183,14 +188,71 @@ class Assembler(Protocol):
         """Say whether the stream reached its proper end."""
 
 
-class StreamTranslator(Protocol):
-    """Turns the events of one dialect into those of another, as they come."""
+class StreamTranslator:
+    """Turns the chunks of one chat completion into the events of another dialect, as they come.
+
+    A chunk has pieces of thoughts, text and tool calls; a subclass writes the events of each with `_emit`.
+    """
+
+    def __init__(self) -> None:
+        self._out: list[bytes] = []
+        self._started = False
+        self._finish: str | None = None
+        self._usage: Json = {}
+        self._error: str | None = None
 
     def feed(self, chunk: Json) -> bytes:
-        """Take one event's data, and return the events that follow from it."""
+        """Take one chunk, and return the events that follow from it."""
+        self._start_once()
+        if chunk.get("error"):
+            error = chunk["error"]
+            self._error = str(error.get("message") if isinstance(error, dict) else error)
+        if chunk.get("usage"):
+            self._usage = as_dict(chunk["usage"])
+        for choice in (chunk.get("choices") or ())[:1]:
+            delta = choice.get("delta") or {}
+            thoughts, text = delta.get("reasoning_content") or delta.get("reasoning"), delta.get("content")
+            if isinstance(thoughts, str) and thoughts:
+                self._think(thoughts)
+            if isinstance(text, str) and text:
+                self._say(text)
+            for call in delta.get("tool_calls") or ():
+                self._call(call, call.get("index") or 0, call.get("function") or {})
+            self._finish = choice.get("finish_reason") or self._finish
+        return self._taken()
 
     def end(self) -> bytes:
         """Return the events that end the stream."""
+        self._start_once()
+        self._end()
+        return self._taken()
+
+    def _start_once(self) -> None:
+        if not self._started:
+            self._started = True
+            self._start()
+
+    def _start(self) -> None:
+        raise NotImplementedError
+
+    def _think(self, text: str) -> None:
+        raise NotImplementedError
+
+    def _say(self, text: str) -> None:
+        raise NotImplementedError
+
+    def _call(self, call: Json, index: int, function: Json) -> None:
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        raise NotImplementedError
+
+    def _emit(self, kind: str, **fields: Any) -> None:
+        self._out.append(event_bytes(dumps({"type": kind, **fields}), name=kind))
+
+    def _taken(self) -> bytes:
+        out, self._out = self._out, []
+        return b"".join(out)
 
 
 class Bridge(Protocol):
@@ -266,7 +328,7 @@ class DialectModule(Protocol):
 
 
 MALFORMED = (TypeError, AttributeError, KeyError, ValueError, IndexError)
-"""What a dialect module may raise over a value that is not in its dialect at all."""
+"""What a dialect module may raise for a value that is not in its dialect at all."""
 
 
 def error_kind(status: int) -> str:
@@ -292,12 +354,20 @@ def capped(asked: Any, cap: int | None) -> int | None:
     return cap if limit is None else min(limit, cap)
 
 
-def text_length(value: Any) -> int:
-    """Return how many characters of text a JSON value holds."""
+def estimated_tokens(body: Json, *keys: str) -> int:
+    """Return an estimate of the tokens in some fields of a request: one for every four characters of text."""
+    return max(1, sum(_text_length(body.get(key)) for key in keys) // 4)
+
+
+def _text_length(value: object) -> int:
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
-        return sum(text_length(item) for item in value.values())
-    if isinstance(value, list):
-        return sum(text_length(item) for item in value)
-    return 0
+        return sum(_text_length(item) for item in value.values())
+    return sum(_text_length(item) for item in as_list(value))
+
+
+def count_in(usage: object, name: str) -> int:
+    """Return a count of a usage object; 0 where it has none."""
+    count = as_dict(usage).get(name)
+    return count if isinstance(count, int) else 0

@@ -1,7 +1,10 @@
 """OpenAI chat completions, as OpenAI, vLLM, SGLang and llama.cpp speak it.
 
-Knows values only, no IO. The ids of prompt and completion are the engine's: vLLM has `prompt_token_ids` at the top and
-`token_ids` per choice, SGLang both per choice, llama.cpp an `id` in each log-probability entry.
+Ids of prompt and completion are in other places with each engine:
+
+    vLLM       {"prompt_token_ids": [...], "choices": [{"token_ids": [...], "logprobs": {...}}]}
+    SGLang     {"choices": [{"prompt_token_ids": [...], "completion_token_ids": [...]}]}, or both in "sglext"
+    llama.cpp  {"choices": [{"logprobs": {"content": [{"id": 19, "token": "4", "logprob": -0.1}]}}]}
 """
 
 from __future__ import annotations
@@ -22,15 +25,19 @@ from .dialect import (
     Completion,
     RewrittenRequest,
     TokenLog,
+    as_dict,
+    as_list,
     capped,
+    count_in,
+    dicts_in,
     error_kind,
-    text_length,
+    estimated_tokens,
 )
 
 NAME: Dialect = "openai_chat"
 PATH = "/chat/completions"
 RENAMES_MAX_TOKENS = ("gpt-5", "o1", "o3", "o4")
-"""Models that know `max_completion_tokens` only."""
+"""Models that take `max_completion_tokens` only."""
 
 _CHOICE_IDS = ("token_ids", "completion_token_ids", "output_token_ids")
 _PROMPT_IDS = ("prompt_token_ids", "input_token_ids")
@@ -58,15 +65,13 @@ def rewrite(body: Json, options: CallOptions) -> RewrittenRequest:
     else:
         sent.pop("stream_options", None)
     if options.disable_thinking and options.allows("chat_template_kwargs"):
-        given = sent.get("chat_template_kwargs")
-        sent["chat_template_kwargs"] = {**(given if isinstance(given, dict) else {}), "enable_thinking": False}
+        sent["chat_template_kwargs"] = {**as_dict(sent.get("chat_template_kwargs")), "enable_thinking": False}
     _limit_tokens(sent, options)
     return RewrittenRequest(sent, frozenset(forced))
 
 
 def _force_usage(sent: Json, options: CallOptions, forced: set[str]) -> None:
-    stream_options = sent.get("stream_options")
-    stream_options = stream_options if isinstance(stream_options, dict) else {}
+    stream_options = as_dict(sent.get("stream_options"))
     if options.allows(USAGE) and stream_options.get("include_usage") is not True:
         forced.add(USAGE)
         sent["stream_options"] = {**stream_options, "include_usage": True}
@@ -80,8 +85,8 @@ def _limit_tokens(sent: Json, options: CallOptions) -> None:
         sent.setdefault("max_completion_tokens", limit)
     if options.max_tokens is None:
         return
-    given = [name for name in ("max_tokens", "max_completion_tokens") if sent.get(name) is not None]
-    for name in given or ["max_completion_tokens" if renames else "max_tokens"]:
+    names = [name for name in ("max_tokens", "max_completion_tokens") if sent.get(name) is not None]
+    for name in names or ["max_completion_tokens" if renames else "max_tokens"]:
         sent[name] = capped(sent.get(name), options.max_tokens)
 
 
@@ -131,7 +136,7 @@ def _unwanted(forced: frozenset[str]) -> frozenset[str]:
 
 
 def _worth_sending(chunk: Json, seen: Json) -> bool:
-    """Say whether a chunk is more than a carrier of ids: engines send some with nothing else in them."""
+    """Say whether a chunk has more than ids: engines send some with nothing else in them."""
     for choice in seen.get("choices") or ():
         if not isinstance(choice, dict) or choice.get("finish_reason") is not None:
             return True
@@ -164,10 +169,9 @@ class ChatAssembler:
             self._usage = chunk["usage"]
         if chunk.get("error"):
             self._error = chunk["error"]
-        for choice in chunk.get("choices") or ():
-            if isinstance(choice, dict):
-                index = choice.get("index")
-                self._choices.setdefault(index if isinstance(index, int) else 0, _Choice()).feed(choice)
+        for choice in dicts_in(chunk.get("choices")):
+            index = choice.get("index")
+            self._choices.setdefault(index if isinstance(index, int) else 0, _Choice()).feed(choice)
 
     def response(self) -> Json:
         """Return the completion, as far as the stream got."""
@@ -200,8 +204,7 @@ class _Choice:
         self._pieces: list[tuple[list[int], list[Any]]] = []
 
     def feed(self, choice: Json) -> None:
-        delta = choice.get("delta")
-        for key, value in (delta if isinstance(delta, dict) else {}).items():
+        for key, value in as_dict(choice.get("delta")).items():
             self._feed_delta(key, value)
         if choice.get("finish_reason") is not None:
             self.finish_reason = choice["finish_reason"]
@@ -265,23 +268,20 @@ def assembler() -> ChatAssembler:
 
 def completion(response: Json) -> Completion:
     """Read a completion."""
-    choices = response.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    choice = as_dict((as_list(response.get("choices")) or [None])[0])
     log = TokenLog()
-    pieces = choice.get("token_pieces")
-    if isinstance(pieces, list):
-        for ids, entries in pieces:
+    if isinstance(choice.get("token_pieces"), list):
+        for ids, entries in choice["token_pieces"]:
             log.add(ids, entries)
     else:
         log.add(_first_list(choice, _CHOICE_IDS) or _sgl_ids(response, "completion_token_ids"), _entries(choice))
-    prompt_ids = take_prompt_ids({**response, "choices": [dict(item) for item in choices or () if _is_dict(item)]})
-    finish = choice.get("finish_reason")
-    usage, error = response.get("usage"), response.get("error")
+    prompt_ids = take_prompt_ids({**response, "choices": [dict(item) for item in dicts_in(response.get("choices"))]})
+    finish, error = choice.get("finish_reason"), response.get("error")
     return Completion(
         finish_reason=finish if isinstance(finish, str) else None,
         sampled=log.sampled(),
         prompt_ids=tuple(prompt_ids) if prompt_ids else None,
-        usage=usage if isinstance(usage, dict) else None,
+        usage=as_dict(response.get("usage")) or None,
         error=error if isinstance(error, dict) else {"message": str(error)} if error else None,
         policy_version=_weight_version(response),
     )
@@ -289,34 +289,29 @@ def completion(response: Json) -> Completion:
 
 def sampled_in(chunk: Json) -> int:
     """Return how many tokens a chunk brings."""
-    count = 0
-    for choice in chunk.get("choices") or ():
-        if isinstance(choice, dict):
-            count += max(len(_first_list(choice, _CHOICE_IDS)), len(_entries(choice)))
-    return count
+    choices = dicts_in(chunk.get("choices"))
+    return sum(max(len(_first_list(choice, _CHOICE_IDS)), len(_entries(choice))) for choice in choices)
 
 
 def is_end(chunk: Json) -> bool:
     """Say whether a chunk ends a choice."""
-    return any(_is_dict(choice) and choice.get("finish_reason") for choice in chunk.get("choices") or ())
+    return any(choice.get("finish_reason") for choice in dicts_in(chunk.get("choices")))
 
 
 def completion_tokens(value: Json) -> int:
     """Return how many tokens were sampled in all, as far as the usage says."""
-    usage = value.get("usage")
-    count = usage.get("completion_tokens") if isinstance(usage, dict) else None
-    return count if isinstance(count, int) else 0
+    return count_in(value.get("usage"), "completion_tokens")
 
 
 def take_prompt_ids(value: Json) -> list[int] | None:
     """Cut the prompt's ids out of a chunk or a completion, in place, and return them."""
-    found: list[int] | None = None
-    for holder in (value, *(choice for choice in value.get("choices") or () if _is_dict(choice))):
+    prompt_ids: list[int] | None = None
+    for holder in (value, *dicts_in(value.get("choices"))):
         for key in _PROMPT_IDS:
             if isinstance(holder.get(key), list):
                 ids = holder.pop(key)
-                found = found or ids
-    return found or _sgl_ids(value, "prompt_token_ids") or None
+                prompt_ids = prompt_ids or ids
+    return prompt_ids or _sgl_ids(value, "prompt_token_ids") or None
 
 
 def error(status: int, message: str) -> Json:
@@ -365,26 +360,21 @@ def stream(body: Json, response: Json) -> list[bytes]:
 
 def count_tokens(body: Json) -> Json:
     """Return an estimate; chat completions have no such route of their own."""
-    return {"input_tokens": max(1, text_length([body.get("messages"), body.get("tools")]) // 4)}
+    return {"input_tokens": estimated_tokens(body, "messages", "tools")}
 
 
 def setting(body: Json) -> list[Any]:
     """Return the leading system messages and the names of the tools."""
-    messages = _messages(body)
-    tools = [tool.get("function") or tool for tool in body.get("tools") or () if _is_dict(tool)]
+    messages = dicts_in(body.get("messages"))
+    tools = [tool.get("function") or tool for tool in dicts_in(body.get("tools"))]
     system = [_reduced(message) for message in messages[: _leading(messages)]]
     return [system, sorted(str(tool.get("name")) for tool in tools)]
 
 
 def items(body: Json) -> list[Any]:
     """Return the messages, reduced to what makes two of them the same."""
-    messages = _messages(body)
+    messages = dicts_in(body.get("messages"))
     return [_reduced(message) for message in messages[_leading(messages) :]]
-
-
-def _messages(body: Json) -> list[Json]:
-    messages = body.get("messages")
-    return [message for message in messages if _is_dict(message)] if isinstance(messages, list) else []
 
 
 def _leading(messages: list[Json]) -> int:
@@ -402,18 +392,11 @@ def reply_items(response: Json) -> list[Any]:
 def _reduced(message: Json) -> list[Any]:
     content = message.get("content")
     if isinstance(content, list):
-        texts = [part.get("text") for part in content if _is_dict(part) and part.get("type") == "text"]
+        texts = [part.get("text") for part in dicts_in(content) if part.get("type") == "text"]
         content = "".join(text for text in texts if isinstance(text, str)) if len(texts) == len(content) else content
-    calls = [
-        [(call.get("function") or {}).get("name"), (call.get("function") or {}).get("arguments")]
-        for call in message.get("tool_calls") or ()
-        if _is_dict(call)
-    ]
+    functions = [call.get("function") or {} for call in dicts_in(message.get("tool_calls"))]
+    calls = [[function.get("name"), function.get("arguments")] for function in functions]
     return [message.get("role"), content or "", calls, message.get("tool_call_id")]
-
-
-def _is_dict(value: Any) -> bool:
-    return isinstance(value, dict)
 
 
 def _first_list(choice: Json, keys: tuple[str, ...]) -> list[int]:
@@ -425,21 +408,15 @@ def _first_list(choice: Json, keys: tuple[str, ...]) -> list[int]:
 
 
 def _entries(choice: Json) -> list[Any]:
-    logprobs = choice.get("logprobs")
-    content = logprobs.get("content") if isinstance(logprobs, dict) else None
-    return content if isinstance(content, list) else []
+    return as_list(as_dict(choice.get("logprobs")).get("content"))
 
 
 def _sgl_ids(value: Json, key: str) -> list[int]:
     """Read ids from SGLang's extension object, where they are a list per choice or one list."""
-    extension = value.get("sglext")
-    ids = extension.get(key) if isinstance(extension, dict) else None
-    if isinstance(ids, list) and ids and isinstance(ids[0], list):
-        ids = ids[0]
-    return ids if isinstance(ids, list) else []
+    ids = as_list(as_dict(value.get("sglext")).get(key))
+    return ids[0] if ids and isinstance(ids[0], list) else ids
 
 
 def _weight_version(response: Json) -> str | None:
-    metadata = response.get("metadata")
-    version = metadata.get("weight_version") if isinstance(metadata, dict) else None
+    version = as_dict(response.get("metadata")).get("weight_version")
     return str(version) if version is not None else None

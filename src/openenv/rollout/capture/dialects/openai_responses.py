@@ -1,7 +1,4 @@
-"""OpenAI responses, where the endpoint speaks it itself. It tells log-probabilities of texts, and no ids.
-
-Knows values only, no IO.
-"""
+"""OpenAI responses, from endpoints that speak them themselves. They have log-probabilities of texts, and no ids."""
 
 from __future__ import annotations
 
@@ -17,9 +14,13 @@ from .dialect import (
     Completion,
     RewrittenRequest,
     TokenLog,
+    as_dict,
+    as_list,
     capped,
+    count_in,
+    dicts_in,
     error_kind,
-    text_length,
+    estimated_tokens,
 )
 
 NAME: Dialect = "openai_responses"
@@ -35,8 +36,7 @@ def rewrite(body: Json, options: CallOptions) -> RewrittenRequest:
     sent = dict(body)
     sent["model"] = options.model
     forced: set[str] = set()
-    given = sent.get("include")
-    included = list(given) if isinstance(given, list) else []
+    included = as_list(sent.get("include"))
     if options.allows(LOGPROBS) and INCLUDE not in included:
         forced.add(LOGPROBS)
         sent["include"] = [*included, INCLUDE]
@@ -154,18 +154,16 @@ def assembler() -> ResponseAssembler:
 def completion(response: Json) -> Completion:
     """Read a response."""
     log = TokenLog()
-    output = [item for item in response.get("output") or () if isinstance(item, dict)]
+    output = dicts_in(response.get("output"))
     for item in output:
-        content = item.get("content")
-        for part in content if isinstance(content, list) else []:
-            if isinstance(part, dict) and part.get("type") == "output_text":
+        for part in dicts_in(item.get("content")):
+            if part.get("type") == "output_text":
                 log.add(None, part.get("logprobs"))
-    usage, failed = response.get("usage"), response.get("error")
     return Completion(
         finish_reason=_finish_reason(response, output),
         sampled=log.sampled(),
-        usage=usage if isinstance(usage, dict) else None,
-        error=failed if isinstance(failed, dict) else None,
+        usage=as_dict(response.get("usage")) or None,
+        error=as_dict(response.get("error")) or None,
     )
 
 
@@ -181,8 +179,7 @@ def _finish_reason(response: Json, output: list[Json]) -> str | None:
 
 def sampled_in(chunk: Json) -> int:
     """Return how many tokens an event brings, as far as it says."""
-    entries = chunk.get("logprobs")
-    return len(entries) if chunk.get("type") == "response.output_text.delta" and isinstance(entries, list) else 0
+    return len(as_list(chunk.get("logprobs"))) if chunk.get("type") == "response.output_text.delta" else 0
 
 
 def is_end(chunk: Json) -> bool:
@@ -192,10 +189,7 @@ def is_end(chunk: Json) -> bool:
 
 def completion_tokens(value: Json) -> int:
     """Return how many tokens were sampled in all, as far as the usage says."""
-    inner = value.get("response")
-    usage = (inner if isinstance(inner, dict) else value).get("usage")
-    count = usage.get("output_tokens") if isinstance(usage, dict) else None
-    return count if isinstance(count, int) else 0
+    return count_in((as_dict(value.get("response")) or value).get("usage"), "output_tokens")
 
 
 def take_prompt_ids(value: Json) -> list[int] | None:
@@ -278,23 +272,23 @@ def _added(index: int, item: Json) -> Json:
 
 
 def count_tokens(body: Json) -> Json:
-    """Return an estimate: a token for every four characters."""
-    size = text_length([body.get(key) for key in ("instructions", "input", "tools")])
-    return {"object": "response.input_tokens", "input_tokens": max(1, size // 4)}
+    """Return an estimate."""
+    tokens = estimated_tokens(body, "instructions", "input", "tools")
+    return {"object": "response.input_tokens", "input_tokens": tokens}
 
 
 def setting(body: Json) -> list[Any]:
     """Return the instructions and the names of the tools."""
-    tools = [tool for tool in body.get("tools") or () if isinstance(tool, dict)]
-    return [body.get("instructions") or "", sorted(str(tool.get("name") or tool.get("type")) for tool in tools)]
+    names = sorted(str(tool.get("name") or tool.get("type")) for tool in dicts_in(body.get("tools")))
+    return [body.get("instructions") or "", names]
 
 
 def items(body: Json) -> list[Any]:
     """Return the input, reduced to what makes two of its items the same."""
-    given = body.get("input")
-    if isinstance(given, str):
-        return [["user", given]]
-    return [item for item in map(_reduced, given if isinstance(given, list) else []) if item is not None]
+    value = body.get("input")
+    if isinstance(value, str):
+        return [["user", value]]
+    return [item for item in map(_reduced, as_list(value)) if item is not None]
 
 
 def reply_items(response: Json) -> list[Any]:
@@ -311,6 +305,6 @@ def _reduced(item: Any) -> Any:
     if kind == "message":
         content = item.get("content")
         if isinstance(content, list):
-            content = "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+            content = "".join(str(part.get("text") or "") for part in dicts_in(content))
         return [item.get("role"), content]
     return {key: value for key, value in item.items() if key not in ("id", "status")}

@@ -1,7 +1,7 @@
-"""Lets an agent that speaks OpenAI responses talk to an endpoint that speaks OpenAI chat completions.
+"""The bridge between an agent that speaks OpenAI responses and an endpoint that speaks OpenAI chat completions.
 
-Knows values only, no IO. A tool that takes free text becomes a function with one argument, `input`. Tools that run at
-the provider do not reach the endpoint.
+A tool that takes free text becomes a function with one argument, `input`. Tools that run at the provider do not reach
+the endpoint.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import json
 import uuid
 from typing import Any
 
-from ..encoding import Json, dumps, event_bytes, load_object
+from ..encoding import Json, load_object
 from . import openai_responses
+from .dialect import StreamTranslator
 
 _COPIED = ("temperature", "top_p", "stream", "parallel_tool_calls")
 _TEXT_TOOL = {
@@ -46,10 +47,10 @@ def request(body: Json) -> Json:
 
 def _tools(body: Json) -> list[Json]:
     """Return the tools, those of namespaces among them."""
-    found: list[Json] = []
+    tools: list[Json] = []
     for tool in body.get("tools") or ():
-        found += tool.get("tools") or () if tool.get("type") == "namespace" else [tool]
-    return found
+        tools += tool.get("tools") or () if tool.get("type") == "namespace" else [tool]
+    return tools
 
 
 def _tool(tool: Json) -> Json | None:
@@ -72,9 +73,8 @@ def _messages(body: Json) -> list[Json]:
     messages: list[Json] = []
     if body.get("instructions"):
         messages.append({"role": "system", "content": body["instructions"]})
-    given = body.get("input")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else list(given or ())
-    for item in items:
+    value = body.get("input")
+    for item in [{"role": "user", "content": value}] if isinstance(value, str) else list(value or ()):
         _add_item(messages, item)
     return messages
 
@@ -126,75 +126,49 @@ def response(body: Json, response: Json) -> Json:
     return translator.whole
 
 
-class ResponseTranslator:
-    """Turns the chunks of one chat completion into the events of a response."""
+class ResponseTranslator(StreamTranslator):
+    """Turns the chunks of one chat completion into the events of a response: one output item open at a time."""
 
     def __init__(self, body: Json) -> None:
+        super().__init__()
         self._custom = {str(tool.get("name")) for tool in _tools(body) if tool.get("type") == "custom"}
         self.whole: Json = {**openai_responses.final_answer(body, ""), "status": "in_progress", "output": []}
         """The response as it stands."""
         self.whole.update({"usage": None, "error": None, "incomplete_details": None})
-        self._out: list[bytes] = []
-        self._started = False
         self._sequence = 0
         self._item: Json | None = None
         self._key: tuple[str, int] | None = None
         self._text: list[str] = []
-        self._finish: str | None = None
-        self._usage: Any = None
 
-    def feed(self, chunk: Json) -> bytes:
-        """Take one chunk, and return the events that follow from it."""
-        self._start()
-        if chunk.get("error"):
-            failed = chunk["error"]
-            message = failed.get("message") if isinstance(failed, dict) else failed
-            self.whole["error"] = {"code": "server_error", "message": str(message)}
-        if chunk.get("usage"):
-            self._usage = chunk["usage"]
-        for choice in (chunk.get("choices") or ())[:1]:
-            self._feed_delta(choice.get("delta") or {})
-            self._finish = choice.get("finish_reason") or self._finish
-        return self._taken()
+    def _start(self) -> None:
+        self._emit("response.created", response=self.whole)
+        self._emit("response.in_progress", response=self.whole)
 
-    def end(self) -> bytes:
-        """Return the events that end the response."""
-        self._start()
+    def _end(self) -> None:
         self._close()
         self.whole["usage"] = _usage(self._usage)
-        if self.whole["error"] is not None:
-            self.whole["status"] = "failed"
+        if self._error is not None:
+            error = {"code": "server_error", "message": self._error}
+            self.whole.update({"status": "failed", "error": error})
         elif self._finish == "length":
             self.whole.update({"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}})
         else:
             self.whole["status"] = "completed"
         self._emit(f"response.{self.whole['status']}", response=self.whole)
-        return self._taken()
 
-    def _start(self) -> None:
-        if not self._started:
-            self._started = True
-            self._emit("response.created", response=self.whole)
-            self._emit("response.in_progress", response=self.whole)
+    def _think(self, text: str) -> None:
+        self._open(("reasoning", 0), {"type": "reasoning", "summary": [], "content": []})
+        self._emit_text("response.reasoning_text.delta", text, content_index=0)
 
-    def _feed_delta(self, delta: Json) -> None:
-        thoughts = delta.get("reasoning_content") or delta.get("reasoning")
-        if isinstance(thoughts, str) and thoughts:
-            self._open(("reasoning", 0), {"type": "reasoning", "summary": [], "content": []})
-            self._say("response.reasoning_text.delta", thoughts, content_index=0)
-        if isinstance(delta.get("content"), str) and delta["content"]:
-            self._open(("message", 0), {"type": "message", "role": "assistant", "content": []})
-            self._say("response.output_text.delta", delta["content"], content_index=0, logprobs=[])
-        for call in delta.get("tool_calls") or ():
-            self._feed_call(call)
+    def _say(self, text: str) -> None:
+        self._open(("message", 0), {"type": "message", "role": "assistant", "content": []})
+        self._emit_text("response.output_text.delta", text, content_index=0, logprobs=[])
 
-    def _feed_call(self, call: Json) -> None:
-        function = call.get("function") or {}
-        key = ("call", call.get("index") or 0)
+    def _call(self, call: Json, index: int, function: Json) -> None:
+        key = ("call", index)
         if self._key != key:
             name = function.get("name") or ""
-            kind = "custom_tool_call" if name in self._custom else "function_call"
-            field = "input" if kind == "custom_tool_call" else "arguments"
+            kind, field = ("custom_tool_call", "input") if name in self._custom else ("function_call", "arguments")
             call_id = call.get("id") or f"call_{uuid.uuid4().hex}"
             self._open(key, {"type": kind, "call_id": call_id, "name": name, field: ""})
         text = function.get("arguments")
@@ -202,12 +176,12 @@ class ResponseTranslator:
             return
         assert self._item is not None
         if self._item["type"] == "function_call":
-            self._say("response.function_call_arguments.delta", text)
-        else:  # what the tool takes is inside of the arguments: it is told once they are whole
+            self._emit_text("response.function_call_arguments.delta", text)
+        else:  # the tool's input is inside of the arguments: `_close` emits it once they are whole
             self._text.append(text)
 
     def _open(self, key: tuple[str, int], item: Json) -> None:
-        """Have an item open; the one before it is closed."""
+        """Open an item unless it is the open one; the one before it is closed."""
         if self._key == key:
             return
         self._close()
@@ -220,7 +194,7 @@ class ResponseTranslator:
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             self._emit("response.content_part.added", **self._where, content_index=0, part=part)
 
-    def _say(self, kind: str, text: str, **fields: Any) -> None:
+    def _emit_text(self, kind: str, text: str, **fields: Any) -> None:
         self._text.append(text)
         self._emit(kind, **self._where, delta=text, **fields)
 
@@ -242,8 +216,8 @@ class ResponseTranslator:
             item["arguments"] = text
             self._emit("response.function_call_arguments.done", **self._where, arguments=text)
         else:
-            given = (load_object(text) or {}).get("input")
-            item["input"] = given if isinstance(given, str) else text
+            value = (load_object(text) or {}).get("input")
+            item["input"] = value if isinstance(value, str) else text
             self._emit("response.custom_tool_call_input.delta", **self._where, delta=item["input"])
             self._emit("response.custom_tool_call_input.done", **self._where, input=item["input"])
         self._emit("response.output_item.done", output_index=self._index, item=item)
@@ -259,24 +233,18 @@ class ResponseTranslator:
         return {"item_id": (self._item or {}).get("id"), "output_index": self._index}
 
     def _emit(self, kind: str, **fields: Any) -> None:
-        event = {"type": kind, "sequence_number": self._sequence, **fields}
+        super()._emit(kind, sequence_number=self._sequence, **fields)
         self._sequence += 1
-        self._out.append(event_bytes(dumps(event), name=kind))
-
-    def _taken(self) -> bytes:
-        out, self._out = self._out, []
-        return b"".join(out)
 
 
-def _usage(usage: Any) -> Json:
-    given = usage if isinstance(usage, dict) else {}
-    asked, said = given.get("prompt_tokens") or 0, given.get("completion_tokens") or 0
+def _usage(usage: Json) -> Json:
+    prompt, completion = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
     return {
-        "input_tokens": asked,
+        "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": 0},
-        "output_tokens": said,
+        "output_tokens": completion,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": asked + said,
+        "total_tokens": prompt + completion,
     }
 
 
