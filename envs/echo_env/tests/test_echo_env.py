@@ -10,10 +10,14 @@ import pytest
 from fastmcp import Client
 
 from echo_env import EchoEnv
+from echo_env.server.app import app
 from echo_env.server.echo_environment import EchoEnvironment
 from openenv import LocalEnv
 from openenv.core.env_server.mcp_types import CallToolAction, ListToolsAction
 from openenv.core.env_server.types import Action
+from openenv.testing import Served
+
+pytest_plugins = ["openenv.testing.plugin"]
 
 TOOLS = ["echo_message", "echo_with_length"]
 
@@ -79,8 +83,8 @@ def test_the_client_calls_tools_of_the_environment_served_from_its_folder(serve_
         assert other.state().step_count == 0
 
 
-def test_an_mcp_client_calls_the_same_tools(serve_folder: Callable[[str], str]) -> None:
-    url = serve_folder("echo_env")
+def test_an_mcp_client_calls_the_same_tools(serve_env: Callable[..., Served]) -> None:
+    url = serve_env(app).url
 
     async def use() -> tuple[list[str], Any]:
         async with Client(url + "/mcp") as client:

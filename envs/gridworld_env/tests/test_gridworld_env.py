@@ -12,11 +12,15 @@ import pytest
 
 from gridworld_env import GridworldAction, GridworldEnv, GridworldObservation
 from gridworld_env.models import OFFSETS, Cell, Move
+from gridworld_env.server.app import app
 from gridworld_env.server.gridworld_environment import GridworldEnvironment
 from gridworld_env.server.world import World, make_world
 from openenv import LocalEnv
 from openenv.errors import ExecutionError, RequestValidationError
 from openenv.local import SyncLocalEnv
+from openenv.testing import Served
+
+pytest_plugins = ["openenv.testing.plugin"]
 
 MOVES: tuple[Move, ...] = ("up", "down", "left", "right")
 
@@ -196,8 +200,8 @@ def test_the_typed_client_plays_on_a_server_started_from_the_folder(serve_folder
         assert not env.reset(split="test", index=0).done
 
 
-def test_the_task_api_offers_the_catalogue(serve_folder: Callable[[str], str]) -> None:
-    url = serve_folder("gridworld_env")
+def test_the_task_api_offers_the_catalogue(serve_env: Callable[..., Served]) -> None:
+    url = serve_env(app).url
 
     def ask(path: str, body: dict[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()

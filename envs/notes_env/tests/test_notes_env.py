@@ -11,6 +11,7 @@ import pytest
 from fastmcp import Client
 
 from notes_env import NotesEnv, NotesState
+from notes_env.server.app import app
 from notes_env.server.catalogue import CATALOGUE, TASK_NOTE, Task, draw_task, make_task
 from notes_env.server.notes_environment import MAX_STEPS, NotesEnvironment
 from openenv import LocalEnv
@@ -18,6 +19,9 @@ from openenv.core.env_server.mcp_types import CallToolAction, ListToolsAction, L
 from openenv.core.env_server.types import Action
 from openenv.errors import ExecutionError
 from openenv.local import SyncLocalEnv
+from openenv.testing import Served
+
+pytest_plugins = ["openenv.testing.plugin"]
 
 TOOLS = ["list_notes", "read_note", "write_note", "delete_note", "submit"]
 TASKS = list(CATALOGUE)
@@ -266,8 +270,8 @@ def test_an_orchestrator_plays_on_a_server_started_from_the_folder(serve_folder:
         assert not env.reset(task_id=task.id).done
 
 
-def test_an_agent_finds_its_task_and_no_reward_over_mcp(serve_folder: Callable[[str], str]) -> None:
-    url = serve_folder("notes_env")
+def test_an_agent_finds_its_task_and_no_reward_over_mcp(serve_env: Callable[..., Served]) -> None:
+    url = serve_env(app).url
 
     async def play() -> list[Any]:
         async with Client(url + "/mcp") as client:
