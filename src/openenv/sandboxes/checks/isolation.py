@@ -102,20 +102,20 @@ def _host_sockets(bench: CheckBench) -> None:
 @ISOLATION.check("isolation.processes", "The host's processes cannot be seen or killed.")
 def _host_processes(bench: CheckBench) -> None:
     with _host_process() as (pid, word):
-        found = bench.box.exec("cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n'").stdout
-        holds(word not in found, "a process of the host is visible")
+        visible = bench.box.exec("cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n'").stdout
+        holds(word not in visible, "a process of the host is visible")
         bench.box.exec(f"kill -9 {pid}")
         holds(Path(f"/proc/{pid}").exists(), "a process of the host was killed")
 
 
 @ISOLATION.check("isolation.environment", "The host's variables are not inside.")
 def _host_environment(bench: CheckBench) -> None:
-    found = bench.box.exec("env; cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n'").stdout
+    environment = bench.box.exec("env; cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n'").stdout
     own = Path("/proc/self/environ").read_bytes().split(b"\0")
     for entry in own:
         name, _, value = entry.partition(b"=")
         if len(value) >= 16 and b"/" not in value and name not in (b"PATH", b"LANG"):
-            holds(value.decode("utf-8", "replace") not in found, f"the host's variable {name!r} is inside")
+            holds(value.decode("utf-8", "replace") not in environment, f"the host's variable {name!r} is inside")
 
 
 @ISOLATION.check("isolation.secrets", "The host's files cannot be read.")
@@ -150,8 +150,8 @@ def _user(bench: CheckBench) -> None:
     uids = re.search(r"^Uid:\s+(.*)$", status, re.MULTILINE)
     holds(uids is not None and "0" not in uids[1].split(), f"commands run as root: {uids and uids[1]}")
     for name in ("CapInh", "CapPrm", "CapEff", "CapAmb"):
-        found = re.search(rf"^{name}:\s+(\w+)$", status, re.MULTILINE)
-        holds(found is not None and int(found[1], 16) == 0, f"{name} is {found and found[1]}")
+        match = re.search(rf"^{name}:\s+(\w+)$", status, re.MULTILINE)
+        holds(match is not None and int(match[1], 16) == 0, f"{name} is {match and match[1]}")
 
 
 @ISOLATION.check("isolation.no-gain", "No program gives more rights.")
@@ -186,8 +186,8 @@ def _first_process(bench: CheckBench) -> None:
 
 @ISOLATION.check("isolation.devices", "There are no disks.")
 def _devices(bench: CheckBench) -> None:
-    found = bench.box.exec("find /dev -type b").stdout
-    same(found, "", "the block devices")
+    devices = bench.box.exec("find /dev -type b").stdout
+    same(devices, "", "the block devices")
 
 
 @ISOLATION.check("isolation.mounts", "Mounts can be read and not written to.", feature="mounts")
@@ -214,8 +214,8 @@ def _two_sandboxes(bench: CheckBench) -> None:
     bench.python(one, "1")
     server = one.start_bg(["python3", "-m", "http.server", "--bind", "127.0.0.1", "18765"])
     try:
-        found = two.exec("ls /tmp /dev/shm $HOME; cat /proc/[0-9]*/cmdline | tr '\\0' ' '").stdout
-        holds(word not in found, "one sandbox sees the other")
+        visible = two.exec("ls /tmp /dev/shm $HOME; cat /proc/[0-9]*/cmdline | tr '\\0' ' '").stdout
+        holds(word not in visible, "one sandbox sees the other")
         holds(not two.exists(f"/tmp/{word}"), "one sandbox has the other's file")
         code = _CONNECT.format(family="socket.AF_INET", address=("127.0.0.1", 18765))
         holds("REACHED" not in bench.python(two, code).stdout, "one sandbox reaches the other's port")

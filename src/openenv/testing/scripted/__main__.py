@@ -29,18 +29,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--tokens-per-chunk", type=int, default=1)
     parser.add_argument("--api-key", help="the key that requests must bring; without it, any")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
         model = ScriptedModel(
-            _scripts(given.script),
-            host=given.host,
-            port=given.port,
-            engine=given.engine,
-            tokens_per_chunk=given.tokens_per_chunk,
-            api_key=given.api_key,
+            _scripts(options.script),
+            host=options.host,
+            port=options.port,
+            engine=options.engine,
+            tokens_per_chunk=options.tokens_per_chunk,
+            api_key=options.api_key,
         )
     except (OSError, ValueError) as exc:
-        parser.exit(2, f"{given.script}: {exc}\n")
+        parser.exit(2, f"{options.script}: {exc}\n")
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())

@@ -411,7 +411,7 @@ class ScriptedModel:
         raise KeyError(f"no script is called {name!r}")
 
     def played(self) -> list[Played]:
-        """Return what the last requests were given, oldest first."""
+        """Return what the last requests were sent, oldest first."""
         return list(self._app.played)
 
     def set_header(self, name: str, value: str) -> None:

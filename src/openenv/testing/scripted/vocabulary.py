@@ -130,7 +130,7 @@ def bytes_of(token: int) -> bytes:
 
 
 def is_special(token: int) -> bool:
-    """Say whether a token stands for itself and not for text."""
+    """Return whether a token stands for itself and not for text."""
     return token < _FIRST_BYTE
 
 
