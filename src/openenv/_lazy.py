@@ -41,6 +41,11 @@ def lazy_exports(
     return __getattr__, __dir__, list(table)
 
 
+def by_module(names: Mapping[str, str]) -> dict[str, str]:
+    """Build a table of exports from the names of each module, separated by blanks."""
+    return {name: module for module, text in names.items() for name in text.split()}
+
+
 def _keep_modules_out(module_name: str, names: Collection[str]) -> None:
     """Keep a submodule from replacing the export of the same name when it is imported."""
     if not names:

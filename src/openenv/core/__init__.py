@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from openenv._lazy import lazy_exports
+from openenv._lazy import by_module, lazy_exports
 
-_CLIENTS = {
-    "EnvClient": "openenv.client.env_client",
-    "SyncEnvClient": "openenv.client.env_client",
-    "GenericEnvClient": "openenv.client.env_client",
-    "GenericAction": "openenv.client.env_client",
-    "HTTPEnvClient": "openenv.client.http_client",
-    "MCPClientBase": "openenv.client.mcp_client",
-    "MCPToolClient": "openenv.client.mcp_client",
-    "AnthropicClient": "openenv.llm.client",
-    "LLMClient": "openenv.llm.client",
-    "LLMResponse": "openenv.llm.client",
-    "OpenAIClient": "openenv.llm.client",
-    "ToolCall": "openenv.llm.client",
-    "create_llm_client": "openenv.llm.client",
-}
+_CLIENTS = by_module(
+    {
+        "openenv.client.env_client": "EnvClient SyncEnvClient GenericEnvClient GenericAction",
+        "openenv.client.http_client": "HTTPEnvClient",
+        "openenv.client.mcp_client": "MCPClientBase MCPToolClient",
+        "openenv.llm.client": "AnthropicClient LLMClient LLMResponse OpenAIClient ToolCall create_llm_client",
+    }
+)
 _SUBMODULES = {
     name: f"{__name__}.{name}:"
     for name in ("client_types", "containers", "env_client", "env_server", "rubrics", "tools", "utils")

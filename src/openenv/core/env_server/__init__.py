@@ -4,72 +4,41 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from openenv._lazy import lazy_exports
+from openenv._lazy import by_module, lazy_exports
 
-_EXPORTS = {
-    "Environment": "openenv.env.environment",
-    "Transform": "openenv.env.environment",
-    "TaskProvider": "openenv.env.environment",
-    "Message": "openenv.env.environment",
-    "ModelTokenizer": "openenv.env.environment",
-    "Action": "openenv.types",
-    "Observation": "openenv.types",
-    "State": "openenv.types",
-    "SchemaResponse": "openenv.types",
-    "HealthResponse": "openenv.types",
-    "ListTasksRequest": "openenv.types",
-    "NumTasksRequest": "openenv.types",
-    "GetTaskRequest": "openenv.types",
-    "GetTaskRangeRequest": "openenv.types",
-    "HealthStatus": "openenv.types",
-    "ServerMode": "openenv.types",
-    "WSErrorCode": "openenv.types",
-    "BaseMessage": "openenv.types",
-    "WSIncomingMessage": "openenv.types",
-    "WSResetMessage": "openenv.types",
-    "WSStepMessage": "openenv.types",
-    "WSStateMessage": "openenv.types",
-    "WSCloseMessage": "openenv.types",
-    "WSObservationResponse": "openenv.types",
-    "WSStateResponse": "openenv.types",
-    "WSErrorResponse": "openenv.types",
-    "ConcurrencyConfig": "openenv.types",
-    "ServerCapacityStatus": "openenv.types",
-    "SessionInfo": "openenv.types",
-    "OpenEnvError": "openenv.errors",
-    "ConcurrencyConfigurationError": "openenv.errors",
-    "SessionCapacityError": "openenv.errors",
-    "SessionNotFoundError": "openenv.errors",
-    "SessionCreationError": "openenv.errors",
-    "EnvironmentFactoryError": "openenv.errors",
-    "MCPEnvironment": "openenv.env.mcp_environment",
-    "CompositeTransform": "openenv.env.environment",
-    "NullTransform": "openenv.env.environment",
-    "HTTPEnvServer": "openenv.server.app",
-    "create_app": "openenv.server.app",
-    "create_fastapi_app": "openenv.server.app",
-    "deserialize_action": "openenv.protocol.schema",
-    "deserialize_action_with_preprocessing": "openenv.protocol.schema",
-    "serialize_observation": "openenv.protocol.json_values",
-    "GetEndpointConfig": "openenv.server.routes",
-    "Tool": "openenv.tool_types",
-    "ToolError": "openenv.tool_types",
-    "ToolErrorType": "openenv.tool_types",
-    "ListToolsAction": "openenv.tool_types",
-    "CallToolAction": "openenv.tool_types",
-    "ListToolsObservation": "openenv.tool_types",
-    "CallToolObservation": "openenv.tool_types",
-    "RESERVED_TOOL_NAMES": "openenv.tool_types",
-    "WSMCPMessage": "openenv.protocol.jsonrpc",
-    "WSMCPResponse": "openenv.protocol.jsonrpc",
-    "JsonRpcErrorCode": "openenv.protocol.jsonrpc",
-    "JsonRpcError": "openenv.protocol.jsonrpc",
-    "JsonRpcRequest": "openenv.protocol.jsonrpc",
-    "JsonRpcResponse": "openenv.protocol.jsonrpc",
-    "McpMethod": "openenv.protocol.jsonrpc",
-    "WebInterfaceManager": "openenv.web.web_interface",
-    "create_web_interface_app": "openenv.web.web_page",
-}
+_EXPORTS = by_module(
+    {
+        "openenv.env.environment": """
+            Environment Transform TaskProvider Message ModelTokenizer CompositeTransform NullTransform
+        """,
+        "openenv.types": """
+            Action Observation State SchemaResponse HealthResponse ListTasksRequest NumTasksRequest
+            GetTaskRequest GetTaskRangeRequest HealthStatus ServerMode WSErrorCode BaseMessage
+            WSIncomingMessage WSResetMessage WSStepMessage WSStateMessage WSCloseMessage
+            WSObservationResponse WSStateResponse WSErrorResponse ConcurrencyConfig ServerCapacityStatus
+            SessionInfo
+        """,
+        "openenv.errors": """
+            OpenEnvError ConcurrencyConfigurationError SessionCapacityError SessionNotFoundError
+            SessionCreationError EnvironmentFactoryError
+        """,
+        "openenv.env.mcp_environment": "MCPEnvironment",
+        "openenv.server.app": "HTTPEnvServer create_app create_fastapi_app",
+        "openenv.protocol.schema": "deserialize_action deserialize_action_with_preprocessing",
+        "openenv.protocol.json_values": "serialize_observation",
+        "openenv.server.routes": "GetEndpointConfig",
+        "openenv.tool_types": """
+            Tool ToolError ToolErrorType ListToolsAction CallToolAction ListToolsObservation
+            CallToolObservation RESERVED_TOOL_NAMES
+        """,
+        "openenv.protocol.jsonrpc": """
+            WSMCPMessage WSMCPResponse JsonRpcErrorCode JsonRpcError JsonRpcRequest JsonRpcResponse
+            McpMethod
+        """,
+        "openenv.web.web_interface": "WebInterfaceManager",
+        "openenv.web.web_page": "create_web_interface_app",
+    }
+)
 _SUBMODULES = {
     name: f"{__name__}.{name}:"
     for name in (
