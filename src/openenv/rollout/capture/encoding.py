@@ -1,7 +1,4 @@
-"""JSON as the capture proxy reads and writes it: fast, and tolerant of what agents really send.
-
-Knows JSON only.
-"""
+"""JSON and server-sent events, as the capture proxy reads and writes them: fast, and tolerant of what agents send."""
 
 from __future__ import annotations
 
@@ -44,17 +41,12 @@ def load_object(data: bytes | str) -> Json | None:
     return value if isinstance(value, dict) else None
 
 
-# sse: Server-sent events: cut a stream of bytes into events, read an event, write one.
-#
-# Knows bytes only: no sockets, no JSON.
-
-
 _END = re.compile(rb"\r\n\r\n|\n\n|\r\r|\n\r\n")
 _LONGEST_END = 4
 
 
 class EventSplitter:
-    """Cuts a stream into whole events; what is not yet whole waits."""
+    """Cuts a stream into whole events; the start of the next one waits for its end."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -66,9 +58,9 @@ class EventSplitter:
         events: list[bytes] = []
         start = 0
         position = self._searched
-        while found := _END.search(self._buffer, position):
-            events.append(bytes(self._buffer[start : found.end()]))
-            start = position = found.end()
+        while match := _END.search(self._buffer, position):
+            events.append(bytes(self._buffer[start : match.end()]))
+            start = position = match.end()
         if start:
             del self._buffer[:start]
         self._searched = max(0, len(self._buffer) - _LONGEST_END)

@@ -1,7 +1,13 @@
-"""What comes out of a recording: training sequences, the turns that trainers read, documents, JSONL and Parquet.
+"""Recordings as trainers read them: turns, training sequences, documents, JSONL and Parquet.
 
-Knows recordings and their graph. Every sampled token is trainable in one sequence at most, and only with the engine's
-id and log-probability.
+Every sampled token is trainable in one sequence at most, and only with the engine's id and log-probability. The
+sequence of two calls, of which the second continues the first (`graph`):
+
+    call 1: prompt [1 2 3], sampled [4 5]          call 2: prompt [1 2 3 4 5 6], sampled [7]
+
+    input_ids  1  2  3   4    5   6   7
+    loss_mask  0  0  0   1    1   0   1
+    logprobs   0  0  0 -.1  -.2   0 -.3
 """
 
 from __future__ import annotations
@@ -21,7 +27,7 @@ Role = Literal["agent", "auxiliary", "discarded"]
 """`agent`: the conversation that did the work, and those with its system text and tools. `auxiliary`: any other, such
 as one that made a title. `discarded`: an answer that the agent did not go on from."""
 Level = Literal["tokens", "logprobs", "text"]
-"""What an engine tells of what it samples: ids and log-probabilities, log-probabilities, or neither."""
+"""What an engine names of what it samples: ids and log-probabilities, log-probabilities, or neither."""
 Severity = Literal["FATAL", "WARN", "INFO"]
 
 TRUNCATING = {"top_p": 1, "top_k": (-1, 0), "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0}
@@ -167,8 +173,8 @@ def _role(leaf: CallNode, main: bytes | None) -> Role:
 
 def level(calls: Iterable[Call]) -> Level:
     """Return the least that was captured of any call in which something was sampled."""
-    found: set[Level] = {_level(call) for call in calls if call.sampled}
-    return "text" if "text" in found or not found else "logprobs" if "logprobs" in found else "tokens"
+    levels: set[Level] = {_level(call) for call in calls if call.sampled}
+    return "text" if "text" in levels or not levels else "logprobs" if "logprobs" in levels else "tokens"
 
 
 def _level(call: Call) -> Level:
@@ -181,10 +187,10 @@ def _level(call: Call) -> Level:
 def _call_findings(call: Call) -> list[Finding]:
     done, number = call.completion, call.number
     sampled = done.sampled
-    found: list[Finding] = []
+    findings: list[Finding] = []
 
     def add(severity: Severity, code: str, message: str) -> None:
-        found.append(Finding(severity, code, message, number))
+        findings.append(Finding(severity, code, message, number))
 
     if done.prompt_ids is None:
         add("FATAL", "no_prompt_ids", "the engine did not name the tokens of the prompt")
@@ -210,7 +216,7 @@ def _call_findings(call: Call) -> list[Finding]:
     truncating = [name for name, off in TRUNCATING.items() if not _is_off(call.sent.get(name), off)]
     if truncating:
         add("WARN", "truncated_sampling", f"sampled with {', '.join(truncating)}: not the model's own distribution")
-    return found
+    return findings
 
 
 def _missing_tokens(call: Call) -> int:
@@ -292,31 +298,31 @@ def _turn_document(call: Call, parents: Mapping[int, int | None], discarded: set
 
 def _findings(recording: Recording, graph: CallGraph, all_sequences: list[Sequence]) -> list[Finding]:
     """Return what holds for the rollout as a whole, and for each call in which something was sampled."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     if not graph.nodes:
-        found.append(Finding("FATAL", "no_turns", "nothing was sampled"))
+        findings.append(Finding("FATAL", "no_turns", "nothing was sampled"))
     for node in graph.nodes:
         if not node.discarded:
-            found += _call_findings(node.call)
+            findings += _call_findings(node.call)
     roots = [root for root in graph.roots if not root.discarded]
     if len(roots) > 1:
-        found.append(Finding("INFO", "multiple_roots", f"{len(roots)} conversations"))
+        findings.append(Finding("INFO", "multiple_roots", f"{len(roots)} conversations"))
     if len(graph.nodes) > 1 and len(graph.roots) == len(graph.nodes):
-        found.append(Finding("WARN", "per_turn_capture_only", "no call continues another token for token"))
+        findings.append(Finding("WARN", "per_turn_capture_only", "no call continues another token for token"))
     discarded = sum(node.discarded for node in graph.nodes)
     if discarded:
-        found.append(Finding("INFO", "discarded_turns", f"{discarded} answers were thrown away by the agent"))
+        findings.append(Finding("INFO", "discarded_turns", f"the agent discarded {discarded} answers"))
     if graph.nodes and not any(item.trainable for item in all_sequences):
-        found.append(Finding("FATAL", "nothing_trainable", "no sequence may be trained on"))
+        findings.append(Finding("FATAL", "nothing_trainable", "no sequence may be trained on"))
     if recording.stops:
-        found.append(Finding("INFO", "budget_stop", f"{len(recording.stops)} calls were answered by the budget"))
+        findings.append(Finding("INFO", "budget_stop", f"{len(recording.stops)} calls were answered by the budget"))
     if recording.torn_bytes:
         message = f"{recording.torn_bytes} bytes at the end of the records are not whole: the proxy was killed"
-        found.append(Finding("WARN", "torn_records", message))
+        findings.append(Finding("WARN", "torn_records", message))
     for note in recording.notes:
         if note.get("what") == "failed":
-            found.append(Finding("FATAL", "records_missing", str(note.get("reason"))))
-    return found
+            findings.append(Finding("FATAL", "records_missing", str(note.get("reason"))))
+    return findings
 
 
 def trace_entries(recording: Recording) -> list[Json]:

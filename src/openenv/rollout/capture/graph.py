@@ -1,7 +1,18 @@
-"""How the calls of a rollout hang together: which continues which, which was thrown away, where conversations begin.
+"""How the calls of a rollout are linked: which continues which, which were discarded, where conversations begin.
 
-Knows calls. A call continues the longest call whose prompt and sampled tokens are, token for token, the beginning of
-its prompt; where the engine gives no ids, the one whose conversation and reply are the beginning of its conversation.
+A call continues the longest call whose prompt and sampled tokens are, token for token, the beginning of its prompt;
+where the engine names no ids, the one whose conversation and reply are the beginning of its conversation.
+
+    call  prompt                sampled
+    1     [1 2 3]               [4 5]       root of the agent's conversation
+    2     [1 2 3 4 5 6]         [7]         continues 1
+    3     [1 2 3 4 5 6]         [8]         the same question again: 2 or 3 is discarded, by which one is continued
+    4     [9 9]                 [3]         another root: a sub-agent, a title
+    5     [1 2 3 4 5 6 8 7]     [2]         continues 3, so 2 is discarded
+    6     [1 2 9]               [5]         a root: the agent has compacted its conversation
+
+        1 --+-- 2 (discarded)       4       6
+            +-- 3 -- 5
 """
 
 from __future__ import annotations
@@ -18,7 +29,7 @@ from .records import Call
 
 @dataclass(slots=True, eq=False)
 class CallNode:
-    """A call in which something was sampled, and its place."""
+    """A call that has an answer, and its place."""
 
     call: Call
     parent: CallNode | None = None
@@ -46,13 +57,13 @@ class CallNode:
 
 @dataclass(slots=True)
 class CallGraph:
-    """All calls of a rollout in which something was sampled."""
+    """All calls of a rollout that have an answer."""
 
     nodes: list[CallNode] = field(default_factory=list)
 
     @property
     def roots(self) -> list[CallNode]:
-        """Return where conversations begin: the agent's first, sub-agents, what follows a compaction, retries."""
+        """Return where conversations begin: the agent's own, sub-agents, what follows a compaction, retries."""
         return [node for node in self.nodes if node.parent is None]
 
     @property
@@ -67,7 +78,7 @@ class CallGraph:
 
 
 def build(calls: Iterable[Call]) -> CallGraph:
-    """Link the calls of one rollout, in whatever order they ended."""
+    """Link the calls of one rollout, in any order."""
     nodes = [CallNode(call) for call in calls if call.sampled]
     exact = [node for node in nodes if node.has_tokens]
     rest = [node for node in nodes if not node.has_tokens]
@@ -80,19 +91,23 @@ def build(calls: Iterable[Call]) -> CallGraph:
     return CallGraph(nodes)
 
 
-def _link(nodes: list[CallNode], marks_of: Callable[[CallNode], tuple[list[bytes], list[bytes]]]) -> None:
-    """Find each node's parent by digests of beginnings; no node is compared with another."""
+def _link(nodes: list[CallNode], marks_of: Callable[[CallNode], tuple[bytes, bytes]]) -> None:
+    """Find each node's parent by digests of beginnings.
+
+    Comparing every node with every other would take n * n prompts of up to a million tokens. Instead the ends of all
+    calls (question and answer) go into a table by digest, and each question is digested once from its start: at every
+    length that some end has, one lookup tells whether a call ended exactly there.
+    """
     pieces = [marks_of(node) for node in nodes]
     ends: dict[bytes, list[CallNode]] = {}
     lengths: set[int] = set()
     for node, (question, answer) in zip(nodes, pieces, strict=True):
-        if any(answer):
-            digest = hashlib.blake2b(b"".join(question) + b"".join(answer), digest_size=16)
-            ends.setdefault(digest.digest(), []).append(node)
-            lengths.add(sum(map(len, question)) + sum(map(len, answer)))
+        if answer:
+            ends.setdefault(_digest(question + answer), []).append(node)
+            lengths.add(len(question) + len(answer))
     ordered = sorted(lengths)
     for node, (question, _) in zip(nodes, pieces, strict=True):
-        node.parent = _longest(node, b"".join(question), ordered, ends)
+        node.parent = _longest(node, question, ordered, ends)
 
 
 def _longest(node: CallNode, question: bytes, lengths: list[int], ends: dict[bytes, list[CallNode]]) -> CallNode | None:
@@ -105,31 +120,29 @@ def _longest(node: CallNode, question: bytes, lengths: list[int], ends: dict[byt
             break
         running.update(view[position:length])
         position = length
-        found = ends.get(running.digest())
-        if found:
-            earlier = [other for other in found if other.number < node.number]
-            best = earlier[-1] if earlier else found[0]
+        candidates = ends.get(running.digest())
+        if candidates:
+            earlier = [other for other in candidates if other.number < node.number]
+            best = earlier[-1] if earlier else candidates[0]
     return best
 
 
-def _token_marks(node: CallNode) -> tuple[list[bytes], list[bytes]]:
+def _token_marks(node: CallNode) -> tuple[bytes, bytes]:
+    """Return prompt and completion as bytes: 8 per token, so that a beginning of ids is a beginning of bytes."""
     done = node.call.completion
-    return [array("q", done.prompt_ids or ()).tobytes()], [array("q", _known(done.sampled.ids)).tobytes()]
+    sampled = [token if token is not None else -1 for token in done.sampled.ids]
+    return array("q", done.prompt_ids or ()).tobytes(), array("q", sampled).tobytes()
 
 
-def _known(ids: Iterable[int | None]) -> list[int]:
-    return [token if token is not None else -1 for token in ids]
-
-
-def _message_marks(node: CallNode) -> tuple[list[bytes], list[bytes]]:
-    """Return a digest per item, so that all items have one length and a beginning is a beginning of bytes."""
+def _message_marks(node: CallNode) -> tuple[bytes, bytes]:
+    """Return conversation and reply as bytes: a digest per item, so that all items have one length."""
     module, call = node.call.module, node.call
     try:
-        question = [_digest(item) for item in module.items(call.sent)]
-        answer = [_digest(item) for item in module.reply_items(call.response or {})]
+        question = [_digest(dumps(item)) for item in module.items(call.sent)]
+        answer = [_digest(dumps(item)) for item in module.reply_items(call.response or {})]
     except MALFORMED:  # a conversation that makes no sense is linked to none
-        return [_digest([call.number])], []
-    return question, answer
+        return _digest(dumps([call.number])), b""
+    return b"".join(question), b"".join(answer)
 
 
 def setting_of(call: Call) -> bytes:
@@ -140,21 +153,21 @@ def setting_of(call: Call) -> bytes:
         return b""
 
 
-def _digest(item: object) -> bytes:
-    return hashlib.blake2b(dumps(item), digest_size=16).digest()
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 def _question(node: CallNode) -> bytes:
-    marks = _token_marks(node) if node.has_tokens else _message_marks(node)
-    kind = b"t" if node.has_tokens else b"m" + setting_of(node.call)
-    return kind + hashlib.blake2b(b"".join(marks[0]), digest_size=16).digest()
+    if node.has_tokens:
+        return b"t" + _digest(_token_marks(node)[0])
+    return b"m" + setting_of(node.call) + _digest(_message_marks(node)[0])
 
 
 def _mark_discarded(nodes: list[CallNode]) -> None:
     """Mark the answers that the agent did not go on from.
 
-    Of several answers to one question, those without a continuation are thrown away where another has one; where none
-    has, all but the last whole one are. A childless sibling of a continued call is thrown away as well.
+    Of several answers to one question, those without a continuation are discarded where another has one; where none
+    has, all but the last whole one are. A childless sibling of a continued call is discarded as well.
     """
     groups: dict[bytes, list[CallNode]] = {}
     for node in nodes:

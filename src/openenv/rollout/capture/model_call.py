@@ -358,7 +358,7 @@ class ProxiedCall:
             if ids is None:
                 self._rollout.no_prompt_ids = True
             else:
-                self._recorder.prompt(ids, asked=True)
+                self._recorder.prompt(ids, is_separate=True)
         if self._policy_task is not None:
             self._policy = await self._policy_task or self._policy
         self._settle("complete")
@@ -472,12 +472,12 @@ class ProxiedCall:
         if status not in REFUSALS:
             return False
         complaint = dumps(error).decode().lower()
-        sent, asked = self._rewritten.body, self._request.body
+        sent, request = self._rewritten.body, self._request.body
         if "return_token_ids" in complaint and "stream" in complaint and sent.get("stream") is True:
             return self._leave_out(STREAM)  # this engine has ids for whole answers only
         for word, parameters in NAMED_IN_ERRORS:
             for parameter in parameters if word in complaint else ():
-                changed = parameter in sent and (parameter == "max_tokens" or sent[parameter] != asked.get(parameter))
+                changed = parameter in sent and (parameter == "max_tokens" or sent[parameter] != request.get(parameter))
                 if (changed or parameter in self._rewritten.forced) and self._leave_out(parameter):
                     return True
         return False

@@ -84,7 +84,7 @@ class Recorder:
         with self._opened():
             self.append({"k": "open", "v": 1, "at": time.time(), **about})
 
-    def begin(self, facts: Json, asked: Json, sent: Json) -> CallRecorder:
+    def begin(self, facts: Json, request: Json, sent: Json) -> CallRecorder:
         """Record a request, and return the recorder of its call.
 
         Raises:
@@ -94,16 +94,16 @@ class Recorder:
         try:
             number = self._calls + 1
             head = {"k": "call", "n": number, "at": time.time(), **facts}
-            self._append_packed(head, asked, sent, with_asked=True)
+            self._append_packed(head, request, sent, is_first=True)
             self._calls = number
         except BaseException:
             self.release()
             raise
         return CallRecorder(self, number)
 
-    def resent(self, number: int, asked: Json, sent: Json) -> None:
+    def resent(self, number: int, request: Json, sent: Json) -> None:
         """Record that a call sends something else than at first."""
-        self._append_packed({"k": "resent", "n": number}, asked, sent, with_asked=False)
+        self._append_packed({"k": "resent", "n": number}, request, sent, is_first=False)
 
     def stopped(self, facts: Json) -> None:
         """Record that the budget answered a call."""
@@ -115,9 +115,9 @@ class Recorder:
         with self._opened():
             self.append({"k": "note", "what": what, "at": time.time()})
 
-    def prompt(self, number: int, ids: list[int], *, asked: bool) -> None:
+    def prompt(self, number: int, ids: list[int], *, is_separate: bool) -> None:
         """Record a prompt's ids: how many it shares with one of the last calls, and the rest."""
-        head: Json = {"k": "prompt", "n": number, **({"asked": True} if asked else {})}
+        head: Json = {"k": "prompt", "n": number, **({"asked": True} if is_separate else {})}
         try:
             packed = array("I", ids)
         except (TypeError, OverflowError, ValueError):  # not ids: recorded as they came
@@ -191,7 +191,7 @@ class Recorder:
         finally:
             self.release()
 
-    def _append_packed(self, head: Json, asked: Json, sent: Json, *, with_asked: bool) -> None:
+    def _append_packed(self, head: Json, request: Json, sent: Json, *, is_first: bool) -> None:
         """Write a request, or how it differs from what the agent asked, with the items that are new in it."""
         new: list[Any] = []
         fresh: dict[bytes, int] = {}  # numbers count only once the entry is written
@@ -217,14 +217,14 @@ class Recorder:
                     packed[key] = value
             return packed
 
-        payload: Json = {"asked": pack(asked)} if with_asked else {}
-        # `is` first: most values are the agent's own objects, and comparing long conversations costs time
+        payload: Json = {"asked": pack(request)} if is_first else {}
+        # `is` first: most values are the agent's own objects, and long conversations take time to compare
         changed = {
             key: value
             for key, value in sent.items()
-            if key not in asked or (asked[key] is not value and asked[key] != value)
+            if key not in request or (request[key] is not value and request[key] != value)
         }
-        payload["sent"] = {"set": pack(changed), "unset": [key for key in asked if key not in sent]}
+        payload["sent"] = {"set": pack(changed), "unset": [key for key in request if key not in sent]}
         self.append(head, dumps({**payload, "new": new}))
         self._numbers.update(fresh)
 
@@ -241,17 +241,17 @@ class CallRecorder:
         """Record an attempt that failed."""
         self._append("try", {"status": status, "error": error, "at": time.time()})
 
-    def resent(self, asked: Json, sent: Json) -> None:
+    def resent(self, request: Json, sent: Json) -> None:
         """Record that something else is sent than at first."""
-        self._recorder.resent(self.number, asked, sent)
+        self._recorder.resent(self.number, request, sent)
 
     def head(self, status: int, facts: Json) -> None:
         """Record the status of the answer."""
         self._append("head", {"status": status, "at": time.time(), **facts})
 
-    def prompt(self, ids: list[int], *, asked: bool = False) -> None:
-        """Record the prompt's ids; `asked` where the engine named them apart from its answer."""
-        self._recorder.prompt(self.number, ids, asked=asked)
+    def prompt(self, ids: list[int], *, is_separate: bool = False) -> None:
+        """Record the prompt's ids; `is_separate` where the engine named them on a route of their own."""
+        self._recorder.prompt(self.number, ids, is_separate=is_separate)
 
     def events(self, data: bytes) -> None:
         """Record events of a stream."""
@@ -312,7 +312,7 @@ class Call:
     path: str
     streamed: bool
     request: Json
-    """What the agent asked, in full."""
+    """The agent's request, in full."""
     sent: Json
     """What the endpoint got."""
     started_at: float
@@ -329,7 +329,7 @@ class Call:
     first_byte_s: float | None = None
     policy_version: str | None = None
     prompt_ids_asked: bool = False
-    """Whether the engine named the prompt's ids apart from its answer, when it was asked for them."""
+    """Whether the engine named the prompt's ids on a route of their own, apart from its answer."""
     completion: Completion = field(default_factory=Completion)
 
     @property
@@ -452,15 +452,15 @@ def read(path: Path | str) -> Recording:
 def _call(entry: JournalEntry, items: list[Any]) -> Call:
     head, body = entry.head, loads(entry.payload)
     items.extend(body["new"])
-    asked = _unpack(body["asked"], items)
+    request = _unpack(body["asked"], items)
     call = Call(
         number=head["n"],
         dialect=cast("Dialect", head["dialect"]),
         endpoint_dialect=cast("Dialect", head["to"]),
         path=head.get("path", ""),
         streamed=bool(head.get("stream")),
-        request=asked,
-        sent=asked,
+        request=request,
+        sent=request,
         started_at=head["at"],
     )
     _resend(call, {**body, "new": []}, items)

@@ -193,7 +193,12 @@ class MessageTranslator(StreamTranslator):
         self._emit_delta({"type": "text_delta", "text": text})
 
     def _call(self, call: Json, index: int, function: Json) -> None:
-        start = {"type": "tool_use", "id": call.get("id") or _tool_id(), "name": function.get("name"), "input": {}}
+        start: Json = {
+            "type": "tool_use",
+            "id": call.get("id") or _tool_id(),
+            "name": function.get("name"),
+            "input": {},
+        }
         self._block(("tool_use", index), start)
         if function.get("arguments"):
             self._emit_delta({"type": "input_json_delta", "partial_json": function["arguments"]})

@@ -276,7 +276,7 @@ class DialectModule(Protocol):
     """Where an endpoint of this dialect answers, below `/v1`."""
 
     def rewrite(self, body: Json, options: CallOptions) -> RewrittenRequest:
-        """Return the request as the endpoint gets it; the given body stays as it is."""
+        """Return the request as the endpoint gets it; `body` stays as it is."""
 
     def strip_event(self, chunk: Json, forced: frozenset[str]) -> Json | None:
         """Return what the agent sees of an event: the same object where nothing changes, None for nothing at all."""
@@ -346,9 +346,9 @@ def error_kind(status: int) -> str:
     return kinds.get(status, "api_error")
 
 
-def capped(asked: Any, cap: int | None) -> int | None:
+def capped(value: object, cap: int | None) -> int | None:
     """Return a token limit that is within the cap."""
-    limit = asked if isinstance(asked, int) and not isinstance(asked, bool) and asked > 0 else None
+    limit = value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
     if cap is None:
         return limit
     return cap if limit is None else min(limit, cap)
