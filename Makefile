@@ -13,7 +13,7 @@ SANDBOX_PACKAGES := bubblewrap $(NPM)
 TEST_PACKAGES := $(SANDBOX_PACKAGES) docker.io runc containerd iptables iproute2 busybox-static chromium
 
 .DEFAULT_GOAL := help
-.PHONY: help sandbox-packages test-packages clients demo test test-all chaos test-fastmcp3 test-gradio conformance check format bench docs lock clean
+.PHONY: help sandbox-packages test-packages clients demo test test-all check-and-others chaos test-fastmcp3 test-gradio conformance check format bench docs lock clean
 
 help: ## show what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -39,9 +39,9 @@ demo: $(VENV)/ready sandbox-packages ## a gridworld through the client, then a c
 check: $(VENV)/ready ## ruff, mypy --strict and the import contracts
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
 	@$(BIN)/lint-imports --config pyproject.toml > $(VENV)/lint-imports.log || { cat $(VENV)/lint-imports.log; exit 1; }
 	@tail -n 1 $(VENV)/lint-imports.log
+	@$(BIN)/mypy
 
 # MCP clients of both majors, each in an environment of its own; the first runs the MCP tests with FastMCP 3 as well.
 $(CLIENTS)/mcp1/ready: pyproject.toml
@@ -63,6 +63,13 @@ $(CLIENTS)/gradio/ready: pyproject.toml
 	@$(@D)/bin/python $(PIP) -e ".[gradio]" anyio pytest pytest-timeout pytest-xdist
 	@touch $@
 
+# The published package, which tests put beside this one.
+.bench/published/complete:
+	@echo "Setting up $(@D) ..."
+	@$(PYTHON) -m venv --clear $(@D)
+	@$(@D)/bin/python $(PIP) openenv==0.10.0 uvloop httptools
+	@touch $@
+
 # A real, small language model on the CPU, for the tests of what is captured.
 .engine/ready:
 	@echo "Setting up .engine ..."
@@ -73,15 +80,18 @@ $(CLIENTS)/gradio/ready: pyproject.toml
 
 # Downloading and unpacking take turns better side by side.
 clients:
-	@$(MAKE) --no-print-directory -j3 $(CLIENTS)/mcp1/ready $(CLIENTS)/mcp2/ready $(CLIENTS)/gradio/ready
+	@$(MAKE) --no-print-directory -j4 \
+		$(CLIENTS)/mcp1/ready $(CLIENTS)/mcp2/ready $(CLIENTS)/gradio/ready .bench/published/complete
 
-test: check test-packages clients ## the checks, then every test that is quick
+# The type checker keeps one core busy; the tests in other environments have the rest meanwhile.
+check-and-others: $(VENV)/ready test-packages clients
+	@$(MAKE) --no-print-directory -j2 check test-fastmcp3 test-gradio
+
+test: check-and-others ## the checks, then every test that is quick
 	@WORKERS=$(WORKERS) scripts/run-tests $(BIN)/python -m "not slow"
-	@$(MAKE) --no-print-directory test-fastmcp3 test-gradio
 
-test-all: check test-packages clients .engine/ready ## the slow tests too
+test-all: check-and-others .engine/ready ## the slow tests too
 	@STRICT=1 WORKERS=$(WORKERS) scripts/run-tests $(BIN)/python
-	@$(MAKE) --no-print-directory test-fastmcp3 test-gradio
 
 test-fastmcp3: $(CLIENTS)/mcp1/ready ## the MCP tests with the older FastMCP
 	@WORKERS=$(WORKERS) scripts/run-tests $(CLIENTS)/mcp1/bin/python -m "not slow" tests/env/test_mcp*.py tests/env/tools tests/mcp

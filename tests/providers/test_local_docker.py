@@ -274,6 +274,9 @@ def test_stopping_when_the_engine_is_gone_warns_with_what_to_remove(
 INTERRUPTED = """
 import os, signal, sys, threading
 from openenv.providers import LocalDockerProvider
+
+# A test run in the background ignores Ctrl-C, and so would this program.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from openenv.sandboxes.container_cli import ContainerCli
 
 provider = LocalDockerProvider(engine="docker", host=sys.argv[1])
