@@ -1,7 +1,4 @@
-"""Environment variables: the one place that reads `os.environ`.
-
-Knows names and accepted values. Must not know who uses them.
-"""
+"""Environment variables: the one place that reads `os.environ` (documented in docs/reference/settings.md)."""
 
 from __future__ import annotations
 
@@ -31,8 +28,8 @@ def web_interface_setting(environ: Mapping[str, str] | None = None) -> bool | No
 
 def readme_path(environ: Mapping[str, str] | None = None) -> Path | None:
     """Return `ENV_README_PATH`, the README that the web page shows, or None when it is not set."""
-    given = _environ(environ).get("ENV_README_PATH", "").strip()
-    return Path(given) if given else None
+    path = _environ(environ).get("ENV_README_PATH", "").strip()
+    return Path(path) if path else None
 
 
 def space_id(environ: Mapping[str, str] | None = None) -> str | None:
@@ -92,8 +89,8 @@ def max_agent_sessions(environ: Mapping[str, str] | None = None) -> int | None:
 
 def allowed_origins(environ: Mapping[str, str] | None = None) -> frozenset[str]:
     """Return the origins in `OPENENV_ALLOWED_ORIGINS`, which is separated by commas."""
-    given = _environ(environ).get("OPENENV_ALLOWED_ORIGINS", "").split(",")
-    return frozenset(origin.strip() for origin in given if origin.strip())
+    origins = _environ(environ).get("OPENENV_ALLOWED_ORIGINS", "").split(",")
+    return frozenset(origin.strip() for origin in origins if origin.strip())
 
 
 def orchestrator_tokens(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
@@ -217,7 +214,7 @@ def child_environment(
 
 
 def secret(name: str, environ: Mapping[str, str] | None = None) -> str:
-    """Return the variable that somebody has named as the place of a key.
+    """Return the variable that a configuration names as the place of a key.
 
     Raises:
         ValueError: It is not set.

@@ -1,8 +1,12 @@
-"""Who may do what: tokens, the roles they stand for, and what each role may reach.
+"""Access control: which requests a server admits, by token (roles) and by the web page they come from (origins).
 
-An orchestrator may do everything. An agent may call tools and nothing else: it cannot reset, look at the state, or see
-rewards. An observer may look and change nothing. Knows roles, requests' headers and the paths of routes; how a refusal
-is sent is in `gate`.
+An orchestrator may do everything. An agent may call tools and nothing else: it cannot reset, read the state, or see
+rewards. An observer may look and change nothing. Without tokens every client is an orchestrator.
+
+    request --> Guard (in front of every route) -- OriginPolicy: foreign page? ------> 403 FOREIGN_ORIGIN
+                                                -- AccessPolicy: no or unknown token -> 401 UNAUTHORIZED
+                                                -- Area of the route: wrong role ----> 403 FORBIDDEN
+                                                --> handler, with the role in the scope (`role_of`)
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from .asgi import Handler, HeaderList, Receive, Scope, Send, cookie, header, res
 ROLE: Final = "openenv.role"
 ADDRESS_TOKEN: Final = "openenv.address_token"
 _TOKEN_COOKIE: Final = "openenv_token"
-_FOUND: Final = "openenv.access"
+_IDENTIFIED: Final = "openenv.access"
 _TOKEN = re.compile(r"[!-+\--~]+")  # what is visible in ASCII, but for the comma, which separates several
 
 
@@ -63,7 +67,7 @@ _ENTRY: Mapping[Area, frozenset[Role]] = {
 }
 _PROBED = frozenset({"/health", "/ready"})  # by load balancers, which have no tokens
 _LOOKED_AT = frozenset({"/metadata", "/schema", "/metrics", "/state", "/sessions", "/sessions/{session_id}"})
-# The page itself holds no secrets, and somebody without a token has to find where to give one.
+# The page itself holds no secrets, and a visitor without a token must find the form that takes one.
 _PAGE = frozenset({"/", "/web", "/web/", "/web/static/{file}", "/web/login", "/web/logout"})
 _LOOKED_AT_ON_PAGE = frozenset({"/web/page", "/web/metadata", "/web/state", "/web/sessions"})
 _REQUESTS: Mapping[Role, frozenset[str]] = {
@@ -73,13 +77,13 @@ _REQUESTS: Mapping[Role, frozenset[str]] = {
 
 
 def area_of(path: str, methods: Iterable[str] | None) -> Area:
-    """Say which area a route belongs to. Whatever is not listed is the orchestrator's.
+    """Say which area a route belongs to. A route that is not listed is the orchestrator's.
 
     Args:
         path: The route's path, with its parameters.
         methods: Its HTTP methods; None for a WebSocket.
     """
-    if path == "/mcp" or (path == "/ws" and methods is None):  # frames on a socket are judged one by one: see `may`
+    if path == "/mcp" or (path == "/ws" and methods is None):  # frames on a socket are checked one by one: see `may`
         return Area.TOOLS
     if path in _PAGE:
         return Area.OPEN
@@ -111,26 +115,26 @@ def page_key(token: str) -> str:
 def may(role: Role, request: str) -> bool:
     """Say whether a role may send a request of this type over `/ws`: `reset`, `step`, `mcp`, `open` and so on.
 
-    The requests in a `batch` have to be asked about one by one.
+    The requests in a `batch` are checked one by one.
     """
     return role is Role.ORCHESTRATOR or request in _REQUESTS[role]
 
 
 def role_of(scope: Scope) -> Role:
-    """Return the role of a connection or request that was admitted; without tokens everybody is an orchestrator."""
+    """Return the role of a connection or request that was admitted; without tokens every client is an orchestrator."""
     role = scope.get(ROLE, Role.ORCHESTRATOR)
     assert isinstance(role, Role)
     return role
 
 
 def account_of(role: Role, key: str | None = None) -> Account:
-    """Say whom a session counts for that somebody of this role opens, under a key if he has named one."""
+    """Return the account that a session of this role counts for, under the key that its client named."""
     return Account(key, is_agent=role is Role.AGENT)
 
 
 def shows_token(scope: Scope) -> bool:
-    """Say whether a request that somebody was asked to identify carried a token, known or not."""
-    return bool(scope.get(_FOUND, (None, None, False))[2])
+    """Say whether a request that went through `identify` carried a token, known or not."""
+    return bool(scope.get(_IDENTIFIED, (None, None, False))[2])
 
 
 class AccessPolicy:
@@ -152,10 +156,10 @@ class AccessPolicy:
         agent: str | Iterable[str] = (),
         observer: str | Iterable[str] = (),
     ) -> None:
-        given = {Role.ORCHESTRATOR: orchestrator, Role.AGENT: agent, Role.OBSERVER: observer}
+        by_role = {Role.ORCHESTRATOR: orchestrator, Role.AGENT: agent, Role.OBSERVER: observer}
         self._tokens: dict[bytes, Role] = {}
         self._page_keys: dict[bytes, Role] = {}
-        for role, tokens in given.items():
+        for role, tokens in by_role.items():
             for token in [tokens] if isinstance(tokens, str) else tokens:
                 self._add(token, role)
 
@@ -182,7 +186,7 @@ class AccessPolicy:
 
     @property
     def is_open(self) -> bool:
-        """Whether there are no tokens, so that everybody may do everything."""
+        """Whether there are no tokens, so that every client may do everything."""
         return not self._tokens
 
     def has(self, role: Role) -> bool:
@@ -199,11 +203,11 @@ class AccessPolicy:
         Args:
             scope: The request.
             by_address: Whether `?token=` in the address counts, for clients that cannot set headers. It is taken out
-                of the query, so that nobody behind logs it; the scope has it as `ADDRESS_TOKEN` if it is known.
+                of the query, so that it is not logged; the scope has it as `ADDRESS_TOKEN` if it is known.
             by_cookie: Whether the cookie counts that the web page has got for a token.
         """
-        known = scope.get(_FOUND)
-        if known is not None and known[0] is self:  # the short way may have looked already
+        known = scope.get(_IDENTIFIED)
+        if known is not None and known[0] is self:  # direct dispatch may have done this already
             role: Role | None = known[1]
             return role
         token = _bearer(scope)
@@ -214,18 +218,18 @@ class AccessPolicy:
         role = None if token is None else self.role(token)
         if kept is not None:
             role = _match(self._page_keys, kept)
-        scope[_FOUND] = (self, role, token is not None or kept is not None)
+        scope[_IDENTIFIED] = (self, role, token is not None or kept is not None)
         if role is not None and by_address and written is not None:
             scope[ADDRESS_TOKEN] = written
         return role
 
 
-def _match(known: Mapping[bytes, Role], given: str) -> Role | None:
-    secret, found = given.encode("utf-8", "surrogatepass"), None
-    for one, role in known.items():
-        if hmac.compare_digest(one, secret):
-            found = role
-    return found
+def _match(known: Mapping[bytes, Role], text: str) -> Role | None:
+    secret, match = text.encode("utf-8", "surrogatepass"), None
+    for token, role in known.items():  # all of them, so that the time tells nothing
+        if hmac.compare_digest(token, secret):
+            match = role
+    return match
 
 
 def _bearer(scope: Scope) -> str | None:
@@ -239,15 +243,18 @@ def _take_from_address(scope: Scope) -> str | None:
         return None
     parts = query.split(b"&")
     scope["query_string"] = b"&".join(part for part in parts if not part.startswith(b"token="))
-    found = next((part for part in parts if part.startswith(b"token=")), None)
-    return None if found is None else unquote(found[len(b"token=") :].decode("latin-1"))
+    token = next((part for part in parts if part.startswith(b"token=")), None)
+    return None if token is None else unquote(token[len(b"token=") :].decode("latin-1"))
 
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class OriginPolicy:
-    """Tells pages of this server from foreign ones.
+    """Tells the pages of this server from foreign ones.
+
+    Browsers let any page send requests to a server on loopback or in a private network, and say in `Origin` where the
+    page is from. Programs send no such header and are not concerned.
 
     Args:
         allowed: Origins that may use the server as well, such as `https://lab.example`; `*` allows all.
@@ -362,7 +369,7 @@ class Refusal:
 
 
 class Guard:
-    """A route's handler, for those who may reach it."""
+    """A route's handler behind the checks of its area."""
 
     # A class, since routes take functions for handlers of another kind.
     def __init__(
@@ -384,19 +391,19 @@ class Guard:
         self.use(None)
 
     def use(self, access: AccessPolicy | None) -> None:
-        """Ask for the tokens of a policy from now on; None asks for none."""
+        """Require the tokens of a policy from now on; None requires none."""
         self._access = None if access is None or access.is_open or self._area is Area.OPEN else access
         if self._access is not None:
             self._refuses = self._has_refusal
-        else:  # nothing is asked that need not be
+        else:  # without tokens a request costs one check
             self._refuses = self._is_foreign if self._origins is None else self._origins.refuses
 
     def admitted(self, scope: Scope) -> Handler | None:
-        """Return the handler behind, or None for a request that is to be refused."""
+        """Return the handler, or None for a request that must be refused."""
         return None if self._refuses(scope) else self._handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse, or hand on."""
+        """Refuse a request, or pass it on."""
         if not self._refuses(scope):
             await self._handler(scope, receive, send)
             return
@@ -418,7 +425,7 @@ class Guard:
         return self._refusal(scope) is not None
 
     def _refusal(self, scope: Scope) -> Refusal | None:
-        """Judge a request; one that is admitted learns its role."""
+        """Check a request; the scope of one that is admitted gets its role."""
         if self._is_foreign(scope):
             page = header(scope, b"origin") or f"http://{header(scope, b'host')}"
             text = f"Pages of {page} may not use this server; see OPENENV_ALLOWED_ORIGINS."
@@ -443,7 +450,7 @@ class Guard:
 
 
 class Gate:
-    """Puts guards in front of routes and tells them all which tokens count; `guarded` lists those that ask for one."""
+    """Puts guards in front of routes and gives them all the same tokens; `guarded` lists those that require one."""
 
     def __init__(self, origins: OriginPolicy, access: AccessPolicy) -> None:
         self._origins = origins
@@ -469,7 +476,7 @@ class Gate:
 
         Args:
             routes: The routes.
-            report: Told the code of each refusal.
+            report: Called with the code of each refusal.
             documents: Paths of pages about the routes, which are for any role.
         """
         for route in routes:
@@ -478,7 +485,7 @@ class Gate:
             area = area_of(route.path, methods)
             if route.path in documents:
                 area = Area.ANY_ROLE
-            # Pages of others may look, which their browser does not let them read; what acts is refused.
+            # Foreign pages may send GET requests, whose answers their browser hides from them; what acts is refused.
             is_get = methods is not None and {"GET", "HEAD"}.issuperset(methods)
             acts = area in (Area.TOOLS, Area.CONTROL) or route.path.startswith("/sessions") or not is_get
             origins: OriginPolicy | None = self._origins if acts else None

@@ -1,7 +1,4 @@
-"""Small ASGI pieces: read a body, find a header, answer with JSON.
-
-Knows ASGI messages; must not know what they are about.
-"""
+"""Helpers for bare ASGI handlers: read a body, find a header, answer with JSON, notice a client that leaves."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ Send = Callable[[Message], Awaitable[None]]
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 HeaderList = Sequence[tuple[bytes, bytes]]
 _T = TypeVar("_T")
-_LOOK_AFTER_S = 0.02
+_LISTEN_AFTER_S = 0.02
 
 
 BODY_TOO_LARGE: Final = "BODY_TOO_LARGE"
@@ -53,7 +50,7 @@ def origin_of(scope: Scope, request_id: str | int | None = None) -> RequestOrigi
 
 def cookie(scope: Scope, name: str) -> str | None:
     """Return a request cookie."""
-    # Read by hand: the standard parser gives up at the first cookie that it does not like, whoever has set it.
+    # Read by hand: the standard parser gives up at the first cookie that it does not like, of whatever page.
     for pair in (header(scope, b"cookie") or "").split(";"):
         key, _, value = pair.partition("=")
         if key.strip() == name:
@@ -91,14 +88,14 @@ async def read_body(receive: Receive, limit: int) -> bytes:
 
 
 class BodyLimit:
-    """A handler that reads bodies itself, for requests whose body is not too large."""
+    """A handler for requests whose body is not too large; larger ones are refused with 413."""
 
     def __init__(self, handler: Handler, limit: Callable[[], int]) -> None:
         self._handler = handler
         self._limit = limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the body, and hand it on or refuse it."""
+        """Read the body, and pass it on or refuse it."""
         try:
             body = await read_body(receive, self._limit())
         except BodyTooLarge as exc:
@@ -106,11 +103,11 @@ class BodyLimit:
         except ClientGone:
             return
         else:
-            await self._handler(scope, _Reread(body, receive), send)
+            await self._handler(scope, _BufferedReceive(body, receive), send)
 
 
-class _Reread:
-    """Gives a body that was read once more, then whatever comes."""
+class _BufferedReceive:
+    """A `receive` that returns a body that was read already, then what follows."""
 
     def __init__(self, body: bytes, receive: Receive) -> None:
         self._body: bytes | None = body
@@ -122,12 +119,12 @@ class _Reread:
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
-    """Do the work of a request whose body was read; a client that leaves meanwhile cancels it.
+    """Do the work of a request whose body was read; it is cancelled if the client leaves meanwhile.
 
     Raises:
         ClientGone: The client disconnected before the work was done.
     """
-    watch = _Watch(receive)
+    watch = _DisconnectWatch(receive)
     try:
         return await work
     except asyncio.CancelledError:
@@ -138,8 +135,8 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T
         watch.end()
 
 
-class _Watch:
-    """Cancels the task it is made in when its client goes. Most requests are over before it has to look."""
+class _DisconnectWatch:
+    """Cancels the task it is made in when its client goes. Most requests are done before it starts to listen."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -147,7 +144,7 @@ class _Watch:
         assert task is not None
         self._task = task
         self._watching: asyncio.Task[None] | None = None
-        self._timer = asyncio.get_running_loop().call_later(_LOOK_AFTER_S, self._begin)
+        self._timer = asyncio.get_running_loop().call_later(_LISTEN_AFTER_S, self._begin)
         self.is_gone = False
 
     def _begin(self) -> None:

@@ -1,8 +1,11 @@
-"""`/reset`, `/step` and `/state` over HTTP: stateful when asked, as in the contract otherwise.
+"""`/reset`, `/step`, `/state` and `/sessions` over HTTP (docs/reference/protocol.md, HTTP).
 
-`X-OpenEnv-Session: new` on `/reset` opens a session and names it in the same header of the answer; requests that send
-the name continue it. A plain `/reset` sets a cookie for a soft session; a plain call without cookie runs on an
-environment of its own. Knows HTTP; everything about environments is the session manager's.
+    X-OpenEnv-Session: new  on POST /reset --> opens a session; its name comes back in the same header
+    X-OpenEnv-Session: NAME               --> continues that session; 404 unknown, 410 ended
+    cookie openenv_session                --> a soft session, kept since a plain /reset while slots are free
+    none of these                         --> an environment of its own for this one call, as the contract has it
+
+An `Idempotency-Key` makes a request repeatable: one whose key was seen before gets the first reply and does not run.
 """
 
 from __future__ import annotations
@@ -65,7 +68,7 @@ KEY_REUSED = "KEY_REUSED"
 KEY_REUSED_TEXT = "The key is that of another request of this session: each request that differs needs its own."
 BODY = "openenv.body"
 _NEW = "new"
-_HOW_TO_STAY = f"send the cookie of POST /reset along, or {SESSION_HEADER}, for a session"
+_HOW_TO_CONTINUE = f"send the cookie of POST /reset along, or {SESSION_HEADER}, for a session"
 _STATUS: Mapping[type[OpenEnvError], int] = {
     SessionNotFoundError: 404,
     SessionLost: 410,
@@ -77,7 +80,7 @@ _STATUS: Mapping[type[OpenEnvError], int] = {
 
 
 def names_session(scope: Scope) -> bool:
-    """Say whether a request is for a session of its own; all that can happen there is answered here."""
+    """Say whether a request names a session; then every failure is answered here and none reaches the application."""
     return header(scope, _HEADER) is not None
 
 
@@ -111,7 +114,7 @@ class GymRoutes:
         try:
             request = ResetRequest.model_validate_json(body) if body.strip() else ResetRequest()
         except ValidationError as exc:
-            await self._unfit(send, exc, prefix=("body",))
+            await self._refuse_body(send, exc, prefix=("body",))
             return
         kwargs = request.model_dump(exclude_unset=True)
         await self._run(scope, receive, send, self._operations.reset, kwargs, begins=True)
@@ -131,12 +134,12 @@ class GymRoutes:
         try:
             request = StepRequest.model_validate_json(body)
         except ValidationError as exc:
-            await self._unfit(send, exc, prefix=("body",))
+            await self._refuse_body(send, exc, prefix=("body",))
             return
         try:
             action = self._service.protocol.action(request.action)
         except Exception as exc:  # a validator may raise anything
-            await self._unfit(send, exc, prefix=())
+            await self._refuse_body(send, exc, prefix=())
             return
         kwargs = dict(request.model_extra or {})
         for name in request.model_fields_set - {"action"}:
@@ -148,7 +151,7 @@ class GymRoutes:
         send = echoing(scope, send)
         await self._run(scope, receive, send, self._operations.state, None)
 
-    async def _unfit(self, send: Send, exc: Exception, *, prefix: tuple[str, ...]) -> None:
+    async def _refuse_body(self, send: Send, exc: Exception, *, prefix: tuple[str, ...]) -> None:
         self._manager.report_error(WSErrorCode.VALIDATION_ERROR.value)
         await unprocessable(send, exc, prefix=prefix)
 
@@ -172,7 +175,7 @@ class GymRoutes:
         *,
         begins: bool = False,
     ) -> None:
-        """Find out whose environment this is for, run there, answer."""
+        """Find the session that a request is for, run there, answer."""
         named = header(scope, _HEADER)
         try:
             if named is not None and named.strip().lower() == _NEW:
@@ -194,7 +197,7 @@ class GymRoutes:
         return origin_of(scope, _key_name(scope, argument)) if self._manager.wants_origins else None
 
     async def _run_named(self, session: Session, scope: Scope, send: Send, operation: Operation, argument: Any) -> None:
-        """Run in a session that is there."""
+        """Run in a session that exists."""
         key, origin = request_key(scope, argument), self._origin(scope, argument)
         if key is None or operation.kind == "state":
             status, body = await self._outcome(session, operation, argument, origin)
@@ -213,7 +216,7 @@ class GymRoutes:
             raise
         if entry is None:
             entry = session.ledger.begin(key.name, key.asked)
-            # Its own task: whoever has asked may be cancelled, and those who ask again wait for what it has begun.
+            # A task of its own: the first request may be cancelled while repeats wait for the same result.
             work = asyncio.ensure_future(self._finish(entry, session, operation, argument, origin))
             return await asyncio.shield(work)
         if entry.asked != key.asked:  # or it would get the reply to something else
@@ -283,14 +286,14 @@ class GymRoutes:
         argument: Any,
         origin: RequestOrigin | None,
     ) -> None:
-        """The same under a key: a client that has not got the answer may ask again, and gets the same session."""
+        """Do the same under a key: a client that repeats the request gets the same session."""
         try:
             opening = self._manager.open_once(SessionKind.HTTP, nonce_of(key.name))
             session = await while_connected(receive, opening)
         except ClientGone:
             return
         except GuessableKey as exc:
-            await self._unfit(send, exc, prefix=("header",))
+            await self._refuse_body(send, exc, prefix=("header",))
             return
         status, body = await self._run_once(session, key, operation, argument, origin)
         if status not in (200, 422):  # a request that was mixed up says nothing about the session
@@ -306,7 +309,7 @@ class GymRoutes:
             raise
 
     def _soft_session(self, scope: Scope, *, begins: bool) -> Session | None:
-        """The session that a cookie names. One that is gone is an error, except for a reset, which begins anew."""
+        """Return the session that a cookie names; a missing one is an error, except for a reset."""
         name = cookie(scope, SESSION_COOKIE)
         if name is None:
             return None
@@ -318,7 +321,7 @@ class GymRoutes:
             raise
 
     async def _run_plain(self, scope: Scope, send: Send, operation: Operation, argument: Any, *, begins: bool) -> None:
-        """Run on an environment of its own. What it raises goes to the application, as for any route."""
+        """Run on an environment of its own. Exceptions go to the application, as for any route."""
         headers: HeaderList = ()
         try:
             async with self._manager.borrow() as session:
@@ -326,14 +329,16 @@ class GymRoutes:
                 if begins and self._manager.keep_soft(session):
                     headers = [_cookie(session.id)]
         except EnvironmentFactoryError as exc:
-            cause = exc.__cause__  # an exit that a constructor asks for is not the server's
+            cause = exc.__cause__  # `sys.exit` in a constructor must not end the server
             raise (cause if isinstance(cause, Exception) else exc) from None
         except OpenEnvError as exc:
             await refuse(send, self._service.errors.shown(exc))
             return
         except Exception:
             if not begins:
-                logger.warning("%s failed on an environment of its own, never reset: %s", operation.kind, _HOW_TO_STAY)
+                logger.warning(
+                    "%s failed on an environment of its own, never reset: %s", operation.kind, _HOW_TO_CONTINUE
+                )
             raise
         await respond(send, 200, result, headers)
 
@@ -341,12 +346,12 @@ class GymRoutes:
 async def kept_reply(entry: LedgerEntry) -> tuple[int, bytes]:
     """Return status and body of the answer to a request with a key; wait for it where the request still runs."""
     reply: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
-    entry.tell(lambda told: None if reply.done() else reply.set_result(told))
+    entry.tell(lambda kept: None if reply.done() else reply.set_result(kept))
     return await reply
 
 
 class GuessableKey(ValueError):
-    """The key of a request for a session is too short: whoever guesses it would have the session."""
+    """The key of a request for a session is too short: a client that guesses it would get the session."""
 
 
 def nonce_of(key: str | None) -> str | None:
@@ -385,7 +390,7 @@ def _key_name(scope: Scope, argument: Any) -> str | None:
 
 
 def echoing(scope: Scope, send: Send) -> Send:
-    """Have the answer name the key of its request, so that a client cannot take it for another's."""
+    """Return a `send` whose reply repeats the key, so that a client cannot take it for the reply to another request."""
     key = header(scope, KEY_HEADER)
     if key is None:
         return send
@@ -409,7 +414,7 @@ def _cookie(value: str, *, expired: bool = False) -> tuple[bytes, bytes]:
 
 
 async def refuse(send: Send, exc: OpenEnvError, *, forget_cookie: bool = False, retry_after_s: int = 1) -> None:
-    """Answer with an error of the framework's own."""
+    """Answer with one of the framework's errors."""
     headers = [_cookie("", expired=True)] if forget_cookie else []
     status = _STATUS.get(type(exc), 500)
     if status == 503:
@@ -418,7 +423,7 @@ async def refuse(send: Send, exc: OpenEnvError, *, forget_cookie: bool = False, 
 
 
 async def unprocessable(send: Send, exc: Exception, *, prefix: tuple[str, ...]) -> None:
-    """Answer that a body does not fit."""
+    """Answer 422 for a body or header that does not fit."""
     errors: list[dict[str, Any]] | list[ErrorDetails] = error_list(exc)
     if prefix:
         errors = [{**error, "loc": [*prefix, *error.get("loc", ())]} for error in errors]

@@ -1,6 +1,7 @@
-"""Routes that are documented by FastAPI and answered by a bare ASGI handler.
+"""Every route of an environment's server and its OpenAPI document; `HTTPEnvServer.register_routes` adds them.
 
-The document comes from a signature, the hot path pays for none of it. Knows FastAPI's route class only.
+Gym, session and MCP routes are documented by FastAPI from a signature and answered by a bare ASGI handler, so that the
+hot path pays nothing for the document. `/metrics`, `/ready` and the Task API have their handlers here.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class SessionClosed(BaseModel):
 
 
 class EpisodeView(BaseModel):
-    """What the tool calls of an agent have led to, since the last reset."""
+    """Reward and end that an agent's tool calls have led to, since the last reset."""
 
     steps: int
     reward: float | None
@@ -73,7 +74,7 @@ class EpisodeView(BaseModel):
 
 
 class SessionView(SessionInfo):
-    """A session, as whoever looks after it sees it."""
+    """A session, as its orchestrator sees it."""
 
     state: str
     episode: EpisodeView
@@ -235,11 +236,6 @@ class _Page:
         await send({"type": "http.response.body", "body": page})
 
 
-# metrics: `GET /metrics` and `GET /ready`: how a server does, for Prometheus, `openenv top` and load balancers.
-#
-# Knows ASGI and how the two are documented; what is counted is in `telemetry`.
-
-
 OPENTELEMETRY = "opentelemetry.trace"
 _SAMPLE = 'openenv_sessions{state="ready"} 3\nopenenv_steps_total 1200\n'
 
@@ -253,7 +249,7 @@ class Readiness(BaseModel):
 
 
 class MetricsRoutes:
-    """The two handlers of one server."""
+    """`GET /metrics` and `GET /ready`, for Prometheus, `openenv top` and load balancers."""
 
     def __init__(self, service: EnvService) -> None:
         self._manager = service.manager
@@ -333,11 +329,6 @@ async def _ready_signature() -> None:
     """Documents `GET /ready`."""
 
 
-# tasks: The Task API: an environment's catalogue of tasks over HTTP.
-#
-# Knows the routes and their shapes; the catalogue itself is the environment's.
-
-
 _SPLIT_TYPES = frozenset({"train", "validation", "test"})
 _ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "There is no such task"},
@@ -375,31 +366,30 @@ class TaskRoutes:
 
     async def splits(self, env_name: str) -> list[Any]:
         """List the splits of an environment's tasks."""
-        found = await self._ask(env_name, "list_splits", shape=list)
-        return [_split(item) for item in found]
+        return [_split(item) for item in await self._call(env_name, "list_splits", shape=list)]
 
     async def tasks(self, env_name: str, request: ListTasksRequest) -> dict[str, Any]:
         """List the tasks of a split."""
-        found = await self._ask(env_name, "list_tasks", request.split, shape=list)
-        return {"tasks": jsonable_encoder(found), "env_name": self._service.env_name}
+        tasks = await self._call(env_name, "list_tasks", request.split, shape=list)
+        return {"tasks": jsonable_encoder(tasks), "env_name": self._service.env_name}
 
     async def num_tasks(self, env_name: str, request: NumTasksRequest) -> dict[str, int]:
         """Count the tasks of a split."""
-        return {"num_tasks": int(await self._ask(env_name, "num_tasks", request.split))}
+        return {"num_tasks": int(await self._call(env_name, "num_tasks", request.split))}
 
     async def task(self, env_name: str, request: GetTaskRequest) -> dict[str, Any]:
         """Return one task."""
-        return {"task": jsonable_encoder(await self._ask(env_name, "get_task", request.split, request.index))}
+        return {"task": jsonable_encoder(await self._call(env_name, "get_task", request.split, request.index))}
 
     async def task_range(self, env_name: str, request: GetTaskRangeRequest) -> dict[str, Any]:
         """Return some tasks of a split."""
         arguments = (request.split, request.start, request.stop)
-        return {"tasks": jsonable_encoder(await self._ask(env_name, "get_task_range", *arguments, shape=list))}
+        return {"tasks": jsonable_encoder(await self._call(env_name, "get_task_range", *arguments, shape=list))}
 
-    async def _ask(
-        self, env_name: str, method: str, *arguments: Any, shape: Callable[[Any], Any] = lambda found: found
+    async def _call(
+        self, env_name: str, method: str, *arguments: Any, shape: Callable[[Any], Any] = lambda result: result
     ) -> Any:
-        """Call a method of the catalogue. A result that is made while it is read is read while the environment lives.
+        """Call a method of the catalogue. A lazy result is read while the environment lives.
 
         Args:
             shape: Applied to the result, in the environment's thread.
@@ -412,15 +402,15 @@ class TaskRoutes:
             function = getattr(env, method, None)
             if not callable(function):
                 raise NotImplementedError(method)
-            found = function(*arguments)
-            return found if inspect.isawaitable(found) or inspect.isasyncgen(found) else shape(found)
+            result = function(*arguments)
+            return result if inspect.isawaitable(result) or inspect.isasyncgen(result) else shape(result)
 
         try:
             async with self._service.manager.borrow() as session:
-                found = await session.run(CALL, call)
-                if inspect.isasyncgen(found):
-                    return [item async for item in found]
-                return shape(await found) if inspect.isawaitable(found) else found
+                result = await session.run(CALL, call)
+                if inspect.isasyncgen(result):
+                    return [item async for item in result]
+                return shape(await result) if inspect.isawaitable(result) else result
         except NotImplementedError:
             raise unsupported from None
         except IndexError:

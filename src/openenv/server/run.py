@@ -1,7 +1,4 @@
-"""Running an application: uvicorn with uvloop, httptools and the fast WebSocket path.
-
-Knows uvicorn's settings; must not know what is served.
-"""
+"""Running an application under uvicorn: `openenv serve`, with `--reload` and without, and a drain before the end."""
 
 from __future__ import annotations
 
@@ -75,7 +72,7 @@ _LOOK_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class AccessOptions:
-    """Which tokens to ask for; None leaves what the application itself says.
+    """Which tokens to require; None leaves the application's own.
 
     Args:
         token: May do everything.
@@ -90,7 +87,7 @@ class AccessOptions:
     spare_token: str | None = None
 
     def policy(self, own: AccessPolicy | None) -> AccessPolicy | None:
-        """Return what an application is to ask for instead of its own; None leaves it as it is.
+        """Return the policy that replaces the application's own, or None to keep that.
 
         Args:
             own: The application's own policy, if it can have one.
@@ -105,8 +102,8 @@ class AccessOptions:
                 agent=_listed(self.agent_token) or settings.agent_tokens(),
                 observer=_listed(self.observer_token) or settings.observer_tokens(),
             )
-        lacks_any = own is not None and own.is_open
-        return AccessPolicy(orchestrator=spare) if spare is not None and lacks_any else None
+        is_open = own is not None and own.is_open
+        return AccessPolicy(orchestrator=spare) if spare is not None and is_open else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +241,7 @@ def log_config(options: ServeOptions) -> dict[str, Any]:
     ours = {"handlers": ["default"], "level": level, "propagate": False}
     config = {**LOGGING_CONFIG, "loggers": {**LOGGING_CONFIG["loggers"], "openenv": ours}}
     if options.log_format == "json":
-        # Everybody's lines, an environment's own included: whoever reads them expects JSON and nothing else.
+        # All lines, an environment's own included: a program that reads them expects JSON and nothing else.
         as_json = {"()": "openenv.telemetry.logs.JsonFormatter"}
         config["formatters"] = {"default": as_json, "access": as_json}
         config["root"] = {"handlers": ["default"], "level": level}
@@ -289,7 +286,7 @@ def run_app(
     """
     keep_freed_memory()
     _mark_logs(app, options)
-    gc.freeze()  # what is loaded now stays; the collector need not look at it again
+    gc.freeze()  # what is loaded now stays; the collector can skip it
     gc.set_threshold(_GARBAGE_THRESHOLD, *gc.get_threshold()[1:])
     gc.enable()
     server = environment_server(app)
@@ -317,7 +314,7 @@ def _listed(tokens: str | None) -> list[str]:
 
 
 def check_port(options: ServeOptions) -> None:
-    """Find out early, and in one line, that a port cannot be had."""
+    """Fail early, and in one line, if a port is not available."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -335,12 +332,12 @@ def check_port(options: ServeOptions) -> None:
 
 NOT_LOADED = "NOT_LOADED"
 _REPORT_LINES = 15
-_TURN_S = 0.1
+_POLL_S = 0.1
 _REAP_S = 10.0
 
 
 def serve_reloading(target: str, options: ServeOptions, on_started: Callable[[Any, int], None]) -> None:
-    """Serve until interrupted, and start anew whenever a source file changes.
+    """Serve until interrupted, and restart whenever a source file changes.
 
     Args:
         target: What to serve.
@@ -353,7 +350,7 @@ def serve_reloading(target: str, options: ServeOptions, on_started: Callable[[An
     """
     check_port(options)
     gc.enable()
-    server = environment_server(prepare(target, options))  # a mistake is told now and not by every reload
+    server = environment_server(prepare(target, options))  # a mistake is reported now and not by every reload
     tells_why = server is None or server.access.is_open
     config = uvicorn.Config(
         "",  # the process that serves finds its application by itself
@@ -372,7 +369,7 @@ def serve_reloading(target: str, options: ServeOptions, on_started: Callable[[An
 
 @dataclass(frozen=True)
 class _Serving:
-    """What the process does that serves. `tells_why`: clients may read why it cannot; nobody asks them for a token."""
+    """What the serving process does. `tells_why`: clients may read why it cannot, since no token is required."""
 
     target: str
     options: ServeOptions
@@ -386,7 +383,7 @@ class _Serving:
             reason = message_of(exc)
             report = _last_lines(exc.report()) if isinstance(exc, TargetFailed) else ""
             logger.error("%s%s", report, _waiting(reason))
-            run_app(Unloadable(reason if self.tells_why else None), self.options, _say_nothing, sockets)
+            run_app(Unloadable(reason if self.tells_why else None), self.options, _no_banner, sockets)
         else:
             run_app(app, self.options, self.on_started, sockets)
 
@@ -419,7 +416,7 @@ class Unloadable:
 
 
 class _Reloader(ChangeReload):  # type: ignore[misc,valid-type]  # uvicorn picks the class when it is imported
-    """Starts the serving process; when that dies by itself, turns clients away until the next start."""
+    """Starts the serving process; when that dies by itself, clients get 503 until the next start."""
 
     was_interrupted = False
 
@@ -429,32 +426,32 @@ class _Reloader(ChangeReload):  # type: ignore[misc,valid-type]  # uvicorn picks
 
     def startup(self) -> None:
         super().startup()
-        self._attend()
+        self._watch()
 
     def restart(self) -> None:
-        self._dismiss()
+        self._stop_watching()
         super().restart()
-        self._attend()
+        self._watch()
 
     def shutdown(self) -> None:
-        self._dismiss()
+        self._stop_watching()
         super().shutdown()
 
-    def _attend(self) -> None:
+    def _watch(self) -> None:
         self._expected = threading.Event()
         arguments = (self.process, self.sockets[0], self._expected)
-        self._attendant = threading.Thread(target=_turn_away_after, args=arguments, daemon=True)
-        self._attendant.start()
+        self._watcher = threading.Thread(target=_answer_after, args=arguments, daemon=True)
+        self._watcher.start()
 
-    def _dismiss(self) -> None:
-        """The process will end now, as it should; leave the port to the next one."""
+    def _stop_watching(self) -> None:
+        """Expect the end of the process, and leave the port to the next one."""
         self._expected.set()
         if not self.process.is_alive():
-            self._attendant.join()
+            self._watcher.join()
 
 
-def _turn_away_after(process: BaseProcess, listening: socket.socket, expected: threading.Event) -> None:
-    """Wait for the end of a process; if nobody expected that, answer in its place until somebody does."""
+def _answer_after(process: BaseProcess, listening: socket.socket, expected: threading.Event) -> None:
+    """Wait for the end of a process; if it was not expected, answer in its place until the next start."""
     multiprocessing.connection.wait([process.sentinel])
     if expected.is_set():
         return
@@ -465,10 +462,10 @@ def _turn_away_after(process: BaseProcess, listening: socket.socket, expected: t
     head = f"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
     while not expected.is_set():
         try:
-            if select.select([listening], [], [], _TURN_S)[0]:
+            if select.select([listening], [], [], _POLL_S)[0]:
                 _answer(listening, f"{head}connection: close\r\n\r\n".encode() + body)
         except OSError:  # it died before it listened: then clients are refused anyway
-            expected.wait(_TURN_S)
+            expected.wait(_POLL_S)
 
 
 def _answer(listening: socket.socket, reply: bytes) -> None:
@@ -477,7 +474,7 @@ def _answer(listening: socket.socket, reply: bytes) -> None:
     except BlockingIOError:
         return
     with peer, contextlib.suppress(OSError):
-        peer.settimeout(_TURN_S)
+        peer.settimeout(_POLL_S)
         peer.recv(65_536)  # what is unread when a connection is closed would take the answer with it
         peer.sendall(reply)
 
@@ -491,8 +488,8 @@ def _last_lines(report: str) -> str:
     return "".join(["...\n", *lines[-_REPORT_LINES:]] if len(lines) > _REPORT_LINES else lines)
 
 
-def _say_nothing(app: Any, port: int) -> None:
-    """There is nothing to introduce."""
+def _no_banner(app: Any, port: int) -> None:
+    """Show nothing: there is no application."""
 
 
 def _watched(target: str) -> list[str]:

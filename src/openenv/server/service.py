@@ -1,6 +1,6 @@
-"""`EnvService`: what every surface of a server shares about the environment it serves.
+"""`EnvService`: what every surface of a server shares: models, schemas, metadata, operations, sessions, redaction.
 
-Models, schemas, metadata, operations and the session manager, each built once. Knows no HTTP and no WebSocket.
+Built once per served environment. Must not know HTTP or WebSocket.
 """
 
 from __future__ import annotations
@@ -35,15 +35,10 @@ from ..sessions.operations import CALL, build_operations
 from ..types import EnvironmentMetadata, SchemaResponse, ServerMode, State
 from .options import ServerOptions
 
-# redaction: What clients learn of a failure: the exception's own text, or only an id under which the log has the rest.
-#
-# Knows exceptions and the log; must not know requests. What the framework itself says, what a tool tells the agent that
-# has called it, and what is wrong with a request is always shown.
-
-
 logger = logging.getLogger(__name__)
 
-# An environment may be a client of others; what else it raises is its own, whatever the class.
+# Always shown: errors of the framework, of a tool to the agent that called it, and of the request. An environment may be
+# a client of other servers, so every other exception is its own, of whatever class.
 _SHOWN = (
     AccessDenied,
     EnvironmentFactoryError,  # says what `explain` has said
@@ -58,7 +53,7 @@ _SHOWN = (
 
 
 class Redaction:
-    """Decides what is shown of the exceptions of one server's environments.
+    """Decides what clients learn of a failure: the exception's text, or an id under which the log has the rest.
 
     Args:
         is_on: Whether their texts are kept from clients.

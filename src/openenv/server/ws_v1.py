@@ -1,7 +1,12 @@
-"""`/ws`: the Gym protocol v1 on a WebSocket. One connection, one session, one reply per request, in order.
+"""`/ws` in protocol v1 (docs/reference/protocol.md): one connection, one session, one reply per request, in order.
 
-Frames are read while a step runs, up to a limit, so a client that goes away is noticed at once. Knows frames and
-sessions; must not know transports (`sockets`) or encodings (`protocol`).
+Frames are read while a step runs, up to a limit, so that a client that goes away is noticed at once. Must not know
+transports or encodings.
+
+    OPENING -- session ready --> IDLE -- frame --> ANSWERING -- reply --> IDLE (or the next queued frame)
+       |                          |                    |
+       +-- refused: error, close  +-- close frame,     +-- lost: the session ends, its running step is not interrupted
+                                      lost, shutdown: the session ends; one that was only attached to lives on
 """
 
 from __future__ import annotations
@@ -38,13 +43,13 @@ from .sockets import Socket
 
 logger = logging.getLogger(__name__)
 
-# A client that sends ahead is read this far; then the transport makes it wait.
+# A client that sends ahead is read this far; then the transport makes it wait (see `Backpressure`).
 _AHEAD = 128
 _AHEAD_BYTES = 8 * 1024 * 1024
 
 
 class V1Connection:
-    """One client's connection: takes frames, runs them on its session, answers."""
+    """One client's connection."""
 
     role = Role.ORCHESTRATOR
 
@@ -59,8 +64,8 @@ class V1Connection:
         self._session: Session | None = None
         self._waiting: asyncio.Task[None] | None = None
         self._owns_session = True
-        self._answering = True  # until the session is there, frames wait
-        self._asked = ""
+        self._answering = True  # frames wait until the session is ready
+        self._kind = ""
         self._leaving = False
         self._lost = False
         self._backpressure = Backpressure(socket, self._take, self._is_busy, ahead=_AHEAD, ahead_bytes=_AHEAD_BYTES)
@@ -74,13 +79,13 @@ class V1Connection:
         manager = self._service.manager
         session = manager.reserve_at_once(SessionKind.SOCKET, account=account_of(self.role))
         if session is None:
-            self._waiting = self._dispatcher.loop.create_task(self._open_patiently())
+            self._waiting = self._dispatcher.loop.create_task(self._open_later())
         else:
             self._session = session
             manager.build(session, self._opened)
 
-    async def _open_patiently(self) -> None:
-        """Open a session where one has to wait for a slot; the server refuses what it cannot give."""
+    async def _open_later(self) -> None:
+        """Open a session after waiting for a slot that is about to be free."""
         try:
             account = account_of(self.role)
             await self._service.manager.open(SessionKind.SOCKET, account=account, on_reserved=self._reserved)
@@ -150,14 +155,14 @@ class V1Connection:
             self._next()
 
     def on_shutdown(self) -> None:
-        """Answer the request that is under way, then hang up."""
+        """Answer the request under way, then close."""
         self._leaving = True
         self._backpressure.drop()
         if not self._answering:
             self._socket.close(1012, "the server is shutting down")
 
     def on_lost(self) -> None:
-        """End the session with its connection; one that was only attached to lives on."""
+        """End the session; one that was only attached to lives on."""
         if self._lost:
             return
         self._lost = True
@@ -208,7 +213,7 @@ class V1Connection:
         session = self._session
         assert session is not None
         self._answering = True
-        self._asked = operation.kind
+        self._kind = operation.kind
         if session.lane.is_shared:
             self._dispatcher.at_end_of_pass(
                 session.submit, operation, argument, self._answer, self._dispatcher, self.origin
@@ -247,8 +252,8 @@ class V1Connection:
         else:
             session = self._session
             assert session is not None
-            logger.info("session %s: %s failed", session.id, self._asked, exc_info=error)
-            self._socket.send(exception_frame(with_hint(self._service.errors.shown(error), session, self._asked)))
+            logger.info("session %s: %s failed", session.id, self._kind, exc_info=error)
+            self._socket.send(exception_frame(with_hint(self._service.errors.shown(error), session, self._kind)))
         if self._leaving or not self._backpressure.is_open:
             self._next()
 
