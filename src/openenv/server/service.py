@@ -37,8 +37,8 @@ from .options import ServerOptions
 
 logger = logging.getLogger(__name__)
 
-# Always shown: errors of the framework, of a tool to the agent that called it, and of the request. An environment may be
-# a client of other servers, so every other exception is its own, of whatever class.
+# Always shown: errors of the framework, of a tool to the agent that called it, and of the request. An environment may
+# be a client of other servers, so every other exception is its own, of whatever class.
 _SHOWN = (
     AccessDenied,
     EnvironmentFactoryError,  # says what `explain` has said
