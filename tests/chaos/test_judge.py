@@ -112,7 +112,7 @@ def test_a_client_that_goes_on_in_another_episode_is_found(players: Callable[...
 
 
 @pytest.mark.usefixtures("outage")
-def test_a_client_that_begins_anew_and_says_so_is_honest(players: Callable[..., None]) -> None:
+def test_a_client_that_starts_over_and_says_so_is_honest(players: Callable[..., None]) -> None:
     players(lambda url, _: client_of(url, on_session_lost="reset").sync())
     result = storm("ours", 1, ONLY_STEPS)
     assert dict(result.errors) == {"Renewed: expired": 1}
@@ -120,7 +120,7 @@ def test_a_client_that_begins_anew_and_says_so_is_honest(players: Callable[..., 
 
 
 @pytest.mark.usefixtures("outage")
-def test_a_client_that_begins_anew_as_if_it_said_so_is_found(
+def test_a_client_that_starts_over_as_if_it_said_so_is_found(
     players: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("openenv.client.env_client.SESSION_LOST_KEY", "nothing")
@@ -181,7 +181,7 @@ def clinging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("clinging")
-def test_a_session_that_nobody_ends_is_found() -> None:
+def test_a_session_that_is_never_ended_is_found() -> None:
     result = storm("ours", 1)
     assert result.sessions_left
     assert not result.is_clean

@@ -7,7 +7,7 @@ from storm.runner import Run, Storm
 from storm.verdict import Outcome
 
 
-def test_who_stays_in_line_is_served_in_order_whoever_else_leaves() -> None:
+def test_clients_that_stay_in_the_queue_are_served_in_order_when_others_leave() -> None:
     result = Run(Storm("queue", 40), lambda _: None).run()
     assert not result.violations
     assert (result.sessions_left, result.environments_left, result.threads_left) == (0, 0, [])

@@ -125,7 +125,7 @@ def test_a_package_of_this_repository_gets_its_openenv(
     assert (folder / "pyproject.toml").read_text().count("file://") == 0
 
 
-def test_a_build_that_fails_is_told_with_the_engines_words(
+def test_a_build_that_fails_is_reported_with_the_engines_words(
     maze: Path, engine: str, openenv_command: Run, temporary: Path
 ) -> None:
     (maze / "server" / "Dockerfile").write_text("FROM tiny\nRUN exit 7\n")
@@ -176,7 +176,7 @@ def test_an_engine_that_does_not_answer_is_named(maze: Path, openenv_command: Ru
         (["maze_env", "--build-arg", "WORD"], 2, "'WORD' is not NAME=VALUE"),
     ],
 )
-def test_a_mistake_is_told_in_a_line(
+def test_a_mistake_is_reported_in_a_line(
     arguments: list[str], code: int, said: str, maze: Path, openenv_command: Run
 ) -> None:
     done = openenv_command("build", *arguments)

@@ -62,7 +62,7 @@ def test_without_programs_each_is_named_with_the_command_that_gets_it(doctor: Ca
     assert found["opencode"]["state"] == "missing"
 
 
-def test_an_engine_that_does_not_answer_is_told_from_one_that_is_not_there(
+def test_an_engine_that_does_not_answer_is_distinguished_from_one_that_is_not_there(
     doctor: Callable[..., Any], tmp_path: Path
 ) -> None:
     program(tmp_path, "docker", "echo 'Cannot connect to the daemon' >&2; exit 1")

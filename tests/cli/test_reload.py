@@ -92,7 +92,7 @@ def test_the_new_code_is_served_and_introduced_when_a_file_changes(
     assert "Traceback" not in served.output
 
 
-def test_while_the_source_is_broken_clients_are_told_so_at_once(
+def test_while_the_source_is_broken_requests_fail_at_once_with_the_reason(
     command: Callable[..., Any], source: Path, free_port: Callable[[], int]
 ) -> None:
     url = f"http://127.0.0.1:{(port := free_port())}"
@@ -141,7 +141,7 @@ def test_a_server_with_tokens_keeps_to_itself_what_is_wrong_with_its_source(
     assert "log" in told["detail"]
 
 
-def test_a_server_that_dies_is_reported_and_nobody_waits_for_it(
+def test_a_server_that_dies_is_reported_and_requests_do_not_wait_for_it(
     command: Callable[..., Any], source: Path, free_port: Callable[[], int]
 ) -> None:
     url = f"http://127.0.0.1:{(port := free_port())}"
@@ -156,7 +156,9 @@ def test_a_server_that_dies_is_reported_and_nobody_waits_for_it(
     assert served.stop(signal.SIGTERM) == 0
 
 
-def test_a_mistake_that_is_there_from_the_start_is_told_and_ends_it(command: Callable[..., Any], source: Path) -> None:
+def test_a_mistake_that_is_there_from_the_start_is_reported_and_ends_it(
+    command: Callable[..., Any], source: Path
+) -> None:
     source.write_text(BROKEN)
     served = command("serve", "walk.py", "--reload", "--port", "0")
     assert served.process.wait(60) == 1

@@ -11,7 +11,7 @@ def call(*arguments: str) -> Result:
     return CliRunner().invoke(sandboxes, list(arguments), env={"COLUMNS": "200"})
 
 
-def test_every_backend_is_listed_with_what_it_offers_or_lacks() -> None:
+def test_every_backend_is_listed_with_what_it_offers_and_what_is_missing() -> None:
     result = call("ls")
     assert result.exit_code == 0
     for name in ("local", "docker", "e2b", "process"):

@@ -223,7 +223,7 @@ def test_a_target_that_fails_to_import_says_why(run: Run, folder: Path) -> None:
     )
 
 
-def test_a_busy_port_is_told_with_a_way_out(run: Run, folder: Path) -> None:
+def test_a_busy_port_is_reported_with_a_way_out(run: Run, folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = run("serve", "walk.py", "--port", str(taken.getsockname()[1]))
     assert done.returncode == 1

@@ -114,7 +114,7 @@ def test_options_give_tokens_to_roles(started: Callable[..., Any]) -> None:
     assert "boss" not in served.output
 
 
-def test_on_reload_the_token_is_told_and_counts(started: Callable[..., Any]) -> None:
+def test_with_reload_the_token_is_printed_and_valid(started: Callable[..., Any]) -> None:
     served = started("walk.py", "--host", BEYOND, "--reload")
     token = served.finds(r"Token +([\w-]{20,})")
     assert (status(served), status(served, token)) == (401, 200)

@@ -150,7 +150,7 @@ def test_two_durations_share_their_unit_where_they_can(seconds: tuple[float, flo
     assert _durations(*seconds) == shown
 
 
-def test_a_token_is_sent_and_its_lack_is_told(serve: Callable[..., Any]) -> None:
+def test_a_token_is_sent_and_its_absence_is_reported(serve: Callable[..., Any]) -> None:
     app = create_app(Place, Move, Observation)
     app.state.openenv_server.reconfigure(access=AccessPolicy(orchestrator="secret-one", observer="glasses"))
     server = serve(app)
@@ -198,7 +198,7 @@ def test_another_server_is_not_mistaken_for_one_of_ours(status: int, said: str) 
     ("url", "said"),
     [("http://127.0.0.1:1", "nothing answers at http://127.0.0.1:1"), ("ftp://x", "address of a server")],
 )
-def test_an_address_where_nobody_is_or_that_is_none_is_one_line(url: str, said: str) -> None:
+def test_an_invalid_address_or_one_without_a_server_is_one_line(url: str, said: str) -> None:
     began = time.monotonic()
     done = top(url, "--once")
     assert done.returncode == 1

@@ -118,7 +118,7 @@ def test_looking_never_makes_a_store(tmp_path: Path, command: list[str]) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_who_has_run_nothing_yet_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_store_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENENV_ROLLOUTS", str(tmp_path / "later"))
     done = CliRunner().invoke(rollouts, ["ls"])
     assert (done.exit_code, done.output) == (0, f"No rollouts yet in {tmp_path / 'later'}.\n")

@@ -100,7 +100,7 @@ def test_without_sessions_only_the_endpoints_are_asked(serve: Callable[..., Any]
     assert [one["id"] for one in json.loads(done.stdout)["criteria"]] == ENDPOINTS
 
 
-def test_what_sessions_show_is_told_and_decides_nothing(serve: Callable[..., Any]) -> None:
+def test_what_sessions_show_is_reported_and_decides_nothing(serve: Callable[..., Any]) -> None:
     class Forgetful(Cart):
         def step(self, action: Push, timeout_s: float | None = None, **kwargs: Any) -> Observation:
             return Observation(reward=1.0)
@@ -133,7 +133,7 @@ def test_a_server_that_asks_for_a_token_gets_one(serve: Callable[..., Any], monk
     assert "15 passed" in given.stdout
 
 
-def test_where_nobody_listens_all_six_fail(free_port: Callable[[], int]) -> None:
+def test_without_a_server_all_six_criteria_fail(free_port: Callable[[], int]) -> None:
     done = validate(f"http://127.0.0.1:{free_port()}", "--json", "--timeout", "5")
     report = json.loads(done.stdout)
     assert done.exit_code == 1

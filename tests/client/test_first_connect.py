@@ -156,7 +156,7 @@ def test_a_server_that_is_not_there_is_a_quick_error_that_counts_its_tries(
     assert isinstance(caught.value.__cause__, OSError)
 
 
-def test_whoever_wants_to_know_at_once_is_told_after_one_try(
+def test_a_client_that_does_not_wait_gets_the_error_after_one_try(
     connecting: Connecting, free_port: Callable[[], int]
 ) -> None:
     with pytest.raises(ConnectFailed) as caught:
@@ -316,7 +316,7 @@ def test_a_client_that_finds_its_session_ended_gets_another(start: Any, proxy_to
     client.close()
 
 
-def test_a_full_server_is_told_after_one_try(start: Any, connecting: Connecting) -> None:
+def test_a_full_server_is_reported_after_one_try(start: Any, connecting: Connecting) -> None:
     server = start(sessions=1)
     holder = GenericEnvClient(server.url).sync()
     holder.reset()

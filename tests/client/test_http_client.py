@@ -91,7 +91,7 @@ def test_a_session_that_has_ended_is_lost_until_reset(parrot: Any) -> None:
         assert client.step({"message": "a"}).observation["text"] == "a"
 
 
-def test_a_server_that_was_started_anew_has_lost_the_episode_and_reset_begins_another(parrot: Any) -> None:
+def test_a_server_that_was_restarted_has_lost_the_episode_and_reset_begins_another(parrot: Any) -> None:
     with Client(parrot.url) as client:
         client.reset()
         client._session_id = "of-an-earlier-server"

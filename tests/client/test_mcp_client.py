@@ -303,7 +303,7 @@ def test_an_environment_without_tools_says_so(parrot: Any) -> None:
         assert client.state().step_count == 0, "no step was taken in search of tools"
 
 
-def test_the_list_is_kept_until_it_is_asked_for_anew(our_url: str) -> None:
+def test_the_list_is_kept_until_it_is_requested_again(our_url: str) -> None:
     with MCPToolClient(base_url=our_url).sync() as shelf:
         first = shelf.list_tools()
         shelf.async_client._tools_cache = first[:1]

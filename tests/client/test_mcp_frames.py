@@ -82,7 +82,7 @@ def counting(request: dict[str, Any]) -> Frames:
     return [*news, log, result(request, "there")]
 
 
-def test_progress_between_request_and_reply_is_told_and_the_reply_returned(scripted: Script) -> None:
+def test_progress_between_request_and_reply_is_reported_and_the_reply_returned(scripted: Script) -> None:
     heard: list[Any] = []
     with MCPToolClient(base_url=scripted(counting)).sync() as client:
         for _ in range(2):
@@ -90,7 +90,7 @@ def test_progress_between_request_and_reply_is_told_and_the_reply_returned(scrip
     assert heard == [(1, None, None), (2, 2, "nearly")] * 2
 
 
-def test_progress_is_told_to_awaiting_code(scripted: Script) -> None:
+def test_progress_is_reported_to_awaiting_code(scripted: Script) -> None:
     async def main() -> list[Any]:
         heard: list[Any] = []
         async with MCPToolClient(base_url=scripted(counting)) as client:
@@ -101,7 +101,7 @@ def test_progress_is_told_to_awaiting_code(scripted: Script) -> None:
     assert asyncio.run(main()) == [(1, None, None), (2, 2, "nearly")] * 2
 
 
-def test_progress_that_nobody_asked_for_is_skipped(scripted: Script) -> None:
+def test_unrequested_progress_is_skipped(scripted: Script) -> None:
     with MCPToolClient(base_url=scripted(counting)).sync() as client:
         assert client.call_tool("count") == "there"
         assert client.call_tool("count") == "there"
@@ -118,7 +118,7 @@ def test_a_listener_that_raises_is_logged_and_the_call_goes_on(
     assert "I was not listening" in caplog.text
 
 
-def test_an_interrupt_while_progress_is_told_loses_the_session(scripted: Script) -> None:
+def test_an_interrupt_while_progress_is_reported_loses_the_session(scripted: Script) -> None:
     def listen(*_: Any) -> None:
         raise KeyboardInterrupt
 
@@ -265,7 +265,7 @@ def test_what_is_no_list_of_tools_is_an_error(scripted: Script, listed: Any) -> 
             client.list_tools()
 
 
-def test_tools_may_lack_description_and_schema_and_come_in_pages(scripted: Script) -> None:
+def test_tools_may_omit_description_and_schema_and_come_in_pages(scripted: Script) -> None:
     pages: dict[Any, Any] = {
         None: {"tools": [{"name": "a", "description": None, "inputSchema": {"type": "object"}}], "nextCursor": "2"},
         "2": {"tools": [{"name": "b"}, {"name": "c", "description": "C", "input_schema": {"x": 1}}]},

@@ -73,12 +73,12 @@ def test_a_refused_action_names_the_field_and_what_is_wrong_with_it(serve: Calla
         ),
     ],
 )
-def test_only_the_first_fields_are_told_and_odd_lists_are_left_out(errors: Any, text: str) -> None:
+def test_only_the_first_fields_are_reported_and_odd_lists_are_left_out(errors: Any, text: str) -> None:
     error = error_from_frame({"message": "Invalid message", "code": "VALIDATION_ERROR", "errors": errors})
     assert str(error) == text
 
 
-def test_a_failing_constructor_is_told_with_its_reason(serve: Callable[..., Any]) -> None:
+def test_a_failing_constructor_is_reported_with_its_reason(serve: Callable[..., Any]) -> None:
     server = serve(create_app(Broken, Number, Observation))
     with pytest.raises(EnvironmentFactoryError) as caught:
         GenericEnvClient(server.url).sync().reset()
@@ -91,7 +91,7 @@ def test_a_failing_constructor_is_told_with_its_reason(serve: Callable[..., Any]
 
 
 @pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "awaited"])
-def test_a_full_server_is_told_plainly_with_advice(
+def test_a_full_server_is_reported_plainly_with_advice(
     serve: Callable[..., Any], parrot_app: Callable[..., Any], blocking: bool
 ) -> None:
     server = serve(parrot_app(sessions=1))

@@ -179,7 +179,7 @@ def test_an_error_of_stopping_does_not_hide_why_the_start_failed(
     assert "could not be stopped" in caplog.text
 
 
-def test_a_provider_that_this_installation_lacks_is_named() -> None:
+def test_a_provider_that_is_not_installed_is_named() -> None:
     with pytest.raises(ImportError, match="MartianProvider"):
         load_provider("MartianProvider")
 

@@ -82,7 +82,7 @@ def test_the_same_holds_on_an_event_loop(talkative: tuple[str, str]) -> None:
     asyncio.run(main())
 
 
-def test_a_refusal_is_told_to_the_first_request_even_when_the_connection_is_already_gone(
+def test_a_refusal_is_reported_to_the_first_request_even_when_the_connection_is_already_gone(
     talkative: tuple[str, str],
 ) -> None:
     kind, url = talkative

@@ -66,7 +66,7 @@ def test_a_cut_between_two_requests_is_not_noticed(start: Any, proxy_to: Any, pl
 
 
 @both
-def test_a_reply_to_a_step_that_ran_while_nobody_was_there_is_kept(
+def test_a_reply_to_a_step_that_ran_while_no_client_was_connected_is_kept(
     start: Any, proxy_to: Any, player: Any, env_cls: Any, blocking: bool
 ) -> None:
     proxy = proxy_to(start())
@@ -175,7 +175,7 @@ def test_a_reply_over_the_limit_is_not_asked_for_again_and_again(
 
 
 @both
-def test_another_client_continues_the_episode_and_the_first_one_is_told(
+def test_another_client_continues_the_episode_and_the_first_one_gets_an_error(
     start: Any, player: Any, blocking: bool
 ) -> None:
     server = start(sessions=1)
@@ -193,7 +193,7 @@ def test_another_client_continues_the_episode_and_the_first_one_is_told(
 
 
 @both
-def test_a_detached_session_waits_for_whoever_has_its_token(start: Any, player: Any, blocking: bool) -> None:
+def test_a_detached_session_waits_for_a_client_with_its_token(start: Any, player: Any, blocking: bool) -> None:
     server = start(sessions=1)
     one = player(server.url, blocking=blocking)
     one("reset")
@@ -223,7 +223,7 @@ def test_there_is_nothing_to_detach_before_the_first_request_or_on_v1(start: Any
                 client.detach()
 
 
-def test_a_wrong_token_is_a_lost_session_and_reset_begins_anew(start: Any) -> None:
+def test_a_wrong_token_is_a_lost_session_and_reset_starts_over(start: Any) -> None:
     with GenericEnvClient(start().url, resume_token="b1.none.such").sync() as client:
         with pytest.raises(SessionLost):
             client.step({})

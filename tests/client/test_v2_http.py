@@ -84,7 +84,7 @@ def test_a_request_without_a_session_is_never_repeated(serve: Callable[..., Any]
     assert seen == [b"/step"]
 
 
-def test_gone_is_a_lost_session_whoever_says_so(serve: Callable[..., Any]) -> None:
+def test_gone_is_a_lost_session_whatever_server_answers_it(serve: Callable[..., Any]) -> None:
     async def gone(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 410, "headers": []})
         await send({"type": "http.response.body", "body": b"no longer here"})

@@ -154,7 +154,7 @@ def test_every_client_of_a_killed_server_gets_a_lost_session_in_time(served: Ser
         client.close()
 
 
-def test_a_server_that_was_started_anew_is_told_by_its_reason(served: Served) -> None:
+def test_a_restarted_server_is_the_reason_of_a_lost_session(served: Served) -> None:
     client = GenericEnvClient(served.url).sync()
     client.reset()
     client.step({})

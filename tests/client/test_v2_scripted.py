@@ -232,7 +232,7 @@ def test_the_unanswered_request_is_repeated_with_the_same_id(stage: Stage, use: 
     assert resume["resume"] == "b1.s.t"
 
 
-def test_late_and_foreign_replies_reach_nobody(stage: Stage, use: Callable[..., Do]) -> None:
+def test_late_and_foreign_replies_are_dropped(stage: Stage, use: Callable[..., Do]) -> None:
     def rude(line: Line) -> None:
         line.open()
         line.observe(line.next()["id"], 1)

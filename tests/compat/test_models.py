@@ -182,7 +182,7 @@ def test_a_capacity_status_counts() -> None:
     assert types.ServerCapacityStatus.from_counts(active=5, max_sessions=5).is_at_capacity
 
 
-def test_incoming_messages_are_told_apart_by_their_type() -> None:
+def test_incoming_messages_are_distinguished_by_their_type() -> None:
     adapter: TypeAdapter[Any] = TypeAdapter(types.WSIncomingMessage)
     assert isinstance(adapter.validate_python({"type": "reset"}), types.WSResetMessage)
     assert isinstance(adapter.validate_python({"type": "step", "data": {}}), types.WSStepMessage)

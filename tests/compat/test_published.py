@@ -139,7 +139,7 @@ def test_a_second_client_meets_a_full_server(pair: Pair, use: str) -> None:
     assert step["observation"]["total"] == 1
 
 
-def test_a_factory_that_fails_is_told_to_the_client(pair: Pair, use: str) -> None:
+def test_a_factory_that_fails_is_reported_to_the_client(pair: Pair, use: str) -> None:
     _, refused = pair([["a", "connect", None], ["a", "reset", {}]], BROKEN, use=use)
     assert error(refused).startswith(
         "Server error: Environment factory 'CounterEnvironment' failed to create instance."

@@ -61,7 +61,7 @@ def test_an_old_server_is_stepped_like_any_other(old: str, codec: Any) -> None:
         assert [state["total"] for state in env.states()] == [*range(1, 10), 1, 1, 1]
 
 
-def test_slots_that_are_ready_first_are_told_first(old: str) -> None:
+def test_slots_that_are_ready_first_are_returned_first(old: str) -> None:
     with connected(old, 6) as env:
         env.reset()
         env.step_async(amounts(1, 1, 1, 1, 1, 1))
@@ -119,7 +119,7 @@ def test_an_old_server_is_stepped_from_an_event_loop(old: str) -> None:
     assert asyncio.run(play()) == [0.5, 1.0]
 
 
-def test_a_server_with_one_slot_is_told_at_once_and_with_advice(server: Callable[..., Any], published: Any) -> None:
+def test_a_server_with_one_slot_is_reported_at_once_and_with_advice(server: Callable[..., Any], published: Any) -> None:
     url = server(published).url
     with pytest.raises(SessionCapacityError, match=r"max_concurrent_envs.*by default 1"):
         VectorEnv(url, 3).connect()
@@ -127,7 +127,7 @@ def test_a_server_with_one_slot_is_told_at_once_and_with_advice(server: Callable
         assert env.reset().ok.all()
 
 
-def test_an_environment_that_cannot_be_built_is_told_at_once(server: Callable[..., Any], published: Any) -> None:
+def test_an_environment_that_cannot_be_built_is_reported_at_once(server: Callable[..., Any], published: Any) -> None:
     url = server(published, MAX_CONCURRENT_ENVS=SESSIONS, COUNTER_IS_BROKEN="1").url
     with pytest.raises(EnvironmentFactoryError):
         VectorEnv(url, 2).connect()

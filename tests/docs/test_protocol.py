@@ -33,13 +33,13 @@ def test_every_reason_why_a_session_is_lost_is_listed(reason: str) -> None:
     assert reason in ROWS
 
 
-def test_reasons_that_only_logs_tell_apart_are_told_as_listed_ones() -> None:
+def test_reasons_that_only_logs_distinguish_are_reported_as_listed_ones() -> None:
     for reason in (CLOSED_BY_CLIENT, DISCONNECTED, CANCELLED, None):
         assert client_reason(reason) in CLIENT_REASONS
     assert client_reason("maintenance") == "maintenance"
 
 
-def test_what_a_connection_is_told_that_loses_a_session_to_another_is_there() -> None:
+def test_the_reason_a_taken_over_connection_gets_is_documented() -> None:
     assert f"`{TAKEN_OVER}`" in PAGE
 
 

@@ -201,7 +201,7 @@ def test_a_reset_that_failed_does_not_revive_a_lost_episode(serve: Any, probe: A
         assert client.step({}).observation["count"] == 1
 
 
-def test_a_refused_session_is_told_by_its_own_error(serve: Any, probe: Any) -> None:
+def test_a_refused_session_is_reported_by_its_own_error(serve: Any, probe: Any) -> None:
     """W26, W15: a full server and a broken constructor have classes of their own, and the client can try again."""
     server = serve(probe.app(max_concurrent_envs=1))
     with GenericEnvClient(base_url=server.url) as first:
@@ -275,7 +275,7 @@ async def test_a_cancelled_step_loses_the_session_instead_of_its_reply(serve: An
 
 
 @pytest.mark.anyio
-async def test_a_step_cancelled_in_the_queue_harms_nobody(serve: Any, probe: Any) -> None:
+async def test_a_step_cancelled_in_the_queue_does_not_harm_others(serve: Any, probe: Any) -> None:
     """W27: a request that was not sent yet can be cancelled without losing the one before it."""
     async with GenericEnvClient(base_url=serve(probe.app()).url) as client:
         await client.reset()

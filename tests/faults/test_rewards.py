@@ -119,7 +119,7 @@ async def test_a_judge_reads_the_score_it_was_given(answer: str, score: float | 
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
-def test_a_reward_that_is_no_number_is_told(serve: Any, peer: Any, reward: float) -> None:
+def test_a_reward_that_is_no_number_is_reported(serve: Any, peer: Any, reward: float) -> None:
     """W22: it is null on the wire, and the metadata says what it was."""
     one = peer(serve(create_app(lambda: ScoredAsync(rubric=Constant(reward)), Action, Observation)).port)
     data = one.step()["data"]

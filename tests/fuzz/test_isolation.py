@@ -347,7 +347,7 @@ class Intruder:
 
 @settings(max_examples=120)
 @given(moves=st.lists(MOVES, min_size=1, max_size=12))
-def test_whoever_has_one_session_neither_reads_nor_changes_another(
+def test_a_client_of_one_session_neither_reads_nor_changes_another(
     url: str, others: Others, moves: list[tuple[str, str, str]]
 ) -> None:
     with contextlib.ExitStack() as stack:
@@ -360,7 +360,7 @@ def test_whoever_has_one_session_neither_reads_nor_changes_another(
     assert others.look() == others.seen
 
 
-def test_whoever_knows_the_name_of_an_http_session_or_the_token_of_another_has_it(url: str) -> None:
+def test_the_name_of_an_http_session_or_the_token_of_another_gives_access_to_it(url: str) -> None:
     """The control: the same moves do reach a session once its name or token is known."""
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(httpx2.Client(base_url=url, trust_env=False, verify=False, timeout=20))

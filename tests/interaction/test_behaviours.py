@@ -261,7 +261,7 @@ def test_an_action_that_does_not_fit_is_refused_and_the_session_lives(way: Any, 
 
 
 @behaviour("env.raises")
-def test_what_the_environment_raises_is_told_and_the_session_lives(way: Any, lab: type[Lab]) -> None:
+def test_an_exception_of_the_environment_is_reported_and_the_session_lives(way: Any, lab: type[Lab]) -> None:
     client = way.serve(lab, Do, Saw).client()
     client.reset()
     client.step({"what": "first"})
@@ -273,7 +273,7 @@ def test_what_the_environment_raises_is_told_and_the_session_lives(way: Any, lab
 
 
 @behaviour("env.raises.reset")
-def test_a_reset_that_fails_is_told_and_the_next_one_works(way: Any, lab: type[Lab]) -> None:
+def test_a_reset_that_fails_is_reported_and_the_next_one_works(way: Any, lab: type[Lab]) -> None:
     client = way.serve(lab, Do, Saw, sessions=1).client()
     for _ in range(2):
         with pytest.raises(ExecutionError, match="no episode today"):
@@ -327,7 +327,7 @@ def test_a_full_server_says_so_and_a_freed_slot_can_be_had(way: Any, lab: type[L
 
 
 @behaviour("sessions.factory")
-def test_a_constructor_that_fails_is_told_with_its_reason(way: Any, lab: type[Lab]) -> None:
+def test_a_constructor_that_fails_is_reported_with_its_reason(way: Any, lab: type[Lab]) -> None:
     broken = threading.Event()
     broken.set()
 
@@ -458,7 +458,7 @@ def test_asynchronous_environments_work_alike(way: Any) -> None:
 
 
 @behaviour("env.slow")
-def test_a_slow_step_holds_up_nobody_else(way: Any, lab: type[Lab]) -> None:
+def test_a_slow_step_does_not_hold_up_other_sessions(way: Any, lab: type[Lab]) -> None:
     way.serve(lab, Do, Saw)
     slow, quick = way.client(), way.client()
     slow.reset()

@@ -115,7 +115,7 @@ def test_a_server_that_accepts_and_says_nothing_is_not_waited_for_beyond_the_lim
             wait_for_ready(f"http://127.0.0.1:{listener.getsockname()[1]}", 0.1)
 
 
-def test_the_end_of_what_runs_it_is_told_with_its_log() -> None:
+def test_the_end_of_the_server_process_is_reported_with_its_log() -> None:
     with pytest.raises(ServerDied, match=r"Thing ended before it was ready: it fell over\.\nThe end.*\nits last"):
         wait_for_ready("http://127.0.0.1:9", 280, what="Thing", watch=Running(3))
 
@@ -136,7 +136,7 @@ def test_no_time_at_all_is_one_try(answering: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-def test_a_reserved_port_is_given_to_nobody_else_but_a_server_can_listen_there(host: str) -> None:
+def test_a_reserved_port_is_not_given_out_again_but_a_server_can_listen_there(host: str) -> None:
     reservation = PortReservation(host)
     try:
         others = [PortReservation(host) for _ in range(50)]

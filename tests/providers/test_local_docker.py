@@ -156,7 +156,7 @@ def test_a_provider_that_runs_a_container_does_not_lose_it_to_another(
         provider.start_container(image)
 
 
-def test_a_server_that_dies_is_told_at_once_with_its_last_words(
+def test_a_server_that_dies_is_reported_at_once_with_its_last_output(
     provider: LocalDockerProvider, image: str, left_behind: LeftBehind
 ) -> None:
     command = ["sh", "-c", "sleep 1; echo no such module >&2; exit 3"]
@@ -177,7 +177,7 @@ def test_a_container_that_dies_before_it_has_a_port_shows_its_log(
     assert left_behind() == []
 
 
-def test_memory_that_ran_out_is_told(provider: LocalDockerProvider, image: str, left_behind: LeftBehind) -> None:
+def test_memory_that_ran_out_is_reported(provider: LocalDockerProvider, image: str, left_behind: LeftBehind) -> None:
     command = ["sh", "-c", "sleep 1; tail /dev/zero"]
     url = provider.start_container(image, command=command, memory_limit="16m", run_args=["--memory-swap", "16m"])
     with pytest.raises(ServerDied, match=r"out of memory|exit code 137"):
@@ -213,7 +213,7 @@ def test_a_command_that_the_image_does_not_have_leaves_nothing(
     assert left_behind() == []
 
 
-def test_a_port_that_is_taken_is_told_with_what_to_do_and_leaves_nothing(
+def test_a_port_that_is_taken_is_reported_with_what_to_do_and_leaves_nothing(
     provider: LocalDockerProvider, image: str, left_behind: LeftBehind
 ) -> None:
     with socket.socket() as taken:
@@ -224,7 +224,7 @@ def test_a_port_that_is_taken_is_told_with_what_to_do_and_leaves_nothing(
     assert left_behind() == []
 
 
-def test_a_network_that_publishes_nothing_is_told(
+def test_a_network_that_publishes_nothing_is_reported(
     provider: LocalDockerProvider, image: str, left_behind: LeftBehind
 ) -> None:
     with pytest.raises(RuntimeError, match="publishes none"):
@@ -240,7 +240,7 @@ def test_an_image_that_cannot_be_had_is_named_with_the_command_that_gets_it(
     assert provider.container_name is None
 
 
-def test_a_container_that_somebody_else_removes_is_told_and_stopping_it_is_harmless(
+def test_a_container_removed_from_outside_is_reported_and_stopping_it_is_harmless(
     provider: LocalDockerProvider, image: str, left_behind: LeftBehind, engine: ContainerCli
 ) -> None:
     provider.start_container(image)
@@ -355,7 +355,7 @@ def test_the_container_of_a_killed_process_is_removed_by_the_next_start(
         assert len(left_behind()) == 1
 
 
-def test_an_engine_that_does_not_answer_is_told_apart_from_one_that_is_missing(
+def test_an_engine_that_does_not_answer_is_distinguished_from_one_that_is_missing(
     engine: ContainerCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(RuntimeError, match=r"Docker is not available: .*does not answer"):
@@ -377,7 +377,7 @@ def test_an_engine_that_hangs_is_a_provider_error(docker_host: str, tmp_path: Pa
         provider._engine.run("ps", timeout=0.3)
 
 
-def test_a_pull_that_takes_long_is_told(
+def test_a_pull_that_takes_long_is_reported(
     provider: LocalDockerProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("openenv.providers.provider.PATIENCE_S", 0.05)
@@ -391,7 +391,7 @@ def test_a_pull_that_takes_long_is_told(
     assert said[1].startswith("openenv: pulling big:1: ")
 
 
-def test_an_engine_on_another_machine_is_told_from_one_that_is_here(
+def test_an_engine_on_another_machine_is_distinguished_from_one_that_is_here(
     provider: LocalDockerProvider, engine: ContainerCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not provider._is_elsewhere()

@@ -154,7 +154,7 @@ def test_the_port_is_also_in_a_variable(tmp_path: Path) -> None:
         assert ask_health(provider.base_url, 30) is None
 
 
-def test_a_server_that_dies_is_told_at_once_with_its_last_words(temporary: Path) -> None:
+def test_a_server_that_dies_is_reported_at_once_with_its_last_output(temporary: Path) -> None:
     script = "import sys; print('no such module', file=sys.stderr); sys.exit(3)"
     provider = ProcessProvider(command=[sys.executable, "-c", script])
     provider.start()
@@ -165,14 +165,14 @@ def test_a_server_that_dies_is_told_at_once_with_its_last_words(temporary: Path)
     assert list(temporary.iterdir()) == []
 
 
-def test_a_server_that_a_signal_ends_is_told(temporary: Path) -> None:
+def test_a_server_that_a_signal_ends_is_reported(temporary: Path) -> None:
     provider = ProcessProvider(command=[sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
     provider.start()
     with pytest.raises(ServerDied, match=r"code 137"):
         provider.wait_for_ready(280)
 
 
-def test_a_target_that_cannot_be_served_is_told_in_the_words_of_serve(temporary: Path, tmp_path: Path) -> None:
+def test_a_target_that_cannot_be_served_is_reported_as_by_serve(temporary: Path, tmp_path: Path) -> None:
     with (
         pytest.raises(ServerDied, match="there is no folder"),
         ProcessProvider(tmp_path / "nothing", ready_timeout_s=200),
@@ -221,7 +221,7 @@ def test_either_a_target_or_a_command_is_needed() -> None:
         ProcessProvider("x").wait_for_ready()
 
 
-def test_a_port_is_nobody_elses_until_the_server_listens(server: list[str]) -> None:
+def test_a_port_stays_reserved_until_the_server_listens(server: list[str]) -> None:
     provider = ProcessProvider(command=[sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         port = int(provider.start().rpartition(":")[2])

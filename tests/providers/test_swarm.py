@@ -104,7 +104,7 @@ def test_a_command_is_split_as_a_shell_would_and_a_port_is_the_one_asked_for(
         provider.wait_for_ready(url, timeout_s=60)
 
 
-def test_replicas_that_all_die_are_told_with_their_last_words(
+def test_replicas_that_all_die_are_reported_with_their_last_output(
     provider: DockerSwarmProvider, image: str, left_behind: Callable[[], list[str]]
 ) -> None:
     with pytest.raises(RuntimeError, match=r"every replica has ended(.|\n)*no such module"):
@@ -113,7 +113,9 @@ def test_replicas_that_all_die_are_told_with_their_last_words(
     assert left_behind() == []
 
 
-def test_an_image_that_is_nowhere_is_told(provider: DockerSwarmProvider, left_behind: Callable[[], list[str]]) -> None:
+def test_an_image_that_is_nowhere_is_reported(
+    provider: DockerSwarmProvider, left_behind: Callable[[], list[str]]
+) -> None:
     with pytest.raises(RuntimeError, match=r"Failed to start Docker Swarm service(.|\n)*no\.such\.registry"):
         provider.start_container("no.such.registry.invalid/env:1", replicas=1)
 
@@ -201,6 +203,6 @@ def test_the_service_of_a_killed_process_is_removed_by_the_next_start(
         wait_until(lambda: engine.output("ps", "-aq", "--filter", label) == "")
 
 
-def test_an_engine_that_does_not_answer_is_told(tmp_path: Path) -> None:
+def test_an_engine_that_does_not_answer_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ProviderUnavailable, match="Docker is not available"):
         DockerSwarmProvider(host=f"unix://{tmp_path}/none.sock")

@@ -129,7 +129,7 @@ def test_a_client_plays_what_is_in_a_repository(repository: str, offline: dict[s
     assert list(temporary.iterdir()) == []
 
 
-def test_an_application_that_cannot_be_imported_is_told_and_the_clone_is_gone(
+def test_an_application_that_cannot_be_imported_is_reported_and_the_clone_is_gone(
     repository: str, offline: dict[str, str], temporary: Path
 ) -> None:
     provider = UVProvider(project_path=repository, env_vars=offline)
@@ -153,7 +153,9 @@ def test_the_default_is_what_existing_code_expects(project: Path, uv: str) -> No
         provider.start(gpus=1)
 
 
-def test_a_repository_that_is_not_there_is_told_and_leaves_nothing(uv: str, tmp_path: Path, temporary: Path) -> None:
+def test_a_repository_that_is_not_there_is_reported_and_leaves_nothing(
+    uv: str, tmp_path: Path, temporary: Path
+) -> None:
     for path, words in ((f"git+file://{tmp_path}/none", "Failed to clone file://"), (f"{tmp_path}/none", "no project")):
         with pytest.raises(ProviderError, match=words), UVProvider(project_path=path):
             raise AssertionError("it was started")
@@ -167,7 +169,7 @@ def test_a_password_in_an_address_is_not_shown(uv: str, temporary: Path, free_po
     assert "a-secret" not in str(caught.value)
 
 
-def test_a_folder_of_a_repository_that_is_not_there_is_told(uv: str, repository: str, temporary: Path) -> None:
+def test_a_folder_of_a_repository_that_is_not_there_is_reported(uv: str, repository: str, temporary: Path) -> None:
     with pytest.raises(ProviderError, match="has no folder 'envs/none'"):
         UVProvider(project_path=f"{repository}#subdirectory=envs/none").start()
     assert list(temporary.iterdir()) == []

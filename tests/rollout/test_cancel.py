@@ -29,7 +29,7 @@ def test_who_listens_too_late_hears_it_at_once() -> None:
         cancel.check()
 
 
-def test_a_listener_that_fails_keeps_nobody_from_hearing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_listener_that_fails_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
     cancel, heard = Cancellation(), []
 
     def fail() -> None:

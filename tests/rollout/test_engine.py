@@ -76,7 +76,7 @@ def test_the_oracle_earns_everything_and_doing_nothing_what_is_given_away(run: C
     assert [result.exit_code == 0 for result in idle.verify_results] == [False, True]
 
 
-def test_each_phase_is_told_in_its_order(run: Callable[..., Outcome]) -> None:
+def test_phases_are_reported_in_order(run: Callable[..., Outcome]) -> None:
     events: list[Progress] = []
     outcome = run(SUM, on_progress=events.append)
     phases = [event.phase for event in events]

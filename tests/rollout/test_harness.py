@@ -143,7 +143,7 @@ def test_calls_beyond_the_limit_of_a_turn_are_left_out() -> None:
     assert (len(result.tool_trace), result.done) == (1, True)
 
 
-def test_a_tool_that_the_model_made_up_is_told_to_it() -> None:
+def test_a_tool_call_to_an_unknown_tool_gets_an_error_result() -> None:
     result = MCPHarnessAdapter().run_white_box(model(says("", ("fly", {})), says("sorry")), Counting())
     assert json.loads(result.messages[2]["content"]) == {"error": "Unknown tool: fly"}
     assert result.tool_trace[0].result.error == "Unknown tool: fly"

@@ -328,6 +328,6 @@ def test_each_run_has_secrets_of_its_own_and_forged_proofs_count_for_nothing(loc
     assert secrets[0] != secrets[1]
 
 
-def test_a_refusal_to_load_is_told_from_other_failures() -> None:
+def test_a_refusal_to_load_is_distinguished_from_other_failures() -> None:
     assert could_not_load("ImportError: Error importing plugin \"openenv_proof\": No module named 'openenv_proof'")
     assert not could_not_load("1 failed")

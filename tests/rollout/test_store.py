@@ -90,7 +90,7 @@ def test_a_later_verification_is_added_and_the_first_stays(store: RolloutStore) 
         store.add_verification(outcome("two"), TASK)
 
 
-def test_the_index_is_made_anew_from_the_shards(store: RolloutStore) -> None:
+def test_the_index_is_rebuilt_from_the_shards(store: RolloutStore) -> None:
     store.add(outcome("one"), TASK)
     store.close()
     for path in store.root.glob("index.sqlite*"):
@@ -98,7 +98,7 @@ def test_the_index_is_made_anew_from_the_shards(store: RolloutStore) -> None:
     assert [row.rollout_id for row in RolloutStore(store.root).find()] == ["one"]
 
 
-def test_a_broken_index_is_made_anew(store: RolloutStore) -> None:
+def test_a_broken_index_is_rebuilt(store: RolloutStore) -> None:
     store.add(outcome("one"), TASK)
     store.close()
     for path in store.root.glob("index.sqlite-*"):
@@ -196,7 +196,7 @@ def test_a_writer_that_is_killed_loses_nothing_that_it_had_stored(store: Rollout
     assert len(store.find()) == whole + 1
 
 
-def test_a_rollout_whose_engine_died_is_told_from_one_that_runs(store: RolloutStore) -> None:
+def test_a_rollout_whose_engine_died_is_distinguished_from_one_that_runs(store: RolloutStore) -> None:
     code = (
         "import os, sys; from openenv.rollout import RolloutStore, Task\n"
         "store = RolloutStore(sys.argv[1]); store.begin('lost', Task(instruction='x')); os._exit(9)"

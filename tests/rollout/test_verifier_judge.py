@@ -44,7 +44,7 @@ ADD = task(judged("python3 add.py < cases/1.in", SAME), verify_files=CASES)
 RIGHT = "echo 'a, b = input().split(); print(int(a) + int(b))' > add.py"
 
 
-def test_what_a_program_prints_is_judged_and_both_parts_are_told(roll: Callable[..., Outcome]) -> None:
+def test_what_a_program_prints_is_judged_and_both_parts_are_reported(roll: Callable[..., Outcome]) -> None:
     outcome = roll(ADD, RIGHT)
     assert (outcome.status, outcome.reward) == ("ok", 1.0)
     [result] = outcome.verify_results

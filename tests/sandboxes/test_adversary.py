@@ -37,7 +37,7 @@ def test_an_archive_with_much_padding_is_unpacked(local: Sandboxes, tmp_path: Pa
 @pytest.mark.parametrize(
     "make", ["truncate -s 1T huge", "python3 -c \"import os\nfor _ in range(3000): os.mkdir('ddd'); os.chdir('ddd')\""]
 )
-def test_a_tree_that_cannot_be_taken_is_told_from_a_sandbox_that_failed(
+def test_a_tree_that_cannot_be_taken_is_distinguished_from_a_sandbox_that_failed(
     local: Sandboxes, tmp_path: Path, make: str
 ) -> None:
     with local.open() as sandbox:

@@ -68,7 +68,7 @@ def test_a_container_has_no_network_no_rights_and_every_limit(docker: DockerSand
     assert config["AutoRemove"] is True
 
 
-def test_commands_and_variables_are_in_nobodys_argument_list(box: Sandbox, engine: ContainerCli) -> None:
+def test_commands_and_variables_are_in_no_argument_list(box: Sandbox, engine: ContainerCli) -> None:
     word = "a-very-secret-word"
     job = box.start_bg("sleep 30", envs={"TOKEN": word})
     try:
@@ -230,7 +230,7 @@ def answer_once(server: socket.socket) -> None:
         end.sendall(b"HTTP/1.0 200 OK\r\n\r\nhello")
 
 
-def test_a_relay_that_cannot_run_inside_is_said_to_be_unsupported(bare: DockerSandboxes, tmp_path: Path) -> None:
+def test_a_relay_that_cannot_run_inside_is_reported_as_unsupported(bare: DockerSandboxes, tmp_path: Path) -> None:
     with bare.open() as box, pytest.raises(SandboxUnsupported, match="python3"):
         box._expose_by_tunnel(tmp_path / "socket", 8000)
 
@@ -255,14 +255,14 @@ def test_the_host_image_has_the_python_that_runs_here_and_no_private_keys(box: S
     assert not box.exists("/etc/shadow")
 
 
-def test_memory_that_ran_out_is_told(docker: DockerSandboxes) -> None:
+def test_memory_that_ran_out_is_reported(docker: DockerSandboxes) -> None:
     with docker.open(SandboxSpec(limits=Limits(memory_mb=64, disk_mb=16))) as box:
         result = box.exec(["python3", "-c", "x = bytearray(500_000_000)"])
         assert (result.exit_code, result.oom) == (137, True)
         assert box.exec("true").oom is False
 
 
-def test_the_end_of_a_container_behind_our_back_is_told(docker: DockerSandboxes, engine: ContainerCli) -> None:
+def test_a_container_that_was_ended_from_outside_is_reported(docker: DockerSandboxes, engine: ContainerCli) -> None:
     box = docker.open()
     threading.Timer(0.5, engine.run, args=("rm", "-f", box.sandbox_id)).start()
     with pytest.raises(SandboxGone, match="ended"):
@@ -296,7 +296,7 @@ def test_an_engine_that_is_not_installed_is_named_with_the_command_that_installs
 
 
 @pytest.mark.skipif(shutil.which("docker") is None, reason="docker is not installed: apt-get install -y docker.io")
-def test_an_engine_that_does_not_answer_is_told_apart_from_one_that_is_missing(tmp_path: Path) -> None:
+def test_an_engine_that_does_not_answer_is_distinguished_from_one_that_is_missing(tmp_path: Path) -> None:
     with pytest.raises(SandboxUnavailable, match="does not answer"):
         DockerSandboxes("host", engine="docker", host=f"unix://{tmp_path}/none.sock").check()
 
@@ -336,7 +336,7 @@ def test_podman_keeps_the_contract(check: ContractCheck, podman_bench: CheckBenc
         podman_bench.tidy()
 
 
-def test_podman_is_told_its_address_in_its_own_way() -> None:
+def test_podman_gets_its_address_in_its_own_option() -> None:
     assert ContainerCli("podman", "podman", "unix:///x").argv("ps") == ["podman", "--url", "unix:///x", "ps"]
     assert ContainerCli("docker", "docker", "unix:///x").argv("ps") == ["docker", "--host", "unix:///x", "ps"]
     assert ContainerCli("docker", "docker").argv("ps") == ["docker", "ps"]

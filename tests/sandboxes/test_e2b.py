@@ -146,7 +146,7 @@ def test_a_sandbox_of_ours_has_no_way_out_and_no_way_in_unless_that_is_asked_for
         assert double.boxes[box.sandbox_id].asked["allow_internet_access"] is True
 
 
-def test_a_key_that_is_not_known_is_told(double: Any) -> None:
+def test_a_key_that_is_not_known_is_reported(double: Any) -> None:
     stranger = E2BSandboxBackend(api_key="e2b_" + "0" * 40, sandbox_kwargs=double.kwargs(double.url))
     with pytest.raises(SandboxUnavailable, match="API key"):
         stranger.check()

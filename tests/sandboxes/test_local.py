@@ -118,7 +118,7 @@ def test_what_is_handed_in_at_start_is_not_inherited_by_commands(box: Sandbox) -
     assert len(box.exec("ls /proc/$$/fd").stdout.split()) <= 4
 
 
-def test_system_calls_that_nobody_needs_are_refused(box: Sandbox) -> None:
+def test_unneeded_system_calls_are_refused(box: Sandbox) -> None:
     code = """
 import ctypes, errno, os, platform, socket
 libc = ctypes.CDLL(None, use_errno=True)

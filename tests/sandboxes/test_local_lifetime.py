@@ -166,7 +166,7 @@ def test_a_sandbox_outlives_the_thread_that_opened_it(open_local: Open) -> None:
     assert opened[0].exec("echo here").stdout == "here\n"
 
 
-def test_a_sandbox_that_nobody_refers_to_is_freed(bubblewrap: str) -> None:
+def test_a_sandbox_without_references_is_freed(bubblewrap: str) -> None:
     backend = LocalSandboxes()
     box = backend.open()
     box.start_bg(["sleep", "76543.6"])

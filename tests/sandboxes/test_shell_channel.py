@@ -43,7 +43,7 @@ def test_a_reader_ends_when_the_channel_is_closed_though_another_process_holds_t
     assert ended.wait(LIMIT_S)
 
 
-def test_a_writer_ends_when_the_channel_is_closed_though_nobody_reads() -> None:
+def test_a_writer_ends_when_the_channel_is_closed_though_its_output_is_not_read() -> None:
     channel = ProcessChannel(["sh", "-c", "exec 3<&0; setsid sh -c 'echo $$; exec sleep 60' <&3 & sleep 60"])
     holder = int(first_line(channel))
     writing = threading.Thread(target=channel.send, args=(bytes(1 << 22),), daemon=True)
@@ -54,7 +54,7 @@ def test_a_writer_ends_when_the_channel_is_closed_though_nobody_reads() -> None:
     assert not writing.is_alive()
 
 
-def test_silence_is_told_after_the_time_that_was_given() -> None:
+def test_silence_is_reported_after_the_timeout() -> None:
     channel = ProcessChannel(["sh", "-c", "cat >/dev/null; echo late; exit 3"])
     started = time.monotonic()
     assert channel.receive(0.6) is None

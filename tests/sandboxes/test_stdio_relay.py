@@ -109,6 +109,6 @@ def test_many_connections_at_once_are_not_mixed_up(port: int) -> None:
         assert list(pool.map(lambda word: ask(port, word), words)) == [word.upper() for word in words]
 
 
-def test_a_connection_to_nobody_is_closed(tmp_path: Path, free_port: Callable[[], int]) -> None:
+def test_a_connection_without_a_destination_is_closed(tmp_path: Path, free_port: Callable[[], int]) -> None:
     for port in tunnelled(tmp_path / "nobody", free_port()):
         assert ask(port, b"hello") == b""

@@ -171,7 +171,7 @@ def test_requests_that_come_during_a_group_follow_it(dial: Dial) -> None:
     assert totals(replies[2]) == [12, 2, 2]
 
 
-def test_whoever_comes_back_during_a_group_gets_the_replies(dial: Dial) -> None:
+def test_a_client_that_returns_during_a_group_gets_the_replies(dial: Dial) -> None:
     peer = dial()
     requests = peer.steps(1, {"wait": True}, {}, {})
     peer.send(type="batch", id=1, requests=requests)

@@ -197,7 +197,7 @@ def test_an_environment_without_tools_does_not_speak_of_them(serve: Callable[...
 # -- tokens ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_wrong_token_is_told_from_none(serve: Callable[..., Any]) -> None:
+def test_a_wrong_token_is_distinguished_from_none(serve: Callable[..., Any]) -> None:
     app = create_app(Countdown, Move, Observation)
     app.state.openenv_server.reconfigure(access=AccessPolicy(orchestrator="right-one"))
     url = serve(app).url

@@ -42,7 +42,7 @@ def test_the_settings_say_what_the_application_does_not(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("grace_s", [0.0, 7.5])
-def test_clients_are_told_the_grace_period(serve: Any, grace_s: float) -> None:
+def test_clients_learn_the_grace_period(serve: Any, grace_s: float) -> None:
     server = serve(create_app(Greeter, Action, Observation, session_grace_s=grace_s))
     with dial(server) as peer:
         assert ask(peer, type="open", id=1)["grace_s"] == grace_s

@@ -275,7 +275,7 @@ def test_more_sessions_than_a_class_allows_is_refused(folder: Path) -> None:
     assert "max_concurrent_envs" not in str(refused.value)
 
 
-def test_a_port_that_is_taken_is_told_before_anything_is_loaded(folder: Path) -> None:
+def test_a_port_that_is_taken_is_reported_before_anything_is_loaded(folder: Path) -> None:
     import socket
 
     with socket.socket() as taken:

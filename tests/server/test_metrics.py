@@ -117,7 +117,7 @@ def test_a_call_that_waits_for_its_turn_counts_the_wait(server: Any) -> None:
     assert seen["openenv_call_seconds_count", "step", "wait"] == 2
 
 
-def test_errors_are_counted_by_code_whoever_is_told(server: Any) -> None:
+def test_errors_are_counted_by_code_on_every_surface(server: Any) -> None:
     with session(server) as first, session(server) as second:
         ask(second, "reset")
         for _ in range(3):
@@ -196,7 +196,7 @@ def test_readiness_tells_how_full_the_server_is_in_either_mode(serve: Callable[.
         assert metrics(server)["openenv_session_slots",] == 3
 
 
-def test_a_server_that_admits_nobody_is_alive_but_not_ready(server: Any) -> None:
+def test_a_server_that_admits_no_sessions_is_alive_but_not_ready(server: Any) -> None:
     server.manager.stop_admitting()
     response = http_calls.get(f"{server.url}/ready", trust_env=False)
     assert (response.status_code, response.json()["status"]) == (503, "draining")

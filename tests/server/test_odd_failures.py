@@ -155,7 +155,7 @@ def test_a_keyed_request_that_raised_no_exception_is_answered_again(serve: Any, 
     assert Trying.steps == 1
 
 
-def test_a_keyed_request_whose_handler_is_cancelled_is_answered_to_whoever_asks_again(serve: Any) -> None:
+def test_a_keyed_request_whose_handler_is_cancelled_is_answered_when_it_is_repeated(serve: Any) -> None:
     app = create_fastapi_app(Trying, Try, Seen, max_concurrent_envs=4)
     handlers: list[asyncio.Task[Any]] = []
 

@@ -127,7 +127,7 @@ def test_a_session_whose_opened_was_lost_can_be_had_for_the_grace_period(start: 
     assert dial(server).ask(type="open", id=7, nonce=NONCE)["session"] == one["session"]
 
 
-def test_whoever_comes_back_while_it_is_built_gets_what_is_built(start: Any, dial: Any, env_cls: Any) -> None:
+def test_a_client_that_returns_during_construction_gets_that_session(start: Any, dial: Any, env_cls: Any) -> None:
     server = start(sessions=1)
     env_cls.gate.clear()
     first = dial(server)
@@ -159,7 +159,7 @@ def test_two_connections_that_ask_at_once_share_the_session_and_the_later_one_ha
     assert env_cls.built == 1
 
 
-def test_who_leaves_the_queue_for_good_loses_his_place_and_no_more(start: Any, dial: Any) -> None:
+def test_a_client_that_leaves_the_queue_loses_its_place_and_no_more(start: Any, dial: Any) -> None:
     server = start(sessions=1)
     holder = dial(server)
     holder.ask(type="open", id=1)
@@ -173,7 +173,7 @@ def test_who_leaves_the_queue_for_good_loses_his_place_and_no_more(start: Any, d
     assert server.manager.active == 1
 
 
-def test_a_queue_that_nobody_waits_in_any_more_is_left(start: Any, dial: Any) -> None:
+def test_a_queue_without_waiters_is_removed(start: Any, dial: Any) -> None:
     server = start(sessions=1)
     holder, waiting = dial(server), dial(server)
     holder.ask(type="open", id=1)
@@ -182,7 +182,7 @@ def test_a_queue_that_nobody_waits_in_any_more_is_left(start: Any, dial: Any) ->
     server.wait_for(lambda: not server.manager.queue)
 
 
-def test_an_open_that_is_cancelled_ends_what_is_built_and_may_be_asked_anew(
+def test_an_open_that_is_cancelled_ends_what_is_built_and_may_be_asked_again(
     start: Any, dial: Any, env_cls: Any
 ) -> None:
     server = start()
@@ -209,7 +209,9 @@ def test_a_client_that_says_goodbye_while_its_session_is_built_leaves_none(start
     server.wait_for(lambda: server.manager.active == 0)
 
 
-def test_a_session_that_was_built_for_nobody_ends_with_the_grace_period(start: Any, dial: Any, env_cls: Any) -> None:
+def test_a_session_that_was_built_for_a_client_that_left_ends_with_the_grace_period(
+    start: Any, dial: Any, env_cls: Any
+) -> None:
     server = start(grace_s=0.3)
     env_cls.gate.clear()
     peer = dial(server)

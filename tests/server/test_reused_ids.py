@@ -121,7 +121,7 @@ def test_a_reply_of_a_group_is_repeated_in_another_encoding(socket: ClientConnec
 
 
 @pytest.mark.parametrize("codec", [JSON, MSGPACK])
-def test_messages_are_told_apart_by_what_they_ask_and_only_while_they_are_kept(codec: Codec) -> None:
+def test_messages_are_distinguished_by_what_they_ask_and_only_while_they_are_kept(codec: Codec) -> None:
     recent = RecentMessages(writer_of(codec))
 
     def add(message: Any) -> Any:

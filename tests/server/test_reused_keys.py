@@ -58,7 +58,7 @@ def test_a_request_id_in_the_body_is_a_key_like_any_other(http: httpx2.Client) -
     assert http.post("/step", json={"action": {"force": 2}, "request_id": "b"}).json()["observation"]["count"] == 3
 
 
-def test_a_new_session_whose_first_reset_is_repeated_differently_is_told_and_stays(http: httpx2.Client) -> None:
+def test_a_new_session_whose_first_reset_is_repeated_differently_is_reported_and_stays(http: httpx2.Client) -> None:
     del http.headers["X-OpenEnv-Session"]
     opening = {"X-OpenEnv-Session": "new", "Idempotency-Key": "a-key-that-nobody-guesses"}
     opened = http.post("/reset", headers=opening)

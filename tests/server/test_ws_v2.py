@@ -221,7 +221,7 @@ def test_a_session_survives_its_connection(serve: Any, dial: Dial) -> None:
     assert other.ask(type="state", id=3)["data"]["step_count"] == 1
 
 
-def test_whoever_attaches_last_has_the_session(serve: Any, dial: Dial) -> None:
+def test_the_last_connection_to_attach_has_the_session(serve: Any, dial: Dial) -> None:
     server = serve(app())
     first, second = dial(server), dial(server)
     opened = first.open()
@@ -247,7 +247,7 @@ def test_a_session_that_has_ended_is_reported_with_the_reason(serve: Any, dial: 
     assert (code(lost), lost["data"]["reason"]) == ("SESSION_LOST", ending)
 
 
-def test_a_token_of_another_server_process_is_told_so(serve: Any, dial: Dial) -> None:
+def test_a_token_of_another_server_process_is_a_lost_session(serve: Any, dial: Dial) -> None:
     token = dial(serve(app())).open()["token"]
     lost = dial(serve(app())).open(resume=token)
     assert (code(lost), lost["data"]["reason"]) == ("SESSION_LOST", "server restarted")
@@ -284,7 +284,7 @@ def test_a_running_request_can_be_cancelled(serve: Any, dial: Dial) -> None:
     assert total(peer.ask(type="step", id=3, data={"amount": 1})) == 1
 
 
-def test_whoever_waits_for_a_slot_is_served_in_order(serve: Any, dial: Dial) -> None:
+def test_clients_that_wait_for_a_slot_are_served_in_order(serve: Any, dial: Dial) -> None:
     server = serve(app(sessions=1))
     holder = dial(server)
     holder.open()

@@ -299,7 +299,9 @@ def test_it_runs_as_a_process_and_stops_on_a_signal(tmp_path: Path, http: httpx2
     assert "missing.yaml" in refused.stderr
 
 
-def test_a_ready_script_that_does_not_exist_is_told_with_the_one_that_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_ready_script_that_does_not_exist_is_reported_with_the_one_that_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["opencode:nothing"])
     assert stop.value.code == 2

@@ -324,7 +324,7 @@ def test_the_tool_has_the_arguments_that_callers_know() -> None:
     env.close()
 
 
-def test_other_actions_are_told_what_to_do() -> None:
+def test_other_actions_get_advice() -> None:
     env = OpenCodeEnvironment(ServerSettings())
     assert "run_rollout" in env.step(Action()).metadata["error"]
     observation = env.reset()

@@ -74,7 +74,7 @@ async def test_a_cancelled_step_is_returned_by_the_next_wait(adder: Any, adder_c
     assert adder_cls.ran["step"] == 4
 
 
-async def test_a_reset_forgets_a_step_that_nobody_waited_for(adder: Any, adder_cls: Any) -> None:
+async def test_a_reset_forgets_a_step_that_was_not_awaited(adder: Any, adder_cls: Any) -> None:
     async with AsyncVectorEnv(adder.url, 1) as env:
         await env.reset()
         with pytest.raises(asyncio.TimeoutError):

@@ -41,7 +41,7 @@ def test_a_masked_slot_keeps_out_until_it_is_reset(adder: Any, adder_cls: Any) -
         assert env.step([FINE, FINE, FINE]).ok.all()
 
 
-def test_a_failed_slot_begins_anew_and_says_so(adder: Any) -> None:
+def test_a_failed_slot_starts_over_and_says_so(adder: Any) -> None:
     with VectorEnv(adder.url, 2, on_failure="restart") as env:
         env.reset(seed=4, word="same")
         env.step([FINE, FINE])
@@ -59,7 +59,7 @@ def test_a_failed_slot_begins_anew_and_says_so(adder: Any) -> None:
         assert [seen["steps"] for seen in following.observations if seen] == [3, 1]
 
 
-def test_episodes_that_were_out_of_reach_begin_anew_and_the_loss_is_told(
+def test_episodes_that_were_out_of_reach_start_over_and_the_loss_is_reported(
     adder: Any, proxied: Callable[[int], Any]
 ) -> None:
     proxy = proxied(adder.port)
@@ -117,7 +117,7 @@ def test_a_last_result_is_kept_when_the_next_beginning_fails(adder: Any) -> None
 
 
 @pytest.mark.parametrize("policy", ["raise", "mask", "restart"])
-def test_a_reset_that_fails_is_told_and_tried_again(adder: Any, policy: Any) -> None:
+def test_a_reset_that_fails_is_reported_and_tried_again(adder: Any, policy: Any) -> None:
     with VectorEnv(adder.url, 2, on_failure=policy) as env:
         try:
             result = env.reset(fail=True)

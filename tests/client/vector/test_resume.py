@@ -134,7 +134,7 @@ def end_session(url: str, token: str | None) -> None:
     connection.close()
 
 
-def test_a_session_that_somebody_else_took_is_lost_here(adder: Any) -> None:
+def test_a_session_that_another_client_took_is_lost_here(adder: Any) -> None:
     with VectorEnv(adder.url, 2, on_failure="mask") as env:
         env.reset()
         end_session(adder.url, env._pool.slots[0].token)
@@ -189,7 +189,7 @@ def test_a_server_that_takes_connections_only_to_drop_them_is_not_tried_forever(
         assert proxy.accepted < 30
 
 
-def test_a_line_that_breaks_while_nobody_waits_is_mended_at_the_next_step(
+def test_a_connection_that_breaks_between_steps_is_replaced_at_the_next_step(
     adder: Any, proxied: Callable[[int], Any]
 ) -> None:
     proxy = proxied(adder.port)
@@ -200,7 +200,7 @@ def test_a_line_that_breaks_while_nobody_waits_is_mended_at_the_next_step(
         assert env.step(adds(1, 2)).rewards.tolist() == [1.0, 2.0]
 
 
-def test_lines_that_break_together_are_mended_whichever_descriptors_the_system_gives_out(
+def test_connections_that_break_together_are_replaced_whatever_their_descriptors(
     adder: Any, proxied: Callable[[int], Any]
 ) -> None:
     proxy = proxied(adder.port)
@@ -213,7 +213,7 @@ def test_lines_that_break_together_are_mended_whichever_descriptors_the_system_g
             assert env.step(adds(*range(6))).rewards.tolist() == [float(add) for add in range(6)]
 
 
-def test_what_comes_while_nobody_waits_is_kept(adder: Any, adder_cls: Any) -> None:
+def test_messages_that_arrive_between_calls_are_kept(adder: Any, adder_cls: Any) -> None:
     with VectorEnv(adder.url, 2) as env:
         env.reset()
         env.step_async(adds(1, 2))

@@ -69,7 +69,7 @@ def test_steps_of_all_slots_run_side_by_side(old: Any, adder_cls: Any) -> None:
         assert env.step_wait().rewards.tolist() == [1.0, 1.0, 2.0, 3.0, 4.0, 5.0]
 
 
-def test_an_ended_episode_begins_anew_as_it_was_asked_for(old: Any) -> None:
+def test_an_ended_episode_starts_over_as_it_was_asked_for(old: Any) -> None:
     ends = [{"add": 3, "end": True}, {"add": 4}]
     with VectorEnv(old.url, 2) as env:
         env.reset(word="again")
@@ -200,7 +200,7 @@ def test_a_step_whose_reply_was_lost_is_neither_repeated_nor_guessed(
         assert adder_cls.ran["step"] == 4
 
 
-def test_lost_episodes_begin_anew_where_that_is_the_policy_and_it_is_told(
+def test_lost_episodes_start_over_where_that_is_the_policy_and_it_is_reported(
     old: Any, adder_cls: Any, proxied: Callable[[int], Any]
 ) -> None:
     proxy = proxied(old.port)
@@ -216,7 +216,7 @@ def test_lost_episodes_begin_anew_where_that_is_the_policy_and_it_is_told(
         assert adder_cls.ran == {"reset": 6, "step": 6}
 
 
-def test_a_reset_replaces_lines_that_broke_while_nobody_looked(old: Any, proxied: Callable[[int], Any]) -> None:
+def test_a_reset_replaces_connections_that_broke_unnoticed(old: Any, proxied: Callable[[int], Any]) -> None:
     proxy = proxied(old.port)
     with VectorEnv(proxy.url, 3) as env:
         env.reset()
@@ -256,7 +256,7 @@ def test_a_silent_server_is_found_out(old: Any, proxied: Callable[[int], Any]) -
 
 
 @pytest.mark.parametrize("policy", ["raise", "mask", "restart"])
-def test_a_server_without_room_is_told_at_once_and_with_advice(
+def test_a_server_without_room_is_reported_at_once_and_with_advice(
     old_server: Callable[[Any], Any], adder_cls: Any, policy: Any
 ) -> None:
     server = old_server(small(adder_cls, 3))
@@ -267,7 +267,9 @@ def test_a_server_without_room_is_told_at_once_and_with_advice(
         assert env.reset().ok.all()
 
 
-def test_an_environment_that_cannot_be_built_is_told_at_once(old_server: Callable[[Any], Any], adder_cls: Any) -> None:
+def test_an_environment_that_cannot_be_built_is_reported_at_once(
+    old_server: Callable[[Any], Any], adder_cls: Any
+) -> None:
     class Broken(adder_cls):  # type: ignore[misc]
         def __init__(self) -> None:
             raise OSError("out of order")

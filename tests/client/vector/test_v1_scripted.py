@@ -95,7 +95,7 @@ def lost(env: VectorEnv[Any, Any]) -> list[str]:
     return [error.reason for error in caught.value.errors.values() if isinstance(error, SessionLost)]
 
 
-def test_a_state_that_cannot_be_told_yet_is_no_obstacle(scripted: Callable[[Script], Any]) -> None:
+def test_a_state_that_cannot_be_read_yet_is_no_obstacle(scripted: Callable[[Script], Any]) -> None:
     async def script(session: Session) -> None:
         assert await session.hear() == "state"
         await session.say("error", message="reset first", code="EXECUTION_ERROR")
@@ -106,7 +106,7 @@ def test_a_state_that_cannot_be_told_yet_is_no_obstacle(scripted: Callable[[Scri
         assert env.step([{}] * 2).ok.all()
 
 
-def test_a_message_that_nobody_asked_for_ends_the_session(scripted: Callable[[Script], Any]) -> None:
+def test_an_unrequested_message_ends_the_session(scripted: Callable[[Script], Any]) -> None:
     async def script(session: Session) -> None:
         for kind in ("state", "reset"):
             assert await session.hear() == kind

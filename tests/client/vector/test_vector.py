@@ -59,7 +59,7 @@ def test_256_sessions_take_four_connections(serve: Callable[..., Any], adder_cls
         assert adder_cls.ran == {"reset": 256, "step": 768}
 
 
-def test_an_ended_episode_begins_anew_with_the_next_step(adder: Any) -> None:
+def test_an_ended_episode_starts_over_with_the_next_step(adder: Any) -> None:
     with VectorEnv(adder.url, 2) as env:
         env.reset(seed=1, word="again")
         over = env.step([{"add": 3, "end": True}, {"add": 4}])
@@ -79,7 +79,7 @@ def test_an_ended_episode_begins_anew_with_the_next_step(adder: Any) -> None:
         assert env.step(adds(5, 5)).rewards.tolist() == [5.0, 5.0]
 
 
-def test_an_ended_episode_begins_anew_in_the_same_step(adder: Any) -> None:
+def test_an_ended_episode_starts_over_in_the_same_step(adder: Any) -> None:
     with VectorEnv(adder.url, 3, connections=2, autoreset="same_step") as env:
         env.reset()
         result = env.step([{"add": 3, "end": True}, {"add": 4}, {"add": 5, "limit": True}])
@@ -259,7 +259,7 @@ def test_sessions_wait_for_slots_where_asked_to(serve: Callable[..., Any], adder
         assert second.reset().ok.all()
 
 
-def test_nobody_at_home_is_a_connect_failure() -> None:
+def test_a_server_that_is_not_there_is_a_connect_failure() -> None:
     with pytest.raises(ConnectFailed):
         VectorEnv("http://127.0.0.1:9", 2, reconnect_s=0.1).connect()
 
@@ -343,7 +343,7 @@ def test_replies_are_compressed_where_asked_for(adder: Any) -> None:
         ("text", (True, False)),
     ],
 )
-def test_an_end_is_read_as_it_is_told(said: Any, expected: tuple[bool, bool]) -> None:
+def test_terminated_and_truncated_are_read_from_any_reply(said: Any, expected: tuple[bool, bool]) -> None:
     assert ended(said) == expected
 
 

@@ -131,7 +131,7 @@ def test_an_opencode_that_is_there_already_is_used(tmp_path: Path, monkeypatch: 
         OpenCode().install(tmp_path / "cache", lambda text: None)
 
 
-def test_processors_without_avx2_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processors_without_avx2_are_distinguished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "new").write_text("flags : fpu sse avx avx2\n")
     (tmp_path / "old").write_text("flags : fpu sse avx\n")
     monkeypatch.setattr("platform.machine", lambda: "x86_64")

@@ -44,7 +44,7 @@ def test_an_agent_that_hangs_up_ends_the_call_at_the_endpoint_and_what_was_sampl
     assert call.status == 200
 
 
-def test_an_endpoint_that_cannot_be_reached_is_recorded_and_told_in_the_agents_dialect(
+def test_an_endpoint_that_cannot_be_reached_is_recorded_and_reported_in_the_agents_dialect(
     open_agent: Callable[..., Any],
 ) -> None:
     with socket.socket() as unused:

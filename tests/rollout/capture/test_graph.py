@@ -106,7 +106,7 @@ def test_no_sampled_token_is_trained_on_twice(talk: Conversation) -> None:
     assert [one.n_trainable for one in sequences] == [3, 2]
 
 
-def test_a_prompt_that_was_tokenised_anew_is_not_linked(talk: Conversation) -> None:
+def test_a_prompt_that_was_tokenised_again_is_not_linked(talk: Conversation) -> None:
     talk.ask([1], [10, 11])
     talk.ask([1, 0, 1011], [12])
     document = export.document(talk.agent.capture.recording())

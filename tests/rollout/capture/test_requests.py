@@ -16,7 +16,7 @@ def rewritten(body: dict[str, Any], **options: Any) -> dict[str, Any]:
     return openai_chat.rewrite(body, CallOptions(**{"model": "m", **options})).body
 
 
-def test_paths_are_told_apart_whatever_comes_before_them() -> None:
+def test_paths_are_distinguished_whatever_comes_before_them() -> None:
     assert route("/v1/chat/completions").dialect is DIALECTS["openai_chat"]
     assert route("/chat/completions/").dialect is DIALECTS["openai_chat"]
     assert route("/v1/responses").dialect is DIALECTS["openai_responses"]
@@ -133,7 +133,7 @@ def test_an_engine_with_ids_for_whole_answers_only_is_asked_for_those_and_the_ag
     assert call.policy_version == "w7"
 
 
-def test_an_agent_that_waits_for_such_a_stream_is_told_that_it_still_comes(
+def test_an_agent_that_waits_for_such_a_stream_gets_keep_alive_events(
     agent: Any, engine: Any, fake: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("openenv.rollout.capture.model_call.PING_S", 0.05)
@@ -160,7 +160,7 @@ def test_an_endpoint_that_sends_elsewhere_is_an_error(agent: Any, engine: Any, f
     assert (call.ended, call.status) == ("failed", 307)
 
 
-def test_the_base_address_may_lack_its_version(open_agent: Callable[..., Any], engine: Any) -> None:
+def test_the_base_address_may_omit_its_version(open_agent: Callable[..., Any], engine: Any) -> None:
     agent = open_agent(base_url=engine.url.removesuffix("/v1"), extra_headers={"X-Team": "a"})
     agent.chat()
     assert engine.seen[0].path == "/v1/chat/completions"

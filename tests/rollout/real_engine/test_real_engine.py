@@ -105,7 +105,7 @@ def test_every_turns_ids_and_log_probabilities_are_the_engines(
     assert max(worst, from_scratch) < FLOAT_ERROR
 
 
-def test_the_engine_is_asked_for_the_prompt_ids_that_its_answers_lack(
+def test_the_engine_is_asked_for_prompt_ids_that_its_answers_omit(
     engine: Any, open_capture: Callable[[str], tuple[str, Capture]]
 ) -> None:
     url, capture = open_capture(engine.url)

@@ -22,7 +22,7 @@ from openenv.server.app import create_app
 
 SUITE = Path(__file__).parents[2] / "interaction"
 WAYS = ["ws, blocking", "http"]
-NOT_SENDABLE = {"test_a_constructor_that_fails_is_told_with_its_reason"}  # its factory is a closure
+NOT_SENDABLE = {"test_a_constructor_that_fails_is_reported_with_its_reason"}  # its factory is a closure
 
 
 def _load(name: str, file: str) -> ModuleType:

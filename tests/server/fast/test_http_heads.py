@@ -76,7 +76,7 @@ def test_a_head_without_end_is_refused_before_it_fills_the_memory(
     everything(connection)
 
 
-def test_whoever_sends_a_head_that_is_too_large_is_told(server: Any, connect: Connect) -> None:
+def test_a_request_head_that_is_too_large_is_refused_with_the_reason(server: Any, connect: Connect) -> None:
     connection = connect(server)
     connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n")
     for _ in range(5):
