@@ -646,7 +646,7 @@ class SessionOpener:
     def _hold(self, request: Request, session: Session) -> None:
         """Answer with the session that this request opened, here or on a connection that is gone."""
         if session.holder is None and not session.ledger.last_id:
-            self._manager.attachments.hold(session, self._connection)
+            session.attach(self._connection)
         else:
             self._manager.attachments.reattach(session, self._connection)
         self._connection.sessions[session.id] = session

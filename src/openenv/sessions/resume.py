@@ -70,10 +70,6 @@ class Attachments:
             raise SessionLost(client_reason(session.close_reason))
         return session
 
-    def hold(self, session: Session, holder: SessionHolder) -> None:
-        """Attach a connection to a session that was just opened."""
-        session.attach(holder)
-
     def reattach(self, session: Session, holder: SessionHolder) -> None:
         """Attach a connection to a session that goes on; the one that held it before has to let go."""
         self.resumes += 1
