@@ -368,7 +368,7 @@ def test_a_stream_is_translated_as_it_comes(agent: Any, engine: Any, fake: Any) 
     assert seen_while_open == 4
 
 
-def test_an_error_inside_a_stream_is_reported_in_the_agents_dialect(agent: Any, engine: Any, fake: Any) -> None:
+def test_an_error_inside_a_stream_is_translated(agent: Any, engine: Any, fake: Any) -> None:
     first = fake.event(fake.chat_chunk({"content": "a"}))
     engine.respond = lambda seen: fake.Answer.events(
         first, fake.event({"error": {"message": "out of memory"}}), fake.DONE

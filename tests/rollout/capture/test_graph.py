@@ -1,4 +1,4 @@
-"""How calls hang together, and what comes out of them: sequences, documents, JSONL, Parquet; records cut short."""
+"""How calls are linked and exported: sequences, documents, JSONL, Parquet; records cut short."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOOLS = [{"type": "function", "function": {"name": "write"}}]
 
 
 class Conversation:
-    """Plays an agent whose prompts grow token by token, at an engine that samples what it is told to."""
+    """Plays an agent whose prompts grow token by token, at an engine that samples the tokens that it names."""
 
     def __init__(self, agent: Any, engine: Any, fake: Any) -> None:
         self.agent, self.engine, self.fake = agent, engine, fake
@@ -58,7 +58,7 @@ def test_turns_that_continue_each_other_are_one_sequence(talk: Conversation) -> 
     assert sequence.trainable
 
 
-def test_answers_that_were_thrown_away_are_not_trained_on(talk: Conversation) -> None:
+def test_discarded_answers_are_not_trained_on(talk: Conversation) -> None:
     talk.ask([1], [10])
     talk.ask([1], [11])
     talk.ask([1, 0, 11], [12])
@@ -106,7 +106,7 @@ def test_no_sampled_token_is_trained_on_twice(talk: Conversation) -> None:
     assert [one.n_trainable for one in sequences] == [3, 2]
 
 
-def test_a_prompt_that_was_tokenised_again_is_not_linked(talk: Conversation) -> None:
+def test_a_prompt_with_other_ids_for_the_same_text_is_not_linked(talk: Conversation) -> None:
     talk.ask([1], [10, 11])
     talk.ask([1, 0, 1011], [12])
     document = export.document(talk.agent.capture.recording())

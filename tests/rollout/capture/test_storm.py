@@ -1,8 +1,8 @@
-"""Thousands of streams, agents that hang up at random, and a proxy that is killed: nothing that anybody saw is lost.
+"""Thousands of streams, agents that hang up at random, and a proxy that is killed: nothing that an agent saw is lost.
 
 Whatever an agent received is on disk, in order. A stream that came to its end is on disk whole, token for token. Ids,
 log-probabilities and texts have one length in every call. What is still on the wire when the proxy is killed was seen
-by nobody, and is not counted.
+by no agent, and is not counted.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def run_storm(folder: Path, calls: int) -> dict[str, int]:
     return verify(plan.results, records, {entry["call"]: entry["tokens"] for entry in lines})
 
 
-def test_nothing_that_an_agent_saw_is_lost_in_a_storm_with_a_killed_proxy(tmp_path: Path) -> None:
+def test_nothing_that_an_agent_saw_is_lost_when_the_proxy_is_killed(tmp_path: Path) -> None:
     counts = run_storm(tmp_path, 400)
     assert counts["whole"] > 200
     assert counts["cut"] > 20

@@ -1,4 +1,4 @@
-"""Ids, log-probabilities and texts in the shapes of every engine: aligned one to one, or said not to be."""
+"""Ids, log-probabilities and texts in the shapes of every engine: aligned one to one, or reported as misaligned."""
 
 from __future__ import annotations
 

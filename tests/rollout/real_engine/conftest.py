@@ -48,7 +48,7 @@ class Engine:
         return str(self.post("/detokenize", {"tokens": ids})["content"])
 
     def logprob(self, before: list[int], token: int, *, from_scratch: bool = False) -> float:
-        """Return the log-probability of a token after others, computed anew.
+        """Return the log-probability of a token after others, computed from scratch.
 
         The bias makes the engine choose the token; what it reports is computed before any bias or temperature.
 
@@ -69,7 +69,7 @@ class Engine:
         return float(entry["logprob"])
 
     def replay(self, prompt: list[int], sampled: list[int]) -> list[float]:
-        """Return the log-probabilities of sampled tokens, each computed anew from what came before it."""
+        """Return the log-probabilities of sampled tokens, each computed again from what came before it."""
         return [self.logprob(prompt + sampled[:index], token) for index, token in enumerate(sampled)]
 
 

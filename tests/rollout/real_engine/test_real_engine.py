@@ -95,8 +95,8 @@ def test_every_turns_ids_and_log_probabilities_are_the_engines(
         again = engine.replay(prompt, ids)
         worst = max(worst, *(abs(one - other) for one, other in zip(logprobs, again, strict=True)))
         for place in {0, len(ids) // 2, len(ids) - 1}:
-            anew = engine.logprob(prompt + ids[:place], ids[place], from_scratch=True)
-            from_scratch = max(from_scratch, abs(anew - logprobs[place]))
+            again = engine.logprob(prompt + ids[:place], ids[place], from_scratch=True)
+            from_scratch = max(from_scratch, abs(again - logprobs[place]))
         tokens += len(ids)
     sys.stdout.write(
         f"\n{'streamed' if stream else 'whole'}: {len(turns)} turns, {tokens} tokens, largest difference {worst:.1e}, "

@@ -1,4 +1,4 @@
-"""Who gets in: a key per rollout, control routes for the admin key only, the agents' socket, budgets, no mixing."""
+"""A key per rollout, control routes for the admin key only, the agents' socket, budgets, no mixing of rollouts."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_the_version_of_the_policy_comes_from_a_header_or_an_address(
     assert asked.calls()[0].policy_version == "43"
 
 
-def test_memory_of_closed_rollouts_is_let_go_and_their_records_stay(tmp_path: Path, engine: Any) -> None:
+def test_memory_of_closed_rollouts_is_released_and_their_records_stay(tmp_path: Path, engine: Any) -> None:
     with CaptureServer(tmp_path, closed_ttl_s=0.0) as server:
         capture = server.open("r", Model(base_url=engine.url, name="m"))
         url = f"{server.url}/v1/chat/completions"

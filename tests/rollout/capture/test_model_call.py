@@ -1,4 +1,4 @@
-"""Chat completions through the proxy: what the endpoint is asked, what the agent sees, what is written down."""
+"""Chat completions through the proxy: what the endpoint gets, what the agent sees, what is recorded."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_whole_answer_reaches_the_agent_without_what_was_forced_and_is_capture
     assert len(call.completion.prompt_ids) == 2
 
 
-def test_what_the_agent_asked_for_itself_reaches_it_byte_for_byte(agent: Any, engine: Any) -> None:
+def test_an_agent_that_asks_for_ids_itself_gets_them_byte_for_byte(agent: Any, engine: Any) -> None:
     asked = {"logprobs": True, "top_logprobs": 0, "return_token_ids": True, "stream_options": {"include_usage": True}}
     body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}], **asked}
     response = agent.post("/chat/completions", body)

@@ -1,4 +1,4 @@
-"""What goes wrong between agent, proxy and endpoint: every call is written down, and the agent gets a proper error."""
+"""Failures between agent, proxy and endpoint: every call is recorded, and the agent gets a proper error."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_an_agent_that_hangs_up_ends_the_call_at_the_endpoint_and_what_was_sampl
     assert call.status == 200
 
 
-def test_an_endpoint_that_cannot_be_reached_is_recorded_and_reported_in_the_agents_dialect(
+def test_an_unreachable_endpoint_is_recorded_and_is_an_error_in_the_agents_dialect(
     open_agent: Callable[..., Any],
 ) -> None:
     with socket.socket() as unused:
@@ -62,7 +62,7 @@ def test_an_endpoint_that_cannot_be_reached_is_recorded_and_reported_in_the_agen
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_an_endpoint_that_is_busy_is_asked_again(agent: Any, engine: Any, fake: Any, status: int) -> None:
+def test_a_busy_endpoint_is_tried_again(agent: Any, engine: Any, fake: Any, status: int) -> None:
     good = fake.vllm([7, 8])
 
     def respond(seen: Any) -> Any:
@@ -96,7 +96,7 @@ def test_an_endpoint_that_asks_for_a_long_wait_is_not_waited_for(agent: Any, eng
     assert len(engine.seen) == 1
 
 
-def test_what_the_agent_asked_wrongly_is_not_asked_again(agent: Any, engine: Any, fake: Any) -> None:
+def test_a_request_that_the_endpoint_rejects_is_not_repeated(agent: Any, engine: Any, fake: Any) -> None:
     engine.respond = lambda seen: fake.Answer.json({"error": {"message": "messages: too short"}}, 400)
     assert agent.chat().status_code == 400
     assert len(engine.seen) == 1
@@ -131,7 +131,7 @@ def test_a_stream_that_ends_without_a_reason_is_not_taken_for_a_whole_one(agent:
     assert (call.ended, call.completion.sampled.ids) == ("broken", (1, 2, 3))
 
 
-def test_an_endpoint_that_says_nothing_is_given_up(open_agent: Callable[..., Any], engine: Any, fake: Any) -> None:
+def test_a_silent_endpoint_times_out(open_agent: Callable[..., Any], engine: Any, fake: Any) -> None:
     agent = open_agent(request_timeout_s=0.2)
     engine.respond = lambda seen: fake.Answer.events(fake.event(fake.chat_chunk({"content": "a"})), 5.0)
     with pytest.raises(httpx2.RemoteProtocolError):
@@ -267,9 +267,7 @@ def test_a_slow_agent_does_not_make_the_proxy_hold_the_whole_stream(
     assert agent.capture.calls()[0].ended == "complete"
 
 
-def test_an_agent_cannot_talk_the_proxy_out_of_capturing(
-    open_agent: Callable[..., Any], engine: Any, fake: Any
-) -> None:
+def test_an_agent_cannot_make_the_proxy_stop_capturing(open_agent: Callable[..., Any], engine: Any, fake: Any) -> None:
     good = fake.vllm([1, 2])
 
     def respond(seen: Any) -> Any:

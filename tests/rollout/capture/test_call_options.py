@@ -1,4 +1,4 @@
-"""What the endpoint is asked: forced parameters, limits, thinking, and what it turns down."""
+"""Requests to the endpoint: forced parameters, limits, thinking, and parameters that it refuses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def rewritten(body: dict[str, Any], **options: Any) -> dict[str, Any]:
     return openai_chat.rewrite(body, CallOptions(**{"model": "m", **options})).body
 
 
-def test_paths_are_distinguished_whatever_comes_before_them() -> None:
+def test_a_path_is_recognised_by_its_end() -> None:
     assert route("/v1/chat/completions").dialect is DIALECTS["openai_chat"]
     assert route("/chat/completions/").dialect is DIALECTS["openai_chat"]
     assert route("/v1/responses").dialect is DIALECTS["openai_responses"]
@@ -69,7 +69,7 @@ def test_thinking_is_switched_off_beside_other_template_arguments() -> None:
     assert sent["chat_template_kwargs"] == {"a": 1, "enable_thinking": False}
 
 
-def test_what_an_endpoint_turns_down_is_left_out_and_not_asked_again(agent: Any, engine: Any, fake: Any) -> None:
+def test_a_refused_parameter_is_left_out_from_then_on(agent: Any, engine: Any, fake: Any) -> None:
     good = fake.vllm([1, 2])
 
     def respond(seen: Any) -> Any:
@@ -90,7 +90,7 @@ def test_what_an_endpoint_turns_down_is_left_out_and_not_asked_again(agent: Any,
     assert "return_token_ids" not in second.sent
 
 
-def test_too_many_top_logprobs_are_given_up_before_logprobs_are(agent: Any, engine: Any, fake: Any) -> None:
+def test_top_logprobs_are_left_out_before_logprobs_are(agent: Any, engine: Any, fake: Any) -> None:
     good = fake.vllm([1])
     complaint = "Requested sample logprobs of 5, which is greater than max allowed: 0"
 
@@ -133,7 +133,7 @@ def test_an_engine_with_ids_for_whole_answers_only_is_asked_for_those_and_the_ag
     assert call.policy_version == "w7"
 
 
-def test_an_agent_that_waits_for_such_a_stream_gets_keep_alive_events(
+def test_an_agent_that_waits_for_such_a_stream_gets_comments(
     agent: Any, engine: Any, fake: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("openenv.rollout.capture.model_call.PING_S", 0.05)
