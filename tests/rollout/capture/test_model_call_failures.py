@@ -294,3 +294,35 @@ def test_connections_that_only_wait_give_way_to_new_ones(tmp_path: Any, monkeypa
             assert http_calls.get(f"{server.url}/health", trust_env=False).status_code == 200
         for one in idle:
             one.close()
+
+
+def test_revoking_ends_a_call_whose_agent_does_not_read(
+    server: Any, agent: Any, engine: Any, fake: Any, wait_for: Callable[..., None]
+) -> None:
+    pieces = [fake.event(fake.chat_chunk({"content": "x" * 60_000})) for _ in range(2000)]
+    engine.respond = lambda seen: fake.Answer.events(*pieces)
+    body = b'{"stream": true, "messages": [{"role": "user", "content": "hi"}]}'
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-api-key: {agent.capture.key}\r\n"
+    with socket.create_connection(("127.0.0.1", server.port)) as raw:
+        raw.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        written = -1
+
+        def is_blocked() -> bool:
+            nonlocal written
+            before, written = written, len(engine.written)
+            time.sleep(0.1)
+            return 0 < before == written
+
+        wait_for(is_blocked)
+        agent.capture.revoke()
+        assert agent.capture.stats().active == 0
+    assert agent.capture.calls()[0].ended == "revoked"
+
+
+def test_a_request_that_takes_too_long_to_arrive_is_cut_off(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openenv.rollout.capture.inbound.RECEIVE_S", 0.2)
+    for start in (b"", b"POST /v1/chat/completions HTTP/1.1\r\nhost", b"GET / HTTP/1.1\r\ncontent-length: 9\r\n\r\n{"):
+        with socket.create_connection(("127.0.0.1", server.port)) as raw:
+            raw.sendall(start)
+            raw.settimeout(10)
+            assert raw.recv(4096) == b""
