@@ -58,11 +58,7 @@ def build(
         None, "--context", "-c", metavar="FOLDER", help="The folder that the engine gets; by default the package."
     ),
     dockerfile: Path | None = typer.Option(
-        None,
-        "--dockerfile",
-        "-f",
-        metavar="FILE",
-        help="The Dockerfile; by default server/Dockerfile or Dockerfile.",
+        None, "--dockerfile", "-f", metavar="FILE", help="The Dockerfile; by default server/Dockerfile or Dockerfile."
     ),
     no_cache: bool = typer.Option(False, "--no-cache", help="Build every step again."),
     build_arg: list[str] = typer.Option(

@@ -33,11 +33,7 @@ Run agents on tasks; list, show, export and re-verify stored rollouts.
 """
 
 rollouts = typer.Typer(
-    cls=HelpGroup,
-    help=_EXAMPLES,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
+    cls=HelpGroup, help=_EXAMPLES, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False
 )
 
 STATUSES = ("ok", "policy_failed", "truncated", "env_failed", "sandbox_failed", "grader_failed", "cancelled")

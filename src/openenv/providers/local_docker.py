@@ -26,13 +26,7 @@ from openenv.errors import ProviderError, ProviderUnavailable, SandboxUnavailabl
 from openenv.providers.health import ServerWatch, quoted, wait_for_ready
 from openenv.providers.provider import READY_S, ContainerProvider, announce_if_slow, refuse_unknown
 from openenv.sandboxes.base import Mount
-from openenv.sandboxes.container_cli import (
-    OWNER_LABEL,
-    EngineName,
-    bind_option,
-    failure_of,
-    find_answering_engine,
-)
+from openenv.sandboxes.container_cli import OWNER_LABEL, EngineName, bind_option, failure_of, find_answering_engine
 from openenv.sandboxes.owners import Owner
 
 logger = logging.getLogger(__name__)

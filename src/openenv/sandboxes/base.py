@@ -108,11 +108,7 @@ class SandboxBackend(Protocol):
     """The narrow shape of a backend."""
 
     def create(
-        self,
-        *,
-        timeout_s: int = 900,
-        envs: Mapping[str, str] | None = None,
-        metadata: Mapping[str, str] | None = None,
+        self, *, timeout_s: int = 900, envs: Mapping[str, str] | None = None, metadata: Mapping[str, str] | None = None
     ) -> SandboxHandle:
         """Start a sandbox that ends by itself after `timeout_s` seconds."""
         ...
@@ -283,11 +279,7 @@ class Sandboxes(ABC):
         """Start a sandbox."""
 
     def create(
-        self,
-        *,
-        timeout_s: int = 900,
-        envs: Mapping[str, str] | None = None,
-        metadata: Mapping[str, str] | None = None,
+        self, *, timeout_s: int = 900, envs: Mapping[str, str] | None = None, metadata: Mapping[str, str] | None = None
     ) -> Sandbox:
         """Start a sandbox with default limits: the call of `SandboxBackend`."""
         return self.open(SandboxSpec(timeout_s=timeout_s, envs=dict(envs or {}), metadata=dict(metadata or {})))

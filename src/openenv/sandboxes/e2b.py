@@ -84,11 +84,7 @@ class E2BSandboxBackend(Sandboxes):
         return self._open(spec or SandboxSpec(), closed)
 
     def create(
-        self,
-        *,
-        timeout_s: int = 900,
-        envs: Mapping[str, str] | None = None,
-        metadata: Mapping[str, str] | None = None,
+        self, *, timeout_s: int = 900, envs: Mapping[str, str] | None = None, metadata: Mapping[str, str] | None = None
     ) -> E2BSandbox:
         """Start a sandbox with E2B's own defaults, also for the network: the call of `SandboxBackend`."""
         return self._open(SandboxSpec(timeout_s=timeout_s, envs=dict(envs or {}), metadata=dict(metadata or {})), {})

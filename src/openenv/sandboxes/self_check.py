@@ -29,10 +29,7 @@ class CheckResult:
 
 
 def self_check(
-    backend: Sandboxes,
-    *,
-    report: Callable[[CheckResult], None] | None = None,
-    only: Iterable[str] = (),
+    backend: Sandboxes, *, report: Callable[[CheckResult], None] | None = None, only: Iterable[str] = ()
 ) -> list[CheckResult]:
     """Run the checks against a backend, in order; a check that fails does not keep the others from running.
 

@@ -117,12 +117,7 @@ def program(machine: str) -> bytes:
         KeyError: There is none for this kind of processor.
     """
     about = _MACHINES[machine]
-    code = [
-        _load(_ARCHITECTURE),
-        _instruction(_JUMP_EQUAL, about.audit, 1, 0),
-        _answer(_KILL),
-        _load(_NUMBER),
-    ]
+    code = [_load(_ARCHITECTURE), _instruction(_JUMP_EQUAL, about.audit, 1, 0), _answer(_KILL), _load(_NUMBER)]
     if about.second_table is not None:
         code += [_instruction(_JUMP_GREATER_EQUAL, about.second_table, 0, 1), _refuse(errno.ENOSYS)]
     for numbers, error in ((_DENIED, errno.EPERM), (_ABSENT, errno.ENOSYS)):
