@@ -12,8 +12,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from typing_extensions import Self
 
@@ -58,14 +57,11 @@ class ContainerProvider(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> Literal[False] | None:
+    def __exit__(self, *exc_info: object) -> None:
         try:
             self.stop_container()
         finally:
             self.close()
-        return None
 
 
 class RuntimeProvider(ABC):
@@ -104,11 +100,8 @@ class RuntimeProvider(ABC):
             raise
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> Literal[False] | None:
+    def __exit__(self, *exc_info: object) -> None:
         self.stop()
-        return None
 
 
 class KubernetesProvider(ContainerProvider):

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from types import TracebackType
 
 from openenv.errors import SandboxError, message_of
 from openenv.sandboxes.base import Sandbox, Sandboxes, SandboxSpec
@@ -127,9 +126,7 @@ class SandboxPool:
     def __enter__(self) -> SandboxPool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def _take(self) -> Sandbox:

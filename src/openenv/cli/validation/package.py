@@ -15,7 +15,7 @@ from . import runtime_checks
 from .manifest import SIGNATURE, InvalidManifest, Manifest, read_validation
 from .probe import Probe, last_line
 from .report import Report, Result
-from .rules import BOUNDS, LEVELS, RULE, RULES, CheckFailed, CheckSkipped, Evidence, Rule
+from .rules import BOUNDS, LEVELS, RULE, RULES, CheckEvidence, CheckFailed, CheckSkipped, Rule
 from .served_package import NotServed, ServedPackage
 
 Listener = Callable[[Result], None]
@@ -60,7 +60,7 @@ def check_package(
 
     rules = [rule for rule in RULES if rule.level <= LEVELS[level] and _applies(rule, manifest)]
     app = _app_of(folder)
-    static: dict[str, Callable[[], Evidence]] = {
+    static: dict[str, Callable[[], CheckEvidence]] = {
         "static.manifest": lambda: _check_manifest(promises),
         "static.layout": lambda: _check_layout(folder, app),
         "static.entry_point": lambda: _check_entry_point(folder, app),
@@ -87,7 +87,7 @@ def check(check_id: str, probe: Probe) -> Result:
     return _run(check_id, lambda: function(probe))
 
 
-def _run(check_id: str, function: Callable[[], Evidence]) -> Result:
+def _run(check_id: str, function: Callable[[], CheckEvidence]) -> Result:
     """Run a check and turn what it returns or raises into a result."""
     started = time.monotonic()
     try:
@@ -123,7 +123,7 @@ def _check_served(folder: Path, manifest: Manifest | None, ids: list[str], token
     with contextlib.ExitStack() as stack:
         probe: Probe | None = None
 
-        def start() -> Evidence:
+        def start() -> CheckEvidence:
             nonlocal probe
             try:
                 package = stack.enter_context(ServedPackage(folder))
@@ -150,7 +150,7 @@ def _skip(ids: list[str], add: Listener) -> None:
 # Checks of the files: they read and parse, and never import the package.
 
 
-def _check_manifest(promises: Manifest | InvalidManifest) -> Evidence:
+def _check_manifest(promises: Manifest | InvalidManifest) -> CheckEvidence:
     """The promises are complete, and not more generous than they may be."""
     if isinstance(promises, InvalidManifest):
         raise CheckFailed(*promises.problems, fix=promises.fix, measured={"schema_errors": len(promises.problems)})
@@ -173,10 +173,10 @@ def _check_manifest(promises: Manifest | InvalidManifest) -> Evidence:
             problems.append(f"{name} is {value:g}, and may be {BOUNDS[bound]:g} at {'least' if is_low else 'most'}")
     if problems:
         raise CheckFailed(*problems, fix="declare values within these bounds", measured=measured)
-    return Evidence("complete, and within the bounds", measured)
+    return CheckEvidence("complete, and within the bounds", measured)
 
 
-def _check_layout(folder: Path, app: str) -> Evidence:
+def _check_layout(folder: Path, app: str) -> CheckEvidence:
     """All files are there that serving, building and sharing the package need."""
     missing = [name for name in _ALWAYS if not (folder / name).is_file()]
     module = _app_file(app)
@@ -189,10 +189,10 @@ def _check_layout(folder: Path, app: str) -> Evidence:
         raise CheckFailed(f"missing: {', '.join(missing)}", fix=fix)
     has_lock = (folder / "uv.lock").is_file()
     text = "all files are there" if has_lock else "all files are there, except uv.lock, which `uv lock` makes"
-    return Evidence(text, {"uv_lock": has_lock})
+    return CheckEvidence(text, {"uv_lock": has_lock})
 
 
-def _check_entry_point(folder: Path, app: str) -> Evidence:
+def _check_entry_point(folder: Path, app: str) -> CheckEvidence:
     """`server` is a command of the package that runs `main`, and so does the application's file."""
     problems = []
     project = _text(folder / "pyproject.toml")
@@ -205,7 +205,7 @@ def _check_entry_point(folder: Path, app: str) -> Evidence:
     problems += _main_problems(folder / _app_file(app))
     if problems:
         raise CheckFailed(*problems, fix="see pyproject.toml and server/app.py of a package that `openenv init` makes")
-    return Evidence("`server` and `python -m` run main")
+    return CheckEvidence("`server` and `python -m` run main")
 
 
 def _main_problems(path: Path) -> list[str]:

@@ -256,6 +256,13 @@ class Probe:
         return cached
 
     @property
+    def promises(self) -> Manifest:
+        """The manifest; raises CheckSkipped where there is no valid one."""
+        if self.manifest is None:
+            raise CheckSkipped("nothing is declared without a valid manifest")
+        return self.manifest
+
+    @property
     def schema(self) -> dict[str, Any]:
         """The schemas that the server publishes."""
         return self._once("schemas", self._read_schema)

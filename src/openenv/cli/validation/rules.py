@@ -1,6 +1,6 @@
 """The list of checks that `openenv validate` makes: from which level each runs, and what its failure means.
 
-Also what a check returns (`Evidence`) and raises (`CheckFailed`, `CheckSkipped`). Must not know how a check is done.
+Also what a check returns (`CheckEvidence`) and raises (`CheckFailed`, `CheckSkipped`); not how a check is made.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ RULE = {rule.id: rule for rule in RULES}
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class CheckEvidence:
     """What a check that passed has seen."""
 
     text: str

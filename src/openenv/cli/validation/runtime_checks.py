@@ -1,4 +1,4 @@
-"""The checks of a served environment: each returns `Evidence`, or raises `CheckFailed` or `CheckSkipped`.
+"""The checks of a served environment: each returns `CheckEvidence`, or raises `CheckFailed` or `CheckSkipped`.
 
 The name of each function is the second half of its rule's id in `rules`; a probe brings sessions and episodes.
 """
@@ -14,7 +14,7 @@ from ...errors import OpenEnvError, ServerError, SessionCapacityError, message_o
 from ...protocol.json_values import NONFINITE_REWARD_KEY
 from .json_schema import violations
 from .probe import LIST_TOOLS, PLAN, Client, PlayedEpisode, Probe, has_tool_actions, is_tool_call, play, reset, step
-from .rules import CheckFailed, CheckSkipped, Evidence
+from .rules import CheckEvidence, CheckFailed, CheckSkipped
 from .served_package import CLOSE_FAILED, Handles
 
 _SESSIONS = 10
@@ -24,17 +24,17 @@ _SEEDING = "draw every random number from one random.Random(seed) that reset cre
 _ALONE = "keep everything that an episode changes on self: nothing in class or module variables"
 
 
-def startup(probe: Probe) -> Evidence:
+def startup(probe: Probe) -> CheckEvidence:
     """The server answers, and its process is alive."""
     health = probe.ask("GET", "/health")
     if not isinstance(health, dict) or health.get("status") != "healthy":
         raise CheckFailed(f"GET /health answered {health!r}")
     _ = probe.schema
     seconds = 0.0 if probe.package is None else probe.package.start_s
-    return Evidence(f"served after {seconds:.1f} s", {"start_s": round(seconds, 3)})
+    return CheckEvidence(f"served after {seconds:.1f} s", {"start_s": round(seconds, 3)})
 
 
-def reward_well_formed(probe: Probe) -> Evidence:
+def reward_well_formed(probe: Probe) -> CheckEvidence:
     """Rewards are finite numbers within the range, or none."""
     limits = probe.manifest.reward.range if probe.manifest is not None else None
     problems = []
@@ -54,10 +54,10 @@ def reward_well_formed(probe: Probe) -> Evidence:
         fix = "bound the reward in step, or declare the range that is meant in openenv.yaml"
         raise CheckFailed(*problems[:_SHOWN], fix=fix, measured=measured)
     paid = sum(reward is not None for reward in rewards)
-    return Evidence(f"{paid} of {len(rewards)} steps were rewarded", measured)
+    return CheckEvidence(f"{paid} of {len(rewards)} steps were rewarded", measured)
 
 
-def observation_schema(probe: Probe) -> Evidence:
+def observation_schema(probe: Probe) -> CheckEvidence:
     """Observations fit the schemas that the server publishes."""
     of_steps = probe.schema.get("observation")
     of_reset = probe.schema.get("reset_observation") or of_steps
@@ -75,10 +75,10 @@ def observation_schema(probe: Probe) -> Evidence:
         raise CheckFailed(*problems[:_SHOWN], fix=fix)
     if not checked:
         raise CheckSkipped(f"no tool is called without a plan; write {PLAN} with call_tool actions")
-    return Evidence(f"{checked} observations fit", {"observations": checked})
+    return CheckEvidence(f"{checked} observations fit", {"observations": checked})
 
 
-def state_contract(probe: Probe) -> Evidence:
+def state_contract(probe: Probe) -> CheckEvidence:
     """The state has the episode's id, and counts steps from zero."""
     problems = []
     wanted = probe.plan.reset.episode_id
@@ -92,49 +92,49 @@ def state_contract(probe: Probe) -> Evidence:
     if problems:
         fix = "in reset, begin a new State(episode_id=episode_id or ...); in step, add 1 to its step_count"
         raise CheckFailed(*problems[:_SHOWN], fix=fix)
-    return Evidence(f"{len(probe.first.states)} states were read", {"states": len(probe.first.states)})
+    return CheckEvidence(f"{len(probe.first.states)} states were read", {"states": len(probe.first.states)})
 
 
-def trajectory_record(probe: Probe) -> Evidence:
+def trajectory_record(probe: Probe) -> CheckEvidence:
     """An episode can be written as JSON lines and read again."""
     text = probe.first.text()
     lines = [json.loads(line) for line in text.splitlines()]
     if lines != [moment.json() for moment in probe.first.moments]:
         raise CheckFailed("an episode that was written down reads differently")
-    return Evidence(f"{len(lines)} moments, {len(text)} characters", {"moments": len(lines), "characters": len(text)})
+    return CheckEvidence(
+        f"{len(lines)} moments, {len(text)} characters", {"moments": len(lines), "characters": len(text)}
+    )
 
 
-def tool_declaration_accuracy(probe: Probe) -> Evidence:
+def tool_declaration_accuracy(probe: Probe) -> CheckEvidence:
     """The tools that an agent finds are those of the manifest."""
-    if probe.manifest is None:
-        raise CheckSkipped("no tools are declared without a valid manifest")
+    promises = probe.promises
     request = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
     reply = probe.ask("POST", "/mcp", request)
     tools = (reply.get("result") or {}).get("tools") if isinstance(reply, dict) else None
     found = sorted(str(tool.get("name")) for tool in tools or ())
-    declared = sorted(probe.manifest.capabilities.declared_tools)
+    declared = sorted(promises.capabilities.declared_tools)
     measured = {"declared": declared, "found": found}
     if found != declared:
         fix = f"in openenv.yaml: validation.capabilities.declared_tools: [{', '.join(found)}]"
         raise CheckFailed(f"declared are {declared}, found {found}", fix=fix, measured=measured)
-    return Evidence(f"{len(found)} tools" if found else "no tools, as declared", measured)
+    return CheckEvidence(f"{len(found)} tools" if found else "no tools, as declared", measured)
 
 
-def task_declaration_accuracy(probe: Probe) -> Evidence:
+def task_declaration_accuracy(probe: Probe) -> CheckEvidence:
     """There are as many tasks in each split as the manifest says."""
-    if probe.manifest is None:
-        raise CheckSkipped("no tasks are declared without a valid manifest")
+    promises = probe.promises
     names = probe.ask("GET", "/list_environments")
     splits = [one["name"] for one in probe.ask("GET", f"/{names[0]}/splits")]
     found = {split: probe.ask("POST", f"/{names[0]}/num_tasks", {"split": split})["num_tasks"] for split in splits}
-    declared = probe.manifest.capabilities.declared_task_count
+    declared = promises.capabilities.declared_task_count
     if declared and declared != found:
         fix = f"in openenv.yaml: validation.capabilities.declared_task_count: {json.dumps(found)}"
         raise CheckFailed(f"declared are {declared}, found {found}", fix=fix, measured={"found": found})
-    return Evidence(f"{sum(found.values())} tasks in {len(found)} splits", {"found": found})
+    return CheckEvidence(f"{sum(found.values())} tasks in {len(found)} splits", {"found": found})
 
 
-def seed_control(probe: Probe) -> Evidence:
+def seed_control(probe: Probe) -> CheckEvidence:
     """The same seed begins the same episode, in one session and in another."""
     plan, first = probe.plan, probe.first.moments[0]
     with probe.session() as env:
@@ -149,33 +149,30 @@ def seed_control(probe: Probe) -> Evidence:
         raise CheckFailed(problem, fix=_SEEDING)
     matters = one.core != other.core
     text = "another seed begins another episode" if matters else "the first observation does not depend on the seed"
-    return Evidence(text, {"seed": plan.reset.seed, "another_seed_differs": matters})
+    return CheckEvidence(text, {"seed": plan.reset.seed, "another_seed_differs": matters})
 
 
-def episode_determinism(probe: Probe) -> Evidence:
+def episode_determinism(probe: Probe) -> CheckEvidence:
     """The same seed and actions give the same observations, rewards and end."""
     _compare(probe.first, probe.again, "played twice", rewards=not _is_judged(probe))
-    return Evidence(f"{len(probe.again.rewards)} steps, twice the same", {"steps": len(probe.again.rewards)})
+    return CheckEvidence(f"{len(probe.again.rewards)} steps, twice the same", {"steps": len(probe.again.rewards)})
 
 
-def network_policy(probe: Probe) -> Evidence:
+def network_policy(probe: Probe) -> CheckEvidence:
     """An environment that may reach everything needs no check."""
-    if probe.manifest is None:
-        raise CheckSkipped("no network is declared without a valid manifest")
-    if probe.manifest.network.mode == "public":
-        return Evidence("the network is public, so nothing is forbidden", {"mode": "public"})
-    raise CheckSkipped(
-        f"{probe.manifest.network.mode} is declared; run its image without a network to see that it holds"
-    )
+    promises = probe.promises
+    if promises.network.mode == "public":
+        return CheckEvidence("the network is public, so nothing is forbidden", {"mode": "public"})
+    raise CheckSkipped(f"{promises.network.mode} is declared; run its image without a network to see that it holds")
 
 
-def resource_bounds(probe: Probe) -> Evidence:
+def resource_bounds(probe: Probe) -> CheckEvidence:
     """The server's memory and the slowest episode are within what is declared."""
     _ = probe.first
     return _within_resources(probe)
 
 
-def episode_isolation(probe: Probe) -> Evidence:
+def episode_isolation(probe: Probe) -> CheckEvidence:
     """Two sessions at once, step by step in turn: neither sees anything of the other."""
     is_same = _is_same(probe.first, probe.again)
     episode = PlayedEpisode()
@@ -185,13 +182,13 @@ def episode_isolation(probe: Probe) -> Evidence:
             with probe.open() as neighbour:
                 wrong = _play_beside(probe, env, neighbour, episode)
         except SessionCapacityError:
-            return Evidence("one session at a time, by its own word", {"sessions": 1})
+            return CheckEvidence("one session at a time, by its own word", {"sessions": 1})
     if wrong and not _has_state_faults(probe):
         raise CheckFailed(*wrong, fix=_ALONE)
     if is_same:
         _compare(probe.first, episode, "played beside another session", fix=_ALONE)
-        return Evidence("an episode beside another one is as it is alone", {"sessions": 2})
-    return Evidence("states of two sessions stay apart; episodes differ anyhow", {"sessions": 2})
+        return CheckEvidence("an episode beside another one is as it is alone", {"sessions": 2})
+    return CheckEvidence("states of two sessions stay apart; episodes differ anyhow", {"sessions": 2})
 
 
 def _play_beside(probe: Probe, env: Client, neighbour: Client, episode: PlayedEpisode) -> list[str]:
@@ -216,7 +213,7 @@ def _play_beside(probe: Probe, env: Client, neighbour: Client, episode: PlayedEp
     ]
 
 
-def step_before_reset(probe: Probe) -> Evidence:
+def step_before_reset(probe: Probe) -> CheckEvidence:
     """A step in a session that was never reset is answered, and the session can be used."""
     _ = probe.first
     action = probe.plan.actions[0]
@@ -230,10 +227,10 @@ def step_before_reset(probe: Probe) -> Evidence:
             fix = "make __init__ leave the environment in a state in which step works or raises"
             raise CheckFailed(f"a step before reset: {type(error).__name__}: {message_of(error)}", fix=fix) from error
         reset(env, probe.plan)
-    return Evidence(f"answered with {answer}"[:200])
+    return CheckEvidence(f"answered with {answer}"[:200])
 
 
-def invalid_action(probe: Probe) -> Evidence:
+def invalid_action(probe: Probe) -> CheckEvidence:
     """A step with what is no action is refused with a typed error, and the episode goes on."""
     _ = probe.first
     with probe.session() as env:
@@ -244,13 +241,13 @@ def invalid_action(probe: Probe) -> Evidence:
         except ServerError as error:
             if env.state() != before:
                 raise CheckFailed("an action that was refused has changed the state") from error
-            return Evidence(f"refused with {error.code}", {"code": error.code})
+            return CheckEvidence(f"refused with {error.code}", {"code": error.code})
         except OpenEnvError as error:
             raise CheckFailed(f"the session did not survive it: {type(error).__name__}: {message_of(error)}") from error
-    return Evidence("unknown fields are accepted by this action class")
+    return CheckEvidence("unknown fields are accepted by this action class")
 
 
-def session_cleanup(probe: Probe) -> Evidence:
+def session_cleanup(probe: Probe) -> CheckEvidence:
     """Sessions that have ended free their slots, files, threads and processes; close() raises nothing."""
     _ = probe.first
     package = probe.package
@@ -270,55 +267,53 @@ def session_cleanup(probe: Probe) -> Evidence:
             )
     if package is not None and CLOSE_FAILED in package.output():
         raise CheckFailed(CLOSE_FAILED, fix="let close() work at any time, also after a failed reset, and only once")
-    return Evidence(f"{_SESSIONS} sessions came and went", measured)
+    return CheckEvidence(f"{_SESSIONS} sessions came and went", measured)
 
 
-def floor_gap(probe: Probe) -> Evidence:
+def floor_gap(probe: Probe) -> CheckEvidence:
     """The least that can be done, again and again, is paid clearly less than the best."""
-    if probe.manifest is None:
-        raise CheckSkipped("no range of rewards is declared without a valid manifest")
+    promises = probe.promises
     _ = probe.first
     with probe.session() as env:
         plan = probe.plan.model_copy(update={"actions": [probe.plan.actions[0]] * len(probe.plan.actions)})
         paid = [reward for reward in play(env, plan).rewards if isinstance(reward, int | float)]
     if not paid:
         raise CheckSkipped("no step was rewarded")
-    floor, best = max(paid), probe.manifest.reward.range[1]
-    measured = {"floor": floor, "gap": best - floor, "floor_margin": probe.manifest.reward.floor_margin}
-    if best - floor < probe.manifest.reward.floor_margin:
+    floor, best = max(paid), promises.reward.range[1]
+    measured = {"floor": floor, "gap": best - floor, "floor_margin": promises.reward.floor_margin}
+    if best - floor < promises.reward.floor_margin:
         problem = f"the first action alone earns {floor:g} of {best:g}"
         raise CheckFailed(problem, fix="pay for what is to be learnt, or declare a wider range", measured=measured)
-    return Evidence(f"the first action alone earns {floor:g} of {best:g}", measured)
+    return CheckEvidence(f"the first action alone earns {floor:g} of {best:g}", measured)
 
 
-def verifier_determinism(probe: Probe) -> Evidence:
+def verifier_determinism(probe: Probe) -> CheckEvidence:
     """The same episode earns the same three times."""
     runs = [probe.first.rewards, probe.again.rewards, probe.play().rewards]
     return _same_rewards(probe, runs, "three times")
 
 
-def verifier_portability(probe: Probe) -> Evidence:
+def verifier_portability(probe: Probe) -> CheckEvidence:
     """The same episode earns the same in another process, where sets have another order."""
     return _same_rewards(probe, [probe.first.rewards, probe.elsewhere.rewards], "in two processes")
 
 
-def replayability(probe: Probe) -> Evidence:
+def replayability(probe: Probe) -> CheckEvidence:
     """The same episode is the same in another process."""
     fix = "let nothing depend on the order of sets, on hash(), on the clock or on an address"
     _compare(probe.first, probe.elsewhere, "in another process", fix=fix, rewards=not _is_judged(probe))
-    return Evidence(f"{len(probe.elsewhere.rewards)} steps, the same", {"steps": len(probe.elsewhere.rewards)})
+    return CheckEvidence(f"{len(probe.elsewhere.rewards)} steps, the same", {"steps": len(probe.elsewhere.rewards)})
 
 
-def resource_envelope(probe: Probe) -> Evidence:
+def resource_envelope(probe: Probe) -> CheckEvidence:
     """After all episodes, memory and the slowest of them are within what is declared."""
     _ = probe.first
     return _within_resources(probe)
 
 
-def _within_resources(probe: Probe) -> Evidence:
-    if probe.manifest is None:
-        raise CheckSkipped("no resources are declared without a valid manifest")
-    resources = probe.manifest.resources
+def _within_resources(probe: Probe) -> CheckEvidence:
+    promises = probe.promises
+    resources = promises.resources
     memory = probe.package.peak_memory_mb() if probe.package is not None else None
     measured = {"memory_mb": None if memory is None else round(memory, 1), "episode_s": round(probe.slowest_s, 3)}
     problems = []
@@ -331,10 +326,10 @@ def _within_resources(probe: Probe) -> Evidence:
             *problems, fix="declare what is needed in validation.resources, or use less", measured=measured
         )
     used = "memory is not known here" if memory is None else f"{memory:.0f} MB"
-    return Evidence(f"{used}, slowest episode {probe.slowest_s:.2f} s", measured)
+    return CheckEvidence(f"{used}, slowest episode {probe.slowest_s:.2f} s", measured)
 
 
-def _same_rewards(probe: Probe, runs: list[list[Any]], when: str) -> Evidence:
+def _same_rewards(probe: Probe, runs: list[list[Any]], when: str) -> CheckEvidence:
     if probe.manifest is not None and probe.manifest.capabilities.verifier.kind == "script":
         raise CheckSkipped("rewards come from a script, which is not run here")
     numbers = [[0.0 if reward is None else float(reward) for reward in run] for run in runs]
@@ -343,7 +338,7 @@ def _same_rewards(probe: Probe, runs: list[list[Any]], when: str) -> Evidence:
     measured = {"spread": spread, "allowed": allowed, "runs": len(runs)}
     if spread > (allowed or 0.0) or len({len(run) for run in runs}) > 1:
         raise CheckFailed(f"the same actions earned {runs[0]} and {runs[-1]} {when}", fix=_SEEDING, measured=measured)
-    return Evidence(f"the same rewards {when}", measured)
+    return CheckEvidence(f"the same rewards {when}", measured)
 
 
 def _counts(state: dict[str, Any], actions: list[dict[str, Any]]) -> bool:

@@ -12,7 +12,6 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 from openenv.errors import SandboxError, SandboxTreeError
 
@@ -79,9 +78,7 @@ class ReplyChannel:
     def __enter__(self) -> ReplyChannel:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def _received(self) -> bytes:
