@@ -150,10 +150,29 @@ class SandboxSpec:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class CommandSpec:
+    """A command with all arguments of `Sandbox.exec` or `start_bg`, as backends get it."""
+
+    cmd: Command
+    envs: Mapping[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+    stdin: bytes | None = None
+    on_output: OnOutput | None = None
+    max_output: int | None = None
+    """How many bytes of each stream to keep; None for all."""
+
+    @property
+    def argv(self) -> list[str]:
+        """The argument list; a shell line is given to `/bin/sh`."""
+        return ["/bin/sh", "-c", self.cmd] if isinstance(self.cmd, str) else list(self.cmd)
+
+
 class Sandbox(ABC):
     """A place to run commands that can reach nothing except what was passed in. Also a context manager.
 
-    Paths inside are absolute, or relative to `workdir`.
+    Paths inside are absolute, or relative to `workdir`. A backend implements the abstract methods, `_exec` and
+    `_start_bg`.
     """
 
     sandbox_id: str
@@ -164,7 +183,6 @@ class Sandbox(ABC):
         """Return the folder that commands start in; it exists from the beginning."""
         return f"{self.home}/workdir"
 
-    @abstractmethod
     def exec(
         self,
         cmd: Command,
@@ -185,8 +203,8 @@ class Sandbox(ABC):
         Raises:
             SandboxGone: the sandbox ended, before or during the command.
         """
+        return self._exec(CommandSpec(cmd, dict(envs or {}), cwd, stdin, on_output, max_output), timeout)
 
-    @abstractmethod
     def start_bg(
         self,
         cmd: Command,
@@ -196,6 +214,13 @@ class Sandbox(ABC):
         on_output: OnOutput | None = None,
     ) -> BgJob:
         """Start a command and return at once; its output goes to `on_output`, from a thread, or nowhere."""
+        return self._start_bg(CommandSpec(cmd, dict(envs or {}), cwd, None, on_output, 0))
+
+    def _exec(self, command: CommandSpec, timeout: float | None) -> ExecResult:
+        raise NotImplementedError
+
+    def _start_bg(self, command: CommandSpec) -> BgJob:
+        raise NotImplementedError
 
     @abstractmethod
     def read_bytes(self, path: str, *, max_bytes: int | None = None) -> bytes:

@@ -17,12 +17,12 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from openenv.errors import SandboxError, SandboxGone, SandboxTreeError, SandboxUnavailable, SandboxUnsupported
 from openenv.sandboxes import trees
-from openenv.sandboxes.base import HOME, TIMED_OUT, Command, ExecResult, OnOutput, Sandbox, Sandboxes, SandboxSpec
+from openenv.sandboxes.base import HOME, TIMED_OUT, CommandSpec, ExecResult, Sandbox, Sandboxes, SandboxSpec
 from openenv.sandboxes.relay import Exposure, Relay
 from openenv.sandboxes.streams import OutputBuffer, PipePump, Pipes, follow_output
 
@@ -99,27 +99,16 @@ class ProcessSandbox(Sandbox):
         self._timer.daemon = True
         self._timer.start()
 
-    def exec(
-        self,
-        cmd: Command,
-        *,
-        envs: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        timeout: float | None = 60,
-        stdin: bytes | None = None,
-        on_output: OnOutput | None = None,
-        max_output: int = 10 * 1024 * 1024,
-    ) -> ExecResult:
-        """Run a command to its end."""
+    def _exec(self, command: CommandSpec, timeout: float | None) -> ExecResult:
         started = time.monotonic()
-        buffer = OutputBuffer(max_output, on_output)
-        pipes = Pipes.open(with_stdin=stdin is not None)
+        buffer = OutputBuffer(command.max_output, command.on_output)
+        pipes = Pipes.open(with_stdin=command.stdin is not None)
         try:
             try:
-                running = self._start(cmd, envs, cwd, pipes)
+                running = self._start(command, pipes)
             except _CannotStart as refusal:
                 return ExecResult(refusal.exit_code, "", f"{refusal}\n", duration_s=time.monotonic() - started)
-            pump = PipePump(pipes, stdin, buffer.feed)
+            pump = PipePump(pipes, command.stdin, buffer.feed)
             try:
                 ended = pump.run(running.ended.fileno(), None if timeout is None else started + timeout)
             except BaseException:
@@ -134,24 +123,16 @@ class ProcessSandbox(Sandbox):
         self._check_alive()
         return buffer.result(code if ended else TIMED_OUT, began=started, timed_out=not ended)
 
-    def start_bg(
-        self,
-        cmd: Command,
-        *,
-        envs: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        on_output: OnOutput | None = None,
-    ) -> ProcessJob:
-        """Start a command and return at once."""
-        pipes = Pipes.open(with_stdin=False) if on_output is not None else None
+    def _start_bg(self, command: CommandSpec) -> ProcessJob:
+        pipes = Pipes.open(with_stdin=False) if command.on_output is not None else None
         try:
-            running = self._start(cmd, envs, cwd, pipes)
+            running = self._start(command, pipes)
         except _CannotStart as refusal:
             if pipes is not None:
                 pipes.close()
             raise SandboxError(f"The command cannot be started: {refusal}") from refusal
-        if pipes is not None and on_output is not None:
-            follow_output(pipes, on_output)
+        if pipes is not None and command.on_output is not None:
+            follow_output(pipes, command.on_output)
         return ProcessJob(running, self._check_alive)
 
     def read_bytes(self, path: str, *, max_bytes: int | None = None) -> bytes:
@@ -268,18 +249,16 @@ class ProcessSandbox(Sandbox):
         for one in running:
             one.free()
 
-    def _start(
-        self, cmd: Command, envs: Mapping[str, str] | None, cwd: str | None, pipes: Pipes | None
-    ) -> _ChildProcess:
+    def _start(self, command: CommandSpec, pipes: Pipes | None) -> _ChildProcess:
         self._check_alive()
-        argv = ["/bin/sh", "-c", cmd] if isinstance(cmd, str) else list(cmd)
+        argv = command.argv
         ends = list(pipes.theirs) if pipes is not None else []
         stdin = ends.pop(0) if len(ends) == 3 else subprocess.DEVNULL
         stdout, stderr = ends or (subprocess.DEVNULL, subprocess.DEVNULL)
-        folder = self._path(cwd or self.workdir)
+        folder = self._path(command.cwd or self.workdir)
         if not folder.is_dir():
             raise _CannotStart(f"cannot start in {folder}: No such file or directory", 126)
-        environment = {**self._environment, **(envs or {})}
+        environment = {**self._environment, **command.envs}
         try:
             with self._lock:
                 self._check_alive()

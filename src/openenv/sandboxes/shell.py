@@ -17,14 +17,14 @@ import tempfile
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 from openenv.errors import SandboxError, SandboxGone, SandboxTreeError, SandboxUnsupported
 from openenv.sandboxes import shell_command, trees
-from openenv.sandboxes.base import TIMED_OUT, Command, ExecResult, OnOutput, Sandbox, SandboxSpec, Stream
+from openenv.sandboxes.base import TIMED_OUT, CommandSpec, ExecResult, OnOutput, Sandbox, SandboxSpec, Stream
 from openenv.sandboxes.relay import StdioTunnel, relay_source
 from openenv.sandboxes.shell_command import Channel, Invocation, ShellRun
 
@@ -123,56 +123,32 @@ class ShellSandbox(Sandbox):
 
     # Commands
 
-    def exec(
-        self,
-        cmd: Command,
-        *,
-        envs: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        timeout: float | None = 60,
-        stdin: bytes | None = None,
-        on_output: OnOutput | None = None,
-        max_output: int = 10 * 1024 * 1024,
-    ) -> ExecResult:
-        """Run a command to its end."""
-        parts = None if stdin is None else partial(slices, stdin)
-        run = self._begin(cmd, envs=envs, cwd=cwd, stdin=parts, on_output=on_output, max_output=max_output)
-        return self._finish(run, timeout)
+    def _exec(self, command: CommandSpec, timeout: float | None) -> ExecResult:
+        stdin = None if command.stdin is None else partial(slices, command.stdin)
+        return self._finish(self._begin(command, stdin), timeout)
 
-    def start_bg(
-        self,
-        cmd: Command,
-        *,
-        envs: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        on_output: OnOutput | None = None,
-    ) -> ShellJob:
-        """Start a command and return at once."""
-        return ShellJob(self, self._begin(cmd, envs=envs, cwd=cwd, stdin=None, on_output=on_output, max_output=0))
+    def _start_bg(self, command: CommandSpec) -> ShellJob:
+        return ShellJob(self, self._begin(command, None))
 
-    def _begin(
-        self,
-        cmd: Command,
-        *,
-        envs: Mapping[str, str] | None,
-        cwd: str | None,
-        stdin: Input | None,
-        on_output: OnOutput | None,
-        max_output: int | None,
-    ) -> ShellRun:
-        shell_command.check_text(cmd, envs)
+    def _begin(self, command: CommandSpec, stdin: Input | None) -> ShellRun:
+        """Start a command and wait for its start marker; `stdin` replaces that of the command."""
+        shell_command.check_text(command.cmd, command.envs)
         self._require_alive()
         with self._lock:
             mark = self._lowest = shell_command.mark_kb(next(self._numbers))
-        everything = {**self.spec.envs, **(envs or {})}
-        call = Invocation(cmd, self.workdir, self.home, everything, cwd, mark, stdin is not None, self.oom_counters)
+        call = Invocation(
+            command.cmd,
+            workdir=self.workdir,
+            home=self.home,
+            envs={**self.spec.envs, **command.envs},
+            cwd=command.cwd,
+            mark=mark,
+            has_input=stdin is not None,
+            oom_counters=self.oom_counters,
+        )
         for attempt in itertools.count(1):
-            run = ShellRun(
-                self._channel(call.script(), has_input=stdin is not None),
-                call,
-                on_output=on_output,
-                max_output=max_output,
-            )
+            channel = self._channel(call.script(), has_input=stdin is not None)
+            run = ShellRun(channel, call, on_output=command.on_output, max_output=command.max_output)
             if self._starts(run, stdin):
                 return run
             self._raise_if_gone()
@@ -333,14 +309,9 @@ class ShellSandbox(Sandbox):
 
     def _open_tunnel(self, socket: Path, port: int) -> None:
         tunnel = StdioTunnel(socket)
-        run = self._begin(
-            ["python3", "-c", relay_source(), str(port)],
-            envs={"PATH": _PATH},
-            cwd="/",
-            stdin=tunnel.frames,
-            on_output=tunnel.received,
-            max_output=0,
-        )
+        relay = ["python3", "-c", relay_source(), str(port)]
+        command = CommandSpec(relay, {"PATH": _PATH}, "/", on_output=tunnel.received, max_output=0)
+        run = self._begin(command, tunnel.frames)
         with self._lock:
             self._tunnels.append(tunnel)
         job = ShellJob(self, run)
@@ -371,9 +342,8 @@ class ShellSandbox(Sandbox):
     def _tool(self, script: str, *, stdin: Input | None = None, on_output: OnOutput | None = None) -> ShellRun:
         """Run a script of our own on files, as the sandbox's user, and raise what its exit code stands for."""
         keep = None if on_output is None else 0
-        run = self._begin(
-            script, envs={"PATH": _PATH, "LC_ALL": "C"}, cwd="/", stdin=stdin, on_output=on_output, max_output=keep
-        )
+        command = CommandSpec(script, {"PATH": _PATH, "LC_ALL": "C"}, "/", on_output=on_output, max_output=keep)
+        run = self._begin(command, stdin)
         result = self._finish(run, _FILE_S)
         if result.exit_code == 0:
             return run

@@ -32,7 +32,16 @@ from pathlib import Path
 
 from openenv.errors import SandboxError, SandboxGone, SandboxTreeError, SandboxUnavailable
 from openenv.sandboxes import trees
-from openenv.sandboxes.base import FEATURES, TIMED_OUT, Command, ExecResult, OnOutput, Sandbox, Sandboxes, SandboxSpec
+from openenv.sandboxes.base import (
+    FEATURES,
+    TIMED_OUT,
+    CommandSpec,
+    ExecResult,
+    OnOutput,
+    Sandbox,
+    Sandboxes,
+    SandboxSpec,
+)
 from openenv.sandboxes.local import bubblewrap, cgroups
 from openenv.sandboxes.local.bubblewrap import LaunchKit, Processes, SandboxUser, launch
 from openenv.sandboxes.local.cgroups import Group, Hierarchy
@@ -126,27 +135,16 @@ class LocalSandbox(Sandbox):
 
     # Commands
 
-    def exec(
-        self,
-        cmd: Command,
-        *,
-        envs: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        timeout: float | None = 60,
-        stdin: bytes | None = None,
-        on_output: OnOutput | None = None,
-        max_output: int = 10 * 1024 * 1024,
-    ) -> ExecResult:
-        """Run a command to its end."""
+    def _exec(self, command: CommandSpec, timeout: float | None) -> ExecResult:
         started = time.monotonic()
         deadline = None if timeout is None else started + timeout
-        buffer = OutputBuffer(max_output, on_output)
+        buffer = OutputBuffer(command.max_output, command.on_output)
         kills = self._oom_kills()
-        pipes = Pipes.open(with_stdin=stdin is not None)
+        pipes = Pipes.open(with_stdin=command.stdin is not None)
         job = next(self._jobs)
         try:
-            with self._start(job, cmd, envs, cwd, pipes) as channel:
-                pump = PipePump(pipes, stdin, buffer.feed)
+            with self._start(job, command, pipes) as channel:
+                pump = PipePump(pipes, command.stdin, buffer.feed)
                 try:
                     code = self._await_exit(channel, pump, deadline)
                 except BaseException:
@@ -160,28 +158,20 @@ class LocalSandbox(Sandbox):
         oom = self._oom_kills() > kills
         return buffer.result(TIMED_OUT if code is None else code, began=started, timed_out=code is None, oom=oom)
 
-    def start_bg(
-        self,
-        cmd: Command,
-        *,
-        envs: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        on_output: OnOutput | None = None,
-    ) -> LocalJob:
-        """Start a command and return at once."""
+    def _start_bg(self, command: CommandSpec) -> LocalJob:
         number = next(self._jobs)
-        pipes = Pipes.open(with_stdin=False) if on_output is not None else None
+        pipes = Pipes.open(with_stdin=False) if command.on_output is not None else None
         with contextlib.ExitStack() as failing:
             if pipes is not None:
                 failing.callback(pipes.close)
-            channel = failing.enter_context(self._start(number, cmd, envs, cwd, pipes))
+            channel = failing.enter_context(self._start(number, command, pipes))
             first = self._answer(channel, _ANSWER_S)
             if first.kind == "e":
                 raise SandboxError(f"The command cannot be started: {os.strerror(first.number)}.")
             failing.pop_all()
         job = LocalJob(first.number, channel, lambda: self._kill_job(number), self._gone)
-        if pipes is not None and on_output is not None:
-            job.follow(pipes, on_output)
+        if pipes is not None and command.on_output is not None:
+            job.follow(pipes, command.on_output)
         return job
 
     def stop_processes(self) -> None:
@@ -317,13 +307,11 @@ class LocalSandbox(Sandbox):
 
     # Requests
 
-    def _start(
-        self, job: int, cmd: Command, envs: Mapping[str, str] | None, cwd: str | None, pipes: Pipes | None
-    ) -> ReplyChannel:
-        argv = ["/bin/sh", "-c", cmd] if isinstance(cmd, str) else list(cmd)
+    def _start(self, job: int, command: CommandSpec, pipes: Pipes | None) -> ReplyChannel:
+        argv, cwd = command.argv, command.cwd
         if not argv:
             raise ValueError("a command needs at least a program")
-        environment = {**self._environment, **(envs or {})}
+        environment = {**self._environment, **command.envs}
         if any("\0" in part for part in (*argv, *environment, *environment.values(), cwd or "")):
             raise ValueError("a command, its environment and its folder cannot hold null characters")
         if any(not name or "=" in name for name in environment):
