@@ -335,7 +335,9 @@ def test_a_mistake_in_the_files_is_named(
 
 
 def test_missing_files_and_dependencies_are_named(package: Callable[..., Path]) -> None:
-    folder = package(("pyproject.toml", '"openenv>=0.10.0", ', '"openenv-maze>=1", '))
+    folder = package(
+        ("pyproject.toml", '"openenv>=0.10.0", ', '"openenv-maze>=1", '), ("pyproject.toml", '"openenv>=0.11.0", ', "")
+    )
     for name in ("server/Dockerfile", "README.md", "server/requirements.txt"):
         (folder / name).unlink()
     results = check(folder, "static")

@@ -144,7 +144,7 @@ class _Requests:
         try:
             return reply.status_code, reply.json()
         except ValueError as error:
-            raise ValueError(f"{method} {path} answered {reply.status_code} without JSON") from error
+            raise ValueError(f"{method} {path} answered {reply.status_code} with no JSON") from error
 
 
 def _criterion(
