@@ -159,8 +159,8 @@ def _number(name: str, kind: Callable[[str], _N], environ: Mapping[str, str] | N
 def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
     """Return the folder for what is fetched once: `OPENENV_CACHE`, or `openenv` in the user's cache folder."""
     values = _environ(environ)
-    given = values.get("OPENENV_CACHE", "").strip()
-    return Path(given).expanduser() if given else _user_folder(values, "XDG_CACHE_HOME", ".cache") / "openenv"
+    path = values.get("OPENENV_CACHE", "").strip()
+    return Path(path).expanduser() if path else _user_folder(values, "XDG_CACHE_HOME", ".cache") / "openenv"
 
 
 def rollout_store(environ: Mapping[str, str] | None = None) -> Path:

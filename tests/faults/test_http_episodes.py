@@ -57,7 +57,7 @@ def test_a_client_that_keeps_cookies_continues_its_episode(serve: Any, probe: An
 
 
 def test_the_http_client_plays_an_episode(serve: Any, probe: Any) -> None:
-    """W1: our own client over HTTP is stateful without being told."""
+    """W1: our own client over HTTP is stateful by default."""
     with DictClient(serve(probe.app()).url) as client:
         client.reset()
         assert [client.step({}).reward for _ in range(3)] == [1.0, 2.0, 3.0]
@@ -67,7 +67,7 @@ def test_the_http_client_plays_an_episode(serve: Any, probe: Any) -> None:
 
 
 def test_a_soft_session_never_makes_another_client_fail(serve: Any, probe: Any, http: Any, peer: Any) -> None:
-    """W1, W6: a session that only a cookie keeps gives its slot to whoever needs it, and says so afterwards."""
+    """W1, W6: a session that only a cookie keeps gives its slot up when another client needs it, and reports that afterwards."""
     server = serve(probe.app(max_concurrent_envs=1))
     client = http(server.url)
     client.post("/reset")
@@ -96,14 +96,14 @@ def test_an_unused_http_session_gives_its_slot_back(
 
 
 def test_http_sessions_expire_by_default() -> None:
-    """W6: there is an idle limit without anybody setting one."""
+    """W6: there is an idle limit by default."""
     assert 0 < SessionLimits().idle_s <= 3600
 
 
 def test_the_http_client_reports_an_expired_session_until_reset(
     serve: Any, probe: Any, wait_for: Callable[..., None], clock: Any
 ) -> None:
-    """W4, W26: steps after the end of a session raise `SessionLost`; `reset` begins anew."""
+    """W4, W26: steps after the end of a session raise `SessionLost`; `reset` starts over."""
     app = probe.app(concurrency_config=ConcurrencyConfig(max_concurrent_envs=1, session_timeout=0.2))
     app.state.openenv_server.manager._clock = clock
     server = serve(app)
@@ -163,7 +163,7 @@ def test_state_and_schema_show_the_subclass(serve: Any, probe: Any, http: Any, p
 
 
 def test_an_environment_that_fails_over_http_keeps_its_session(serve: Any, probe: Any, http: Any) -> None:
-    """W1, W15: an exception in a step is told as such, and the episode goes on."""
+    """W1, W15: an exception in a step is reported as such, and the episode goes on."""
     client = http(serve(probe.app()).url)
     named = {HEADER: client.post("/reset", headers={HEADER: "new"}).headers[HEADER]}
     client.post("/step", json={"action": {}}, headers=named)

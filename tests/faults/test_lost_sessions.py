@@ -170,7 +170,7 @@ async def test_a_server_killed_during_a_step_is_a_lost_session_for_an_awaiting_c
 
 
 def test_a_server_that_shuts_down_is_a_lost_session(serve_process: Any) -> None:
-    """W26: an orderly shutdown is told by the server's reason, and is no traceback on its side."""
+    """W26: an orderly shutdown is reported with the server's reason, and is no traceback on its side."""
     server = serve_process(COUNTER)
     with GenericEnvClient(base_url=server.url, reconnect_timeout_s=0.5) as client:
         client.reset()
@@ -256,7 +256,7 @@ def test_threads_that_share_a_client_get_their_own_replies(serve: Any, probe: An
 
 @pytest.mark.anyio
 async def test_a_cancelled_step_loses_the_session_instead_of_its_reply(serve: Any, probe: Any) -> None:
-    """W27: the reply to a step that nobody waits for any more is never taken for the next one's."""
+    """W27: the reply to a step that is no longer awaited is never taken for the next one's."""
     server = serve(probe.app(max_concurrent_envs=1))
     async with GenericEnvClient(base_url=server.url) as client:
         await client.reset()
@@ -373,7 +373,7 @@ def test_helpers_of_a_client_work_on_its_blocking_twin(serve: Any, probe: Any) -
 def test_an_idle_blocking_connection_answers_the_servers_pings(serve: Any, probe: Any) -> None:
     """W26: a trainer that thinks longer than the server's ping timeout keeps its session."""
     app = probe.app()
-    app.add_middleware(PlainAsgi)  # uvicorn's own pings, which can be told to be quick
+    app.add_middleware(PlainAsgi)  # uvicorn's own pings, which can be made quick
     server = serve(app, ws="websockets-sansio", ws_ping_interval=0.15, ws_ping_timeout=2.0)
     connection = BlockingConnection(parse_ws_url(f"ws://127.0.0.1:{server.port}/ws"), ConnectionOptions())
     connection.open()

@@ -1,4 +1,4 @@
-"""No sequence of requests by somebody who has one session reads or changes another: over HTTP, JSON-RPC, MCP and both
+"""No sequence of requests by a client with one session reads or changes another: over HTTP, JSON-RPC, MCP and both
 protocols on `/ws`.
 
 Each example gives an intruder a session of its own on a server where others are at work, and lets it try what it likes
@@ -56,7 +56,7 @@ def rpc(method: str, **params: Any) -> dict[str, Any]:
 
 @dataclass
 class Peer:
-    """Somebody with a connection of either protocol."""
+    """A client with a connection of either protocol."""
 
     ws: ClientConnection
     last_id: int = 0
@@ -69,7 +69,7 @@ class Peer:
 
 @dataclass
 class Others:
-    """The sessions that nobody else may touch, one for each way to have one."""
+    """The sessions that no other client may touch, one for each way to have one."""
 
     http: httpx2.Client
     v1: Peer

@@ -55,7 +55,7 @@ class Total(State):
 
 
 class Adder(Environment[Add, Sum, Total]):
-    """Adds up, in a coroutine that can be cancelled, and tells its secret to whoever reads it."""
+    """Adds up, in a coroutine that can be cancelled, and shows its secret in its state."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -331,7 +331,7 @@ class Strangers(RuleBasedStateMachine):
     # -- what must hold ---------------------------------------------------------------------------------------------
 
     @invariant()
-    def nobody_hears_what_he_did_not_ask(self) -> None:
+    def every_reply_answers_a_request(self) -> None:
         for party in getattr(self, "parties", []):
             strange = [note for note in party.stray if note.get("event") != "detached"]
             assert not strange, strange
@@ -345,7 +345,7 @@ class Strangers(RuleBasedStateMachine):
                     assert told["step_count"] == session.steps
             for party in getattr(self, "parties", []):
                 party.ask(type="ping", id=party.next_id())
-            self.nobody_hears_what_he_did_not_ask()
+            self.every_reply_answers_a_request()
         finally:
             for session in getattr(self, "sessions", []):
                 if session.is_open:

@@ -45,7 +45,7 @@ MANIFEST = {
     "payload.values": "values without a JSON form of their own arrive encoded",
     "episodes.sequential": "many episodes run on one session and one environment",
     "env.async": "environments that override the async methods work alike",
-    "env.slow": "a slow step holds up nobody else",
+    "env.slow": "a slow step delays no other session",
     "env.exit": "an environment that tries to exit does not end its server",
 }
 TESTED: set[str] = set()
@@ -80,7 +80,7 @@ class Inside(State):
 
 
 class Lab(Environment[Do, Saw, Inside]):
-    """Does what it is told."""
+    """Does what its action says."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
     built = 0
@@ -279,7 +279,7 @@ def test_a_reset_that_fails_is_reported_and_the_next_one_works(way: Any, lab: ty
         with pytest.raises(ExecutionError, match="no episode today"):
             client.reset(fail=True)
     assert fields(client.reset())["text"] == "ready"
-    # Over HTTP the session that a failed reset has opened is closed: its name never reached anybody for sure.
+    # Over HTTP the session that a failed reset has opened is closed: it is not certain that its name reached the client.
     assert lab.built == (3 if way.name == "http" else 1)
 
 

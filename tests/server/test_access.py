@@ -26,14 +26,14 @@ from openenv.web.web_page import add_page
 TOKENS = {"orchestrator": "orch.token", "agent": "agent-token", "observer": "obs_token~"}
 CALLERS = ["nobody", "stranger", "agent", "observer", "orchestrator"]
 POLICY = AccessPolicy(**TOKENS)
-EVERYBODY = {*CALLERS}
+EVERY_CALLER = {*CALLERS}
 ANY_ROLE = {"agent", "observer", "orchestrator"}
 LOOKING = {"observer", "orchestrator"}
 TOOLS = {"agent", "orchestrator"}
 CONTROL = {"orchestrator"}
 TABLE: dict[tuple[str, str], set[str]] = {
-    ("GET", "/health"): EVERYBODY,
-    ("GET", "/ready"): EVERYBODY,
+    ("GET", "/health"): EVERY_CALLER,
+    ("GET", "/ready"): EVERY_CALLER,
     ("GET", "/openapi.json"): ANY_ROLE,
     ("GET", "/docs"): ANY_ROLE,
     ("GET", "/docs/oauth2-redirect"): ANY_ROLE,
@@ -61,11 +61,11 @@ TABLE: dict[tuple[str, str], set[str]] = {
     ("POST", "/{env_name}/num_tasks"): CONTROL,
     ("POST", "/{env_name}/task"): CONTROL,
     ("POST", "/{env_name}/task_range"): CONTROL,
-    ("GET", "/"): EVERYBODY,
-    ("GET", "/web"): EVERYBODY,
-    ("GET", "/web/"): EVERYBODY,
-    ("GET", "/web/static/{file}"): EVERYBODY,
-    ("POST", "/web/logout"): EVERYBODY,
+    ("GET", "/"): EVERY_CALLER,
+    ("GET", "/web"): EVERY_CALLER,
+    ("GET", "/web/"): EVERY_CALLER,
+    ("GET", "/web/static/{file}"): EVERY_CALLER,
+    ("POST", "/web/logout"): EVERY_CALLER,
     ("GET", "/web/page"): LOOKING,
     ("GET", "/web/metadata"): LOOKING,
     ("GET", "/web/state"): LOOKING,
@@ -77,7 +77,7 @@ TABLE: dict[tuple[str, str], set[str]] = {
     ("POST", "/web/call"): CONTROL,
     ("DELETE", "/web/sessions/{session_id}"): CONTROL,
 }
-# Open to everybody, whom it asks for a token itself.
+# Open to every caller; it requires a token itself.
 ASKS_ITSELF = {("POST", "/web/login")}
 BODIES: dict[str, Any] = {
     "/step": {"action": {"tool_name": "put", "arguments": {"item": "x"}}},

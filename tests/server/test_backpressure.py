@@ -26,7 +26,7 @@ class Wire:
         self.is_paused = False
 
 
-def intake(turns: LoopTurns, seen: list[Any], name: str) -> tuple[Backpressure, Wire]:
+def queue(turns: LoopTurns, seen: list[Any], name: str) -> tuple[Backpressure, Wire]:
     wire = Wire()
     taken: Any = wire
 
@@ -45,8 +45,8 @@ def test_one_large_message_is_taken_in_each_pass() -> None:
     async def scenario() -> None:
         turns = LoopTurns.of(asyncio.get_running_loop())
         seen: list[Any] = []
-        intakes = [intake(turns, seen, name)[0] for name in "abc"]
-        for one in intakes:
+        queues = [queue(turns, seen, name)[0] for name in "abc"]
+        for one in queues:
             one.receive(b"x" * LARGE, False)
         assert seen == [("a", LARGE)]
         for count in (2, 3):
@@ -55,7 +55,7 @@ def test_one_large_message_is_taken_in_each_pass() -> None:
             assert len(seen) == count
         assert [name for name, _ in seen] == ["a", "b", "c"]
         await passes(3)
-        intakes[2].receive(b"x" * LARGE, False)  # nobody waits any more
+        queues[2].receive(b"x" * LARGE, False)  # no turn is taken any more
         assert len(seen) == 4
 
     asyncio.run(scenario())
@@ -65,8 +65,8 @@ def test_small_messages_do_not_wait_unless_their_own_connection_does() -> None:
     async def scenario() -> None:
         turns = LoopTurns.of(asyncio.get_running_loop())
         seen: list[Any] = []
-        first, second = intake(turns, seen, "a")[0], intake(turns, seen, "b")
-        third = intake(turns, seen, "c")[0]
+        first, second = queue(turns, seen, "a")[0], queue(turns, seen, "b")
+        third = queue(turns, seen, "c")[0]
         first.receive(b"x" * LARGE, False)
         second[0].receive(b"x" * LARGE, False)
         second[0].receive(b"after it", False)
@@ -84,7 +84,7 @@ def test_a_client_that_does_not_read_is_not_served_in_its_turn_but_afterwards() 
     async def scenario() -> None:
         turns = LoopTurns.of(asyncio.get_running_loop())
         seen: list[Any] = []
-        first, (second, wire) = intake(turns, seen, "a")[0], intake(turns, seen, "b")
+        first, (second, wire) = queue(turns, seen, "a")[0], queue(turns, seen, "b")
         first.receive(b"x" * LARGE, False)
         second.receive(b"y" * LARGE, False)
         wire.is_full = True
@@ -103,7 +103,7 @@ def test_what_a_client_that_has_gone_was_waiting_with_is_dropped() -> None:
     async def scenario() -> None:
         turns = LoopTurns.of(asyncio.get_running_loop())
         seen: list[Any] = []
-        first, second = intake(turns, seen, "a")[0], intake(turns, seen, "b")[0]
+        first, second = queue(turns, seen, "a")[0], queue(turns, seen, "b")[0]
         first.receive(b"x" * LARGE, False)
         second.receive(b"y" * LARGE, False)
         second.drop()

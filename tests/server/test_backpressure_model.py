@@ -13,7 +13,7 @@ MOST = 8
 
 
 class Connection:
-    """A connection whose messages lead to calls; some are done at once, others when they are told to."""
+    """A connection whose messages lead to calls; some are done at once, others when a test ends them."""
 
     def __init__(self, turns: LoopTurns, rng: random.Random) -> None:
         self.rng = rng
@@ -21,7 +21,7 @@ class Connection:
         self.under_way = self.sent = 0
         self.seen: list[int] = []
         wire: Any = self
-        self.intake = Backpressure(
+        self.queue = Backpressure(
             wire, self.take, self.is_loaded, is_long=lambda payload: payload.startswith(b"large"), turns=turns
         )
 
@@ -40,29 +40,29 @@ class Connection:
         count = self.rng.choice([0, 1, 1, 5, 12])
         self.under_way += count
         if self.is_loaded():
-            self.intake.pause()
+            self.queue.pause()
         if self.rng.random() < 0.3:
             self.finish(count)
 
     def finish(self, count: int) -> None:
         self.under_way -= count
-        if self.intake.is_paused and self.under_way < MOST // 2:
-            self.intake.resume()
+        if self.queue.is_paused and self.under_way < MOST // 2:
+            self.queue.resume()
 
     def send(self) -> None:
         if not self.is_paused or self.rng.random() < 0.1:  # a socket that is paused may have read some already
             kind = self.rng.choice(["large", "small"])
-            self.intake.receive(f"{kind} {self.sent}".encode(), False)
+            self.queue.receive(f"{kind} {self.sent}".encode(), False)
             self.sent += 1
 
     def relieve(self) -> None:
         if self.is_full:
             self.is_full = False
-            self.intake.resume()
+            self.queue.resume()
 
     def lose(self) -> None:
         self.is_lost = True
-        self.intake.drop()
+        self.queue.drop()
 
     def move(self) -> None:
         move = self.rng.random()
@@ -118,7 +118,7 @@ def test_a_message_that_is_done_in_its_turn_leaves_the_connection_open() -> None
         turns = LoopTurns(asyncio.get_running_loop())
         assert turns.take()
         connection = Connection(turns, Always())
-        connection.intake.receive(b"large 0", False)
+        connection.queue.receive(b"large 0", False)
         for _ in range(3):
             await asyncio.sleep(0)
         assert (connection.seen, connection.under_way, connection.is_paused) == ([0], 0, False)

@@ -174,7 +174,7 @@ class Player:
             assert message["type"] != "event", message
             self.singles[(message["session"], message["id"])] -= 1
             self.note(message)
-        assert min(self.singles.values(), default=0) >= 0, "an answer that nobody has asked for"
+        assert min(self.singles.values(), default=0) >= 0, "a reply without a request"
 
     def note(self, reply: dict[str, Any]) -> None:
         self.answers.setdefault((reply["session"], reply["id"]), []).append(reply)

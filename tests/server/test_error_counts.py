@@ -80,12 +80,12 @@ CASES: dict[str, tuple[Callable[[Any], object], str]] = {
         "VALIDATION_ERROR",
     ),
     "a step in no session": (http("POST", "/step", json={"action": {}}, headers=NEW), "SESSION_NOT_FOUND"),
-    "a session nobody knows": (http("GET", "/state", headers={"X-OpenEnv-Session": "none"}), "SESSION_NOT_FOUND"),
+    "an unknown session": (http("GET", "/state", headers={"X-OpenEnv-Session": "none"}), "SESSION_NOT_FOUND"),
     "a first reset that fails": (http("POST", "/reset", json={"seed": 13}, headers=NEW), "EXECUTION_ERROR"),
     "JSON-RPC that is no JSON": (rpc("{"), "PARSE_ERROR"),
     "JSON-RPC that is no object": (rpc([1]), "PARSE_ERROR"),
     "JSON-RPC that is no request": (rpc({"jsonrpc": "1.0"}), "INVALID_REQUEST"),
-    "a method nobody knows": (rpc({"jsonrpc": "2.0", "id": 1, "method": "fly"}), "METHOD_NOT_FOUND"),
+    "an unknown method": (rpc({"jsonrpc": "2.0", "id": 1, "method": "fly"}), "METHOD_NOT_FOUND"),
     "a call without a name": (rpc({"jsonrpc": "2.0", "id": 1, "method": "tools/call"}), "INVALID_PARAMS"),
     "a call in no session": (
         rpc({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"session_id": "none"}}),
@@ -100,7 +100,7 @@ CASES: dict[str, tuple[Callable[[Any], object], str]] = {
     "v1 that is no JSON": (ws("/ws", "{"), "INVALID_JSON"),
     "v1 of no type": (ws("/ws", {"type": "fly"}), "UNKNOWN_TYPE"),
     "v1 that is too long": (ws("/ws", {"type": "reset", "data": {"text": BIG}}), "VALIDATION_ERROR"),
-    "v1 with a call nobody knows": (
+    "v1 with an unknown call": (
         ws("/ws", {"type": "mcp", "data": {"jsonrpc": "2.0", "id": 1, "method": "fly"}}),
         "METHOD_NOT_FOUND",
     ),

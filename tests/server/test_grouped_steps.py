@@ -36,7 +36,7 @@ class OneThread(Counter):
 
 
 class Peer:
-    """A client with sessions, which says exactly what it is told to."""
+    """A client with sessions, which sends exactly what a test writes."""
 
     def __init__(self, connection: ClientConnection, count: int) -> None:
         self.connection = connection

@@ -135,11 +135,11 @@ def test_the_log_names_the_session_and_the_operation_that_failed(
         env.reset()
         with pytest.raises(ExecutionError):
             env.step({"by": 9})
-    told = [text for text in caplog.messages if " failed" in text]
-    assert len(told) == 2
-    assert told[0].startswith("session ")
-    assert ": state failed" in told[0]
-    assert ": step failed" in told[1]
+    texts = [text for text in caplog.messages if " failed" in text]
+    assert len(texts) == 2
+    assert texts[0].startswith("session ")
+    assert ": state failed" in texts[0]
+    assert ": step failed" in texts[1]
 
 
 # -- tool actions ---------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def test_a_tool_action_of_no_known_type_is_answered_with_the_shapes(
         text, errors = str(refused.value), refused.value.details["errors"]
     assert '{"type": "list_tools"}' in text
     assert '{"type": "call_tool", "tool_name": "NAME", "arguments": {...}}' in text
-    assert len(errors) > 1, "what is wrong with the fields is still told"
+    assert len(errors) > 1, "what is wrong with the fields is still reported"
 
 
 def test_an_environment_without_tools_does_not_speak_of_them(serve: Callable[..., Any]) -> None:

@@ -362,7 +362,7 @@ def test_an_unused_http_session_expires(serve: Callable[..., Any]) -> None:
 
 
 class Fragile(Parrot):
-    """Waits in the constructor or the first reset until it is told to go on; fails with seed 7."""
+    """Waits in the constructor or the first reset until a test opens its gate; fails with seed 7."""
 
     waits_in: ClassVar[str] = ""
     entered: ClassVar[threading.Event]

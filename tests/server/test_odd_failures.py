@@ -1,4 +1,4 @@
-"""What should not happen in an environment or in what it is given, and must leave nobody without an answer:
+"""What should not happen in an environment or its input, and must leave no request without a reply:
 exceptions that are no `Exception`, validators that raise anything, tools that are none, replies that cannot be read."""
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Seen(Observation):
 
 
 class Trying(Idle):
-    """Does what it is told, however odd, on one thread for all sessions."""
+    """Does what its action says, however odd, on one thread for all sessions."""
 
     REQUIRES_SINGLE_THREAD_EXECUTOR = True
     holding = threading.Event()
@@ -83,7 +83,7 @@ def fresh() -> Any:
 
 
 class Peer:
-    """A v2 client that says exactly what it is told to."""
+    """A v2 client that sends exactly what a test writes."""
 
     def __init__(self, server: Any) -> None:
         url = f"ws://127.0.0.1:{server.port}/ws"
@@ -109,7 +109,7 @@ def test_a_step_that_is_repeated_is_answered_though_the_next_one_begins_before_i
     step = {"type": "step", "id": 1, "session": first, "data": {}}
     hold = {"type": "step", "id": 1, "session": slow, "data": {"what": "hold"}}
     peer.send(type="batch", id=3, requests=[step, hold])
-    assert Trying.holding.wait(SOON)  # the first one's step is done, and nobody has been told
+    assert Trying.holding.wait(SOON)  # the first step is done, and its reply is not sent
     peer.send(**step)
     peer.send(type="batch", id=4, requests=[{**step, "id": 2}])
     assert peer.ask(type="ping", id=5)["type"] == "pong"

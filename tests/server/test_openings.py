@@ -22,7 +22,7 @@ NONCE = "a-nonce-that-nobody-guesses"
 
 
 class Slow(Idle):
-    """Takes as long to build as it is told to, and counts how often it was."""
+    """Is built when a test opens its gate, and counts how often."""
 
     built = 0
     gate = threading.Event()
@@ -64,7 +64,7 @@ def start(serve: Any, env_cls: Any) -> Callable[..., Any]:
 
 
 class Peer:
-    """A client that says exactly what it is told to."""
+    """A client that sends exactly what a test writes."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
@@ -81,7 +81,7 @@ class Peer:
         return self.take()
 
     def cut(self) -> None:
-        """End the connection without a goodbye."""
+        """Cut the connection without a close frame."""
         self._connection.socket.shutdown(SHUT_RDWR)  # a thread may be reading: closing alone would end nothing yet
 
     def close(self) -> None:
@@ -198,7 +198,7 @@ def test_an_open_that_is_cancelled_ends_what_is_built_and_may_be_asked_again(
     assert env_cls.built == 2
 
 
-def test_a_client_that_says_goodbye_while_its_session_is_built_leaves_none(start: Any, dial: Any, env_cls: Any) -> None:
+def test_a_client_that_closes_while_its_session_is_built_leaves_none(start: Any, dial: Any, env_cls: Any) -> None:
     server = start(grace_s=600)
     env_cls.gate.clear()
     peer = dial(server)

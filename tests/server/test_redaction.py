@@ -61,20 +61,20 @@ def test_a_redacted_failure_is_an_id_to_the_client_and_a_traceback_in_the_log(
 ) -> None:
     caplog.set_level(logging.INFO)
     url = serve(failing_app(), log_config=None).url
-    told: list[Any] = []
+    replies: list[Any] = []
     with http(url, **{"X-OpenEnv-Session": "new"}) as client:
-        told.append(client.post("/reset", json={"seed": 13}).json())
-        told.append(client.post("/reset", json={"seed": 14}).json())
+        replies.append(client.post("/reset", json={"seed": 13}).json())
+        replies.append(client.post("/reset", json={"seed": 14}).json())
         session = client.post("/reset", json={}).headers["X-OpenEnv-Session"]
-        told.append(client.post("/step", json={"action": {}}, headers={"X-OpenEnv-Session": session}).json())
+        replies.append(client.post("/step", json={"action": {}}, headers={"X-OpenEnv-Session": session}).json())
     with socket(url) as ask:
-        told.append(ask({"type": "step", "data": {}})["data"])
+        replies.append(ask({"type": "step", "data": {}})["data"])
     with socket(url, subprotocols=["openenv.v2.json"]) as ask:
         ask({"type": "open", "id": 1})
-        told.append(ask({"type": "step", "id": 1, "data": {}})["data"])
-    assert "hunter2" not in json.dumps(told)
-    assert len({failure["error_id"] for failure in told}) == len(told)
-    for failure in told:
+        replies.append(ask({"type": "step", "id": 1, "data": {}})["data"])
+    assert "hunter2" not in json.dumps(replies)
+    assert len({failure["error_id"] for failure in replies}) == len(replies)
+    for failure in replies:
         assert failure["code"] == "EXECUTION_ERROR"
         assert failure["error_id"] in failure.get("detail", failure.get("message"))
         record = next(record for record in caplog.records if failure["error_id"] in record.getMessage())
@@ -88,14 +88,14 @@ def test_why_an_environment_could_not_be_built_is_redacted_too(serve: Callable[.
 
     url = serve(create_app(broken, Action, Observation, redact_errors=True)).url
     with http(url, **{"X-OpenEnv-Session": "new"}) as client:
-        told = [
+        replies = [
             client.post("/reset", json={}).text,
             client.post("/sessions", json={}).text,
             client.post("/mcp", json=rpc("openenv/session/create")).text,
         ]
     with connect(f"ws{url.removeprefix('http')}/ws", proxy=None) as connection:
-        told.append(str(connection.recv(timeout=10)))
-    assert all("log has more under" in text and "hunter2" not in text for text in told)
+        replies.append(str(connection.recv(timeout=10)))
+    assert all("log has more under" in text and "hunter2" not in text for text in replies)
 
 
 def test_what_a_tool_says_to_its_agent_is_never_redacted(serve: Callable[..., Any]) -> None:

@@ -50,7 +50,7 @@ def batch(*requests: dict[str, Any]) -> dict[str, Any]:
     return {"type": "batch", "id": 99, "requests": list(requests)}
 
 
-def told(reply: dict[str, Any]) -> Any:
+def outcome(reply: dict[str, Any]) -> Any:
     return reply["data"]["code"] if reply["type"] == "error" else reply["data"]["observation"]["total"]
 
 
@@ -70,42 +70,42 @@ def session(socket: ClientConnection) -> str:
 def test_an_id_that_is_given_to_another_action_is_an_error_and_runs_nothing(
     socket: ClientConnection, session: str
 ) -> None:
-    assert told(ask(socket, step(session, 1, amount=5))) == 5
-    assert told(ask(socket, step(session, 1, amount=6))) == "VALIDATION_ERROR"
-    assert told(ask(socket, step(session, 1, amount=5))) == 5
-    assert told(ask(socket, step(session, 2, amount=1))) == 6
+    assert outcome(ask(socket, step(session, 1, amount=5))) == 5
+    assert outcome(ask(socket, step(session, 1, amount=6))) == "VALIDATION_ERROR"
+    assert outcome(ask(socket, step(session, 1, amount=5))) == 5
+    assert outcome(ask(socket, step(session, 2, amount=1))) == 6
 
 
 def test_the_same_holds_in_batches_and_between_them_and_single_requests(socket: ClientConnection, session: str) -> None:
     other = str(ask(socket, {"type": "open", "id": 2})["session"])
     replies = ask(socket, batch(step(session, 1, amount=5, label="a"), step(other, 1, amount=7)))["replies"]
-    assert [told(reply) for reply in replies] == [5, 7]
+    assert [outcome(reply) for reply in replies] == [5, 7]
     replies = ask(socket, batch(step(other, 1, amount=7), step(session, 1, amount=6)))["replies"]
-    assert [told(reply) for reply in replies] == [7, "VALIDATION_ERROR"]
+    assert [outcome(reply) for reply in replies] == [7, "VALIDATION_ERROR"]
     reordered = {"data": {"label": "a", "amount": 5}, "session": session, "id": 1, "type": "step"}
-    assert told(ask(socket, reordered)) == 5
-    assert told(ask(socket, step(session, 1, amount=6))) == "VALIDATION_ERROR"
+    assert outcome(ask(socket, reordered)) == 5
+    assert outcome(ask(socket, step(session, 1, amount=6))) == "VALIDATION_ERROR"
 
 
 def test_a_request_may_be_repeated_without_naming_the_only_session(socket: ClientConnection, session: str) -> None:
     first = ask(socket, step(session, 1, amount=5))
     again = ask(socket, {"type": "step", "id": 1, "data": {"amount": 5}})
     assert again["data"] == first["data"]
-    assert told(ask(socket, {"type": "step", "id": 1, "data": {"amount": 6}})) == "VALIDATION_ERROR"
+    assert outcome(ask(socket, {"type": "step", "id": 1, "data": {"amount": 6}})) == "VALIDATION_ERROR"
 
 
 def test_an_id_that_is_given_away_twice_in_one_batch_runs_once(socket: ClientConnection, session: str) -> None:
     replies = ask(socket, batch(step(session, 1, amount=5), step(session, 1, amount=6)))["replies"]
-    assert [told(reply) for reply in replies] == [5, "VALIDATION_ERROR"]
+    assert [outcome(reply) for reply in replies] == [5, "VALIDATION_ERROR"]
     replies = ask(socket, batch(step(session, 2, amount=1), step(session, 2, amount=1)))["replies"]
-    assert [told(reply) for reply in replies] == [6, 6]
+    assert [outcome(reply) for reply in replies] == [6, 6]
 
 
 def test_the_reply_is_kept_for_longer_than_the_question(socket: ClientConnection, session: str) -> None:
-    assert told(ask(socket, step(session, 1, amount=5))) == 5
+    assert outcome(ask(socket, step(session, 1, amount=5))) == 5
     for request_id in range(2, KEPT + 3):
         ask(socket, step(session, request_id, amount=0))
-    assert told(ask(socket, step(session, 1, amount=5))) == 5
+    assert outcome(ask(socket, step(session, 1, amount=5))) == 5
 
 
 def test_a_reply_of_a_group_is_repeated_in_another_encoding(socket: ClientConnection) -> None:

@@ -1,4 +1,4 @@
-"""The key or the id of one request is not that of another: whoever mixes them up is told, and gets no strange reply."""
+"""A key or id that was used for another request is refused, and never answered with the other reply."""
 
 from __future__ import annotations
 

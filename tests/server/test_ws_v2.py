@@ -30,7 +30,7 @@ class Slow(Counter):
 
 
 class Peer:
-    """A client that says exactly what it is told to."""
+    """A client that sends exactly what a test writes."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self.connection = connection
@@ -47,7 +47,7 @@ class Peer:
         return self.take()
 
     def cut(self) -> None:
-        """End the connection without a goodbye."""
+        """Cut the connection without a close frame."""
         self.connection.socket.shutdown(SHUT_RDWR)  # a thread may be reading: closing alone would end nothing yet
 
     def open(self, request_id: int = 1, **options: Any) -> dict[str, Any]:
@@ -294,7 +294,7 @@ def test_clients_that_wait_for_a_slot_are_served_in_order(serve: Any, dial: Dial
     for place, peer in enumerate(waiting, 1):
         event = peer.open(wait_s=30)
         assert (event["type"], event["event"], event["position"]) == ("event", "queued", place)
-    assert code(dial(server).open()) == "CAPACITY_REACHED"  # nobody gets past those who wait
+    assert code(dial(server).open()) == "CAPACITY_REACHED"  # a newcomer does not overtake those who wait
     holder.ask(type="close", id=1)
     for peer in waiting:
         while (message := peer.take())["type"] == "event":

@@ -384,8 +384,8 @@ def request_key(scope: Scope, argument: Any = None) -> RequestKey | None:
 def _key_name(scope: Scope, argument: Any) -> str | None:
     named = header(scope, KEY_HEADER)
     if named is None and isinstance(argument, StepInput):
-        given = argument.kwargs.get("request_id")
-        return given if isinstance(given, str) else None
+        request_id = argument.kwargs.get("request_id")
+        return request_id if isinstance(request_id, str) else None
     return named
 
 
@@ -463,9 +463,12 @@ class SessionRoutes:
         send = echoing(scope, send)
         try:
             body = await read_body(receive, self._service.options.max_message_bytes)
-            wanted = OpenRequest.model_validate_json(body) if body.strip() else OpenRequest()
+            options = OpenRequest.model_validate_json(body) if body.strip() else OpenRequest()
             opening = self._manager.open_once(
-                SessionKind.HTTP, nonce_of(header(scope, KEY_HEADER)), wait_s=wanted.wait_s, account=Account(wanted.key)
+                SessionKind.HTTP,
+                nonce_of(header(scope, KEY_HEADER)),
+                wait_s=options.wait_s,
+                account=Account(options.key),
             )
             session = await while_connected(receive, opening)
         except ClientGone:

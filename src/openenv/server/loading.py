@@ -208,14 +208,14 @@ def _to_app(module: ModuleType, place: str, name: str) -> Any:
         for value in vars(module).values()
         if inspect.isclass(value) and issubclass(value, Environment) and value.__module__ == module.__name__
     ]
-    found = [cls for cls in defined if not inspect.isabstract(cls)] or defined[:1]
-    if len(found) == 1:
-        return as_app(found[0], found[0].__name__)
-    if not found:
+    candidates = [cls for cls in defined if not inspect.isabstract(cls)] or defined[:1]
+    if len(candidates) == 1:
+        return as_app(candidates[0], candidates[0].__name__)
+    if not candidates:
         made = [name for name, value in vars(module).items() if _is_made_elsewhere(value)]
         hint = f"; is it {place}:{made[0]} that you mean?" if made else ""
         raise TargetError(f"{place} has neither an `app` nor an Environment class of its own{hint}")
-    names = ", ".join(sorted(cls.__name__ for cls in found))
+    names = ", ".join(sorted(cls.__name__ for cls in candidates))
     raise TargetError(f"{place} has several environments ({names}); pick one with {place}:NAME")
 
 
@@ -290,10 +290,10 @@ def _app_of(value: Any, env_cls: type[Any], label: str) -> Any:
         names = ", ".join([*known, *sorted(lacking.difference(known))])
         raise TargetError(f"{env_cls.__name__} lacks {names}")
     if needed := _needed(value):
-        given = ", ".join(f"{name}=..." for name in needed)
+        arguments = ", ".join(f"{name}=..." for name in needed)
         raise TargetError(
             f"{label} cannot be made without {', '.join(needed)}; give defaults, or serve a function: "
-            f"def make() -> {env_cls.__name__}: return {env_cls.__name__}({given})"
+            f"def make() -> {env_cls.__name__}: return {env_cls.__name__}({arguments})"
         )
     models = infer_models(env_cls)
     sessions = CLASS_SESSIONS if env_cls.SUPPORTS_CONCURRENT_SESSIONS else 1

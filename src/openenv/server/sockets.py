@@ -21,27 +21,21 @@ class SocketHandler(Protocol):
 
     def on_message(self, payload: bytes) -> None:
         """Take a whole text message."""
-        ...
 
     def on_binary(self, payload: bytes) -> None:
         """Take a whole binary message."""
-        ...
 
     def on_oversize(self, size: int) -> None:
         """A message over the limit came and was dropped."""
-        ...
 
     def on_writable(self) -> None:
         """The peer has caught up; `is_full` is False again."""
-        ...
 
     def on_shutdown(self) -> None:
         """The server shuts down: finish what is under way, then close the socket."""
-        ...
 
     def on_lost(self) -> None:
         """The connection is gone; called once."""
-        ...
 
 
 class Socket(Protocol):
@@ -53,35 +47,27 @@ class Socket(Protocol):
     @property
     def is_full(self) -> bool:
         """Whether the peer reads too slowly for more to be sent now."""
-        ...
 
     def start(self, handler: SocketHandler) -> None:
         """Begin to deliver messages."""
-        ...
 
     def send(self, payload: bytes) -> None:
         """Send a text message."""
-        ...
 
     def send_binary(self, payload: bytes) -> None:
         """Send a binary message."""
-        ...
 
     def close(self, code: int = 1000, reason: str = "") -> None:
         """Close after what was sent."""
-        ...
 
     def pause(self) -> None:
         """Read no more for now."""
-        ...
 
     def resume(self) -> None:
         """Read again."""
-        ...
 
     async def wait_closed(self) -> None:
         """Wait for the end of the connection."""
-        ...
 
 
 class AsgiSocket:

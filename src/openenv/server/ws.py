@@ -29,7 +29,7 @@ class WsEndpoint:
         self._shared = V2Service(service, self._rpc)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Accept, open a session, serve it until the connection ends."""
+        """Accept a connection and serve it until it ends."""
         await receive()  # websocket.connect
         await send({"type": "websocket.accept", "subprotocol": self.subprotocol(scope)})
         socket = open_socket(receive, send, max_size=self.max_size, fast=self._service.options.fast)
@@ -54,11 +54,11 @@ class WsEndpoint:
         """Serve an accepted connection until its socket is lost."""
         chosen = self.subprotocol(scope)
         if chosen is not None:
-            multiplex = V2Connection(self._shared, socket, current_dispatcher(), BY_NAME[chosen], role_of(scope))
+            v2 = V2Connection(self._shared, socket, current_dispatcher(), BY_NAME[chosen], role_of(scope))
             if self._service.manager.wants_origins:
-                multiplex.traceparent = origin_of(scope).traceparent
-            socket.start(multiplex)
-            return multiplex
+                v2.traceparent = origin_of(scope).traceparent
+            socket.start(v2)
+            return v2
         role = role_of(scope)
         kind = self.connection if role is Role.ORCHESTRATOR else self.restricted
         connection = kind(self._service, socket, current_dispatcher(), self._rpc)
@@ -67,6 +67,6 @@ class WsEndpoint:
         if self._service.manager.wants_origins:
             connection.origin = origin_of(scope)
         query = scope.get("query_string")
-        wanted = parse_qs(query.decode("latin-1")).get("session_id") if query else None
-        connection.begin(wanted[0] if wanted else None)
+        names = parse_qs(query.decode("latin-1")).get("session_id") if query else None
+        connection.begin(names[0] if names else None)
         return connection

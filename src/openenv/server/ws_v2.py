@@ -410,13 +410,13 @@ class V2Connection:
 
     def _cancel(self, request: Request) -> None:
         """Cancel a request under way; the reply says whether there was one (docs/protocol.md, 2.4)."""
-        wanted = (request.extra or {}).get("request")
+        target = (request.extra or {}).get("request")
         is_cancelled = False
-        if isinstance(wanted, int):
-            if request.session is None and self._opener.is_opening(wanted):
-                is_cancelled = self._opener.cancel(wanted)
+        if isinstance(target, int):
+            if request.session is None and self._opener.is_opening(target):
+                is_cancelled = self._opener.cancel(target)
             else:
-                is_cancelled = self._cancel_call(self._session(request), wanted)
+                is_cancelled = self._cancel_call(self._session(request), target)
         self.send_message({"type": "cancelled", "id": request.id, "found": is_cancelled})
 
     def _cancel_call(self, session: Session, request_id: int) -> bool:

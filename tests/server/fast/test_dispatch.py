@@ -195,7 +195,7 @@ def test_an_application_under_observation_is_reached_the_long_way(
 ) -> None:
     telemetry = getattr(app, "_native_telemetry", None)
     if telemetry is None:
-        pytest.skip("this FastAPI reports to nobody")
+        pytest.skip("this FastAPI reports no requests")
     served = DirectDispatch(app)
     scope = {"type": "websocket", "path": "/ws", "root_path": "", "headers": []}
     app.middleware_stack = app.build_middleware_stack()
@@ -271,7 +271,7 @@ def test_a_connection_that_says_nothing_does_not_hold_up_a_shutdown(app: FastAPI
         assert silent.recv(1) == b""
 
 
-def test_a_shutdown_that_waits_no_longer_says_goodbye(app: FastAPI, serve: Callable[..., Any]) -> None:
+def test_a_shutdown_that_stops_waiting_sends_close_frames(app: FastAPI, serve: Callable[..., Any]) -> None:
     Parrot.gate.clear()
     server = serve(app, timeout_graceful_shutdown=1)
     http_calls.get(f"{server.url}/health").raise_for_status()
