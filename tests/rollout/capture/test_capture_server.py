@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import os
 import socket
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -149,18 +151,21 @@ def test_the_process_says_where_it_listens_and_stops_on_a_signal(tmp_path: Path)
 
 
 def test_the_socket_of_a_killed_proxy_is_removed_by_the_next_one(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "openenv.rollout.capture", "--root", str(tmp_path), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        left = Path(json.loads(process.stdout.readline())["socket"])
-        process.kill()
-        process.wait(20)
-    assert left.exists()
-    with CaptureServer(tmp_path) as one, CaptureServer(tmp_path) as other:
-        assert not left.parent.exists()
-        assert one.socket.exists()
-        assert other.socket.exists()
-    assert not one._folder
+    with tempfile.TemporaryDirectory() as name:
+        shared = Path(name)  # not the usual folder: there any other proxy that starts would remove it as well
+        command = [sys.executable, "-m", "openenv.rollout.capture", "--root", str(tmp_path), "--port", "0"]
+        environ = {**os.environ, "TMPDIR": str(shared)}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
+            assert process.stdout is not None
+            left = Path(json.loads(process.stdout.readline())["socket"])
+            process.kill()
+            process.wait(20)
+        assert left.exists()
+        with CaptureServer(tmp_path, sockets=shared) as one, CaptureServer(tmp_path, sockets=shared) as other:
+            assert not left.parent.exists()
+            assert one.socket.exists()
+            assert other.socket.exists()
+        assert not one._folder
 
 
 def test_many_rollouts_at_once_never_mix(open_agent: Callable[..., Any], engine: Any, fake: Any) -> None:
