@@ -58,7 +58,8 @@ class MCPClientBase(EnvClient[Any, Observation, State]):
     def _checked_mode(cls, mode: str | None) -> str:
         if mode is not None and mode.lower() != "production":
             raise ValueError(
-                f"invalid mode {mode!r}: MCPToolClient and the other MCP clients only have 'production'; use GenericEnvClient for 'simulation'"
+                f"invalid mode {mode!r}: MCPToolClient and the other MCP clients only have 'production'; "
+                "use GenericEnvClient for 'simulation'"
             )
         return "production"
 
