@@ -43,7 +43,8 @@
     │   └── RolloutCancelled               ROLLOUT_CANCELLED
     └── SessionLost (ConnectionError)      SESSION_LOST        only `reset` begins a new episode
 
-Knows nothing of transports; `protocol.client` builds these from error frames, `protocol.server` does the reverse.
+Knows nothing of transports; `protocol.client_sessions` builds these from error frames, `protocol.server_v1` and
+`server_v2` do the reverse.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class OpenEnvError(Exception):
 
 
 def message_of(exc: BaseException) -> str:
-    """Return the text of anybody's exception so that it can be sent, with its class's name where it says too little."""
+    """Return the text of any exception in a form that can be sent, with its class's name where it says too little."""
     try:
         text = str(exc)
     except Exception:  # an exception that fails to describe itself must still be reported
@@ -75,7 +76,7 @@ def message_of(exc: BaseException) -> str:
 
 
 class ConcurrencyConfigurationError(OpenEnvError):
-    """More sessions were asked for than the environment class says it supports."""
+    """The server is to hold more sessions than the environment class supports."""
 
     code = "CONCURRENCY_CONFIGURATION"
 
@@ -101,7 +102,7 @@ class SessionNotFoundError(OpenEnvError):
 
     @property
     def details(self) -> dict[str, Any]:
-        """The id that was asked for."""
+        """The unknown id."""
         return {"session_id": self.session_id}
 
 
@@ -217,7 +218,7 @@ class EnvironmentFactoryError(ServerError):
 
 
 class AccessDenied(ServerError, PermissionError):
-    """The server asks for a token, and got none that it accepts."""
+    """The server requires a token, and got none that it accepts."""
 
     code = "UNAUTHORIZED"
 
@@ -315,9 +316,9 @@ class ConnectFailed(OpenEnvError, ConnectionError):
     """The server could not be reached.
 
     Args:
-        message: Why; of the last try where there were several.
-        attempts: How many tries there were.
-        is_transient: Whether another try may help: the server is not there yet, or the connection broke.
+        message: Why; of the last attempt where there were several.
+        attempts: How many attempts there were.
+        is_transient: Whether another attempt may help: the server is still starting, or the connection broke.
     """
 
     code = "CONNECT_FAILED"

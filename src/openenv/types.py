@@ -1,4 +1,4 @@
-"""The nouns everybody shares: actions, observations, states, and the models of the v1 wire.
+"""The shared models: actions, observations, states, and the messages of the v1 wire.
 
 Knows pydantic and nothing else of the project: no transport, no session, no environment.
 """
@@ -70,7 +70,7 @@ class Action(BaseModel):
 
 
 class _FloatsFirst:
-    """Has a union tried as a float before all else, where the value is one.
+    """Tries a union as a float first, where the value is one.
 
     Values, their types and the JSON schema stay what they are; but a `bool | int | float` that is given a float builds
     two errors before it gets there, which is a third of what an observation costs. A strict float alone would not do:
@@ -190,7 +190,7 @@ class CodeExecResult(BaseMessage):
 
 
 class EnvironmentMetadata(BaseMessage):
-    """What an environment says of itself."""
+    """How an environment describes itself."""
 
     name: str
     description: str
@@ -343,7 +343,7 @@ class ServerCapacityStatus(BaseMessage):
 
 
 class SessionInfo(BaseMessage):
-    """What a server tells about one session."""
+    """What a server shows of one session."""
 
     session_id: str
     created_at: float

@@ -155,7 +155,7 @@ class Tended:
         self.tended.set()
 
 
-def test_connections_of_a_fork_are_looked_after_there() -> None:
+def test_connections_of_a_fork_are_kept_alive_there() -> None:
     tender, ours, theirs = KeepaliveThread(period_s=0.01), Tended(), Tended()
     tender.add(ours)
 

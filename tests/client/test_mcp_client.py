@@ -241,7 +241,7 @@ def test_progress_reaches_the_caller_in_order(our_url: str) -> None:
     assert heard == [(1, 3, "step 1"), (2, 3, "step 2"), (3, 3, "step 3")]
 
 
-def test_progress_is_heard_by_awaiting_code_too(our_url: str) -> None:
+def test_progress_reaches_awaiting_code_too(our_url: str) -> None:
     async def main() -> list[Any]:
         heard: list[Any] = []
         async with MCPToolClient(base_url=our_url) as shelf:

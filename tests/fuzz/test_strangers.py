@@ -362,7 +362,7 @@ def _seen(reply: dict[str, Any]) -> tuple[int, str]:
     return told["total"], told["secret"]
 
 
-def test_strangers_cannot_touch_each_others_sessions(serve: Any) -> None:
+def test_clients_cannot_touch_each_others_sessions(serve: Any) -> None:
     server = HTTPEnvServer(Adder, Add, Sum, state_cls=Total, limits=SessionLimits(sessions=64, grace_s=600))
     app = new_application()
     app.state.openenv_server = server

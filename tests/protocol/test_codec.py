@@ -1,228 +1,365 @@
-"""Values to JSON: the table of encodings, rewards, states, and values that have no encoding."""
+"""The v2 codecs: what goes in comes out, what is no message is refused, nothing unpacks to more than allowed."""
 
 from __future__ import annotations
 
-import base64
-import enum
-import json
 import math
+import sys
+import zlib
 from dataclasses import dataclass
-from pathlib import Path
+from datetime import datetime, timezone
+from enum import Enum
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
-from PIL import Image
-from pydantic import BaseModel, ConfigDict
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
 
-from openenv.protocol.json_values import (
-    NONFINITE_REWARD_KEY,
-    decode,
-    encode,
-    encode_state,
-    jsonable,
-    observation_json,
-    serialize_observation,
-    split_observation,
+from openenv.protocol.binary_values import has_arrays, observation_message, state_message, without_arrays
+from openenv.protocol.codec import (
+    JSON,
+    MSGPACK,
+    SUBPROTOCOLS,
+    Codec,
+    choose,
 )
+from openenv.protocol.json_values import serialize_observation
 from openenv.types import Observation, State
 
-
-class Anything(Observation):
-    value: Any = None
-
-
-class Loose(BaseModel):
-    """An observation that is no `Observation`: neither its reward nor its fields are checked."""
-
-    model_config = ConfigDict(arbitrary_types_allowed=True)
-
-    text: str = ""
-    reward: Any = None
-    done: bool = False
-    metadata: Any = None
-
-
-class Level(enum.IntEnum):
-    HIGH = 3
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | texts
+values = st.recursive(
+    scalars | st.binary(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=12,
+)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=12,
+)
+BOTH = pytest.mark.parametrize("codec", [JSON, MSGPACK], ids=lambda codec: codec.name)
 
 
-class Opaque:
-    def __repr__(self) -> str:
-        return "<opaque>"
+class Screen(Observation):
+    """An observation with what JSON cannot hold."""
+
+    pixels: Any = None
+    sound: bytes = b""
+    note: str = ""
 
 
-class Hostile:
-    def __repr__(self) -> str:
-        raise RuntimeError("no repr either")
-
-    def tolist(self) -> list[int]:
-        raise RuntimeError("no list either")
+def there_and_back(codec: Codec, message: dict[str, Any]) -> dict[str, Any]:
+    return codec.decode(codec.encode(message), binary=codec.is_binary)
 
 
-def observed(value: Any) -> Any:
-    return serialize_observation(Anything(value=value))["observation"]["value"]
+@given(st.dictionaries(texts, values, max_size=5))
+def test_msgpack_returns_what_it_was_given(message: dict[str, Any]) -> None:
+    assert there_and_back(MSGPACK, message) == message
+
+
+@given(st.dictionaries(texts, json_values, max_size=5))
+def test_json_returns_what_it_was_given(message: dict[str, Any]) -> None:
+    assert there_and_back(JSON, message) == message
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (float("nan"), None),
-        (float("inf"), None),
-        (-float("inf"), None),
-        (b"\xff\xfe", base64.urlsafe_b64encode(b"\xff\xfe").decode()),
-        (bytearray(b"abc"), "YWJj"),
-        (memoryview(b"abc"), "YWJj"),
-        (np.arange(6).reshape(2, 3), [[0, 1, 2], [3, 4, 5]]),
-        (np.array([1.5, 2.5], dtype=np.float32), [1.5, 2.5]),
-        (np.float32(0.5), 0.5),
-        (np.int64(7), 7),
-        (np.bool_(True), True),
-        (np.array([True, False]), [True, False]),
-        ((1, 2), [1, 2]),
-        ({3}, [3]),
-        (Path("a") / "b", "a/b"),
-        (Level.HIGH, 3),
-        (Opaque(), "<opaque>"),
-        ({"deep": [{"er": np.int8(1)}]}, {"deep": [{"er": 1}]}),
-        ("ünïcode 🌍", "ünïcode 🌍"),
-    ],
-    ids=lambda value: type(value).__name__,
+    "dtype", ["|b1", "|u1", "|i1", "<i2", ">i4", "<u8", "<f2", "<f4", ">f8", "<c8", "<c16"], ids=lambda name: name[1:]
 )
-def test_every_value_of_the_table_has_its_encoding(value: Any, expected: Any) -> None:
-    assert observed(value) == expected
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0), (2, 3, 4)], ids=str)
+def test_msgpack_keeps_arrays(dtype: str, shape: tuple[int, ...]) -> None:
+    array = np.arange(max(1, math.prod(shape))).astype(dtype)[: math.prod(shape)].reshape(shape)
+    back = there_and_back(MSGPACK, {"a": array})["a"]
+    assert back.dtype == array.dtype
+    assert back.shape == shape
+    assert (back == array).all()
+    assert back.flags.writeable
 
 
-def test_an_image_becomes_a_png_data_url() -> None:
-    text = observed(Image.new("RGB", (2, 2), "red"))
-    head, _, body = text.partition(",")
-    assert head == "data:image/png;base64"
-    assert base64.b64decode(body).startswith(b"\x89PNG")
+def test_msgpack_writes_arrays_in_c_order_whatever_their_layout() -> None:
+    array = np.arange(12, dtype="<i4").reshape(3, 4).T[::2]
+    assert there_and_back(MSGPACK, {"a": array})["a"].tolist() == array.tolist()
 
 
-def test_a_value_that_cannot_be_encoded_is_replaced_and_the_rest_is_kept() -> None:
-    payload = serialize_observation(Loose(text="kept", metadata={"bad": Hostile(), "good": 1}))
-    assert payload["observation"]["text"] == "kept"
-    assert payload["metadata"]["good"] == 1
-    assert "could not be encoded" in payload["metadata"]["bad"]
-
-
-def test_a_broken_field_does_not_take_reward_and_done_with_it() -> None:
-    payload = serialize_observation(Anything(value=Hostile(), reward=2.5, done=True))
-    assert (payload["reward"], payload["done"]) == (2.5, True)
-    assert "could not be encoded" in payload["observation"]["value"]
-    assert "reward" not in payload["observation"]
-
-
-def test_a_cycle_is_replaced() -> None:
-    loop: list[Any] = []
-    loop.append(loop)
-    assert "could not be encoded" in observed(loop)
-
-
-@pytest.mark.parametrize("reward", [None, True, False, 0, -3, 0.25, 1e300, 10**20])
-def test_a_good_reward_travels_as_it_is(reward: Any) -> None:
-    found = serialize_observation(Anything(reward=reward))["reward"]
-    assert found == reward
-    assert type(found) is type(reward)
-
-
-@pytest.mark.parametrize(
-    ("reward", "expected"),
-    [(np.float32(0.5), 0.5), (np.int64(2), 2), (np.bool_(True), True), (np.array([1.5]), 1.5), (Level.HIGH, 3)],
-    ids=["float32", "int64", "bool_", "array", "IntEnum"],
-)
-def test_number_like_rewards_become_numbers(reward: Any, expected: Any) -> None:
-    assert serialize_observation(Loose(reward=reward))["reward"] == expected
-
-
-@pytest.mark.parametrize("reward", [float("nan"), float("inf"), "much", np.array([1, 2]), Opaque()], ids=str)
-def test_a_reward_that_is_no_number_is_null_and_leaves_a_note(reward: Any) -> None:
-    payload = serialize_observation(Loose(reward=reward))
-    assert payload["reward"] is None
-    assert payload["metadata"][NONFINITE_REWARD_KEY] == repr(reward)
-
-
-def test_the_note_about_a_reward_stands_beside_other_metadata() -> None:
-    payload = serialize_observation(Anything(reward=math.nan, metadata={"a": 1}))
-    assert payload["metadata"] == {"a": 1, NONFINITE_REWARD_KEY: "nan"}
-
-
-def test_metadata_is_nested_and_repeated_at_the_top_only_when_there_is_some() -> None:
-    assert serialize_observation(Anything(value=1)) == {
-        "observation": {"value": 1, "metadata": {}},
-        "reward": None,
-        "done": False,
+def test_arrays_are_lists_where_numpy_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = {
+        "flat": np.array([1.5, -2.0], "<f4"),
+        "big": np.arange(24, dtype=">u2").reshape(2, 3, 4),
+        "yes": np.array([True, False]),
+        "one": np.array(7, "<i8"),
+        "none": np.zeros((2, 0), "|u1"),
+        "z": np.array([1 + 2j], "<c8"),
     }
-    payload = serialize_observation(Anything(metadata={"k": 1}))
-    assert payload["metadata"] == payload["observation"]["metadata"] == {"k": 1}
+    payload = MSGPACK.encode(arrays)
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    assert MSGPACK.decode(payload, binary=True) == {key: value.tolist() for key, value in arrays.items()}
 
 
-def test_terminated_and_truncated_are_on_the_wire_only_when_set() -> None:
-    fields = serialize_observation(Anything(terminated=True, truncated=False))["observation"]
-    assert fields["terminated"] is True
-    assert fields["truncated"] is False
-    assert not {"terminated", "truncated"} & set(serialize_observation(Anything())["observation"])
+def test_msgpack_is_the_documented_extension() -> None:
+    raw = msgpack.unpackb(MSGPACK.encode({"a": np.array([[1, 2]], "|u1")}))
+    assert raw["a"].code == 1
+    assert msgpack.unpackb(raw["a"].data) == ["|u1", [1, 2], b"\x01\x02"]
 
 
-def test_unset_end_flags_stay_off_the_wire_on_the_field_by_field_path_too() -> None:
-    assert not {"terminated", "truncated"} & set(serialize_observation(Anything(value=Hostile()))["observation"])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ["|O8", [1], b"\0" * 8],
+        ["<f4", [2], b"\0" * 4],
+        ["<f4", [-1], b""],
+        ["<f4", [2**62, 4], b""],
+        ["|u1", [1] * 33, b"\0"],
+        ["|u1", [True], b"\0"],
+        ["|u1", "1", b"\0"],
+        ["|u1", [1], "\0"],
+        ["|u1", [1]],
+        {"dtype": "|u1"},
+        "array",
+    ],
+    ids=str,
+)
+def test_an_array_that_does_not_fit_together_is_refused(parts: Any) -> None:
+    payload = msgpack.packb({"a": msgpack.ExtType(1, msgpack.packb(parts))})
+    with pytest.raises(ValueError):
+        MSGPACK.decode(payload, binary=True)
 
 
-def test_a_nan_deep_inside_an_observation_is_null_and_not_invalid_json() -> None:
-    raw = observation_json(Anything(value={"x": [math.nan]}, metadata={"y": math.inf}))
-    assert b"NaN" not in raw
-    assert b"Inf" not in raw
-    assert json.loads(raw)["observation"]["value"] == {"x": [None]}
+@given(st.binary(max_size=200), st.booleans())
+@BOTH
+def test_any_bytes_are_a_map_or_a_value_error(codec: Codec, payload: bytes, binary: bool) -> None:
+    try:
+        assert isinstance(codec.decode(payload, binary=binary, max_bytes=1000), dict)
+    except ValueError:
+        pass
+
+
+@given(st.binary(max_size=60), st.integers(-128, 127))
+def test_any_extension_is_an_array_or_a_value_error(data: bytes, code: int) -> None:
+    payload = msgpack.packb({}, use_bin_type=True)[:0] + b"\x81\xa1a\xc7" + bytes([len(data), code & 0xFF]) + data
+    try:
+        MSGPACK.decode(payload, binary=True)
+    except ValueError:
+        pass
+
+
+@pytest.mark.parametrize("payload", [b"[]", b"1", b'"x"', b"null", b"{", b"", b"\xff"])
+def test_what_is_no_json_object_is_refused(payload: bytes) -> None:
+    with pytest.raises(ValueError):
+        JSON.decode(payload, binary=False)
+
+
+@pytest.mark.parametrize("value", [[], 1, "x", None], ids=str)
+def test_what_is_no_msgpack_map_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="expected an object"):
+        MSGPACK.decode(msgpack.packb(value), binary=True)
+
+
+def test_msgpack_refuses_text_frames_and_other_extensions() -> None:
+    with pytest.raises(ValueError, match="text frame"):
+        MSGPACK.decode(MSGPACK.encode({}), binary=False)
+    with pytest.raises(ValueError, match="extension type 5"):
+        MSGPACK.decode(msgpack.packb({"a": msgpack.ExtType(5, b"")}), binary=True)
+    with pytest.raises(ValueError, match="MessagePack"):
+        MSGPACK.decode(msgpack.packb({1: 2}), binary=True)
+
+
+@BOTH
+def test_large_messages_are_compressed_and_read_again(codec: Codec) -> None:
+    message = {"type": "observation", "text": "again and " * 500}
+    payload = codec.encode(message)
+    small, binary = codec.compressed(payload, 1000)
+    assert binary
+    assert len(small) < len(payload) / 10
+    assert codec.decode(small, binary=True) == message
+
+
+@BOTH
+def test_nothing_is_compressed_below_the_threshold_or_without_gain(codec: Codec) -> None:
+    payload = codec.encode({"text": "again and " * 500})
+    assert codec.compressed(payload, len(payload) + 1) == (payload, codec.is_binary)
+    assert codec.compressed(payload, None) == (payload, codec.is_binary)
+    noise = zlib.compress(np.random.default_rng(1).bytes(5000))
+    assert codec.compressed(noise, 1) == (noise, codec.is_binary)
+
+
+@BOTH
+def test_a_bomb_is_not_unpacked(codec: Codec) -> None:
+    bomb, _ = codec.compressed(codec.encode({"zeros": "0" * 5_000_000}), 1)
+    assert len(bomb) < 50_000
+    with pytest.raises(ValueError, match="more than 1000000 bytes"):
+        codec.decode(bomb, binary=True, max_bytes=1_000_000)
+    assert len(codec.decode(bomb, binary=True, max_bytes=6_000_000)["zeros"]) == 5_000_000
+
+
+@BOTH
+def test_a_compressed_message_must_be_whole(codec: Codec) -> None:
+    small, _ = codec.compressed(codec.encode({"text": "again and " * 500}), 1)
+    for broken in (small[:-1], small + b"x", small[:1], small[:8] + b"\0" * 20):
+        with pytest.raises(ValueError, match="compressed"):
+            codec.decode(broken, binary=True)
+
+
+@BOTH
+def test_a_batch_is_made_of_replies_that_are_encoded_already(codec: Codec) -> None:
+    replies = [codec.encode({"type": "observation", "id": at, "session": str(at)}) for at in range(40)]
+    for batch_id in (None, 0, 70_000):
+        message = codec.decode(codec.batch(replies, batch_id), binary=codec.is_binary)
+        assert message.pop("id", None) == batch_id
+        assert message == {
+            "type": "batch",
+            "replies": [{"type": "observation", "id": at, "session": str(at)} for at in range(40)],
+        }
+    assert codec.decode(codec.batch([]), binary=codec.is_binary) == {"type": "batch", "replies": []}
+
+
+class Colour(Enum):
+    """An enum."""
+
+    RED = "red"
 
 
 @dataclass
-class PlainObservation:
-    text: str
-    reward: float = 0.5
-    done: bool = True
+class Point:
+    """A dataclass."""
+
+    x: int
+    y: Any
+
+
+class Model(BaseModel):
+    """A model inside a mapping."""
+
+    raw: bytes = b"\xff"
+    keys: dict[int, int] = {1: 2}
+
+
+def test_msgpack_writes_other_values_as_json_does_but_bytes_and_arrays_raw() -> None:
+    when = datetime(2026, 1, 2, tzinfo=timezone.utc)
+    back = there_and_back(
+        MSGPACK,
+        {
+            "model": Model(),
+            "point": Point(1, [Point(2, b"\0")]),
+            "enum": Colour.RED,
+            "when": when,
+            "set": {1},
+            "tuple": (1, "2"),
+            "scalar": np.float32(0.5),
+            "flag": np.bool_(True),
+            "long": np.longdouble(2),
+            "names": np.array(["a", "b"]),
+            "view": memoryview(b"ab"),
+            "nan": math.nan,
+            "huge": 2**70,
+            "half": "\ud800x",
+            7: {None: 1, Colour.RED: 2},
+        },
+    )
+    assert math.isnan(back.pop("nan"))
+    assert back == {
+        "model": {"raw": b"\xff", "keys": {"1": 2}},
+        "point": {"x": 1, "y": [{"x": 2, "y": b"\0"}]},
+        "enum": "red",
+        "when": "2026-01-02T00:00:00Z",
+        "set": [1],
+        "tuple": [1, "2"],
+        "scalar": 0.5,
+        "flag": True,
+        "long": 2.0,
+        "names": ["a", "b"],
+        "view": b"ab",
+        "huge": str(2**70),
+        "half": "?x",
+        "7": {"None": 1, "red": 2},
+    }
+
+
+@BOTH
+def test_a_value_without_an_encoding_never_loses_the_message(codec: Codec) -> None:
+    class Odd:
+        def __repr__(self) -> str:
+            return "odd"
+
+    class Broken:
+        def __repr__(self) -> str:
+            raise RuntimeError("no text")
+
+    circle: dict[str, Any] = {}
+    circle["self"] = circle
+    back = there_and_back(codec, {"odd": Odd(), "broken": Broken(), "circle": circle, "id": 3})
+    assert back["odd"] == "odd"
+    assert "could not be encoded" in back["broken"]
+    assert back["id"] == 3
 
 
 @pytest.mark.parametrize(
     "observation",
-    [PlainObservation("hi"), {"text": "hi", "reward": 0.5, "done": True}, Loose(text="hi", reward=0.5, done=True)],
-    ids=["dataclass", "dict", "model"],
+    [
+        Screen(note="a", reward=1.5, done=True),
+        Screen(reward=None),
+        Screen(reward=3, metadata={"lives": 2}, terminated=False),
+        Screen(reward=True, truncated=True),
+        Screen(reward=math.inf, metadata={"a": 1}),
+        {"note": "plain", "reward": np.float64(2.5), "done": 0, "metadata": {}},
+        Point(1, "two"),
+    ],
+    ids=repr,
 )
-def test_observations_need_not_be_pydantic_observations(observation: Any) -> None:
-    payload = serialize_observation(observation)
-    assert payload["observation"]["text"] == "hi"
-    assert (payload["reward"], payload["done"]) == (0.5, True)
-    assert not {"reward", "done"} & set(payload["observation"])
+def test_the_two_codecs_agree_on_the_fields_of_an_observation(observation: Any) -> None:
+    raw = there_and_back(MSGPACK, {"data": observation_message(observation)})["data"]
+    assert JSON.decode(JSON.encode(raw), binary=False) == serialize_observation(observation)
 
 
-def test_parts_hold_encoded_fields_and_a_plain_reward() -> None:
-    parts = split_observation(Anything(value=1, reward=1, metadata={"a": 1}))
-    assert json.loads(parts.fields) == {"value": 1, "metadata": {"a": 1}}
-    assert (parts.reward, parts.done) == (1, False)
-    assert parts.metadata == b'{"a":1}'
+def test_observations_keep_bytes_and_arrays() -> None:
+    pixels = np.arange(84 * 84 * 4, dtype="|u1").reshape(84, 84, 4)
+    screen = Screen(pixels=pixels, sound=b"\x00\xff", reward=1.0)
+    payload = MSGPACK.encode({"type": "observation", "id": 1, "data": observation_message(screen)})
+    assert len(payload) < pixels.nbytes + 300
+    data = MSGPACK.decode(payload, binary=True)["data"]
+    assert (data["observation"]["pixels"] == pixels).all()
+    assert data["observation"]["sound"] == b"\x00\xff"
+    assert data["reward"] == 1.0
+    assert data["done"] is False
+    assert "metadata" not in data
+    assert "terminated" not in data["observation"]
 
 
-def test_a_state_is_encoded_with_all_fields_of_its_own_class() -> None:
-    class Rich(State):
-        board: Any = None
-
-    found = json.loads(encode_state(Rich(episode_id="e", board=np.eye(2), extra_field="x")))
-    expected = {"episode_id": "e", "step_count": 0, "board": [[1.0, 0.0], [0.0, 1.0]], "extra_field": "x"}
-    assert found == expected
+def test_what_is_no_observation_is_refused() -> None:
+    for value in (None, (1, 2), "text"):
+        with pytest.raises(TypeError, match="not an Observation"):
+            observation_message(value)
 
 
-def test_no_state_is_an_empty_object_and_a_dict_is_itself() -> None:
-    assert encode_state(None) == b"{}"
-    assert json.loads(encode_state({"a": np.int64(1)})) == {"a": 1}
+def test_states_keep_all_their_fields() -> None:
+    class Board(State):
+        cells: bytes = b"\xff"
+
+    state = Board(episode_id="e", step_count=2, extra=np.zeros(2, "|u1"))
+    back = there_and_back(MSGPACK, {"data": state_message(state)})["data"]
+    assert back.pop("extra").tolist() == [0, 0]
+    assert back == {"episode_id": "e", "step_count": 2, "cells": b"\xff"}
+    assert state_message(None) == {}
 
 
-def test_decode_accepts_every_kind_of_buffer_and_refuses_what_is_not_json() -> None:
-    for raw in (b'{"a":1}', bytearray(b'{"a":1}'), memoryview(b'{"a":1}'), '{"a":1}'):
-        assert decode(raw) == {"a": 1}
-    for bad in (b"", b"{", b"\xff\xff", "[" * 100_000):
-        with pytest.raises(ValueError):
-            decode(bad)
+def test_arrays_become_lists_for_models_that_know_only_those() -> None:
+    value = {"a": [np.arange(2), {"b": np.float32(1)}], "c": "text"}
+    assert without_arrays(value) == {"a": [[0, 1], {"b": np.float32(1)}], "c": "text"}
+    assert has_arrays(value)
+    assert not has_arrays(without_arrays(value))
 
 
-def test_encode_and_jsonable_agree_about_bytes() -> None:
-    assert encode(b"\xfb\xff") == b'"' + jsonable(b"\xfb\xff").encode() + b'"' == b'"-_8="'
+def test_the_first_offer_that_is_spoken_is_chosen() -> None:
+    assert SUBPROTOCOLS == ("openenv.v2.msgpack", "openenv.v2.json")
+    assert choose(["other", "openenv.v2.json", "openenv.v2.msgpack"]) is JSON
+    assert choose(["openenv.v2.msgpack", "openenv.v2.json"]) is MSGPACK
+    assert choose(["mcp"]) is None
+    assert choose([]) is None
+
+
+@BOTH
+def test_random_subtrees_survive_compression(codec: Codec) -> None:
+    message = {"rows": [{"n": at, "t": "x" * at} for at in range(200)]}
+    small, binary = codec.compressed(codec.encode(message), 0)
+    assert codec.decode(small, binary=binary) == message

@@ -188,14 +188,10 @@ class ToolRequests:
         self._only_steps = False  # an older server, once it has shown to be one
 
     def list_tools(self, *, as_step: bool) -> Flow[list[Tool]]:
-        """Ask for the tools.
-
-        Args:
-            as_step: Whether to ask by a step of the episode.
-        """
+        """Return the tools; with `as_step`, by a step of the episode."""
         if as_step or self._only_steps:
             return (yield from self._list_by_step())
-        reply = yield from self._rpc_or_refusal(McpMethod.TOOLS_LIST, {})
+        reply = yield from self._rpc(McpMethod.TOOLS_LIST, {})
         if knows_no_tools(reply.get("error")):
             listed: list[Tool] = yield from self._instead(reply["error"], None, self._list_by_step())
             return listed
@@ -221,7 +217,7 @@ class ToolRequests:
 
         Args:
             timeout_s: The limit of the call, which the server keeps; we wait a little longer for it to say so.
-            on_progress: Told of the call's progress.
+            on_progress: Called with the call's progress.
             as_step: Whether to call by a step of the episode; then there is no progress.
         """
         if as_step or self._only_steps:
@@ -230,8 +226,8 @@ class ToolRequests:
         if timeout_s is not None:
             params["timeout_s"] = timeout_s
         try:
-            reply = yield from self._rpc_or_refusal(
-                McpMethod.TOOLS_CALL, params, timeout_s=_patience(timeout_s), on_progress=on_progress
+            reply = yield from self._rpc(
+                McpMethod.TOOLS_CALL, params, timeout_s=_reply_timeout(timeout_s), on_progress=on_progress
             )
         except ExecutionError as exc:  # an older server whose environment returned what cannot be sent
             raise ToolCallError(name, f"Tool '{name}' failed: {exc}") from exc
@@ -244,20 +240,6 @@ class ToolRequests:
 
     # -- JSON-RPC -------------------------------------------------------------------------------------------------
 
-    def _rpc_or_refusal(
-        self,
-        method: McpMethod,
-        params: dict[str, Any],
-        *,
-        timeout_s: float | None = None,
-        on_progress: ProgressHandler | None = None,
-    ) -> Flow[dict[str, Any]]:
-        """Send a request; the refusal of a server without `mcp` frames reads like that of a server that has them."""
-        try:
-            return (yield from self._rpc(method, params, timeout_s=timeout_s, on_progress=on_progress))
-        except UnknownTypeError as exc:
-            return {"error": {"code": -32601, "message": str(exc)}}
-
     def _rpc(
         self,
         method: McpMethod,
@@ -266,7 +248,10 @@ class ToolRequests:
         timeout_s: float | None = None,
         on_progress: ProgressHandler | None = None,
     ) -> Flow[dict[str, Any]]:
-        """Ask, and return the reply, be it a result or an error."""
+        """Send a request and return the reply, a result or an error.
+
+        The refusal of a server without `mcp` frames becomes that of a server that has them but no such method.
+        """
         self._last_id += 1
         request_id = self._last_id
         if on_progress is not None:
@@ -280,10 +265,13 @@ class ToolRequests:
             on_event=None if on_progress is None else partial(_report_event, on_progress),
             events_extend=deadline is None,
         )
-        reply = yield from request(self._driver, call)
-        while "method" in reply:  # v1 has no events
+        try:
+            reply = yield from request(self._driver, call)
+        except UnknownTypeError as exc:
+            return {"error": {"code": JsonRpcErrorCode.METHOD_NOT_FOUND.value, "message": str(exc)}}
+        while "method" in reply:  # v1 has no events: progress comes as a frame of its own
             try:
-                _tell(on_progress, request_id, reply)
+                _report_notification(on_progress, request_id, reply)
             except BaseException:  # an interrupt: the reply would be taken for that of the next request
                 self._driver.session.lose("a request was interrupted")
                 yield HangUp()
@@ -308,11 +296,11 @@ class ToolRequests:
         return result
 
     def _raise(self, error: Any, tool_name: str | None) -> Flow[None]:
-        found = rpc_error(error, tool_name)
-        if isinstance(found, SessionLost):
-            self._driver.session.lose(found.reason)
+        exc = rpc_error(error, tool_name)
+        if isinstance(exc, SessionLost):
+            self._driver.session.lose(exc.reason)
             yield HangUp()
-        raise found
+        raise exc
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
@@ -338,22 +326,22 @@ class ToolRequests:
     def _instead(self, refusal: Any, tool_name: str | None, steps: Flow[Any]) -> Flow[Any]:
         """Try steps. Where they are refused as well, there are no tools, and the first refusal says it best."""
         try:
-            found = yield from steps
+            result = yield from steps
         except ToolCallError:
             self._only_steps = True
             raise
         except (RequestValidationError, UnknownTypeError, ExecutionError, ProtocolError) as exc:
             raise rpc_error(refusal, tool_name) from exc
         self._only_steps = True
-        return found
+        return result
 
 
-def _patience(timeout_s: float | None) -> float | None:
+def _reply_timeout(timeout_s: float | None) -> float | None:
     """How long to wait for a server that is to keep a limit: a little longer, so that the session survives it."""
     return None if timeout_s is None else timeout_s + _GRACE_S + min(4.0, timeout_s / 10)
 
 
-def _tell(on_progress: ProgressHandler | None, request_id: int, notice: Mapping[str, Any]) -> None:
+def _report_notification(on_progress: ProgressHandler | None, request_id: int, notice: Mapping[str, Any]) -> None:
     """Pass on what is news of this call; a handler that raises does not end it."""
     params = notice.get("params")
     if on_progress is None or notice["method"] != "notifications/progress" or not isinstance(params, Mapping):

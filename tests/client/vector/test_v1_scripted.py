@@ -168,7 +168,7 @@ def test_a_server_says_why_it_has_ended_the_session(scripted: Callable[[Script],
         assert lost(env) == ["expired", "expired"]
 
 
-def test_a_refusal_is_heard_that_came_before_anything_was_asked(scripted: Callable[[Script], Any]) -> None:
+def test_a_refusal_that_came_before_any_request_is_raised(scripted: Callable[[Script], Any]) -> None:
     async def script(session: Session) -> None:
         await session.say("error", message="full", code="CAPACITY_REACHED", active_sessions=1, max_sessions=1)
         await session.hang_up()

@@ -81,7 +81,7 @@ def test_an_action_that_cannot_be_encoded_takes_no_id(session: ResumableSession)
     assert json.loads(session.request("step", {}))["id"] == 1
 
 
-def test_the_last_word_ends_the_session_under_an_id_that_nothing_can_come_after(session: ResumableSession) -> None:
+def test_the_close_message_has_an_id_above_that_of_every_request(session: ResumableSession) -> None:
     close = json.loads(CLOSE)
     assert close["type"] == "close"
     assert close["id"] > 10**15
@@ -172,7 +172,7 @@ def test_a_session_that_is_no_longer_this_connections_is_lost_with_the_servers_r
     ),
     st.integers(2, 9),
 )
-def test_no_sequence_of_strangers_answers_a_request(strangers: list[tuple[str, Any, bool]], own_id: int) -> None:
+def test_no_sequence_of_other_messages_answers_a_request(strangers: list[tuple[str, Any, bool]], own_id: int) -> None:
     session = ResumableSession()
     opened(session, last_id=own_id - 1)
     assert json.loads(session.request("step", {}))["id"] == own_id
