@@ -45,6 +45,8 @@ class BlockingConnection:
         self.websocket = WebSocket(options, time.monotonic())
         self._socket: socket.socket | None = None
         self._timeout_s: float | None = -1.0
+        # How long one read may wait: a v2 connection can be replaced, so it is checked while a request waits.
+        self._longest_wait_s: float | None = None
         # Whether the frame that is being sent may be half out. Bytes sent after it would be read as the rest of it.
         self._is_torn = False
         # A buffer of our own: a fresh one for each read costs more than the read.
@@ -89,6 +91,9 @@ class BlockingConnection:
         except BaseException:
             self.drop("not connected")
             raise
+        interval, timeout = self._options.ping_interval_s, self._options.ping_timeout_s
+        if self.websocket.subprotocol is not None and interval is not None:
+            self._longest_wait_s = interval if timeout is None else min(interval, timeout)
 
     # -- one request and its reply --------------------------------------------------------------------------------
 
@@ -125,7 +130,8 @@ class BlockingConnection:
 
     def _exchange(self, sock: socket.socket, payload: bytes | None, timeout_s: float | None) -> None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        wait_s = self._longest_wait_s(timeout_s)
+        longest_s = self._longest_wait_s
+        wait_s = timeout_s if longest_s is None or (timeout_s is not None and timeout_s < longest_s) else longest_s
         if payload is not None:
             self._set_timeout(sock, wait_s if len(payload) < _SENT_AT_ONCE else timeout_s)
             self._is_torn = True
@@ -144,16 +150,8 @@ class BlockingConnection:
             if self._socket is None:
                 raise SessionLost(self.lost_reason)
             if deadline is not None:
-                wait_s = self._longest_wait_s(max(0.001, deadline - time.monotonic()))
-
-    def _longest_wait_s(self, timeout_s: float | None) -> float | None:
-        """Return how long to wait in one read: a v2 connection can be replaced, so it is checked while waiting."""
-        options, interval = self._options, self._options.ping_interval_s
-        if self.websocket.subprotocol is None or interval is None:
-            return timeout_s
-        if options.ping_timeout_s is not None and options.ping_timeout_s < interval:
-            interval = options.ping_timeout_s
-        return interval if timeout_s is None or timeout_s > interval else timeout_s
+                left_s = max(0.001, deadline - time.monotonic())
+                wait_s = left_s if longest_s is None else min(left_s, longest_s)
 
     def _set_timeout(self, sock: socket.socket, timeout_s: float | None) -> None:
         if timeout_s != self._timeout_s:  # saves a system call per request

@@ -79,6 +79,7 @@ class Driver:
         self._blocks_loops = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread_lock = ProcessLock()
+        self._lock = self._thread_lock.here()
         self._loop_lock: asyncio.Lock | None = None
         self._private_loop: asyncio.AbstractEventLoop | None = None
         self._end_private_loop: weakref.finalize[[asyncio.AbstractEventLoop, int], Driver] | None = None
@@ -166,6 +167,7 @@ class Driver:
             self._release.detach()
         self._release = self._loop = self._loop_lock = None
         self.drop_loop()
+        self._lock = self._thread_lock.here()
         self._pid = os.getpid()
 
     def _leave_loop(self) -> None:
@@ -228,7 +230,7 @@ class Driver:
     def run_blocking(self, flow: Flow[T]) -> T:
         """Run a flow in this thread; calls from several threads take turns."""
         self._leave_stale()
-        with self._thread_lock.here():
+        with self._lock:
             failure: BaseException | None = None
             try:
                 command = next(flow)

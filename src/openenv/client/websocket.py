@@ -19,9 +19,8 @@ from ..protocol.frames import (
     Opcode,
     WebSocketMessage,
     close_payload,
-    masked_binary_frame,
     masked_control_frame,
-    masked_text_frame,
+    masked_frame,
 )
 from ..protocol.json_values import decode
 from .options import ConnectionOptions
@@ -214,6 +213,10 @@ class WebSocket:
             if not rest:
                 return b""
             data = rest
+        payload = self._reader.whole(data)
+        if payload is not None:  # nearly every read is one short message
+            self.messages.append(WebSocketMessage(data[0] & 0x0F, payload))
+            return b""
         replies = b""
         try:
             for message in self._reader.feed(data):
@@ -238,11 +241,11 @@ class WebSocket:
 
     def text(self, payload: bytes) -> bytes:
         """Return a text frame."""
-        return masked_text_frame(payload, self._keys.next())
+        return masked_frame(0x81, payload, self._keys.next())
 
     def binary(self, payload: bytes) -> bytes:
         """Return a binary frame."""
-        return masked_binary_frame(payload, self._keys.next())
+        return masked_frame(0x82, payload, self._keys.next())
 
     def check(self, now: float, quiet_s: float) -> bytes:
         """Return a ping to send if the server was silent for that long; lose it if it left the last ping unanswered."""

@@ -69,17 +69,14 @@ def close_payload(code: int, reason: str = "") -> bytes:
     return code.to_bytes(2, "big") + reason.encode()[:123]
 
 
-def masked_text_frame(payload: bytes, key: bytes) -> bytes:
-    """A text frame as clients send it (5.3); the key is four random bytes."""
-    return _masked_frame(0x81, payload, key)
+def masked_frame(first: int, payload: bytes, key: bytes) -> bytes:
+    """Return a frame as clients send it (5.3).
 
-
-def masked_binary_frame(payload: bytes, key: bytes) -> bytes:
-    """A binary frame as clients send it."""
-    return _masked_frame(0x82, payload, key)
-
-
-def _masked_frame(first: int, payload: bytes, key: bytes) -> bytes:
+    Args:
+        first: Its first byte: 0x81 for a whole text message, 0x82 for a binary one.
+        payload: The message.
+        key: Four random bytes.
+    """
     length = len(payload)
     if length < 126:
         head = bytes((first, 0x80 | length))
@@ -90,8 +87,13 @@ def _masked_frame(first: int, payload: bytes, key: bytes) -> bytes:
     return b"".join((head, key, apply_mask(payload, key)))
 
 
+def masked_text_frame(payload: bytes, key: bytes) -> bytes:
+    """Return a text frame as clients send it."""
+    return masked_frame(0x81, payload, key)
+
+
 def masked_control_frame(opcode: Opcode, payload: bytes, key: bytes) -> bytes:
-    """A control frame as clients send it."""
+    """Return a control frame as clients send it."""
     payload = payload[:125]
     return bytes((0x80 | opcode, 0x80 | len(payload))) + key + apply_mask(payload, key)
 
