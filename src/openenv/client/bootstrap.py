@@ -73,7 +73,7 @@ class Bootstrap(Coroutine[Any, Any, ClientT]):
             raise
 
     async def _start(self) -> ClientT:
-        import asyncio  # only those who start servers from a loop need it here
+        import asyncio  # needed only to start a server from a loop
 
         start = _Start(self._provide)
         try:
@@ -172,12 +172,12 @@ def start_provider(provider: Any) -> str:
     """Start what a provider was made for, wait until it answers, and return where it is.
 
     Raises:
-        ValueError: It has to be told an image.
-        TypeError: It is no provider.
+        ValueError: The provider requires an image.
+        TypeError: The object is no provider.
     """
     start_container = getattr(provider, "start_container", None)
     if callable(start_container) and not callable(getattr(provider, "start", None)):
-        if _has_to_be_told(start_container):
+        if _requires_image(start_container):
             raise ValueError(
                 f"{type(provider).__name__} has to be told what to start: use from_docker_image(image, provider=...), "
                 "or start it yourself and pass base_url"
@@ -192,13 +192,12 @@ def start_provider(provider: Any) -> str:
     return base_url
 
 
-def _has_to_be_told(start_container: Callable[..., Any]) -> bool:
+def _requires_image(start_container: Callable[..., Any]) -> bool:
     try:
         parameters = inspect.signature(start_container).parameters.values()
-    except (TypeError, ValueError):  # nothing is known of it
+    except (TypeError, ValueError):  # its signature is unknown
         return False
-    named = (one for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD))
-    return any(one.default is one.empty for one in named)
+    return any(one.default is one.empty for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD))
 
 
 def load_provider(name: str) -> Any:

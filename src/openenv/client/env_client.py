@@ -126,13 +126,12 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
 
     @classmethod
     def _checked_mode(cls, mode: str | None) -> str:
-        given = client_mode() if mode is None else mode
-        if given.lower() not in _MODES:
+        mode = client_mode() if mode is None else mode
+        if mode.lower() not in _MODES:
             raise ValueError(
-                f"invalid client mode {given!r}: choose 'simulation' or 'production', by argument or "
-                "OPENENV_CLIENT_MODE"
+                f"invalid client mode {mode!r}: choose 'simulation' or 'production', by argument or OPENENV_CLIENT_MODE"
             )
-        return given.lower()
+        return mode.lower()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "_mode" and "_mode" in self.__dict__:
@@ -494,7 +493,7 @@ class GenericEnvClient(EnvClient[Any, dict[str, Any], dict[str, Any]]):
     """A client for any environment, with dicts instead of models."""
 
     def _step_payload(self, action: Any) -> dict[str, Any]:
-        if isinstance(action, (dict, Mapping)):  # dict is one, but asking for it first is quicker
+        if isinstance(action, (dict, Mapping)):  # dict is a Mapping, but checking for it first is quicker
             return dict(action)
         if isinstance(action, BaseModel):
             return action.model_dump()

@@ -56,12 +56,12 @@ class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
         request_timeout_s: How long an answer may take; afterwards the episode is lost.
         default_headers: Sent with every request.
         provider: Stopped when the client is closed.
-        token: What the server asks for; by default `OPENENV_TOKEN`.
-        reconnect_timeout_s: How long a request is repeated whose connection broke; a server that knows no sessions over
+        token: The token that the server requires; by default `OPENENV_TOKEN`.
+        reconnect_timeout_s: How long a request is repeated whose connection broke; a server without sessions over
             HTTP gets it only once.
 
     Raises:
-        ValueError: The address is none.
+        ValueError: The address is not valid.
     """
 
     def __init__(
@@ -138,8 +138,8 @@ class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
 
     def reset(self, *, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> StepResult[ObsT]:
         """Begin an episode; further keywords go to the environment's `reset`."""
-        given = {"seed": seed, "episode_id": episode_id}
-        body = {**{key: value for key, value in given.items() if value is not None}, **kwargs}
+        options = {"seed": seed, "episode_id": episode_id}
+        body = {**{key: value for key, value in options.items() if value is not None}, **kwargs}
         self._settle()
         lost, self._lost = self._lost, None
         try:
@@ -170,9 +170,9 @@ class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
         Raises:
             SessionLost: The episode is gone; `reset` begins a new one.
         """
-        given = {"timeout_s": timeout_s, "request_id": request_id}
+        options = {"timeout_s": timeout_s, "request_id": request_id}
         body = {"action": self._step_payload(action), **kwargs}
-        body.update({key: value for key, value in given.items() if value is not None})
+        body.update({key: value for key, value in options.items() if value is not None})
         return self._parse_result(self._call("POST", "/step", body))
 
     def state(self) -> StateT:
@@ -214,7 +214,7 @@ class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
         headers = {SESSION_HEADER: name} if name is not None else {}
         headers[KEY_HEADER] = uuid.uuid4().hex
         response = self._send(method, path, None if body is None else encode(body), headers)
-        # Also of a failure: a session whose first reset failed is there, and the next reset goes on with it.
+        # Also of a failure: a session whose first reset failed exists, and the next reset uses it.
         self._session_id = response.headers.get(SESSION_HEADER, self._session_id)
         if response.status_code >= 400:
             raise self._failure(response.status_code, response.content)
@@ -247,12 +247,12 @@ class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
             attempt += 1
 
     def _is_anothers(self, response: httpx2.Response, key: str) -> bool:
-        """Say whether an answer is to another request: a server that names their keys once names them always."""
-        named = response.headers.get(KEY_HEADER)
-        if named is None:
+        """Whether a response answers another request: a server that repeats a request's key once repeats it always."""
+        repeated = response.headers.get(KEY_HEADER)
+        if repeated is None:
             return self._echoes and response.status_code == 200
-        self._echoes = self._echoes or named == key
-        return bool(named != key)
+        self._echoes = self._echoes or repeated == key
+        return bool(repeated != key)
 
     def _broken(self, exc: httpx2.TransportError, *, was_sent: bool) -> Exception:
         if not was_sent:

@@ -102,15 +102,15 @@ class MCPClientBase(EnvClient[Any, Observation, State]):
         return dict(action) if isinstance(action, Mapping) else {"action": str(action)}
 
     def _parse_result(self, payload: dict[str, Any]) -> StepResult[Observation]:
-        given = payload.get("observation") or {}
+        fields = payload.get("observation") or {}
         reward, done = payload.get("reward"), bool(payload.get("done", False))
-        shared = {name: given[name] for name in ("terminated", "truncated") if name in given}
+        shared = {name: fields[name] for name in ("terminated", "truncated") if name in fields}
         shared |= {
             "done": done,
             "reward": reward,
-            "metadata": payload.get("metadata") or given.get("metadata") or {},
+            "metadata": payload.get("metadata") or fields.get("metadata") or {},
         }
-        observation = _tool_observation(given, shared) or GenericMCPObservation(**{**given, **shared})
+        observation = _tool_observation(fields, shared) or GenericMCPObservation(**{**fields, **shared})
         return StepResult(observation, reward, done, payload.get("metadata"))
 
     def _parse_state(self, payload: dict[str, Any]) -> State:
@@ -123,7 +123,7 @@ class MCPToolClient(MCPClientBase):
     def call_tool(self, tool_name: str = "", /, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         """Call a tool and return what it returned; every keyword is an argument of the tool.
 
-        The tool's name may also be given as `name=`, where no argument is called so.
+        The tool's name may also be passed as `name=`, where no argument has that name.
 
         Raises:
             ToolNotFoundError: There is no such tool.
@@ -175,7 +175,7 @@ class MCPToolClient(MCPClientBase):
         return self._driver.run(self._get_tool_flow(name), "MCPToolClient.get_tool")
 
     def has_tool(self, name: str) -> Coroutine[Any, Any, bool]:
-        """Say whether there is a tool of that name."""
+        """Return whether there is a tool of that name."""
         return self._driver.run(self._has_tool_flow(name), "MCPToolClient.has_tool")
 
     def sync(self) -> SyncMCPToolClient:
@@ -195,10 +195,10 @@ class MCPToolClient(MCPClientBase):
 
     def _get_tool_flow(self, name: str) -> Flow[Tool | None]:
         was_cached = self._tools_cache is not None
-        found = _named(name, (yield from self._list_tools_flow()))
-        if found is None and was_cached:  # it may have come since
-            found = _named(name, (yield from self._list_tools_flow(use_cache=False)))
-        return found
+        tool = _named(name, (yield from self._list_tools_flow()))
+        if tool is None and was_cached:  # it may have come since
+            tool = _named(name, (yield from self._list_tools_flow(use_cache=False)))
+        return tool
 
     def _has_tool_flow(self, name: str) -> Flow[bool]:
         return (yield from self._get_tool_flow(name)) is not None
@@ -208,16 +208,16 @@ def _named(name: str, tools: list[Tool]) -> Tool | None:
     return next((tool for tool in tools if tool.name == name), None)
 
 
-def _tool_observation(given: Mapping[str, Any], shared: Mapping[str, Any]) -> Observation | None:
+def _tool_observation(fields: Mapping[str, Any], shared: Mapping[str, Any]) -> Observation | None:
     """Read an observation about tools, or None for another."""
-    if "tools" in given:
+    if "tools" in fields:
         try:
-            return ListToolsObservation(tools=read_tools(given["tools"]), **shared)
+            return ListToolsObservation(tools=read_tools(fields["tools"]), **shared)
         except ProtocolError:  # an environment's own field of that name
             return None
-    if isinstance(given.get("tool_name"), str):
+    if isinstance(fields.get("tool_name"), str):
         return CallToolObservation(
-            tool_name=given["tool_name"], result=given.get("result"), error=_tool_error(given.get("error")), **shared
+            tool_name=fields["tool_name"], result=fields.get("result"), error=_tool_error(fields.get("error")), **shared
         )
     return None
 
@@ -282,6 +282,6 @@ class SyncMCPToolClient(SyncMCPClient):
         return tool
 
     def has_tool(self, name: str) -> bool:
-        """Say whether there is a tool of that name."""
-        found: bool = self._driver.run_helper(self._tool_client.has_tool, name)
-        return found
+        """Return whether there is a tool of that name."""
+        exists: bool = self._driver.run_helper(self._tool_client.has_tool, name)
+        return exists

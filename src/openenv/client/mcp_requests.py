@@ -116,7 +116,7 @@ def read_observation(observation: Mapping[str, Any], name: str) -> Any:
 
 
 def tool_error(name: str, message: str, error_type: Any) -> ToolCallError:
-    """Build the exception of a failed call; without a type, the words of older servers tell it."""
+    """Build the exception of a failed call; without a type, it follows from the text of older servers."""
     cls = _CLASSES.get(error_type) if isinstance(error_type, str) else None
     if cls is None:
         cls = ToolNotFoundError if _UNKNOWN.match(message) else ToolCallError
@@ -129,8 +129,8 @@ def tool_error(name: str, message: str, error_type: Any) -> ToolCallError:
 
 def rpc_error(error: Any, tool_name: str | None) -> OpenEnvError:
     """Build the exception of a JSON-RPC error, for a call or else for a list."""
-    found: Mapping[str, Any] = error if isinstance(error, Mapping) else {"message": str(error)}
-    message, data = str(found.get("message", "unknown error")), found.get("data")
+    content: Mapping[str, Any] = error if isinstance(error, Mapping) else {"message": str(error)}
+    message, data = str(content.get("message", "unknown error")), content.get("data")
     details = data if isinstance(data, Mapping) else {}
     if isinstance(details.get("code"), str):  # what went wrong is not the tool
         return error_from_frame({**details, "message": message})
@@ -142,7 +142,7 @@ def rpc_error(error: Any, tool_name: str | None) -> OpenEnvError:
 
 
 def knows_no_tools(error: Any) -> bool:
-    """Whether an error says that tools cannot be asked for this way; those of older servers may be steps."""
+    """Whether an error means that the server has no tool requests; the tools of older servers may be steps."""
     if not isinstance(error, Mapping) or error.get("data") is not None:
         return False
     return error.get("code") == JsonRpcErrorCode.METHOD_NOT_FOUND.value or _NO_TOOLS in str(error.get("message", ""))

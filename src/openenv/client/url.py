@@ -43,7 +43,7 @@ def hf_space_subdomain(repo_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to connect, and what to ask for there."""
+    """Where to connect, and the path to request there."""
 
     host: str
     port: int

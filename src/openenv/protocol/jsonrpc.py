@@ -308,10 +308,10 @@ def check_modern(headers: Mapping[str, str], message: McpMessage) -> None:
 
 
 def _check_header(headers: Mapping[str, str], name: str, wanted: Any) -> None:
-    found = headers.get(name)
-    if found is None:
+    value = headers.get(name)
+    if value is None:
         raise McpError(HEADER_MISMATCH, f"Header {name} is missing")
-    if _decoded(found.strip()) != wanted:
+    if _decoded(value.strip()) != wanted:
         raise McpError(HEADER_MISMATCH, f"Header {name} does not match the body")
 
 

@@ -97,8 +97,8 @@ class ServerProtocol:
         except ValueError as exc:
             return _malformed(WSErrorCode.INVALID_JSON, f"Invalid JSON: {exc}")
         if not isinstance(message, dict):
-            found = type(message).__name__
-            return _malformed(WSErrorCode.INVALID_JSON, f"Invalid JSON: expected an object, got {found}")
+            kind = type(message).__name__
+            return _malformed(WSErrorCode.INVALID_JSON, f"Invalid JSON: expected an object, got {kind}")
         kind = message.get("type", "")
         frame_cls = _FRAMES.get(kind) if isinstance(kind, str) else None
         if frame_cls is None:

@@ -506,7 +506,7 @@ class SessionPool:
             self._on_answer(slot, kind, data, None)
 
     def _opened(self, slot: Slot, message: dict[str, Any]) -> None:
-        """Take in the answer to an `open`; what the slot had asked for goes to the session now."""
+        """Take in the answer to an `open`; the slot's request goes to the session now."""
         try:
             slot.take_opened(message)
         except OpenEnvError as error:

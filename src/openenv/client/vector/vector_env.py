@@ -165,8 +165,8 @@ class VectorEnv(Generic[ActT, ObsT]):
         """Open all sessions now instead of at the first reset.
 
         Raises:
-            ConnectFailed: A server cannot be reached, or does not speak what was asked for.
-            AccessDenied: A server asks for another token.
+            ConnectFailed: A server cannot be reached, or does not speak the codec or protocol.
+            AccessDenied: A server requires another token.
             SessionCapacityError: A server has no slot left.
         """
         with self._here():
@@ -189,12 +189,12 @@ class VectorEnv(Generic[ActT, ObsT]):
             timeout_s: How long to wait for all of them.
             kwargs: For the environment's `reset`, also when an episode begins by itself later.
         """
-        chosen = range(self.n) if slots is None else list(slots)
-        seeds = _seeds(seed, chosen)
+        indices = range(self.n) if slots is None else list(slots)
+        seeds = _seeds(seed, indices)
         with self._here():
             late = self._connected_late()
             self._reset_kwargs = {key: value for key, value in kwargs.items() if key not in _UNSEEDED}
-            for index, own in zip(chosen, seeds, strict=True):
+            for index, own in zip(indices, seeds, strict=True):
                 self._episodes[index].ask(stepping=False)
                 self._pool.request(self._pool.slots[index], "reset", kwargs if own is None else {**kwargs, "seed": own})
             self._pool.flush()
@@ -262,21 +262,21 @@ class VectorEnv(Generic[ActT, ObsT]):
         """Ask for the state of each slot; one that has no session has None.
 
         Raises:
-            ServerError: A slot could not tell.
+            ServerError: A slot could not return its state.
         """
         with self._here():
             self._check_idle(range(self.n))
             self._states = {}
-            asked = [slot for slot in self._pool.slots if slot.name is not None]
-            for slot in asked:
+            slots = [slot for slot in self._pool.slots if slot.name is not None]
+            for slot in slots:
                 self._pool.request(slot, "state")
             self._pool.flush()
-            self._pool.wait(lambda: len(self._states) == len(asked), self._time(timeout_s))
-            found, self._states = self._states, {}
-        for answer in found.values():
-            if isinstance(answer, OpenEnvError):
-                raise answer
-        return [self._hooks._parse_state(found[index]) if index in found else None for index in range(self.n)]
+            self._pool.wait(lambda: len(self._states) == len(slots), self._time(timeout_s))
+            states, self._states = self._states, {}
+        for state in states.values():
+            if isinstance(state, OpenEnvError):
+                raise state
+        return [self._hooks._parse_state(states[index]) if index in states else None for index in range(self.n)]
 
     def interrupt(self) -> None:
         """Have a wait in another thread end soon; only `close` makes sense afterwards."""
@@ -301,7 +301,7 @@ class VectorEnv(Generic[ActT, ObsT]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- asking ---------------------------------------------------------------------------------------------------
+    # -- requests -------------------------------------------------------------------------------------------------
 
     def _here(self) -> Any:
         """Return the lock to hold; a process that was forked off must not share its parent's connections."""
@@ -330,7 +330,7 @@ class VectorEnv(Generic[ActT, ObsT]):
             KEEPALIVE.add(self)
 
     def _connected_late(self) -> RequestTimeout | None:
-        """Open all sessions, or return that they take too long: what is asked of them is asked when they are there."""
+        """Open all sessions, or return the timeout: requests are queued and sent when the sessions are open."""
         try:
             self._connect()
         except RequestTimeout as exc:
@@ -378,10 +378,10 @@ class VectorEnv(Generic[ActT, ObsT]):
     # -- collecting -----------------------------------------------------------------------------------------------
 
     def _collect(self, timeout_s: float | None, *, k: int | None) -> VectorResult[ObsT]:
-        asked = [episode for episode in self._episodes if episode.is_asked]
+        episodes = [episode for episode in self._episodes if episode.is_asked]
         _check("k", k is None or k >= 1, "at least 1")
-        others = 0 if k is None else max(0, len(asked) - k)
-        waiting = asked
+        others = 0 if k is None else max(0, len(episodes) - k)
+        waiting = episodes
 
         def enough() -> bool:
             nonlocal waiting
@@ -389,7 +389,7 @@ class VectorEnv(Generic[ActT, ObsT]):
             return len(waiting) <= others
 
         self._pool.wait(enough, timeout_s)
-        ready = [episode for episode in asked if episode.is_ready]
+        ready = [episode for episode in episodes if episode.is_ready]
         result: VectorResult[ObsT] = VectorResult([episode.take(self._parse) for episode in ready])
         self._judge(result)
         return result
