@@ -58,10 +58,14 @@ class OpenEnvError(Exception):
 
     code: ClassVar[str] = "OPENENV_ERROR"
 
+    def __init__(self, message: str = "", *, details: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self._details = dict(details or {})
+
     @property
     def details(self) -> dict[str, Any]:
         """What goes on the wire beside message and code."""
-        return {}
+        return self._details
 
 
 def message_of(exc: BaseException) -> str:
@@ -98,12 +102,7 @@ class SessionNotFoundError(OpenEnvError):
 
     def __init__(self, session_id: str, message: str | None = None) -> None:
         self.session_id = session_id
-        super().__init__(message or f"Session '{session_id}' not found.")
-
-    @property
-    def details(self) -> dict[str, Any]:
-        """The unknown id."""
-        return {"session_id": self.session_id}
+        super().__init__(message or f"Session '{session_id}' not found.", details={"session_id": session_id})
 
 
 class SessionClosedError(OpenEnvError):
@@ -114,27 +113,14 @@ class SessionClosedError(OpenEnvError):
     def __init__(self, session_id: str, reason: str = "closed") -> None:
         self.session_id = session_id
         self.reason = reason
-        super().__init__(f"Session '{session_id}' is closed ({reason}).")
-
-    @property
-    def details(self) -> dict[str, Any]:
-        """Which session, and why it ended."""
-        return {"session_id": self.session_id, "reason": self.reason}
+        details = {"session_id": session_id, "reason": reason}
+        super().__init__(f"Session '{session_id}' is closed ({reason}).", details=details)
 
 
 class ServerError(OpenEnvError, RuntimeError):
     """A server answered with an error; the text names its message and code."""
 
     code = "SERVER_ERROR"
-
-    def __init__(self, message: str, *, details: Mapping[str, Any] | None = None) -> None:
-        super().__init__(message)
-        self._details = dict(details or {})
-
-    @property
-    def details(self) -> dict[str, Any]:
-        """What the error frame held beside message and code."""
-        return self._details
 
 
 class InvalidMessageError(ServerError):
@@ -342,14 +328,8 @@ class SessionLost(OpenEnvError, ConnectionError):
 
     def __init__(self, reason: str, message: str | None = None) -> None:
         self.reason = reason
-        super().__init__(
-            message or f"The session and its episode are lost ({reason}). Call reset() to begin a new one."
-        )
-
-    @property
-    def details(self) -> dict[str, Any]:
-        """Why the session is gone."""
-        return {"reason": self.reason}
+        text = message or f"The session and its episode are lost ({reason}). Call reset() to begin a new one."
+        super().__init__(text, details={"reason": reason})
 
 
 class SlotsFailed(OpenEnvError, RuntimeError):
@@ -362,15 +342,11 @@ class SlotsFailed(OpenEnvError, RuntimeError):
         self.result = result
         slot, first = next(iter(self.errors.items()))
         more = f" and {len(self.errors) - 1} more" if len(self.errors) > 1 else ""
-        super().__init__(f"slot {slot}{more} of {len(result)} failed: {first}")
+        details = {"slots": {slot: str(error) for slot, error in self.errors.items()}}
+        super().__init__(f"slot {slot}{more} of {len(result)} failed: {first}", details=details)
 
     def __reduce__(self) -> tuple[type[SlotsFailed], tuple[dict[int, OpenEnvError], Any]]:
         return type(self), (self.errors, self.result)
-
-    @property
-    def details(self) -> dict[str, Any]:
-        """Which slots failed, and how."""
-        return {"slots": {slot: str(error) for slot, error in self.errors.items()}}
 
 
 class SandboxError(OpenEnvError, RuntimeError):
@@ -405,12 +381,8 @@ class SandboxGone(SandboxError):
     def __init__(self, sandbox_id: str, reason: str) -> None:
         self.sandbox_id = sandbox_id
         self.reason = reason
-        super().__init__(f"Sandbox '{sandbox_id}' is gone ({reason}).")
-
-    @property
-    def details(self) -> dict[str, Any]:
-        """Which sandbox, and why it ended."""
-        return {"sandbox_id": self.sandbox_id, "reason": self.reason}
+        details = {"sandbox_id": sandbox_id, "reason": reason}
+        super().__init__(f"Sandbox '{sandbox_id}' is gone ({reason}).", details=details)
 
 
 class ProviderError(OpenEnvError, RuntimeError):
