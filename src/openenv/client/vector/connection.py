@@ -174,6 +174,7 @@ class VectorConnection(BlockingConnection):
     def __init__(self, address: Address, options: ConnectionOptions, subprotocols: Sequence[str]) -> None:
         super().__init__(address, options, subprotocols, read_bytes=_READ_BYTES)
         self.format: WireFormat | None = None
+        self._decoded: list[dict[str, Any]] = []
         self._last_id = 0
         self.bytes_sent = 0
         self.bytes_received = 0
@@ -181,7 +182,7 @@ class VectorConnection(BlockingConnection):
     @property
     def has_messages(self) -> bool:
         """Whether messages wait to be taken."""
-        return bool(self.websocket.messages)
+        return bool(self._decoded)
 
     def fileno(self) -> int:
         """Return what to select on."""
@@ -202,12 +203,31 @@ class VectorConnection(BlockingConnection):
         except ConnectFailed:
             self.drop("not connected")
             raise
+        self._decode()
         if not self.is_open and not self.has_messages:  # a message would say why the server has hung up
             raise ConnectFailed(self.lost_reason, is_transient=True)
 
     def _feed(self, data: bytes) -> None:
         self.bytes_received += len(data)
         super()._feed(data)
+        self._decode()
+
+    def _decode(self) -> None:
+        """Decode what has come. At once, not when it is taken: an unexpected v1 message ends the connection."""
+        wire_format, messages = self.format, self.websocket.messages
+        if wire_format is None:
+            return
+        limit = self._options.max_message_bytes
+        while messages:
+            message = messages.popleft()
+            binary = message.opcode == Opcode.BINARY
+            try:
+                self._decoded.append(wire_format.decode(message.payload, binary=binary, max_bytes=limit))
+            except ValueError as exc:
+                messages.clear()
+                self.drop(f"connection lost: {exc}")
+            if wire_format.is_over:
+                self.drop("the server ended the session")
 
     def send(self, messages: Iterable[Mapping[str, Any]]) -> None:
         """Send messages, all in one write. Where the connection breaks, they may or may not have arrived."""
@@ -242,21 +262,7 @@ class VectorConnection(BlockingConnection):
 
     def take(self) -> list[dict[str, Any]]:
         """Return the messages that have come."""
-        wire_format, messages = self.format, self.websocket.messages
-        decoded: list[dict[str, Any]] = []
-        if wire_format is None:
-            return decoded
-        limit = self._options.max_message_bytes
-        while messages:
-            message = messages.popleft()
-            binary = message.opcode == Opcode.BINARY
-            try:
-                decoded.append(wire_format.decode(message.payload, binary=binary, max_bytes=limit))
-            except ValueError as exc:
-                messages.clear()
-                self.drop(f"connection lost: {exc}")
-            if wire_format.is_over:
-                self.drop("the server ended the session")
+        decoded, self._decoded = self._decoded, []
         return decoded
 
     def check(self) -> None:
