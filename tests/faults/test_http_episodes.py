@@ -67,7 +67,7 @@ def test_the_http_client_plays_an_episode(serve: Any, probe: Any) -> None:
 
 
 def test_a_soft_session_never_makes_another_client_fail(serve: Any, probe: Any, http: Any, peer: Any) -> None:
-    """W1, W6: a session that only a cookie keeps gives its slot up when another client needs it, and reports that afterwards."""
+    """W1, W6: a session that only a cookie keeps gives its slot to a client that needs it and then reports its loss."""
     server = serve(probe.app(max_concurrent_envs=1))
     client = http(server.url)
     client.post("/reset")

@@ -279,7 +279,7 @@ def test_a_reset_that_fails_is_reported_and_the_next_one_works(way: Any, lab: ty
         with pytest.raises(ExecutionError, match="no episode today"):
             client.reset(fail=True)
     assert fields(client.reset())["text"] == "ready"
-    # Over HTTP the session that a failed reset has opened is closed: it is not certain that its name reached the client.
+    # Over HTTP the session that a failed reset has opened is closed: its name may not have reached the client.
     assert lab.built == (3 if way.name == "http" else 1)
 
 

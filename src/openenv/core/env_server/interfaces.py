@@ -1,4 +1,4 @@
-"""Facade: re-exports the environment's base class and its models; the code lives in `openenv.env` and `openenv.types`."""
+"""Facade: the environment's base class and its models, from `openenv.env` and `openenv.types`. Re-exports only."""
 
 from __future__ import annotations
 

@@ -21,10 +21,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from openenv.backoff import Backoff
 
 from .captured_rollout import CapturedRollout
 from .dialects.dialect import (
@@ -494,7 +495,7 @@ class ProxiedCall:
         with contextlib.suppress(ValueError):
             wanted_s = float(retry_after)
             return wanted_s if 0 <= wanted_s <= RETRY_AFTER_LIMIT_S else None
-        return self._services.backoff_s * float(2 ** (self._attempts - 1)) * (0.5 + random.random())
+        return Backoff(first_pause_s=self._services.backoff_s).pause_s(self._attempts - 1)
 
     # handing it on
 
