@@ -1,7 +1,6 @@
 import tempfile
 
-from openenv.rollout import RolloutStore, Task, run_many
-from openenv.rollout import engine as reverify
+from openenv.rollout import RolloutStore, Task, reverify, run_many
 
 tasks = [
     Task(

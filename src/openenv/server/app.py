@@ -21,7 +21,7 @@ from ..types import ConcurrencyConfig, ServerCapacityStatus, ServerMode, Session
 from .access import AccessPolicy, Gate, OriginPolicy
 from .http_routes import GymRoutes
 from .mcp.endpoint import McpEndpoint
-from .options import ServerArguments, ServerOptions, ServerOverrides
+from .options import ServerArguments, ServerOptions, ServerOverrides, takes_server_arguments
 from .routes import Documents, MetricsRoutes, TaskRoutes, add_info_routes, gym_routes
 from .service import EnvService
 from .ws import WsEndpoint
@@ -83,6 +83,7 @@ class HTTPEnvServer:
         ConcurrencyConfigurationError: The class does not support so many sessions.
     """
 
+    @takes_server_arguments
     def __init__(
         self,
         env: Callable[[], Environment[Any, Any, Any]],
@@ -220,6 +221,7 @@ class HTTPEnvServer:
             end()
 
 
+@takes_server_arguments
 def create_app(
     env: Callable[[], Environment[Any, Any, Any]],
     action_cls: type[Any],
@@ -281,6 +283,7 @@ def create_app(
     return app
 
 
+@takes_server_arguments
 def create_fastapi_app(
     env: Callable[[], Environment[Any, Any, Any]],
     action_cls: type[Any],

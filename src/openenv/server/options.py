@@ -6,10 +6,11 @@ is a field and a keyword here, a variable in `settings.py`, and an option of the
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import isfinite
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from typing_extensions import TypedDict
 
@@ -20,6 +21,7 @@ from ..types import ConcurrencyConfig
 from .access import AccessPolicy
 
 DEFAULT_MAX_MESSAGE_BYTES: Final = 100 * 1024 * 1024
+_FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])
 
 
 class ServerArguments(TypedDict, total=False):
@@ -51,6 +53,18 @@ class ServerOverrides(ServerArguments, total=False):
 
     sessions: int | None
     session_timeout_s: float | None
+
+
+def takes_server_arguments(function: _FunctionT) -> _FunctionT:
+    """Show the options of `ServerArguments` to `help` and `inspect` as keyword-only parameters, not `**arguments`."""
+    signature = inspect.signature(function)
+    parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    parameters += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in ServerArguments.__annotations__.items()
+    ]
+    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return function
 
 
 def in_bytes(megabytes: float | None) -> int | None:
