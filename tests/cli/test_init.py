@@ -178,6 +178,7 @@ def test_a_lock_that_cannot_be_made_is_a_warning(script: str | None, said: str, 
 # -- what can be done with it ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # tests/docs/test_new_project.py runs the same commands from the guide
 def test_the_commands_that_are_printed_work(openenv_command: Run, command: Callable[..., Any], tmp_path: Path) -> None:
     done = openenv_command("init", "maze_env")
     assert done.returncode == 0, done.stderr

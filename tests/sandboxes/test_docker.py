@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,13 @@ def engine(docker_host: str) -> ContainerCli:
     return ContainerCli("docker", program, docker_host)
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.id)
+def areas_and_all() -> list[Any]:
+    """The first check of each area, and all others as slow tests: the contract as a whole runs on the local backend."""
+    first = {check.id.partition(".")[0]: check for check in reversed(CHECKS)}.values()
+    return [pytest.param(c, id=c.id, marks=() if c in first else pytest.mark.slow) for c in CHECKS]
+
+
+@pytest.mark.parametrize("check", areas_and_all())
 def test_docker_keeps_the_contract(check: ContractCheck, bench: CheckBench) -> None:
     try:
         check.run(bench)

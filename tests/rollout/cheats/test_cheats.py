@@ -17,6 +17,14 @@ PAID_WHEN_PUBLISHED = (
 """Some of the cheats that pay in the published order: one sandbox for agent and verifier, the reward a file in it."""
 
 
+def test_no_cheat_that_paid_before_pays_now(local: Sandboxes, leftovers: Callable[[], None]) -> None:
+    report = run_cheats(local, cheats=[cheat for cheat in all_cheats() if cheat.name in PAID_WHEN_PUBLISHED])
+    assert len(report.results) == len(PAID_WHEN_PUBLISHED)
+    assert [result for result in report.results if result.succeeded] == []
+    leftovers()
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_no_cheat_pays_on_the_local_backend(local: Sandboxes, leftovers: Callable[[], None]) -> None:
     report = run_cheats(local)
