@@ -449,7 +449,7 @@ class Guard:
         return None
 
 
-class Gate:
+class AccessGate:
     """Puts guards in front of routes and gives them all the same tokens; `guarded` lists those that require one."""
 
     def __init__(self, origins: OriginPolicy, access: AccessPolicy) -> None:

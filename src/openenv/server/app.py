@@ -18,7 +18,7 @@ from .. import settings
 from ..env.environment import Environment
 from ..sessions.manager import SessionManager
 from ..types import ConcurrencyConfig, ServerCapacityStatus, ServerMode, SessionInfo, State
-from .access import AccessPolicy, Gate, OriginPolicy
+from .access import AccessGate, AccessPolicy, OriginPolicy
 from .http_routes import GymRoutes
 from .mcp.endpoint import McpEndpoint
 from .options import ServerArguments, ServerOptions, ServerOverrides, takes_server_arguments
@@ -113,7 +113,7 @@ class HTTPEnvServer:
             options=options,
         )
         self.monitoring = MetricsRoutes(self.service)
-        self._gate = Gate(OriginPolicy(settings.allowed_origins()), options.access)
+        self._gate = AccessGate(OriginPolicy(settings.allowed_origins()), options.access)
         self._mcp: McpEndpoint | None = None
 
     @property
