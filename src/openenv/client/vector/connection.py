@@ -31,7 +31,7 @@ _NO_QUEUE: Final = (
 )
 
 
-class WireFormat(ABC):
+class VectorProtocol(ABC):
     """One way to write messages of protocol v2 on a connection, and to read the answers back."""
 
     name: str
@@ -56,7 +56,7 @@ class WireFormat(ABC):
         """
 
 
-class MultiplexedFormat(WireFormat):
+class MultiplexedFormat(VectorProtocol):
     """Protocol v2, in one of its encodings."""
 
     def __init__(self, codec: Codec) -> None:
@@ -73,7 +73,7 @@ class MultiplexedFormat(WireFormat):
         return self._codec.decode(payload, binary=binary, max_bytes=max_bytes)
 
 
-class SingleSessionFormat(WireFormat):
+class SingleSessionFormat(VectorProtocol):
     """Protocol v1: it has no ids, but the server answers each request once and in order, so they are counted.
 
     `open` is sent as a request for the state: it changes nothing, and any answer shows that the server has made the
@@ -134,7 +134,7 @@ class SingleSessionFormat(WireFormat):
         return {"type": "opened", "id": request_id, "session": self._session, "token": "", "last_id": 0}
 
 
-def negotiated_format(chosen: str | None, offered: Sequence[str], *, requires_v2: bool) -> WireFormat:
+def negotiated_format(chosen: str | None, offered: Sequence[str], *, requires_v2: bool) -> VectorProtocol:
     """Return the wire format of a connection.
 
     Args:
@@ -173,7 +173,7 @@ class VectorConnection(BlockingConnection):
 
     def __init__(self, address: Address, options: ConnectionOptions, subprotocols: Sequence[str]) -> None:
         super().__init__(address, options, subprotocols, read_bytes=_READ_BYTES)
-        self.format: WireFormat | None = None
+        self.format: VectorProtocol | None = None
         self._decoded: list[dict[str, Any]] = []
         self._last_id = 0
         self.bytes_sent = 0
