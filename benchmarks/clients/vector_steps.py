@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from openenv.client.vector.vector_env import VectorEnv
+from openenv import VectorEnv
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
