@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from openenv._lazy import lazy_exports
 
 _EXPORTS = {
-    "Cheat": "openenv.testing.cheat_catalogue",
+    "Cheat": "openenv.testing.cheats",
     "CheatReport": "openenv.testing.cheats",
     "CheatResult": "openenv.testing.cheats",
     "CheckResult": "openenv.sandboxes.self_check",
@@ -25,7 +25,7 @@ _EXPORTS = {
     "Served": "openenv.testing.serving",
     "StatusFailure": "openenv.testing.scripted.script",
     "Turn": "openenv.testing.scripted.script",
-    "all_cheats": "openenv.testing.cheat_catalogue",
+    "all_cheats": "openenv.testing.cheats",
     "load_scripts": "openenv.testing.scripted.script",
     "run_cheats": "openenv.testing.cheats",
     "self_check": "openenv.sandboxes.self_check",
@@ -35,10 +35,10 @@ _EXPORTS = {
 if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py holds the two together
     from openenv.sandboxes.self_check import CheckResult as CheckResult
     from openenv.sandboxes.self_check import self_check as self_check
-    from openenv.testing.cheat_catalogue import Cheat as Cheat
-    from openenv.testing.cheat_catalogue import all_cheats as all_cheats
+    from openenv.testing.cheats import Cheat as Cheat
     from openenv.testing.cheats import CheatReport as CheatReport
     from openenv.testing.cheats import CheatResult as CheatResult
+    from openenv.testing.cheats import all_cheats as all_cheats
     from openenv.testing.cheats import run_cheats as run_cheats
     from openenv.testing.scripted.script import CutFailure as CutFailure
     from openenv.testing.scripted.script import Failure as Failure

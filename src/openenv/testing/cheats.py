@@ -1,20 +1,26 @@
 """The cheat suite: agents that try to earn a reward without doing the task, each in a rollout like any other.
 
-A cheat succeeds when it earns another reward than an agent that does nothing, or gets out of its sandbox.
+A cheat succeeds when it earns another reward than an agent that does nothing, or gets out of its sandbox. The cheats
+and the tasks that they are tried on are in `cheats.yaml`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 import socket
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from openenv.rollout.agents.base import Agent
 from openenv.rollout.agents.builtin import Noop, Oracle, Shell
@@ -24,10 +30,43 @@ from openenv.rollout.outcome import Outcome
 from openenv.rollout.store import RolloutStore
 from openenv.rollout.task import Dialect, Model, Task
 from openenv.sandboxes.base import Sandboxes
-from openenv.testing.cheat_catalogue import Cheat, all_cheats
 from openenv.testing.scripted import Script, ScriptedModel, Turn
 
 _MARK = "openenv-cheat"
+
+
+@functools.cache
+def _catalogue() -> Any:
+    return yaml.safe_load(resources.files("openenv.testing").joinpath("cheats.yaml").read_text("utf-8"))
+
+
+def _task(name: str) -> Task:
+    return Task.model_validate({"task_id": name, **_catalogue()["tasks"][name]})
+
+
+@dataclass(frozen=True, slots=True)
+class Cheat:
+    """An attempt, as shell lines that run where an agent runs; all of them run, whether they fail or not.
+
+    In the lines `@PORT@`, `@ABSTRACT@`, `@SECRET@` and `@KEY@` stand for a port and an abstract socket that the host
+    listens on, a file of the host, and the key of a rollout that is over.
+    """
+
+    name: str
+    what: str
+    lines: tuple[str, ...]
+    task: Task = field(default_factory=lambda: _task("data"))
+    calls_model: bool = False
+
+
+def all_cheats() -> tuple[Cheat, ...]:
+    """Return every cheat, in the order in which they run."""
+    return tuple(
+        Cheat(
+            name, cheat["what"], (cheat["script"],), _task(cheat.get("task", "data")), cheat.get("calls_model", False)
+        )
+        for name, cheat in _catalogue()["cheats"].items()
+    )
 
 
 class HostBait:
@@ -161,28 +200,11 @@ def run_cheats(
         for task in {cheat.task.task_id: cheat.task for cheat in chosen}.values():
             runner.honest[task.task_id] = runner.run(Noop(), task=task)
             report.solved[task.task_id] = runner.run(Oracle(), task=task).reward
-        results: dict[str, CheatResult] = {}
-        lock = threading.Lock()
-        waiting = iter(chosen)
-
-        def work() -> None:
-            while True:
-                with lock:
-                    cheat = next(waiting, None)
-                if cheat is None:
-                    return
-                result = runner.attempt(cheat)
-                with lock:
-                    results[cheat.name] = result
-                    if on_result is not None:
-                        on_result(result)
-
-        threads = [threading.Thread(target=work, name=f"openenv-cheat-{n}") for n in range(concurrency)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        report.results = [results[cheat.name] for cheat in chosen]
+        with ThreadPoolExecutor(concurrency, thread_name_prefix="openenv-cheat") as pool:
+            attempts = [pool.submit(runner.attempt, cheat) for cheat in chosen]
+            for attempt in as_completed(attempts) if on_result is not None else ():
+                on_result(attempt.result())
+        report.results = [attempt.result() for attempt in attempts]
     return report
 
 
