@@ -61,12 +61,11 @@ class Cheat:
 
 def all_cheats() -> tuple[Cheat, ...]:
     """Return every cheat, in the order in which they run."""
-    return tuple(
-        Cheat(
-            name, cheat["what"], (cheat["script"],), _task(cheat.get("task", "data")), cheat.get("calls_model", False)
-        )
-        for name, cheat in _catalogue()["cheats"].items()
-    )
+
+    def cheat(name: str, what: str, script: str, task: str = "data", calls_model: bool = False) -> Cheat:
+        return Cheat(name, what, (script,), _task(task), calls_model)
+
+    return tuple(cheat(name, **fields) for name, fields in _catalogue()["cheats"].items())
 
 
 class HostBait:
@@ -202,8 +201,9 @@ def run_cheats(
             report.solved[task.task_id] = runner.run(Oracle(), task=task).reward
         with ThreadPoolExecutor(concurrency, thread_name_prefix="openenv-cheat") as pool:
             attempts = [pool.submit(runner.attempt, cheat) for cheat in chosen]
-            for attempt in as_completed(attempts) if on_result is not None else ():
-                on_result(attempt.result())
+            for attempt in as_completed(attempts):
+                if on_result is not None:
+                    on_result(attempt.result())
         report.results = [attempt.result() for attempt in attempts]
     return report
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from openenv.rollout.capture.dialects import DIALECTS, openai_chat, route
+from openenv.rollout.capture.dialects import DIALECTS, route
 from openenv.rollout.capture.dialects.dialect import CallOptions
 
 
 def rewritten(body: dict[str, Any], **options: Any) -> dict[str, Any]:
-    return openai_chat.rewrite(body, CallOptions(**{"model": "m", **options})).body
+    return DIALECTS["openai_chat"].rewrite(body, CallOptions(**{"model": "m", **options})).body
 
 
 def test_a_path_is_recognised_by_its_end() -> None:
@@ -36,7 +36,7 @@ def test_the_agents_own_request_is_left_alone() -> None:
 
 def test_what_the_agent_asks_for_itself_is_not_forced_and_not_taken_away() -> None:
     asked = {"messages": [], "logprobs": True, "top_logprobs": 2, "return_token_ids": True}
-    done = openai_chat.rewrite(asked, CallOptions(model="m"))
+    done = DIALECTS["openai_chat"].rewrite(asked, CallOptions(model="m"))
     assert done.forced == frozenset()
     assert done.body["top_logprobs"] == 2
 

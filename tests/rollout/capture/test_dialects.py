@@ -8,15 +8,11 @@ from typing import Any
 
 import pytest
 
-from openenv.rollout.capture.dialects import (
-    DIALECTS,
-    anthropic,
-    anthropic_over_chat,
-    openai_chat,
-    openai_responses,
-    responses_over_chat,
-)
+from openenv.rollout.capture.dialects import BRIDGES, DIALECTS
+from openenv.rollout.capture.dialects.dialect import CallOptions
 from openenv.rollout.capture.encoding import STREAM_DONE, event_data
+
+ANTHROPIC, RESPONSES = DIALECTS["anthropic"], DIALECTS["openai_responses"]
 
 MESSAGE_EVENTS: list[dict[str, Any]] = [
     {
@@ -122,58 +118,51 @@ def test_responses_are_captured_with_log_probabilities_and_shown_without(
 
 def test_responses_reach_an_agent_that_asked_for_log_probabilities_as_they_are() -> None:
     body = {"input": "hi", "include": ["message.output_text.logprobs"]}
-    done = openai_responses.rewrite(body, _wishes())
+    done = RESPONSES.rewrite(body, CallOptions(model="m"))
     assert done.forced == frozenset()
-    assert openai_responses.strip_event(RESPONSE_EVENTS[3], done.forced) is RESPONSE_EVENTS[3]
+    assert RESPONSES.strip_event(RESPONSE_EVENTS[3], done.forced) is RESPONSE_EVENTS[3]
 
 
 def test_a_response_that_breaks_off_is_put_together_as_far_as_it_got() -> None:
-    assembler = openai_responses.assembler()
+    assembler = RESPONSES.assembler()
     for event in RESPONSE_EVENTS[:4]:
         assembler.feed(event)
-    assert not assembler.done
-    done = openai_responses.completion(assembler.response())
+    assert not any(map(RESPONSES.is_end, RESPONSE_EVENTS[:4]))
+    done = RESPONSES.completion(assembler.response())
     assert (done.sampled.logprobs, done.finish_reason) == ((-0.25,), None)
 
 
 def test_a_message_that_breaks_off_is_put_together_as_far_as_it_got() -> None:
-    assembler = anthropic.assembler()
+    assembler = ANTHROPIC.assembler()
     for event in MESSAGE_EVENTS[:12]:
         assembler.feed(event)
-    assert not assembler.done
+    assert not any(map(ANTHROPIC.is_end, MESSAGE_EVENTS[:12]))
     assert assembler.response()["content"][2]["input"] == '{"a":'
 
 
 @pytest.mark.parametrize("name", ["openai_chat", "openai_responses", "anthropic"])
 def test_a_whole_answer_as_a_stream_is_put_together_to_the_same(name: Any) -> None:
-    module = DIALECTS[name]
-    answers: dict[str, Any] = {"openai_responses": RESPONSE, "anthropic": None, "openai_chat": None}
-    answer = answers[name] or module.final_answer({"model": "m"}, "the end")
-    assembler = module.assembler()
-    for event in module.stream({"stream_options": {"include_usage": True}}, answer):
-        data = event_data(event)
-        if data and data != STREAM_DONE:
-            assembler.feed(json.loads(data))
-    assert assembler.done
-    assert module.completion(assembler.response()).finish_reason == module.completion(answer).finish_reason
-    assert module.reply_items(assembler.response()) == module.reply_items(answer)
+    dialect = DIALECTS[name]
+    answer = RESPONSE if name == "openai_responses" else dialect.final_answer({"model": "m"}, "the end")
+    events = [event_data(event) for event in dialect.stream({"stream_options": {"include_usage": True}}, answer)]
+    chunks = [json.loads(data) for data in events if data and data != STREAM_DONE]
+    assembler = dialect.assembler()
+    for chunk in chunks:
+        assembler.feed(chunk)
+    assert sum(map(dialect.is_end, chunks)) == 1
+    assert dialect.completion(assembler.response()).finish_reason == dialect.completion(answer).finish_reason
+    assert dialect.reply_items(assembler.response()) == dialect.reply_items(answer)
 
 
 @pytest.mark.parametrize("name", ["openai_chat", "openai_responses", "anthropic"])
 def test_errors_have_the_dialects_shape(name: Any) -> None:
-    module = DIALECTS[name]
-    assert "boom" in json.dumps(module.error(500, "boom"))
-    assert module.error_event(500, "boom").endswith(b"\n\n")
-    data = json.loads(event_data(module.error_event(500, "boom")) or b"")
-    assembler = module.assembler()
+    dialect = DIALECTS[name]
+    assert "boom" in json.dumps(dialect.error(500, "boom"))
+    assert dialect.error_event(500, "boom").endswith(b"\n\n")
+    data = json.loads(event_data(dialect.error_event(500, "boom")) or b"")
+    assembler = dialect.assembler()
     assembler.feed(data)
-    assert "boom" in json.dumps(module.completion(assembler.response()).error)
-
-
-def _wishes() -> Any:
-    from openenv.rollout.capture.dialects.dialect import CallOptions
-
-    return CallOptions(model="m")
+    assert "boom" in json.dumps(dialect.completion(assembler.response()).error)
 
 
 CHAT_DELTAS = [
@@ -198,7 +187,7 @@ def chat_answer(fake: Any, stream: bool) -> Any:
     chunks[0]["prompt_token_ids"] = [4, 5, 6]
     if stream:
         return fake.Answer.events(*(piece for chunk in chunks for piece in (fake.event(chunk), 0.005)), fake.DONE)
-    assembler = openai_chat.assembler()
+    assembler = DIALECTS["openai_chat"].assembler()
     for chunk in chunks:
         assembler.feed(chunk)
     return fake.Answer.json(assembler.response())
@@ -237,7 +226,7 @@ ANTHROPIC_BODY: dict[str, Any] = {
 
 
 def test_messages_become_chat_completions() -> None:
-    sent = anthropic_over_chat.request(ANTHROPIC_BODY)
+    sent = BRIDGES["anthropic", "openai_chat"].request(ANTHROPIC_BODY)
     assert [message["role"] for message in sent["messages"]] == ["system", "user", "assistant", "tool", "user"]
     assistant = sent["messages"][2]
     assert assistant["content"] == "ok"
@@ -255,13 +244,12 @@ def test_an_agent_that_speaks_messages_talks_to_an_engine_that_speaks_chat(
     engine.respond = lambda seen: chat_answer(fake, bool(seen.body.get("stream")))
     response = agent.post("/messages", {**ANTHROPIC_BODY, "stream": stream})
     if stream:
-        assembler = anthropic.assembler()
+        assembler = ANTHROPIC.assembler()
         names = []
         for event in response.text.split("\n\n"):
             if event:
                 names.append(event.splitlines()[0].removeprefix("event: "))
                 assembler.feed(json.loads(event.splitlines()[1].removeprefix("data: ")))
-        assert assembler.done
         assert names[0] == "message_start"
         assert names[-2:] == ["message_delta", "message_stop"]
         message = assembler.response()
@@ -311,7 +299,7 @@ RESPONSES_BODY: dict[str, Any] = {
 
 
 def test_responses_become_chat_completions() -> None:
-    sent = responses_over_chat.request(RESPONSES_BODY)
+    sent = BRIDGES["openai_responses", "openai_chat"].request(RESPONSES_BODY)
     roles = [message["role"] for message in sent["messages"]]
     assert roles == ["system", "system", "user", "assistant", "tool", "tool"]
     assert sent["messages"][2]["content"] == "go\non"

@@ -74,13 +74,12 @@ CHUNKS = st.builds(lambda value, kind: {**value, "type": kind}, OBJECTS, EVENT_T
 def test_a_stream_of_any_values_is_recorded_and_read(
     tmp_path: Path, agent: Any, body: dict[str, Any], chunks: list[dict[str, Any]], forced: bool
 ) -> None:
-    module = DIALECTS[agent]
     file = tmp_path / f"{len(list(tmp_path.iterdir()))}.log"
     recorder = Recorder(file)
     recorder.create({"rollout_id": "r"})
     call = recorder.begin({"dialect": agent, "to": agent, "path": "/"}, body, {**body, "model": "m"})
     names = frozenset({"logprobs", "return_token_ids", "stream_options"}) if forced else frozenset()
-    tap = StreamTap(call, module, names)
+    tap = StreamTap(call, DIALECTS[agent], names)
     call.head(200, {})
     for chunk in chunks:
         tap.feed(b"data: " + json.dumps(chunk).encode() + b"\n\n")

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openenv.rollout.capture.dialects import openai_chat
+from openenv.rollout.capture.dialects import DIALECTS
 from openenv.rollout.capture.dialects.dialect import TokenLog
 from openenv.rollout.capture.encoding import EventSplitter, event_data
 
@@ -17,7 +17,7 @@ def entry(token: str, logprob: float | None, **more: Any) -> dict[str, Any]:
 
 
 def completion(choice: dict[str, Any], **top: Any) -> Any:
-    return openai_chat.completion({"choices": [{"index": 0, "finish_reason": "stop", **choice}], **top})
+    return DIALECTS["openai_chat"].completion({"choices": [{"index": 0, "finish_reason": "stop", **choice}], **top})
 
 
 def test_vllm_names_the_prompt_at_the_top_and_the_completion_in_the_choice() -> None:

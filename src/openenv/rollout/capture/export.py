@@ -224,7 +224,7 @@ def _missing_tokens(call: Call) -> int:
     done = call.completion
     if not done.sampled.has_ids or call.endpoint_dialect != "openai_chat":
         return 0
-    counted = call.module.completion_tokens({"usage": done.usage})
+    counted = call.reader.completion_tokens({"usage": done.usage})
     missing = counted - len(done.sampled)
     return missing if missing > (0 if done.finish_reason == "length" else 1) else 0
 

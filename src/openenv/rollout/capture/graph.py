@@ -136,10 +136,10 @@ def _token_marks(node: CallNode) -> tuple[bytes, bytes]:
 
 def _message_marks(node: CallNode) -> tuple[bytes, bytes]:
     """Return conversation and reply as bytes: a digest per item, so that all items have one length."""
-    module, call = node.call.module, node.call
+    call = node.call
     try:
-        question = [_digest(dumps(item)) for item in module.items(call.sent)]
-        answer = [_digest(dumps(item)) for item in module.reply_items(call.response or {})]
+        question = [_digest(dumps(item)) for item in call.reader.items(call.sent)]
+        answer = [_digest(dumps(item)) for item in call.reader.reply_items(call.response or {})]
     except MALFORMED:  # a conversation that makes no sense is linked to none
         return _digest(dumps([call.number])), b""
     return b"".join(question), b"".join(answer)
@@ -148,7 +148,7 @@ def _message_marks(node: CallNode) -> tuple[bytes, bytes]:
 def setting_of(call: Call) -> bytes:
     """Return what makes two conversations those of one agent, as bytes to compare."""
     try:
-        return dumps(call.module.setting(call.sent))
+        return dumps(call.reader.setting(call.sent))
     except MALFORMED:
         return b""
 

@@ -34,7 +34,7 @@ from .dialects.dialect import (
     TOKEN_IDS,
     Bridge,
     CallOptions,
-    DialectModule,
+    ModelDialect,
     StreamTranslator,
 )
 from .encoding import STREAM_DONE, EventSplitter, Json, dumps, event_data, load_object
@@ -90,12 +90,12 @@ class StreamTap:
     def __init__(
         self,
         recorder: CallRecorder,
-        module: DialectModule,
+        dialect: ModelDialect,
         forced: frozenset[str],
         translator: StreamTranslator | None = None,
     ) -> None:
         self._recorder = recorder
-        self._module = module
+        self._dialect = dialect
         self._forced = forced
         self._translator = translator
         self._splitter = EventSplitter()
@@ -157,14 +157,14 @@ class StreamTap:
 
     def _read(self, event: bytes, chunk: Json) -> tuple[bytes, bytes]:
         """Return what the records keep of an event, and what the agent sees of it."""
-        module = self._module
+        dialect = self._dialect
         self.failure = stream_error(chunk) or (None if self.failure == _EMPTY else self.failure)
-        self.sampled += module.sampled_in(chunk)
-        self.reported = max(self.reported, module.completion_tokens(chunk))
+        self.sampled += dialect.sampled_in(chunk)
+        self.reported = max(self.reported, dialect.completion_tokens(chunk))
         self.prompt_tokens = self.prompt_tokens or tokens_read(chunk)
-        self.finished = self.finished or module.is_end(chunk)
+        self.finished = self.finished or dialect.is_end(chunk)
         kept, shown = event, chunk
-        ids = module.take_prompt_ids(chunk) if b"t_token_ids" in event else None
+        ids = dialect.take_prompt_ids(chunk) if b"t_token_ids" in event else None
         if ids:  # long, and nearly the same in each call: `prompt` entries hold only what is new
             self._recorder.prompt(ids)
             self.has_prompt_ids = True
@@ -175,7 +175,7 @@ class StreamTap:
                 shown = load_object(event_data(event) or b"") or chunk
         if self._translator is not None:
             return kept, self._translator.feed(chunk)
-        visible = module.strip_event(shown, self._forced)
+        visible = dialect.strip_event(shown, self._forced)
         if visible is None:
             return kept, b""
         return kept, event if visible is shown else _with_data(event, visible)
@@ -210,11 +210,11 @@ class Services:
 class CallRequest:
     """An agent's request, its dialect, and the dialect of the endpoint."""
 
-    dialect: DialectModule
+    dialect: ModelDialect
     path: str
     body: Json
     headers: Mapping[str, str]
-    endpoint: DialectModule
+    endpoint: ModelDialect
     bridge: Bridge | None = None
     query: str = ""
 
@@ -262,8 +262,8 @@ class ProxiedCall:
         self._policy: str | None = None
         self._policy_task: asyncio.Task[str | None] | None = None
         self._rewrite(rollout.call_options())
-        modules = {"dialect": request.dialect.NAME, "to": request.endpoint.NAME}
-        facts = {**modules, "path": request.path, "stream": request.wants_stream}
+        dialects = {"dialect": request.dialect.name, "to": request.endpoint.name}
+        facts = {**dialects, "path": request.path, "stream": request.wants_stream}
         self._recorder: CallRecorder = rollout.recorder.begin(facts, request.body, self._rewritten.body)
 
     def _rewrite(self, options: CallOptions) -> None:
@@ -417,7 +417,7 @@ class ProxiedCall:
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         headers.update({name: value for name, value in request.headers.items() if name in SENT_HEADERS})
         key = model.api_key.get_secret_value()
-        if request.endpoint.NAME == "anthropic":
+        if request.endpoint.name == "anthropic":
             headers["x-api-key"] = key
             headers.setdefault("anthropic-version", "2023-06-01")
         else:
@@ -427,7 +427,7 @@ class ProxiedCall:
 
     async def _send(self) -> EndpointResponse:
         model, request = self._rollout.model, self._request
-        url = endpoint_url(model.base_url, request.endpoint.PATH)
+        url = endpoint_url(model.base_url, request.endpoint.path)
         if request.query and request.bridge is None:
             url += f"?{request.query}"
         body, timeout_s = dumps(self._rewritten.body), model.request_timeout_s
@@ -548,7 +548,7 @@ class ProxiedCall:
         visible = endpoint.strip_response(answer, forced)
         is_unchanged = visible is answer and not (ids and TOKEN_IDS in forced)
         if request.bridge is not None:
-            visible, is_unchanged = request.bridge.response(request.body, visible), False
+            visible, is_unchanged = request.bridge.translator(request.body).translate(visible), False
         await self._complete(None if ids else tokens_read(answer))
         headers = _shown_headers(response)
         if request.wants_stream:  # the endpoint was asked for a whole answer, or does not stream

@@ -35,7 +35,7 @@ from openenv.errors import CaptureError
 
 from ..task import Dialect
 from .dialects import DIALECTS
-from .dialects.dialect import MALFORMED, Completion, DialectModule
+from .dialects.dialect import MALFORMED, Completion, ModelDialect
 from .encoding import STREAM_DONE, EventSplitter, Json, dumps, event_data, load_object, loads
 
 FILE = "calls.log"
@@ -338,8 +338,8 @@ class Call:
         return (self.response is not None and self.error is None) or len(self.completion.sampled) > 0
 
     @property
-    def module(self) -> DialectModule:
-        """Return the dialect module that reads `sent` and `response`."""
+    def reader(self) -> ModelDialect:
+        """Return the dialect that reads `sent` and `response`."""
         return DIALECTS[self.endpoint_dialect]
 
 
@@ -538,7 +538,7 @@ class _Draft:
         if call.status is not None and call.status >= 400:
             return call
         try:
-            call.completion = call.module.completion(response)
+            call.completion = call.reader.completion(response)
         except MALFORMED as exc:
             call.error = call.error or {"message": f"the answer cannot be read: {exc}"}
         call.error = call.error or call.completion.error
@@ -548,7 +548,7 @@ class _Draft:
     def _assembled(self) -> Json | None:
         if not self._events:
             return None
-        assembler = self.call.module.assembler()
+        assembler = self.call.reader.assembler()
         for event in EventSplitter().feed(b"".join(self._events)):
             data = event_data(event)
             chunk = load_object(data) if data is not None and data != STREAM_DONE else None

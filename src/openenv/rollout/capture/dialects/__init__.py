@@ -1,4 +1,4 @@
-"""Dialects of model endpoints: which module speaks which, and which request is meant by a path."""
+"""Dialects of model endpoints: which there are, which bridges lead from one to another, and what a path asks for."""
 
 from __future__ import annotations
 
@@ -6,46 +6,39 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...task import Dialect
-from . import (
-    anthropic,
-    anthropic_over_chat,
-    openai_chat,
-    openai_responses,
-    responses_over_chat,
-)
-from .dialect import Bridge, DialectModule
+from .anthropic import AnthropicMessages
+from .anthropic_over_chat import ANTHROPIC_OVER_CHAT
+from .dialect import Bridge, ModelDialect
+from .openai_chat import OpenAIChat
+from .openai_responses import OpenAIResponses
+from .responses_over_chat import RESPONSES_OVER_CHAT
 
-DIALECTS: dict[Dialect, DialectModule] = {
-    "openai_chat": openai_chat,
-    "openai_responses": openai_responses,
-    "anthropic": anthropic,
+DIALECTS: dict[Dialect, ModelDialect] = {
+    "openai_chat": OpenAIChat(),
+    "openai_responses": OpenAIResponses(),
+    "anthropic": AnthropicMessages(),
 }
 BRIDGES: dict[tuple[Dialect, Dialect], Bridge] = {
-    ("anthropic", "openai_chat"): anthropic_over_chat,
-    ("openai_responses", "openai_chat"): responses_over_chat,
+    ("anthropic", "openai_chat"): ANTHROPIC_OVER_CHAT,
+    ("openai_responses", "openai_chat"): RESPONSES_OVER_CHAT,
 }
-"""What lets an agent of one dialect talk to an endpoint of another."""
-COUNTS: dict[str, DialectModule] = {
-    anthropic.COUNT_PATH: anthropic,
-    openai_responses.COUNT_PATH: openai_responses,
-}
+"""By the dialects of the agent and of the endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
     """What a path asks for."""
 
-    dialect: DialectModule
+    dialect: ModelDialect
     kind: Literal["call", "count"] = "call"
 
 
 def route(path: str) -> Route | None:
     """Return what a path asks for, whatever its prefix; None for a path that no dialect has."""
     path = path.rstrip("/")
-    for ending, module in COUNTS.items():
-        if path.endswith(ending):
-            return Route(module, "count")
-    for module in DIALECTS.values():
-        if path.endswith(module.PATH):
-            return Route(module)
+    for dialect in DIALECTS.values():
+        if path.endswith(dialect.path):
+            return Route(dialect)
+        if dialect.count_path is not None and path.endswith(dialect.count_path):
+            return Route(dialect, "count")
     return None

@@ -10,8 +10,8 @@ import uuid
 from typing import Any
 
 from ..encoding import Json
-from . import anthropic
-from .dialect import StreamTranslator, as_dict
+from .anthropic import empty_message
+from .dialect import Bridge, StreamTranslator, error_kind
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "function_call": "tool_use"}
 _COPIED = ("temperature", "top_p", "stream")
@@ -111,35 +111,6 @@ def _tool_choice(choice: Any) -> Any:
     return {"auto": "auto", "any": "required", "none": "none"}.get(str(kind))
 
 
-def response(body: Json, response: Json) -> Json:
-    """Return a chat completion as a message."""
-    choice = (response.get("choices") or [{}])[0]
-    message = choice.get("message") or {}
-    content: list[Json] = []
-    thoughts = message.get("reasoning_content") or message.get("reasoning")
-    if isinstance(thoughts, str) and thoughts:
-        content.append({"type": "thinking", "thinking": thoughts, "signature": ""})
-    if message.get("content"):
-        content.append({"type": "text", "text": message["content"]})
-    for call in message.get("tool_calls") or ():
-        function = call.get("function") or {}
-        content.append(
-            {
-                "type": "tool_use",
-                "id": call.get("id") or _tool_id(),
-                "name": function.get("name"),
-                "input": _arguments(function.get("arguments")),
-            }
-        )
-    whole = anthropic.final_answer(body, "")
-    return {
-        **whole,
-        "content": content,
-        "stop_reason": STOP_REASONS.get(str(choice.get("finish_reason")), "end_turn"),
-        "usage": _usage(as_dict(response.get("usage"))),
-    }
-
-
 def _arguments(text: Any) -> Any:
     try:
         parsed = json.loads(text or "{}")
@@ -157,70 +128,55 @@ def _usage(usage: Json) -> Json:
     }
 
 
-def _tool_id() -> str:
-    return f"toolu_{uuid.uuid4().hex}"
-
-
 class MessageTranslator(StreamTranslator):
-    """Turns the chunks of one chat completion into the events of a message: one content block open at a time."""
+    """Turns the chunks of one chat completion into the events of a message, whose items are content blocks."""
 
     def __init__(self, body: Json) -> None:
         super().__init__()
-        self._body = body
-        self._index = -1
-        self._open: tuple[str, int] | None = None
-        """The block that is open: its kind, and which of several tool calls."""
+        self.whole = empty_message(body)
 
     def _start(self) -> None:
-        message = {**anthropic.final_answer(self._body, ""), "content": [], "stop_reason": None}
-        self._emit("message_start", message=message)
-
-    def _end(self) -> None:
-        self._close()
-        if self._error is not None:
-            self._out.append(anthropic.error_event(500, self._error))
-            return
-        end = {"stop_reason": STOP_REASONS.get(str(self._finish), "end_turn"), "stop_sequence": None}
-        self._emit("message_delta", delta=end, usage=_usage(self._usage))
-        self._emit("message_stop")
+        self._emit("message_start", message=self.whole)
 
     def _think(self, text: str) -> None:
-        self._block(("thinking", 0), {"type": "thinking", "thinking": "", "signature": ""})
-        self._emit_delta({"type": "thinking_delta", "thinking": text})
+        self._open(("thinking", 0), {"type": "thinking", "thinking": "", "signature": ""})
+        self._emit_delta("thinking_delta", "thinking", text)
 
     def _say(self, text: str) -> None:
-        self._block(("text", 0), {"type": "text", "text": ""})
-        self._emit_delta({"type": "text_delta", "text": text})
+        self._open(("text", 0), {"type": "text", "text": ""})
+        self._emit_delta("text_delta", "text", text)
 
     def _call(self, call: Json, index: int, function: Json) -> None:
-        start: Json = {
-            "type": "tool_use",
-            "id": call.get("id") or _tool_id(),
-            "name": function.get("name"),
-            "input": {},
-        }
-        self._block(("tool_use", index), start)
+        call_id = call.get("id") or f"toolu_{uuid.uuid4().hex}"
+        self._open(("input", index), {"type": "tool_use", "id": call_id, "name": function.get("name"), "input": {}})
         if function.get("arguments"):
-            self._emit_delta({"type": "input_json_delta", "partial_json": function["arguments"]})
+            self._emit_delta("input_json_delta", "partial_json", function["arguments"])
 
-    def _block(self, key: tuple[str, int], empty: Json) -> None:
-        """Open a block unless it is the open one; the one before it is closed."""
-        if self._open == key:
-            return
-        self._close()
-        self._open = key
-        self._index += 1
-        self._emit("content_block_start", index=self._index, content_block=empty)
+    def _emit_delta(self, kind: str, field: str, text: str) -> None:
+        self._pieces.append(text)
+        self._emit("content_block_delta", index=self._index, delta={"type": kind, field: text})
 
-    def _close(self) -> None:
-        if self._open is not None:
-            self._open = None
-            self._emit("content_block_stop", index=self._index)
+    def _item_opened(self, item: Json) -> None:
+        self._emit("content_block_start", index=self._index, content_block=item)
 
-    def _emit_delta(self, delta: Json) -> None:
-        self._emit("content_block_delta", index=self._index, delta=delta)
+    def _item_closed(self, item: Json, text: str) -> None:
+        self._emit("content_block_stop", index=self._index)
+        closed = {"input": _arguments(text)} if item["type"] == "tool_use" else {item["type"]: text}
+        self.whole["content"].append({**item, **closed})
+
+    @property
+    def _index(self) -> int:
+        return len(self.whole["content"])
+
+    def _end(self) -> None:
+        end = {"stop_reason": STOP_REASONS.get(str(self._finish), "end_turn"), "stop_sequence": None}
+        self.whole.update(end, usage=_usage(self._usage))
+        if self._error is not None:
+            error = {"type": error_kind(500), "message": self._error}
+            self._emit("error", error=error)
+        else:
+            self._emit("message_delta", delta=end, usage=self.whole["usage"])
+            self._emit("message_stop")
 
 
-def translator(body: Json) -> MessageTranslator:
-    """Return a translator for the events of one stream."""
-    return MessageTranslator(body)
+ANTHROPIC_OVER_CHAT = Bridge(request, MessageTranslator)

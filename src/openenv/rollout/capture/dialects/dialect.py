@@ -1,4 +1,4 @@
-"""The functions of a dialect module and of a bridge between two, and what they share.
+"""What a dialect and a bridge between two can do, and what they share.
 
 Values only, no IO: dialects turn requests, events and responses into others. Nothing is tokenised here; what an engine
 does not name is None.
@@ -7,9 +7,9 @@ does not name is None.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from ...task import Dialect
 from ..encoding import Json, dumps, event_bytes
@@ -183,16 +183,87 @@ class Assembler(Protocol):
     def response(self) -> Json:
         """Return the response that a call without streaming would have had, as far as the stream got."""
 
-    @property
-    def done(self) -> bool:
-        """Say whether the stream reached its proper end."""
+
+class ModelDialect(Protocol):
+    """One dialect. `body` and `forced` are those of a request; values that are passed in stay as they are."""
+
+    name: ClassVar[Dialect]
+    path: ClassVar[str]
+    """Where an endpoint of this dialect answers, below `/v1`."""
+    count_path: ClassVar[str | None] = None
+    """Where it counts tokens, if it has such a route."""
+    counted_fields: ClassVar[tuple[str, ...]]
+    """The parts of a request whose tokens are counted."""
+    assembler: ClassVar[type[Assembler]]
+
+    def rewrite(self, body: Json, options: CallOptions) -> RewrittenRequest:
+        """Return the request as the endpoint gets it, and what was forced into it."""
+
+    def strip_event(self, chunk: Json, forced: frozenset[str]) -> Json | None:
+        """Return what the agent sees of an event: the same object where nothing changes, None for nothing at all."""
+        return chunk
+
+    def strip_response(self, response: Json, forced: frozenset[str]) -> Json:
+        """Return what the agent sees of a whole response: the same object where nothing changes."""
+        return response
+
+    def completion(self, response: Json) -> Completion:
+        """Read a whole or assembled response."""
+
+    def sampled_in(self, chunk: Json) -> int:
+        """Return how many tokens an event brings, as far as it says."""
+        return 0
+
+    def is_end(self, chunk: Json) -> bool:
+        """Say whether an event marks the proper end of what the model had to say."""
+
+    def completion_tokens(self, value: Json) -> int:
+        """Return how many tokens an event or a response says were sampled in all; 0 where it does not say."""
+
+    def take_prompt_ids(self, value: Json) -> list[int] | None:
+        """Cut the prompt's ids out of an event or a response, in place, and return them."""
+        return None
+
+    def error(self, status: int, message: str) -> Json:
+        """Return an error in the dialect's shape."""
+
+    def error_event(self, status: int, message: str) -> bytes:
+        """Return an error as an event of a stream that has begun."""
+
+    def final_answer(self, body: Json, text: str) -> Json:
+        """Return a response that ends the agent's turn with a text, as if the model had said it."""
+
+    def stream(self, body: Json, response: Json) -> list[bytes]:
+        """Return a whole response as the events of the stream that a request asked for."""
+
+    def count_tokens(self, body: Json) -> Json:
+        """Return an estimate in the shape of the dialect's token-count route: a token for every four characters."""
+        return {"input_tokens": max(1, sum(_text_length(body.get(name)) for name in self.counted_fields) // 4)}
+
+    def setting(self, body: Json) -> list[Any]:
+        """Return what makes two conversations those of one agent: its system texts and the names of its tools."""
+
+    def items(self, body: Json) -> list[Any]:
+        """Return the request's conversation without system texts, oldest first, as plain values to compare."""
+
+    def reply_items(self, response: Json) -> list[Any]:
+        """Return what the response adds to the conversation, in the shape that `items` gives it later."""
 
 
 class StreamTranslator:
     """Turns the chunks of one chat completion into the events of another dialect, as they come.
 
-    A chunk has pieces of thoughts, text and tool calls; a subclass writes the events of each with `_emit`.
+    A chunk has pieces of thoughts, text and tool calls. Other dialects have items instead, one open at a time: a
+    piece that belongs to another item than the last one closes that item and opens its own.
+
+        chunks   {"content":"Hel"}     {"content":"lo"}    {"tool_calls":[{"index":0,...}]}     the end
+        events   open text, delta      delta               close text, open call, delta         close call, end
+
+    A subclass writes the events with `_emit`, and keeps `whole` up to date.
     """
+
+    whole: Json
+    """The response in the other dialect, as it stands; items are in it once they are closed."""
 
     def __init__(self) -> None:
         self._out: list[bytes] = []
@@ -200,6 +271,9 @@ class StreamTranslator:
         self._finish: str | None = None
         self._usage: Json = {}
         self._error: str | None = None
+        self._item: Json = {}
+        self._key: tuple[str, int] | None = None  # of the open item: its kind, and which of several tool calls
+        self._pieces: list[str] = []  # of the open item's text or arguments
 
     def feed(self, chunk: Json) -> bytes:
         """Take one chunk, and return the events that follow from it."""
@@ -219,18 +293,51 @@ class StreamTranslator:
             for call in delta.get("tool_calls") or ():
                 self._call(call, call.get("index") or 0, call.get("function") or {})
             self._finish = choice.get("finish_reason") or self._finish
-        return self._taken()
+        return self._take_events()
 
     def end(self) -> bytes:
         """Return the events that end the stream."""
         self._start_once()
+        self._close()
         self._end()
-        return self._taken()
+        return self._take_events()
+
+    def translate(self, response: Json) -> Json:
+        """Take a whole completion instead of chunks, and return it in the other dialect."""
+        choice = (response.get("choices") or [{}])[0]
+        message = dict(choice.get("message") or {})
+        # The index tells tool calls apart in a stream; in a whole answer it is missing, or null (SGLang).
+        message["tool_calls"] = [{**call, "index": index} for index, call in enumerate(message.get("tool_calls") or ())]
+        end = {"delta": message, "finish_reason": choice.get("finish_reason")}
+        self.feed({"choices": [end], "usage": response.get("usage"), "error": response.get("error")})
+        self.end()
+        return self.whole
 
     def _start_once(self) -> None:
         if not self._started:
             self._started = True
             self._start()
+
+    def _open(self, key: tuple[str, int], item: Json) -> None:
+        """Open an item unless it is the open one; the one before it is closed."""
+        if self._key != key:
+            self._close()
+            self._key, self._item, self._pieces = key, item, []
+            self._item_opened(item)
+
+    def _close(self) -> None:
+        if self._key is not None:
+            self._key = None
+            self._item_closed(self._item, "".join(self._pieces))
+
+    def _emit(self, kind: str, **fields: Any) -> None:
+        self._out.append(typed_event({"type": kind, **fields}))
+
+    def _take_events(self) -> bytes:
+        out, self._out = self._out, []
+        return b"".join(out)
+
+    # a subclass has these
 
     def _start(self) -> None:
         raise NotImplementedError
@@ -244,91 +351,28 @@ class StreamTranslator:
     def _call(self, call: Json, index: int, function: Json) -> None:
         raise NotImplementedError
 
+    def _item_opened(self, item: Json) -> None:
+        raise NotImplementedError
+
+    def _item_closed(self, item: Json, text: str) -> None:
+        raise NotImplementedError
+
     def _end(self) -> None:
         raise NotImplementedError
 
-    def _emit(self, kind: str, **fields: Any) -> None:
-        self._out.append(event_bytes(dumps({"type": kind, **fields}), name=kind))
 
-    def _taken(self) -> bytes:
-        out, self._out = self._out, []
-        return b"".join(out)
+@dataclass(frozen=True, slots=True)
+class Bridge:
+    """What lets an agent of one dialect talk to an endpoint that speaks chat completions."""
 
-
-class Bridge(Protocol):
-    """The functions of a module that lets an agent of one dialect talk to an endpoint of another."""
-
-    def request(self, body: Json) -> Json:
-        """Return the agent's request in the endpoint's dialect."""
-
-    def response(self, body: Json, response: Json) -> Json:
-        """Return the endpoint's response in the agent's dialect."""
-
-    def translator(self, body: Json) -> StreamTranslator:
-        """Return a translator for the events of one stream."""
-
-
-class DialectModule(Protocol):
-    """The functions of a dialect module."""
-
-    NAME: Dialect
-    PATH: str
-    """Where an endpoint of this dialect answers, below `/v1`."""
-
-    def rewrite(self, body: Json, options: CallOptions) -> RewrittenRequest:
-        """Return the request as the endpoint gets it; `body` stays as it is."""
-
-    def strip_event(self, chunk: Json, forced: frozenset[str]) -> Json | None:
-        """Return what the agent sees of an event: the same object where nothing changes, None for nothing at all."""
-
-    def strip_response(self, response: Json, forced: frozenset[str]) -> Json:
-        """Return what the agent sees of a whole response: the same object where nothing changes."""
-
-    def assembler(self) -> Assembler:
-        """Return an empty assembler."""
-
-    def completion(self, response: Json) -> Completion:
-        """Read a whole or assembled response."""
-
-    def sampled_in(self, chunk: Json) -> int:
-        """Return how many tokens an event brings, as far as it says."""
-
-    def is_end(self, chunk: Json) -> bool:
-        """Say whether an event marks the proper end of what the model had to say."""
-
-    def completion_tokens(self, value: Json) -> int:
-        """Return how many tokens an event or a response says were sampled in all; 0 where it does not say."""
-
-    def take_prompt_ids(self, value: Json) -> list[int] | None:
-        """Cut the prompt's ids out of an event or a response, in place, and return them."""
-
-    def error(self, status: int, message: str) -> Json:
-        """Return an error in the dialect's shape."""
-
-    def error_event(self, status: int, message: str) -> bytes:
-        """Return an error as an event of a stream that has begun."""
-
-    def final_answer(self, body: Json, text: str) -> Json:
-        """Return a response that ends the agent's turn with a text, as if the model had said it."""
-
-    def stream(self, body: Json, response: Json) -> list[bytes]:
-        """Return a whole response as the events of the stream that a request asked for."""
-
-    def count_tokens(self, body: Json) -> Json:
-        """Return an estimate in the shape of the dialect's token-count route."""
-
-    def setting(self, body: Json) -> list[Any]:
-        """Return what makes two conversations those of one agent: its system texts and the names of its tools."""
-
-    def items(self, body: Json) -> list[Any]:
-        """Return the request's conversation without system texts, oldest first, as plain values to compare."""
-
-    def reply_items(self, response: Json) -> list[Any]:
-        """Return what the response adds to the conversation, in the shape that `items` gives it later."""
+    request: Callable[[Json], Json]
+    """Returns the agent's request in the endpoint's dialect."""
+    translator: Callable[[Json], StreamTranslator]
+    """Returns a translator for the answer to a request of the agent."""
 
 
 MALFORMED = (TypeError, AttributeError, KeyError, ValueError, IndexError)
-"""What a dialect module may raise for a value that is not in its dialect at all."""
+"""What a dialect may raise for a value that is not in its dialect at all."""
 
 
 def error_kind(status: int) -> str:
@@ -354,11 +398,6 @@ def capped(value: object, cap: int | None) -> int | None:
     return cap if limit is None else min(limit, cap)
 
 
-def estimated_tokens(body: Json, *keys: str) -> int:
-    """Return an estimate of the tokens in some fields of a request: one for every four characters of text."""
-    return max(1, sum(_text_length(body.get(key)) for key in keys) // 4)
-
-
 def _text_length(value: object) -> int:
     if isinstance(value, str):
         return len(value)
@@ -371,3 +410,8 @@ def count_in(usage: object, name: str) -> int:
     """Return a count of a usage object; 0 where it has none."""
     count = as_dict(usage).get(name)
     return count if isinstance(count, int) else 0
+
+
+def typed_event(data: Json) -> bytes:
+    """Write an event whose name is the `type` of its data, as responses and messages have them."""
+    return event_bytes(dumps(data), name=data["type"])

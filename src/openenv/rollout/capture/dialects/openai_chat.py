@@ -14,7 +14,6 @@ import time
 import uuid
 from typing import Any
 
-from ...task import Dialect
 from ..encoding import STREAM_DONE, Json, dumps, event_bytes
 from .dialect import (
     LOGPROBS,
@@ -23,6 +22,7 @@ from .dialect import (
     USAGE,
     CallOptions,
     Completion,
+    ModelDialect,
     RewrittenRequest,
     TokenLog,
     as_dict,
@@ -31,11 +31,8 @@ from .dialect import (
     count_in,
     dicts_in,
     error_kind,
-    estimated_tokens,
 )
 
-NAME: Dialect = "openai_chat"
-PATH = "/chat/completions"
 RENAMES_MAX_TOKENS = ("gpt-5", "o1", "o3", "o4")
 """Models that take `max_completion_tokens` only."""
 
@@ -43,31 +40,235 @@ _CHOICE_IDS = ("token_ids", "completion_token_ids", "output_token_ids")
 _PROMPT_IDS = ("prompt_token_ids", "input_token_ids")
 
 
-def rewrite(body: Json, options: CallOptions) -> RewrittenRequest:
-    """Return the request as the endpoint gets it, and what was forced into it."""
-    sent = dict(body)
-    sent["model"] = options.model
-    forced: set[str] = set()
-    if options.allows(LOGPROBS) and sent.get("logprobs") is not True:
-        forced.add(LOGPROBS)
-        sent["logprobs"] = True
-        if options.top_logprobs > 0 and options.allows("top_logprobs"):
-            sent["top_logprobs"] = options.top_logprobs
+class ChatAssembler:
+    """Puts a chat completion back together from its chunks."""
+
+    def __init__(self) -> None:
+        self._top: Json = {}
+        self._usage: Json | None = None
+        self._choices: dict[int, _Choice] = {}
+        self._prompt_ids: list[int] | None = None
+
+    def feed(self, chunk: Json) -> None:
+        self._prompt_ids = _take_prompt_ids(dict(chunk)) or self._prompt_ids
+        for key, value in chunk.items():
+            if key == "error" and value:
+                self._top[key] = value  # the last one counts; of other fields the first
+            elif key not in ("choices", "usage", "object", *_PROMPT_IDS) and value is not None:
+                self._top.setdefault(key, value)
+        if isinstance(chunk.get("usage"), dict):
+            self._usage = chunk["usage"]  # engines that report it with each chunk count up
+        for choice in dicts_in(chunk.get("choices")):
+            index = choice.get("index")
+            self._choices.setdefault(index if isinstance(index, int) else 0, _Choice()).feed(choice)
+
+    def response(self) -> Json:
+        choices = [choice.whole(index) for index, choice in sorted(self._choices.items())]
+        whole: Json = {**self._top, "object": "chat.completion", "choices": choices, "usage": self._usage}
+        if self._prompt_ids is not None:
+            whole["prompt_token_ids"] = self._prompt_ids
+        return whole
+
+
+class _Choice:
+    """One choice of a completion that is put together."""
+
+    def __init__(self) -> None:
+        self._finish_reason: str | None = None
+        self._role = "assistant"
+        self._text: dict[str, list[str]] = {}
+        self._parts: Json = {}
+        self._other: Json = {}
+        self._tool_calls: dict[int, Json] = {}
+        self._pieces: list[tuple[list[int], list[Any]]] = []  # ids and log-probability entries, chunk by chunk
+
+    def feed(self, choice: Json) -> None:
+        for key, value in as_dict(choice.get("delta")).items():
+            self._feed_delta(key, value)
+        if choice.get("finish_reason") is not None:
+            self._finish_reason = choice["finish_reason"]
+        ids, entries = _first_list(choice, _CHOICE_IDS), _entries(choice)
+        if ids or entries:
+            self._pieces.append((ids, entries))
+        for key, value in choice.items():
+            if key not in ("delta", "index", "finish_reason", "logprobs", *_CHOICE_IDS) and value is not None:
+                self._other[key] = value
+
+    def _feed_delta(self, key: str, value: Any) -> None:
+        if key == "role":
+            self._role = value or self._role
+        elif key == "tool_calls":
+            for call in value or ():
+                self._feed_tool_call(call)
+        elif isinstance(value, str):
+            self._text.setdefault(key, []).append(value)
+        elif isinstance(value, list):
+            self._parts.setdefault(key, []).extend(value)
+        elif value is not None:
+            self._parts[key] = value
+
+    def _feed_tool_call(self, call: Any) -> None:
+        if not isinstance(call, dict):
+            return
+        # The first piece of a call has its id and name, the others only more of its arguments. Engines that send a
+        # call in one piece may leave the index out: then each piece is a call.
+        index = call.get("index")
+        index = index if isinstance(index, int) else max(self._tool_calls, default=-1) + 1
+        known = self._tool_calls.setdefault(index, {"type": "function", "function": {"name": "", "arguments": ""}})
+        if call.get("id"):
+            known["id"] = call["id"]
+        if call.get("type"):
+            known["type"] = call["type"]
+        function = call.get("function") or {}
+        known["function"]["name"] += function.get("name") or ""
+        known["function"]["arguments"] += function.get("arguments") or ""
+
+    def whole(self, index: int) -> Json:
+        message: Json = {"role": self._role, "content": None}
+        message.update({key: "".join(parts) for key, parts in self._text.items()})
+        message.update(self._parts)
+        if self._tool_calls:
+            message["tool_calls"] = [call for _, call in sorted(self._tool_calls.items())]
+        choice: Json = {"index": index, "message": message, "finish_reason": self._finish_reason}
+        all_ids = [token for ids, _ in self._pieces for token in ids]
+        all_entries = [entry for _, entries in self._pieces for entry in entries]
+        if all_entries:
+            choice["logprobs"] = {"content": all_entries}
+        if all_ids:
+            choice["token_ids"] = all_ids
+        if all_ids and all_entries and len(all_ids) != len(all_entries):
+            # Not a field of any engine: where the two do not fit as a whole, `completion` pairs them chunk by chunk.
+            choice["token_pieces"] = [[ids, entries] for ids, entries in self._pieces]
+        return {**choice, **self._other}
+
+
+class OpenAIChat(ModelDialect):
+    """`POST /v1/chat/completions`."""
+
+    name = "openai_chat"
+    path = "/chat/completions"
+    counted_fields = ("messages", "tools")
+    assembler = ChatAssembler
+
+    def rewrite(self, body: Json, options: CallOptions) -> RewrittenRequest:
+        sent = {**body, "model": options.model}
+        forced: set[str] = set()
+        if options.allows(LOGPROBS) and sent.get("logprobs") is not True:
+            forced.add(LOGPROBS)
+            sent["logprobs"] = True
+            if options.top_logprobs > 0 and options.allows("top_logprobs"):
+                sent["top_logprobs"] = options.top_logprobs
+            else:  # the agent's own number: it counts only with `logprobs`, which the agent did not ask for
+                sent.pop("top_logprobs", None)
+        if options.return_token_ids and options.allows(TOKEN_IDS) and sent.get("return_token_ids") is not True:
+            forced.add(TOKEN_IDS)
+            sent["return_token_ids"] = True
+        if sent.get("return_token_ids") and not options.allows(STREAM):
+            sent["stream"] = False  # SGLang: ids come with whole answers only, and count for more than a stream
+        if sent.get("stream") is True:
+            _force_usage(sent, options, forced)
         else:
-            sent.pop("top_logprobs", None)
-    if options.return_token_ids and options.allows(TOKEN_IDS) and sent.get("return_token_ids") is not True:
-        forced.add(TOKEN_IDS)
-        sent["return_token_ids"] = True
-    if sent.get("return_token_ids") and not options.allows(STREAM):
-        sent["stream"] = False
-    if sent.get("stream") is True:
-        _force_usage(sent, options, forced)
-    else:
-        sent.pop("stream_options", None)
-    if options.disable_thinking and options.allows("chat_template_kwargs"):
-        sent["chat_template_kwargs"] = {**as_dict(sent.get("chat_template_kwargs")), "enable_thinking": False}
-    _limit_tokens(sent, options)
-    return RewrittenRequest(sent, frozenset(forced))
+            sent.pop("stream_options", None)  # endpoints refuse it without `stream`
+        if options.disable_thinking and options.allows("chat_template_kwargs"):
+            sent["chat_template_kwargs"] = {**as_dict(sent.get("chat_template_kwargs")), "enable_thinking": False}
+        _limit_tokens(sent, options)
+        return RewrittenRequest(sent, frozenset(forced))
+
+    def strip_event(self, chunk: Json, forced: frozenset[str]) -> Json | None:
+        choices = chunk.get("choices")
+        # The chunk after the last choice, {"choices": [], "usage": {...}}: clients that did not ask for it may not
+        # expect a chunk without a choice.
+        if USAGE in forced and choices == [] and chunk.get("usage") is not None and "error" not in chunk:
+            return None
+        seen = _strip(chunk, choices, forced)
+        return seen if seen is chunk or _worth_sending(chunk, seen) else None
+
+    def strip_response(self, response: Json, forced: frozenset[str]) -> Json:
+        return _strip(response, response.get("choices"), forced)
+
+    def completion(self, response: Json) -> Completion:
+        choice = as_dict((as_list(response.get("choices")) or [None])[0])
+        log = TokenLog()
+        if isinstance(choice.get("token_pieces"), list):
+            for ids, entries in choice["token_pieces"]:
+                log.add(ids, entries)
+        else:
+            log.add(_first_list(choice, _CHOICE_IDS) or _sgl_ids(response, "completion_token_ids"), _entries(choice))
+        copy = {**response, "choices": [dict(item) for item in dicts_in(response.get("choices"))]}
+        prompt_ids = _take_prompt_ids(copy)
+        finish, error = choice.get("finish_reason"), response.get("error")
+        return Completion(
+            finish_reason=finish if isinstance(finish, str) else None,
+            sampled=log.sampled(),
+            prompt_ids=tuple(prompt_ids) if prompt_ids else None,
+            usage=as_dict(response.get("usage")) or None,
+            error=error if isinstance(error, dict) else {"message": str(error)} if error else None,
+            policy_version=_weight_version(response),
+        )
+
+    def sampled_in(self, chunk: Json) -> int:
+        choices = dicts_in(chunk.get("choices"))
+        return sum(max(len(_first_list(choice, _CHOICE_IDS)), len(_entries(choice))) for choice in choices)
+
+    def is_end(self, chunk: Json) -> bool:
+        return any(choice.get("finish_reason") for choice in dicts_in(chunk.get("choices")))
+
+    def completion_tokens(self, value: Json) -> int:
+        return count_in(value.get("usage"), "completion_tokens")
+
+    def take_prompt_ids(self, value: Json) -> list[int] | None:
+        return _take_prompt_ids(value)
+
+    def error(self, status: int, message: str) -> Json:
+        return {"error": {"message": message, "type": error_kind(status), "param": None, "code": status}}
+
+    def error_event(self, status: int, message: str) -> bytes:
+        return event_bytes(dumps(self.error(status, message)))
+
+    def final_answer(self, body: Json, text: str) -> Json:
+        return {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": body.get("model") or "",
+            "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
+        }
+
+    def stream(self, body: Json, response: Json) -> list[bytes]:
+        kept = ("id", "created", "model", "system_fingerprint")
+        top: Json = {key: value for key, value in response.items() if key in kept}
+        top["object"] = "chat.completion.chunk"
+        events = []
+        for choice in response.get("choices") or ():
+            message = dict(choice.get("message") or {})
+            calls = [{"index": index, **call} for index, call in enumerate(message.pop("tool_calls", None) or ())]
+            delta = {key: value for key, value in message.items() if value is not None}
+            if calls:
+                delta["tool_calls"] = calls
+            index = choice.get("index", 0)
+            other = {key: value for key, value in choice.items() if key not in ("message", "finish_reason", "index")}
+            # Two chunks, as engines send them: some clients ignore a delta that comes with a finish reason.
+            events.append({**top, "choices": [{"index": index, "delta": delta, **other, "finish_reason": None}]})
+            end = {"index": index, "delta": {}, "finish_reason": choice.get("finish_reason")}
+            events.append({**top, "choices": [end]})
+        if response.get("usage") and (body.get("stream_options") or {}).get("include_usage"):
+            events.append({**top, "choices": [], "usage": response["usage"]})
+        return [*(event_bytes(dumps(event)) for event in events), event_bytes(STREAM_DONE)]
+
+    def setting(self, body: Json) -> list[Any]:
+        messages = dicts_in(body.get("messages"))
+        tools = [tool.get("function") or tool for tool in dicts_in(body.get("tools"))]
+        system = [_reduced(message) for message in messages[: _leading(messages)]]
+        return [system, sorted(str(tool.get("name")) for tool in tools)]
+
+    def items(self, body: Json) -> list[Any]:
+        messages = dicts_in(body.get("messages"))
+        return [_reduced(message) for message in messages[_leading(messages) :]]
+
+    def reply_items(self, response: Json) -> list[Any]:
+        choices = response.get("choices") or [{}]
+        return [_reduced(choices[0].get("message") or {"role": "assistant"})]
 
 
 def _force_usage(sent: Json, options: CallOptions, forced: set[str]) -> None:
@@ -88,22 +289,6 @@ def _limit_tokens(sent: Json, options: CallOptions) -> None:
     names = [name for name in ("max_tokens", "max_completion_tokens") if sent.get(name) is not None]
     for name in names or ["max_completion_tokens" if renames else "max_tokens"]:
         sent[name] = capped(sent.get(name), options.max_tokens)
-
-
-def strip_event(chunk: Json, forced: frozenset[str]) -> Json | None:
-    """Return what the agent sees of a chunk."""
-    choices = chunk.get("choices")
-    if USAGE in forced and choices == [] and chunk.get("usage") is not None and "error" not in chunk:
-        return None
-    seen = _strip(chunk, choices, forced)
-    if seen is not chunk and not _worth_sending(chunk, seen):
-        return None
-    return seen
-
-
-def strip_response(response: Json, forced: frozenset[str]) -> Json:
-    """Return what the agent sees of a whole response."""
-    return _strip(response, response.get("choices"), forced)
 
 
 def _strip(value: Json, choices: Any, forced: frozenset[str]) -> Json:
@@ -147,164 +332,7 @@ def _worth_sending(chunk: Json, seen: Json) -> bool:
     return not seen.get("choices") and (bool(chunk.get("usage")) or "error" in chunk)
 
 
-class ChatAssembler:
-    """Puts a chat completion back together from its chunks."""
-
-    def __init__(self) -> None:
-        self._top: Json = {}
-        self._usage: Json | None = None
-        self._choices: dict[int, _Choice] = {}
-        self._prompt_ids: list[int] | None = None
-        self._error: Any = None
-
-    def feed(self, chunk: Json) -> None:
-        """Take one chunk."""
-        prompt_ids = take_prompt_ids(dict(chunk))
-        if prompt_ids:
-            self._prompt_ids = prompt_ids
-        for key, value in chunk.items():
-            if key not in ("choices", "usage", "object", *_PROMPT_IDS) and value is not None:
-                self._top.setdefault(key, value)
-        if isinstance(chunk.get("usage"), dict):
-            self._usage = chunk["usage"]
-        if chunk.get("error"):
-            self._error = chunk["error"]
-        for choice in dicts_in(chunk.get("choices")):
-            index = choice.get("index")
-            self._choices.setdefault(index if isinstance(index, int) else 0, _Choice()).feed(choice)
-
-    def response(self) -> Json:
-        """Return the completion, as far as the stream got."""
-        choices = [choice.whole(index) for index, choice in sorted(self._choices.items())]
-        whole: Json = {**self._top, "object": "chat.completion", "choices": choices, "usage": self._usage}
-        if self._prompt_ids is not None:
-            whole["prompt_token_ids"] = self._prompt_ids
-        if self._error is not None:
-            whole["error"] = self._error
-        return whole
-
-    @property
-    def done(self) -> bool:
-        """Say whether every choice has a reason for its end."""
-        return bool(self._choices) and all(choice.finish_reason is not None for choice in self._choices.values())
-
-
-class _Choice:
-    """One choice of a completion that is put together."""
-
-    def __init__(self) -> None:
-        self.finish_reason: str | None = None
-        self._role = "assistant"
-        self._text: dict[str, list[str]] = {}
-        self._parts: Json = {}
-        self._other: Json = {}
-        self._tool_calls: dict[int, Json] = {}
-        self._ids: list[int] = []
-        self._entries: list[Any] = []
-        self._pieces: list[tuple[list[int], list[Any]]] = []
-
-    def feed(self, choice: Json) -> None:
-        for key, value in as_dict(choice.get("delta")).items():
-            self._feed_delta(key, value)
-        if choice.get("finish_reason") is not None:
-            self.finish_reason = choice["finish_reason"]
-        ids = _first_list(choice, _CHOICE_IDS)
-        entries = _entries(choice)
-        if ids or entries:
-            self._ids.extend(ids)
-            self._entries.extend(entries)
-            self._pieces.append((ids, entries))
-        for key, value in choice.items():
-            if key not in ("delta", "index", "finish_reason", "logprobs", *_CHOICE_IDS) and value is not None:
-                self._other[key] = value
-
-    def _feed_delta(self, key: str, value: Any) -> None:
-        if key == "role":
-            self._role = value or self._role
-        elif key == "tool_calls":
-            for call in value or ():
-                self._feed_tool_call(call)
-        elif isinstance(value, str):
-            self._text.setdefault(key, []).append(value)
-        elif isinstance(value, list):
-            self._parts.setdefault(key, []).extend(value)
-        elif value is not None:
-            self._parts[key] = value
-
-    def _feed_tool_call(self, call: Any) -> None:
-        if not isinstance(call, dict):
-            return
-        index = call.get("index")
-        index = index if isinstance(index, int) else max(self._tool_calls, default=-1) + 1
-        known = self._tool_calls.setdefault(index, {"type": "function", "function": {"name": "", "arguments": ""}})
-        if call.get("id"):
-            known["id"] = call["id"]
-        if call.get("type"):
-            known["type"] = call["type"]
-        function = call.get("function") or {}
-        known["function"]["name"] += function.get("name") or ""
-        known["function"]["arguments"] += function.get("arguments") or ""
-
-    def whole(self, index: int) -> Json:
-        message: Json = {"role": self._role, "content": None}
-        message.update({key: "".join(parts) for key, parts in self._text.items()})
-        message.update(self._parts)
-        if self._tool_calls:
-            message["tool_calls"] = [call for _, call in sorted(self._tool_calls.items())]
-        choice: Json = {"index": index, "message": message, "finish_reason": self.finish_reason}
-        if self._entries:
-            choice["logprobs"] = {"content": self._entries}
-        if self._ids:
-            choice["token_ids"] = self._ids
-        if self._ids and self._entries and len(self._ids) != len(self._entries):
-            choice["token_pieces"] = [[ids, entries] for ids, entries in self._pieces]
-        return {**choice, **self._other}
-
-
-def assembler() -> ChatAssembler:
-    """Return an empty assembler."""
-    return ChatAssembler()
-
-
-def completion(response: Json) -> Completion:
-    """Read a completion."""
-    choice = as_dict((as_list(response.get("choices")) or [None])[0])
-    log = TokenLog()
-    if isinstance(choice.get("token_pieces"), list):
-        for ids, entries in choice["token_pieces"]:
-            log.add(ids, entries)
-    else:
-        log.add(_first_list(choice, _CHOICE_IDS) or _sgl_ids(response, "completion_token_ids"), _entries(choice))
-    prompt_ids = take_prompt_ids({**response, "choices": [dict(item) for item in dicts_in(response.get("choices"))]})
-    finish, error = choice.get("finish_reason"), response.get("error")
-    return Completion(
-        finish_reason=finish if isinstance(finish, str) else None,
-        sampled=log.sampled(),
-        prompt_ids=tuple(prompt_ids) if prompt_ids else None,
-        usage=as_dict(response.get("usage")) or None,
-        error=error if isinstance(error, dict) else {"message": str(error)} if error else None,
-        policy_version=_weight_version(response),
-    )
-
-
-def sampled_in(chunk: Json) -> int:
-    """Return how many tokens a chunk brings."""
-    choices = dicts_in(chunk.get("choices"))
-    return sum(max(len(_first_list(choice, _CHOICE_IDS)), len(_entries(choice))) for choice in choices)
-
-
-def is_end(chunk: Json) -> bool:
-    """Say whether a chunk ends a choice."""
-    return any(choice.get("finish_reason") for choice in dicts_in(chunk.get("choices")))
-
-
-def completion_tokens(value: Json) -> int:
-    """Return how many tokens were sampled in all, as far as the usage says."""
-    return count_in(value.get("usage"), "completion_tokens")
-
-
-def take_prompt_ids(value: Json) -> list[int] | None:
-    """Cut the prompt's ids out of a chunk or a completion, in place, and return them."""
+def _take_prompt_ids(value: Json) -> list[int] | None:
     prompt_ids: list[int] | None = None
     for holder in (value, *dicts_in(value.get("choices"))):
         for key in _PROMPT_IDS:
@@ -314,79 +342,10 @@ def take_prompt_ids(value: Json) -> list[int] | None:
     return prompt_ids or _sgl_ids(value, "prompt_token_ids") or None
 
 
-def error(status: int, message: str) -> Json:
-    """Return an error as OpenAI shapes it."""
-    return {"error": {"message": message, "type": error_kind(status), "param": None, "code": status}}
-
-
-def error_event(status: int, message: str) -> bytes:
-    """Return an error as an event of a stream."""
-    return event_bytes(dumps(error(status, message)))
-
-
-def final_answer(body: Json, text: str) -> Json:
-    """Return a completion that says a text and stops."""
-    return {
-        "id": f"chatcmpl-{uuid.uuid4().hex}",
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": body.get("model") or "",
-        "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
-    }
-
-
-def stream(body: Json, response: Json) -> list[bytes]:
-    """Return a completion as the events of a stream."""
-    kept = ("id", "created", "model", "system_fingerprint")
-    top: Json = {key: value for key, value in response.items() if key in kept}
-    top["object"] = "chat.completion.chunk"
-    events = []
-    for choice in response.get("choices") or ():
-        message = dict(choice.get("message") or {})
-        calls = [{"index": index, **call} for index, call in enumerate(message.pop("tool_calls", None) or ())]
-        delta = {key: value for key, value in message.items() if value is not None}
-        if calls:
-            delta["tool_calls"] = calls
-        index = choice.get("index", 0)
-        other = {key: value for key, value in choice.items() if key not in ("message", "finish_reason", "index")}
-        events.append({**top, "choices": [{"index": index, "delta": delta, **other, "finish_reason": None}]})
-        end = {"index": index, "delta": {}, "finish_reason": choice.get("finish_reason")}
-        events.append({**top, "choices": [end]})
-    if response.get("usage") and (body.get("stream_options") or {}).get("include_usage"):
-        events.append({**top, "choices": [], "usage": response["usage"]})
-    return [*(event_bytes(dumps(event)) for event in events), event_bytes(STREAM_DONE)]
-
-
-def count_tokens(body: Json) -> Json:
-    """Return an estimate; chat completions have no such route of their own."""
-    return {"input_tokens": estimated_tokens(body, "messages", "tools")}
-
-
-def setting(body: Json) -> list[Any]:
-    """Return the leading system messages and the names of the tools."""
-    messages = dicts_in(body.get("messages"))
-    tools = [tool.get("function") or tool for tool in dicts_in(body.get("tools"))]
-    system = [_reduced(message) for message in messages[: _leading(messages)]]
-    return [system, sorted(str(tool.get("name")) for tool in tools)]
-
-
-def items(body: Json) -> list[Any]:
-    """Return the messages, reduced to what makes two of them the same."""
-    messages = dicts_in(body.get("messages"))
-    return [_reduced(message) for message in messages[_leading(messages) :]]
-
-
 def _leading(messages: list[Json]) -> int:
     """Return how many messages come before the first that is no system text."""
     roles = [message.get("role") in ("system", "developer") for message in messages]
     return roles.index(False) if False in roles else len(roles)
-
-
-def reply_items(response: Json) -> list[Any]:
-    """Return the assistant's message, reduced in the same way."""
-    choices = response.get("choices") or [{}]
-    return [_reduced(choices[0].get("message") or {"role": "assistant"})]
 
 
 def _reduced(message: Json) -> list[Any]:

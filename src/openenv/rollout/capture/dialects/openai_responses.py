@@ -6,12 +6,12 @@ import time
 import uuid
 from typing import Any
 
-from ...task import Dialect
-from ..encoding import Json, dumps, event_bytes
+from ..encoding import Json
 from .dialect import (
     LOGPROBS,
     CallOptions,
     Completion,
+    ModelDialect,
     RewrittenRequest,
     TokenLog,
     as_dict,
@@ -20,73 +20,12 @@ from .dialect import (
     count_in,
     dicts_in,
     error_kind,
-    estimated_tokens,
+    typed_event,
 )
 
-NAME: Dialect = "openai_responses"
-PATH = "/responses"
-COUNT_PATH = "/responses/input_tokens"
 INCLUDE = "message.output_text.logprobs"
 
 _ENDS = frozenset({"response.completed", "response.incomplete", "response.failed", "error"})
-
-
-def rewrite(body: Json, options: CallOptions) -> RewrittenRequest:
-    """Return the request as the endpoint gets it, and what was forced into it."""
-    sent = dict(body)
-    sent["model"] = options.model
-    forced: set[str] = set()
-    included = as_list(sent.get("include"))
-    if options.allows(LOGPROBS) and INCLUDE not in included:
-        forced.add(LOGPROBS)
-        sent["include"] = [*included, INCLUDE]
-        if options.top_logprobs > 0 and options.allows("top_logprobs"):
-            sent["top_logprobs"] = options.top_logprobs
-    if options.max_tokens is not None:
-        sent["max_output_tokens"] = capped(sent.get("max_output_tokens"), options.max_tokens)
-    return RewrittenRequest(sent, frozenset(forced))
-
-
-def strip_event(chunk: Json, forced: frozenset[str]) -> Json | None:
-    """Return what the agent sees of an event."""
-    if LOGPROBS not in forced:
-        return chunk
-    seen = _without_logprobs(chunk)
-    for key, strip in (("part", _without_logprobs), ("item", _strip_item), ("response", _strip_whole)):
-        inner = seen.get(key)
-        if isinstance(inner, dict):
-            stripped = strip(inner)
-            if stripped is not inner:
-                seen = {**seen, key: stripped}
-    return seen
-
-
-def strip_response(response: Json, forced: frozenset[str]) -> Json:
-    """Return what the agent sees of a whole response."""
-    return _strip_whole(response) if LOGPROBS in forced else response
-
-
-def _without_logprobs(value: Json) -> Json:
-    return {**value, "logprobs": []} if value.get("logprobs") else value
-
-
-def _strip_item(item: Json) -> Json:
-    content = item.get("content")
-    if not isinstance(content, list):
-        return item
-    stripped = [_without_logprobs(part) if isinstance(part, dict) else part for part in content]
-    same = all(one is other for one, other in zip(content, stripped, strict=True))
-    return item if same else {**item, "content": stripped}
-
-
-def _strip_whole(response: Json) -> Json:
-    seen = {**response, "top_logprobs": 0} if response.get("top_logprobs") else response
-    output = seen.get("output")
-    if not isinstance(output, list):
-        return seen
-    stripped = [_strip_item(item) if isinstance(item, dict) else item for item in output]
-    same = all(one is other for one, other in zip(output, stripped, strict=True))
-    return seen if same else {**seen, "output": stripped}
 
 
 class ResponseAssembler:
@@ -98,7 +37,6 @@ class ResponseAssembler:
         self._done = False
 
     def feed(self, chunk: Json) -> None:
-        """Take one event."""
         kind = str(chunk.get("type"))
         if isinstance(chunk.get("response"), dict):
             self._response.update(chunk["response"])
@@ -135,36 +73,157 @@ class ResponseAssembler:
         return part
 
     def response(self) -> Json:
-        """Return the response, as far as the stream got."""
         if self._done and self._response.get("output"):
             return self._response
         return {**self._response, "output": [item for _, item in sorted(self._items.items())]}
 
-    @property
-    def done(self) -> bool:
-        """Say whether the response was ended."""
-        return self._done
+
+class OpenAIResponses(ModelDialect):
+    """`POST /v1/responses`."""
+
+    name = "openai_responses"
+    path = "/responses"
+    count_path = "/responses/input_tokens"
+    counted_fields = ("instructions", "input", "tools")
+    assembler = ResponseAssembler
+
+    def rewrite(self, body: Json, options: CallOptions) -> RewrittenRequest:
+        sent = {**body, "model": options.model}
+        forced: set[str] = set()
+        included = as_list(sent.get("include"))
+        if options.allows(LOGPROBS) and INCLUDE not in included:
+            forced.add(LOGPROBS)
+            sent["include"] = [*included, INCLUDE]
+            if options.top_logprobs > 0 and options.allows("top_logprobs"):
+                sent["top_logprobs"] = options.top_logprobs
+        if options.max_tokens is not None:
+            sent["max_output_tokens"] = capped(sent.get("max_output_tokens"), options.max_tokens)
+        return RewrittenRequest(sent, frozenset(forced))
+
+    def strip_event(self, chunk: Json, forced: frozenset[str]) -> Json | None:
+        if LOGPROBS not in forced:
+            return chunk
+        seen = _without_logprobs(chunk)
+        for key, strip in (("part", _without_logprobs), ("item", _strip_item), ("response", _strip_whole)):
+            inner = seen.get(key)
+            if isinstance(inner, dict):
+                stripped = strip(inner)
+                if stripped is not inner:
+                    seen = {**seen, key: stripped}
+        return seen
+
+    def strip_response(self, response: Json, forced: frozenset[str]) -> Json:
+        return _strip_whole(response) if LOGPROBS in forced else response
+
+    def completion(self, response: Json) -> Completion:
+        log = TokenLog()
+        output = dicts_in(response.get("output"))
+        for item in output:
+            for part in dicts_in(item.get("content")):
+                if part.get("type") == "output_text":
+                    log.add(None, part.get("logprobs"))
+        return Completion(
+            finish_reason=_finish_reason(response, output),
+            sampled=log.sampled(),
+            usage=as_dict(response.get("usage")) or None,
+            error=as_dict(response.get("error")) or None,
+        )
+
+    def sampled_in(self, chunk: Json) -> int:
+        return len(as_list(chunk.get("logprobs"))) if chunk.get("type") == "response.output_text.delta" else 0
+
+    def is_end(self, chunk: Json) -> bool:
+        return chunk.get("type") in _ENDS
+
+    def completion_tokens(self, value: Json) -> int:
+        return count_in((as_dict(value.get("response")) or value).get("usage"), "output_tokens")
+
+    def error(self, status: int, message: str) -> Json:
+        return {"error": {"message": message, "type": error_kind(status), "param": None, "code": str(status)}}
+
+    def error_event(self, status: int, message: str) -> bytes:
+        failed: Json = {"id": "", "object": "response", "status": "failed", "output": []}
+        failed["error"] = {"code": "server_error", "message": message}
+        return typed_event({"type": "response.failed", "response": failed})
+
+    def final_answer(self, body: Json, text: str) -> Json:
+        item = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "status": "completed"}
+        usage = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
+        return {
+            **empty_response(body),
+            "status": "completed",
+            "output": [{**item, "content": [text_part(text)]}],
+            "usage": usage,
+        }
+
+    def stream(self, body: Json, response: Json) -> list[bytes]:
+        begun = {**response, "status": "in_progress", "output": [], "usage": None}
+        events: list[Json] = [
+            {"type": "response.created", "response": begun},
+            {"type": "response.in_progress", "response": begun},
+        ]
+        for index, item in enumerate(response.get("output") or ()):
+            events += _item_events(index, item)
+        end = {"incomplete": "response.incomplete", "failed": "response.failed"}
+        events.append({"type": end.get(str(response.get("status")), "response.completed"), "response": response})
+        return [typed_event({**event, "sequence_number": number}) for number, event in enumerate(events)]
+
+    def count_tokens(self, body: Json) -> Json:
+        return {"object": "response.input_tokens", **super().count_tokens(body)}
+
+    def setting(self, body: Json) -> list[Any]:
+        names = sorted(str(tool.get("name") or tool.get("type")) for tool in dicts_in(body.get("tools")))
+        return [body.get("instructions") or "", names]
+
+    def items(self, body: Json) -> list[Any]:
+        value = body.get("input")
+        if isinstance(value, str):
+            return [["user", value]]
+        return [item for item in map(_reduced, as_list(value)) if item is not None]
+
+    def reply_items(self, response: Json) -> list[Any]:
+        return [item for item in map(_reduced, response.get("output") or ()) if item is not None]
 
 
-def assembler() -> ResponseAssembler:
-    """Return an empty assembler."""
-    return ResponseAssembler()
+def empty_response(body: Json) -> Json:
+    """Return the response to a request, before there is anything in it."""
+    return {
+        "id": f"resp_{uuid.uuid4().hex}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "model": body.get("model") or "",
+        "output": [],
+        "usage": None,
+    }
 
 
-def completion(response: Json) -> Completion:
-    """Read a response."""
-    log = TokenLog()
-    output = dicts_in(response.get("output"))
-    for item in output:
-        for part in dicts_in(item.get("content")):
-            if part.get("type") == "output_text":
-                log.add(None, part.get("logprobs"))
-    return Completion(
-        finish_reason=_finish_reason(response, output),
-        sampled=log.sampled(),
-        usage=as_dict(response.get("usage")) or None,
-        error=as_dict(response.get("error")) or None,
-    )
+def text_part(text: str) -> Json:
+    """Return a text as the content of a message."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _without_logprobs(value: Json) -> Json:
+    return {**value, "logprobs": []} if value.get("logprobs") else value
+
+
+def _strip_item(item: Json) -> Json:
+    content = item.get("content")
+    if not isinstance(content, list):
+        return item
+    stripped = [_without_logprobs(part) if isinstance(part, dict) else part for part in content]
+    same = all(one is other for one, other in zip(content, stripped, strict=True))
+    return item if same else {**item, "content": stripped}
+
+
+def _strip_whole(response: Json) -> Json:
+    seen = {**response, "top_logprobs": 0} if response.get("top_logprobs") else response
+    output = seen.get("output")
+    if not isinstance(output, list):
+        return seen
+    stripped = [_strip_item(item) if isinstance(item, dict) else item for item in output]
+    same = all(one is other for one, other in zip(output, stripped, strict=True))
+    return seen if same else {**seen, "output": stripped}
 
 
 def _finish_reason(response: Json, output: list[Json]) -> str | None:
@@ -175,70 +234,6 @@ def _finish_reason(response: Json, output: list[Json]) -> str | None:
     if status != "completed":
         return None
     return "tool_calls" if any(str(item.get("type")).endswith("_call") for item in output) else "stop"
-
-
-def sampled_in(chunk: Json) -> int:
-    """Return how many tokens an event brings, as far as it says."""
-    return len(as_list(chunk.get("logprobs"))) if chunk.get("type") == "response.output_text.delta" else 0
-
-
-def is_end(chunk: Json) -> bool:
-    """Say whether an event ends the response."""
-    return chunk.get("type") in _ENDS
-
-
-def completion_tokens(value: Json) -> int:
-    """Return how many tokens were sampled in all, as far as the usage says."""
-    return count_in((as_dict(value.get("response")) or value).get("usage"), "output_tokens")
-
-
-def take_prompt_ids(value: Json) -> list[int] | None:
-    """Return None: responses carry no ids."""
-    return None
-
-
-def error(status: int, message: str) -> Json:
-    """Return an error as OpenAI shapes it."""
-    return {"error": {"message": message, "type": error_kind(status), "param": None, "code": str(status)}}
-
-
-def error_event(status: int, message: str) -> bytes:
-    """Return an error as an event of a stream."""
-    failed: Json = {"id": "", "object": "response", "status": "failed", "output": []}
-    failed["error"] = {"code": "server_error", "message": message}
-    return event_bytes(dumps({"type": "response.failed", "response": failed}), name="response.failed")
-
-
-def final_answer(body: Json, text: str) -> Json:
-    """Return a response that says a text and is complete."""
-    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-    item = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "status": "completed"}
-    return {
-        "id": f"resp_{uuid.uuid4().hex}",
-        "object": "response",
-        "created_at": int(time.time()),
-        "status": "completed",
-        "model": body.get("model") or "",
-        "output": [{**item, "content": [part]}],
-        "usage": {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0},
-    }
-
-
-def stream(body: Json, response: Json) -> list[bytes]:
-    """Return a response as the events of a stream."""
-    begun = {**response, "status": "in_progress", "output": [], "usage": None}
-    events: list[Json] = [
-        {"type": "response.created", "response": begun},
-        {"type": "response.in_progress", "response": begun},
-    ]
-    for index, item in enumerate(response.get("output") or ()):
-        events += _item_events(index, item)
-    end = {"incomplete": "response.incomplete", "failed": "response.failed"}
-    events.append({"type": end.get(str(response.get("status")), "response.completed"), "response": response})
-    return [
-        event_bytes(dumps({**event, "sequence_number": number}), name=event["type"])
-        for number, event in enumerate(events)
-    ]
 
 
 def _item_events(index: int, item: Json) -> list[Json]:
@@ -269,31 +264,6 @@ def _item_events(index: int, item: Json) -> list[Json]:
 
 def _added(index: int, item: Json) -> Json:
     return {"type": "response.output_item.added", "output_index": index, "item": item}
-
-
-def count_tokens(body: Json) -> Json:
-    """Return an estimate."""
-    tokens = estimated_tokens(body, "instructions", "input", "tools")
-    return {"object": "response.input_tokens", "input_tokens": tokens}
-
-
-def setting(body: Json) -> list[Any]:
-    """Return the instructions and the names of the tools."""
-    names = sorted(str(tool.get("name") or tool.get("type")) for tool in dicts_in(body.get("tools")))
-    return [body.get("instructions") or "", names]
-
-
-def items(body: Json) -> list[Any]:
-    """Return the input, reduced to what makes two of its items the same."""
-    value = body.get("input")
-    if isinstance(value, str):
-        return [["user", value]]
-    return [item for item in map(_reduced, as_list(value)) if item is not None]
-
-
-def reply_items(response: Json) -> list[Any]:
-    """Return the output, reduced in the same way."""
-    return [item for item in map(_reduced, response.get("output") or ()) if item is not None]
 
 
 def _reduced(item: Any) -> Any:

@@ -11,8 +11,8 @@ import uuid
 from typing import Any
 
 from ..encoding import Json, load_object
-from . import openai_responses
-from .dialect import StreamTranslator
+from .dialect import Bridge, StreamTranslator
+from .openai_responses import empty_response, text_part
 
 _COPIED = ("temperature", "top_p", "stream", "parallel_tool_calls")
 _TEXT_TOOL = {
@@ -114,47 +114,18 @@ def _content(content: Any) -> Any:
     return parts
 
 
-def response(body: Json, response: Json) -> Json:
-    """Return a chat completion as a response."""
-    translator = ResponseTranslator(body)
-    choice = (response.get("choices") or [{}])[0]
-    message = dict(choice.get("message") or {})
-    message["tool_calls"] = [{"index": index, **call} for index, call in enumerate(message.get("tool_calls") or ())]
-    end = {"delta": message, "finish_reason": choice.get("finish_reason")}
-    translator.feed({"choices": [end], "usage": response.get("usage"), "error": response.get("error")})
-    translator.end()
-    return translator.whole
-
-
 class ResponseTranslator(StreamTranslator):
-    """Turns the chunks of one chat completion into the events of a response: one output item open at a time."""
+    """Turns the chunks of one chat completion into the events of a response, whose items are those of its output."""
 
     def __init__(self, body: Json) -> None:
         super().__init__()
         self._custom = {str(tool.get("name")) for tool in _tools(body) if tool.get("type") == "custom"}
-        self.whole: Json = {**openai_responses.final_answer(body, ""), "status": "in_progress", "output": []}
-        """The response as it stands."""
-        self.whole.update({"usage": None, "error": None, "incomplete_details": None})
+        self.whole = {**empty_response(body), "error": None, "incomplete_details": None}
         self._sequence = 0
-        self._item: Json | None = None
-        self._key: tuple[str, int] | None = None
-        self._text: list[str] = []
 
     def _start(self) -> None:
         self._emit("response.created", response=self.whole)
         self._emit("response.in_progress", response=self.whole)
-
-    def _end(self) -> None:
-        self._close()
-        self.whole["usage"] = _usage(self._usage)
-        if self._error is not None:
-            error = {"code": "server_error", "message": self._error}
-            self.whole.update({"status": "failed", "error": error})
-        elif self._finish == "length":
-            self.whole.update({"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}})
-        else:
-            self.whole["status"] = "completed"
-        self._emit(f"response.{self.whole['status']}", response=self.whole)
 
     def _think(self, text: str) -> None:
         self._open(("reasoning", 0), {"type": "reasoning", "summary": [], "content": []})
@@ -172,40 +143,26 @@ class ResponseTranslator(StreamTranslator):
             call_id = call.get("id") or f"call_{uuid.uuid4().hex}"
             self._open(key, {"type": kind, "call_id": call_id, "name": name, field: ""})
         text = function.get("arguments")
-        if not text:
-            return
-        assert self._item is not None
-        if self._item["type"] == "function_call":
+        if text and self._item["type"] == "function_call":
             self._emit_text("response.function_call_arguments.delta", text)
-        else:  # the tool's input is inside of the arguments: `_close` emits it once they are whole
-            self._text.append(text)
-
-    def _open(self, key: tuple[str, int], item: Json) -> None:
-        """Open an item unless it is the open one; the one before it is closed."""
-        if self._key == key:
-            return
-        self._close()
-        prefix = {"message": "msg", "reasoning": "rs"}.get(item["type"], "fc")
-        self._key = key
-        self._item = {"id": f"{prefix}_{uuid.uuid4().hex}", "status": "in_progress", **item}
-        self._text = []
-        self._emit("response.output_item.added", output_index=self._index, item=self._item)
-        if item["type"] == "message":
-            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-            self._emit("response.content_part.added", **self._where, content_index=0, part=part)
+        elif text:  # the tool's input is inside of the arguments: it is emitted once they are whole
+            self._pieces.append(text)
 
     def _emit_text(self, kind: str, text: str, **fields: Any) -> None:
-        self._text.append(text)
+        self._pieces.append(text)
         self._emit(kind, **self._where, delta=text, **fields)
 
-    def _close(self) -> None:
-        item, self._key = self._item, None
-        if item is None:
-            return
-        text = "".join(self._text)
+    def _item_opened(self, item: Json) -> None:
+        prefix = {"message": "msg", "reasoning": "rs"}.get(item["type"], "fc")
+        self._item = {"id": f"{prefix}_{uuid.uuid4().hex}", "status": "in_progress", **item}
+        self._emit("response.output_item.added", output_index=self._index, item=self._item)
+        if item["type"] == "message":
+            self._emit("response.content_part.added", **self._where, content_index=0, part=text_part(""))
+
+    def _item_closed(self, item: Json, text: str) -> None:
         item["status"] = "completed"
         if item["type"] == "message":
-            part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+            part = text_part(text)
             item["content"] = [part]
             self._emit("response.output_text.done", **self._where, content_index=0, text=text, logprobs=[])
             self._emit("response.content_part.done", **self._where, content_index=0, part=part)
@@ -222,7 +179,6 @@ class ResponseTranslator(StreamTranslator):
             self._emit("response.custom_tool_call_input.done", **self._where, input=item["input"])
         self._emit("response.output_item.done", output_index=self._index, item=item)
         self.whole["output"].append(item)
-        self._item = None
 
     @property
     def _index(self) -> int:
@@ -230,7 +186,18 @@ class ResponseTranslator(StreamTranslator):
 
     @property
     def _where(self) -> Json:
-        return {"item_id": (self._item or {}).get("id"), "output_index": self._index}
+        return {"item_id": self._item["id"], "output_index": self._index}
+
+    def _end(self) -> None:
+        self.whole["usage"] = _usage(self._usage)
+        if self._error is not None:
+            error = {"code": "server_error", "message": self._error}
+            self.whole.update({"status": "failed", "error": error})
+        elif self._finish == "length":
+            self.whole.update({"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}})
+        else:
+            self.whole["status"] = "completed"
+        self._emit(f"response.{self.whole['status']}", response=self.whole)
 
     def _emit(self, kind: str, **fields: Any) -> None:
         super()._emit(kind, sequence_number=self._sequence, **fields)
@@ -248,6 +215,4 @@ def _usage(usage: Json) -> Json:
     }
 
 
-def translator(body: Json) -> ResponseTranslator:
-    """Return a translator for the events of one stream."""
-    return ResponseTranslator(body)
+RESPONSES_OVER_CHAT = Bridge(request, ResponseTranslator)
