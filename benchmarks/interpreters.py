@@ -33,7 +33,7 @@ print(json.dumps({"file": openenv.__file__ or "", "versions": found}))
 
 
 class InterpreterError(RuntimeError):
-    """An interpreter lacks what it should have."""
+    """An interpreter does not have what it needs."""
 
 
 @dataclass(frozen=True, slots=True)

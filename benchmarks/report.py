@@ -216,17 +216,17 @@ def render_table(samples: Samples, table: Table, judged: Sequence[Judgement]) ->
             rows.append([case, LABELS[subject], *figures, verdicts(table, judged, subject=subject, case=case)])
     if not rows:
         return ""
-    told = [f"- {line} ({', '.join(cases)})" for line, cases in failures.items()]
+    lines = [f"- {line} ({', '.join(cases)})" for line, cases in failures.items()]
     parts = [f"## {table.title}\n", f"{table.note}\n" if table.note else "", markdown([*header, "target"], rows)]
-    return "\n".join(part for part in [*parts, "Failures:\n\n" + "\n".join(told) + "\n" if told else ""] if part)
+    return "\n".join(part for part in [*parts, "Failures:\n\n" + "\n".join(lines) + "\n" if lines else ""] if part)
 
 
 def render_summary(judged: Sequence[Judgement]) -> str:
     """Render the list of targets with verdicts."""
     rows = [[j.target.what, LABELS[j.subject], j.case, j.target.text, j.measured, f"**{j.verdict}**"] for j in judged]
     counts = {verdict: sum(j.verdict == verdict for j in judged) for verdict in ("PASS", "MISS", "n/a")}
-    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-    intro = f"{told or 'none measured'}. A figure with errors in it is a MISS."
+    summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+    intro = f"{summary or 'none measured'}. A figure with errors in it is a MISS."
     return f"## Targets\n\n{intro}\n\n" + markdown(
         ["what", "configuration", "case", "target", "measured", "verdict"], rows
     )

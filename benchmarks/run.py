@@ -32,6 +32,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -235,6 +236,7 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parse(arguments)
     raise_file_limit()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop the servers and write what there is, as for Ctrl-C
     plan = make_plan(options, os.environ)
     described = facts(plan, arguments)
     try:

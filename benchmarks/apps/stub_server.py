@@ -88,7 +88,7 @@ class StubHandler(socketserver.BaseRequestHandler):
 
     @staticmethod
     def frame_size(buffer: bytes) -> int:
-        """Return the size of the first masked frame, or more than is there while it cannot be told."""
+        """Return the size of the first masked frame, or more than is there while that is unknown."""
         if len(buffer) < 10:
             length = buffer[1] & 0x7F if len(buffer) > 1 else 127
             return 6 + length if length < 126 else 10
