@@ -311,7 +311,7 @@ def server(console: Console) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
             except ServerFailed:
                 if port == 0 or is_free(port):
                     raise
-                url, process = stack.enter_context(running(0))  # somebody was quicker
+                url, process = stack.enter_context(running(0))  # another process took the port
         waited = f"[dim](healthy after {time.perf_counter() - began:.1f} s)[/]"
         console.print(f"[green]✓[/] gridworld_env is served at [bold]{url}[/] {waited}\n")
         yield url, process

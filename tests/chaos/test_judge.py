@@ -83,7 +83,7 @@ def test_a_client_that_repeats_requests_without_their_keys_is_found(
 
 
 class Unnoticed:
-    """A client that begins anew where its episode is lost, and tells nobody."""
+    """A client that starts a new episode where its own is lost, and does not report it."""
 
     def __init__(self, url: str) -> None:
         self._client = client_of(url).sync()
@@ -137,10 +137,10 @@ def test_a_vector_that_restarts_slots_without_a_word_is_found(monkeypatch: pytes
     take = SlotEpisode.take
 
     def take_quietly(self: Any, parse: Any) -> Any:
-        told = take(self, parse)
-        if told.restarted:
-            told.error, told.restarted, told.started = None, False, False
-        return told
+        taken = take(self, parse)
+        if taken.restarted:
+            taken.error, taken.restarted, taken.started = None, False, False
+        return taken
 
     monkeypatch.setattr(SlotEpisode, "take", take_quietly)
     assert storm("first-k", 1, RESTARTS).violations

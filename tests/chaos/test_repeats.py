@@ -26,7 +26,7 @@ OWN = "OpenEnv's own"  # plain JSON-RPC that names its session
 
 
 class Button(Tools):
-    """Counts pushes, by step and by tool; a push that is told to waits for the gate."""
+    """Counts pushes, by step and by tool; a push with `wait` waits for the gate."""
 
     gate: threading.Event
     begun: threading.Event

@@ -24,7 +24,7 @@ def own_place_for_files(tmp_path_factory: pytest.TempPathFactory, monkeypatch: p
 
 
 def check(result: Result, judged: int) -> None:
-    """Nobody lied and nothing is left: no session, environment, thread, process, socket or file."""
+    """No reply was wrong and nothing is left: no session, environment, thread, process, socket or file."""
     assert not result.violations
     assert (result.sessions_left, result.environments_left) == (0, 0)
     assert (result.threads_left, result.others_left) == ([], [])
@@ -41,7 +41,7 @@ def test_the_episodes_of_a_killed_worker_end_as_that_and_nothing_is_left_of_it()
     check(result, 16)
     assert result.faults[KILLED]
     assert result.errors["SessionLost: worker crashed"]
-    # A worker may also die while it builds an environment for somebody else.
+    # A worker may also die while it builds an environment for another client.
     assert not others(result, "SessionLost: worker crashed", "EnvironmentFactoryError")
 
 

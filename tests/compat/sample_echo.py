@@ -63,7 +63,7 @@ class EchoEnv(EnvClient[EchoAction, EchoObservation, State]):
         return "".join(await self.say(word, word))
 
     def greeting(self, name: str) -> EchoAction:
-        """A helper that talks to nobody."""
+        """A helper that sends nothing."""
         return EchoAction(message=f"hello {name}")
 
 

@@ -80,7 +80,7 @@ def test_the_published_client_calls_the_tool(published: Any, served_rollouts: st
     assert (tools, kind) == (["run_rollout"], "str")
     result = json.loads(answer)
     assert (result["task_id"], result["reward"]) == ("t", None)
-    # Without a sandbox on this machine it says so; with one, the setup ran and failed as it was told to.
+    # Without a sandbox on this machine it says so; with one, the setup ran and failed as intended.
     assert "exited with code 3" in result["error"] or "SandboxUnavailable" in result["error"]
 
 

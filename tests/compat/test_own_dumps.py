@@ -24,7 +24,7 @@ class Riddle(Observation):
     def model_dump(self, **kwargs: Any) -> dict[str, Any]:
         fields = super().model_dump(**kwargs)
         if fields.pop("answer") == "broken":
-            raise ValueError("cannot be told")
+            raise ValueError("cannot be dumped")
         return fields
 
 
@@ -69,7 +69,7 @@ def test_what_a_model_hides_is_not_sent_because_it_fails(serve: Callable[..., An
     server = serve(create_app(Riddles, Action, Riddle, max_concurrent_envs=4))
     with GenericEnvClient(server.url).sync() as client:
         client.reset()
-        with pytest.raises(RuntimeError, match="cannot be told"):
+        with pytest.raises(RuntimeError, match="cannot be dumped"):
             client.step({"metadata": {"answer": "broken"}})
         assert client.step({}).reward == 1.5
 

@@ -133,9 +133,9 @@ def test_a_second_client_meets_a_full_server(pair: Pair, use: str) -> None:
         begun, refused, step, _ = pair(calls, ONE, use=use)
         if "raised" not in begun:
             break
-    told = error(refused)
-    assert told.startswith("Server error: Server at capacity: 1/1 sessions active. Cannot accept new connections.")
-    assert told.endswith("(code: CAPACITY_REACHED)")
+    message = error(refused)
+    assert message.startswith("Server error: Server at capacity: 1/1 sessions active. Cannot accept new connections.")
+    assert message.endswith("(code: CAPACITY_REACHED)")
     assert step["observation"]["total"] == 1
 
 

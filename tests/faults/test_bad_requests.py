@@ -207,7 +207,7 @@ def test_production_mode_has_no_gym_interface_on_any_surface(serve: Any, probe: 
 
 
 def test_a_sockets_session_cannot_be_reached_by_its_id(serve: Any, probe: Any, peer: Any, http: Any) -> None:
-    """W16: knowing a session's id is not enough to step the environment of somebody else's connection."""
+    """W16: knowing a session's id is not enough to step the environment of another client's connection."""
     server = serve(probe.app())
     peer(server.port).reset()
     [session] = server.manager.sessions()

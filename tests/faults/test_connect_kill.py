@@ -126,7 +126,7 @@ STEP = b'{"type":"step","data":{}}'
 class Inside:
     """What a server process holds."""
 
-    told: dict[str, int]
+    counts: dict[str, int]
     descriptors: int
     threads: int
 
@@ -134,15 +134,15 @@ class Inside:
     def of(cls, server: Any) -> Inside:
         """Look into a server."""
         with http_calls.Client(base_url=server.url, trust_env=False, headers={"Connection": "close"}) as client:
-            told = client.get("/inside").json()
+            counts = client.get("/inside").json()
         time.sleep(0.02)  # for the connection of this very question
         proc = Path("/proc") / str(server.pid)
-        return cls(told, len(os.listdir(proc / "fd")), len(os.listdir(proc / "task")))
+        return cls(counts, len(os.listdir(proc / "fd")), len(os.listdir(proc / "task")))
 
     @property
     def is_quiet(self) -> bool:
         """Whether no session is left, in use or in memory."""
-        return not (self.told["active"] or self.told["once"] or self.told["sessions"])
+        return not (self.counts["active"] or self.counts["once"] or self.counts["sessions"])
 
 
 def when_quiet(server: Any, timeout_s: float = 20.0) -> Inside:
@@ -232,11 +232,11 @@ def check_nothing_is_left(server: Any, cycles: int, seed: int) -> None:
     points = kill_cycles(server, cycles, seed=seed)
     after = when_quiet(server)
     assert set(points) == set(POINTS)
-    assert after.told["built"] == after.told["closed"] > before.told["built"]
-    assert after.told["tasks"] <= before.told["tasks"]
+    assert after.counts["built"] == after.counts["closed"] > before.counts["built"]
+    assert after.counts["tasks"] <= before.counts["tasks"]
     assert after.descriptors <= before.descriptors
-    assert after.told["runner_threads"] <= 8
-    assert after.threads - after.told["runner_threads"] <= before.threads - before.told["runner_threads"]
+    assert after.counts["runner_threads"] <= 8
+    assert after.threads - after.counts["runner_threads"] <= before.threads - before.counts["runner_threads"]
     # and it still works
     with http_calls.Client(base_url=server.url, trust_env=False, headers={"Connection": "close"}) as client:
         answers = [client.post("/reset").status_code for _ in range(20)]

@@ -110,7 +110,7 @@ def test_sessions_without_that_wish_are_spread(serve: Any, peer: Any) -> None:
 
 @pytest.mark.parametrize("form", ["class", "partial", "annotated function"])
 def test_a_known_class_that_shares_state_is_refused_at_once(form: str) -> None:
-    """W24: where the class can be known without calling the factory, the mistake is told when the app is built."""
+    """W24: where the class can be known without calling the factory, the mistake is reported when the app is built."""
     factory = Plain if form == "class" else FORMS[form](Plain, [])
     with pytest.raises(ConcurrencyConfigurationError):
         create_app(factory, Action, Observation, max_concurrent_envs=2)
@@ -131,7 +131,7 @@ def test_an_unknown_class_that_shares_state_gets_one_session(
 
 
 def test_clients_that_come_at_once_to_an_unknown_class_wait_for_the_first(serve: Any, peer: Any) -> None:
-    """W24: while the first environment is being built nobody knows the limit, so nobody is let past it."""
+    """W24: while the first environment is being built the limit is unknown, so no client is let past it."""
     entered, gate, log = threading.Event(), threading.Event(), []
 
     def make() -> Any:
@@ -152,7 +152,7 @@ def test_clients_that_come_at_once_to_an_unknown_class_wait_for_the_first(serve:
 
 
 def test_what_the_first_environment_tells_is_known_before_others_are_let_in() -> None:
-    """W24: the class is learned while the session still counts as being created, so nobody slips in between."""
+    """W24: the class is learned while the session still counts as being created, so no client slips in between."""
     seen: list[tuple[SessionState, int]] = []
 
     async def scenario() -> None:

@@ -69,7 +69,7 @@ ROWS = [
         "W9",
         "sessions.client_gone_in_mid_step",
         ours="the step is cancelled",
-        published="the step runs on for nobody",
+        published="the step runs on without a client",
     ),
     Row(
         "W10",
@@ -108,14 +108,14 @@ ROWS = [
     Row(
         "W22",
         "server.reward_that_is_no_number",
-        ours="reward None, told",
+        ours="reward None, reported",
         published="reward None, nothing said",
     ),
     Row(
         "W23",
         "server.state_subclass",
         ours="/state shows it, /schema has it",
-        published="/state drops it, /schema lacks it",
+        published="/state drops it, /schema misses it",
     ),
     Row("W24", "server.factory_function", ours="called 0 times", published="called 1 times"),
     Row("W24", "server.one_thread_for_a_function", ours="1 threads", published="3 threads"),

@@ -96,7 +96,7 @@ def test_the_reaper_spares_an_http_session_with_a_socket_attached(
 def test_a_client_that_goes_during_construction_frees_its_slot(
     serve: Any, probe: Any, peer: Any, wait_for: Wait, hard: bool
 ) -> None:
-    """W5: the environment that nobody waits for any more is closed, and the only slot is free again."""
+    """W5: an environment without a waiting client is closed, and the only slot is free again."""
     server = serve(probe.app(max_concurrent_envs=1))
     probe.hold("construct")
     one = peer(server.port)
@@ -112,7 +112,7 @@ def test_a_client_that_goes_during_construction_frees_its_slot(
 def test_a_client_that_goes_while_it_waits_for_a_slot_leaves_nothing_behind(
     serve: Any, probe: Any, peer: Any, wait_for: Wait
 ) -> None:
-    """W5, W7: the slot it waited for goes to the next client and not to a session that nobody owns."""
+    """W5, W7: the slot it waited for goes to the next client and not to a session without an owner."""
     server = serve(probe.app(max_concurrent_envs=1))
     first = peer(server.port)
     first.reset()
@@ -171,7 +171,7 @@ async def test_a_cancelled_plain_request_closes_its_environment(probe: Any, wait
 
 @pytest.mark.anyio
 async def test_a_session_closed_while_it_is_created_never_over_admits(probe: Any) -> None:
-    """W7: its slot stays taken until its environment is closed, and whoever opened it is told."""
+    """W7: its slot stays taken until its environment is closed, and its client gets the error."""
     manager = SessionManager(probe.factory(), SessionLimits(sessions=1, closing_wait_s=0.1))
     probe.hold("construct")
     opening = asyncio.create_task(manager.open(SessionKind.HTTP))
@@ -332,7 +332,7 @@ def test_a_client_that_goes_during_a_step_is_noticed_at_once(
 def test_an_asynchronous_step_is_cancelled_when_its_client_goes(
     serve: Any, probe: Any, peer: Any, async_env_cls: type[Any], wait_for: Wait, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """W9: a coroutine does not run on for nobody; its environment is closed and the slot is free."""
+    """W9: a coroutine does not run on without a client; its environment is closed and the slot is free."""
     server = serve(probe.app(env_cls=async_env_cls, max_concurrent_envs=1))
     one = peer(server.port)
     one.reset()
@@ -348,7 +348,7 @@ def test_an_asynchronous_step_is_cancelled_when_its_client_goes(
 def test_a_client_that_says_goodbye_in_mid_step_ends_its_session(
     serve: Any, probe: Any, peer: Any, async_env_cls: type[Any], wait_for: Wait
 ) -> None:
-    """W9: frames that were sent ahead of a vanishing client are not run for nobody."""
+    """W9: frames that were sent ahead of a vanishing client are not run without a client."""
     server = serve(probe.app(max_concurrent_envs=1))
     one = peer(server.port)
     probe.hold("step")
@@ -362,7 +362,7 @@ def test_a_client_that_says_goodbye_in_mid_step_ends_its_session(
     assert probe.count("step") == 1
 
 
-# -- what is told (W15) -------------------------------------------------------------------------------------------
+# -- what is reported (W15) -------------------------------------------------------------------------------------------
 
 
 def test_why_a_factory_failed_is_on_the_wire_and_in_the_log(
@@ -388,7 +388,7 @@ def test_why_a_factory_failed_is_on_the_wire_and_in_the_log(
 def test_a_close_that_raises_is_logged_with_its_session(
     serve: Any, probe: Any, peer: Any, wait_for: Wait, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """W15: a failing `close()` is told with the session's id and its traceback, and the slot comes back."""
+    """W15: a failing `close()` is logged with the session's id and its traceback, and the slot comes back."""
     probe.fail["close"] = RuntimeError("the simulator is stuck")
     server = serve(probe.app(max_concurrent_envs=1))
     one = peer(server.port)

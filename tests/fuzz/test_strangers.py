@@ -283,8 +283,8 @@ class Strangers(RuleBasedStateMachine):
         owner, stranger, request_id = self.parties[session.owner], self._stranger(session), session.next_id()
         owner.send(type="step", id=request_id, session=session.name, data={"amount": 3, "pause_s": 0.01})
         for named in ({"session": session.name}, {}):
-            told = stranger.ask(type="cancel", id=stranger.next_id(), request=request_id + offset, **named)
-            assert told["type"] == "error" or told["found"] is False, told
+            reply_data = stranger.ask(type="cancel", id=stranger.next_id(), request=request_id + offset, **named)
+            assert reply_data["type"] == "error" or reply_data["found"] is False, reply_data
         reply = owner.answer(request_id)
         session.total += 3
         session.steps += 1
@@ -340,9 +340,9 @@ class Strangers(RuleBasedStateMachine):
         try:
             for session in getattr(self, "sessions", []):
                 if session.is_open:
-                    told = self._ask_owner(session, type="state")["data"]
-                    assert (told["total"], told["secret"]) == (session.total, session.secret)
-                    assert told["step_count"] == session.steps
+                    reply_data = self._ask_owner(session, type="state")["data"]
+                    assert (reply_data["total"], reply_data["secret"]) == (session.total, session.secret)
+                    assert reply_data["step_count"] == session.steps
             for party in getattr(self, "parties", []):
                 party.ask(type="ping", id=party.next_id())
             self.every_reply_answers_a_request()
@@ -358,8 +358,8 @@ class Strangers(RuleBasedStateMachine):
 
 
 def _seen(reply: dict[str, Any]) -> tuple[int, str]:
-    told = reply["data"]["observation"]
-    return told["total"], told["secret"]
+    reply_data = reply["data"]["observation"]
+    return reply_data["total"], reply_data["secret"]
 
 
 def test_clients_cannot_touch_each_others_sessions(serve: Any) -> None:

@@ -120,8 +120,8 @@ class _Progress:
     def show(self, result: Result) -> None:
         done = sum(result.outcomes.values())
         if self._is_terminal or done % self._often == 0 or done == self._storm.judged:
-            told = ", ".join(f"{count} {name}" for name, count in result.outcomes.most_common())
-            line = f"{NAMES[self._storm.package]}: {done}/{self._storm.judged} episodes, {told}"
+            outcomes = ", ".join(f"{count} {name}" for name, count in result.outcomes.most_common())
+            line = f"{NAMES[self._storm.package]}: {done}/{self._storm.judged} episodes, {outcomes}"
             sys.stderr.write(f"\r\x1b[K{line}" if self._is_terminal else line + "\n")
             sys.stderr.flush()
 
@@ -131,9 +131,9 @@ class _Progress:
 
 
 def _show(package: str, result: dict[str, Any]) -> None:
-    told = [f"\n{NAMES[package]}: {result['episodes']} episodes, {result['seconds']:.0f} s\n", table(result), ""]
-    told += [f"Left behind: {left_behind(result)}. Errors: {errors(result)}.", *result["violations"][:20], ""]
-    sys.stdout.write("\n".join(told))
+    lines = [f"\n{NAMES[package]}: {result['episodes']} episodes, {result['seconds']:.0f} s\n", table(result), ""]
+    lines += [f"Left behind: {left_behind(result)}. Errors: {errors(result)}.", *result["violations"][:20], ""]
+    sys.stdout.write("\n".join(lines))
     sys.stdout.flush()
 
 

@@ -43,13 +43,13 @@ class FileBook:
         (self._alive / serial).unlink(missing_ok=True)
 
     def deeds(self, owner: int) -> dict[str, list[Deed]]:
-        """What was done for somebody, by environment."""
+        """What was done for one client, by environment."""
         place = self._folder / str(owner)
         files = sorted(place.iterdir()) if place.exists() else []
         return {file.name: _read(file) for file in files}
 
     def holders(self, owner: int) -> list[int]:
-        """The processes whose environments did something for somebody, the latest last."""
+        """The processes whose environments did something for one client, the latest last."""
         place = self._folder / str(owner)
         files = sorted(place.iterdir(), key=lambda file: file.stat().st_mtime_ns) if place.exists() else []
         return [process_of(file.name) for file in files]

@@ -73,7 +73,7 @@ class Client:
     async def come(self, joined: Callable[[], int]) -> None:
         """Ask for a session; return when that is there, or this one's place in line."""
         wait_s = SHORT_S if self.manner is Manner.IMPATIENT else LONG_S
-        if self.is_http:  # told nothing while it waits; there is no free slot when it comes
+        if self.is_http:  # it gets no message while it waits; there is no free slot when it comes
             before = joined()
             await self._post("/sessions", {"wait_s": wait_s}, {"Idempotency-Key": self.nonce})
             deadline = time.monotonic() + LONG_S
@@ -182,13 +182,13 @@ class Crowds:
     Args:
         storm: How many clients there are.
         result: Where they are counted.
-        told: Told of each.
+        on_verdict: Called after each.
     """
 
-    def __init__(self, storm: Storm, result: Result, told: Callable[[], None]) -> None:
+    def __init__(self, storm: Storm, result: Result, on_verdict: Callable[[], None]) -> None:
         self._storm = storm
         self._result = result
-        self._told = told
+        self._on_verdict = on_verdict
         self._servers: list[Served] = []
 
     def run(self, stack: contextlib.ExitStack) -> None:
@@ -248,7 +248,7 @@ class Crowds:
             if served.most_alive() > SLOTS:
                 verdict = Verdict(Outcome.TOO_MANY, f"{served.most_alive()} sessions in {SLOTS} slots")
             self._result.add(f"client {client.number}", Plan(client.number, {}), verdict, [client.manner.value])
-            self._told()
+            self._on_verdict()
 
     async def _count_slots(self, served: Served) -> None:
         """See whether as many sessions as there are slots can be had at once."""

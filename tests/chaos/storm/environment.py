@@ -27,7 +27,7 @@ class Move(Action):
 
 
 class Seen(Observation):
-    """What became of a request, told by the environment itself."""
+    """What became of a request, reported by the environment itself."""
 
     owner: int = -1
     number: int = -1
@@ -82,7 +82,7 @@ class Book:
         self.built = self.closed = 0
 
     def deeds(self, owner: int) -> dict[str, list[Deed]]:
-        """What was done for somebody, by environment."""
+        """What was done for one client, by environment."""
         return {serial: list(done) for serial, done in list(self._deeds.get(owner, {}).items())}
 
 
@@ -115,7 +115,7 @@ class Counting(Environment[Move, Seen, Inner]):
         return self._move(action)
 
     def _move(self, action: Move) -> Seen:
-        if self._owner is None:  # an episode that was begun for nobody in particular is that of the first who steps
+        if self._owner is None:  # an episode that was begun without an owner belongs to the first client that steps
             self._owner = action.owner
             self.book.note(self._serial, action.owner, Deed("reset", self._begun_by))
         self.book.note(self._serial, action.owner, Deed("step", action.number))

@@ -13,7 +13,7 @@ from openenv.core.env_client import EnvClient
 from .environment import Deed, Move, Seen, hashed
 
 PING_S = 0.4
-MARK = "session_lost"  # what a client that begins anew by itself has to write into the result's metadata
+MARK = "session_lost"  # what a client that starts a new episode by itself has to write into the result's metadata
 AFTERWARDS = "afterwards"
 
 
@@ -69,7 +69,7 @@ class Player(EnvClient[Move, dict[str, Any], dict[str, Any]]):
 
 
 def client_of(url: str, **more: Any) -> Player:
-    """Return a client that finds out quickly when nobody is there."""
+    """Return a client that finds out quickly when no server is there."""
     options: dict[str, Any] = {
         "base_url": url,
         "connect_timeout_s": 2.0,
@@ -163,7 +163,7 @@ async def _ask(client: Any, seed: int, ask: Ask, owner: int) -> dict[str, Any]:
     else:
         reply = client.state()
     result = await reply if inspect.isawaitable(reply) else reply
-    told = result if ask.kind == "state" else result.observation
+    content = result if ask.kind == "state" else result.observation
     mark = (getattr(result, "metadata", None) or {}).get(MARK)
-    seen = {"kind": ask.kind, **{key: told.get(key) for key in (*Seen.model_fields, "step_count", "episode_id")}}
+    seen = {"kind": ask.kind, **{key: content.get(key) for key in (*Seen.model_fields, "step_count", "episode_id")}}
     return seen if mark is None else {**seen, MARK: mark}

@@ -145,14 +145,14 @@ class _Game:
 
     def _note(self, one: Any, kind: str) -> None:
         trace = self.traces[one.slot]
-        told = None if one.result is None else {"kind": kind, **_told(one.result)}
+        content = None if one.result is None else {"kind": kind, **_content(one.result)}
         is_new = one.started and kind == "step"  # the policy has begun another episode, and says so
         if trace.error is None:
-            if one.error is None and told is not None:
-                trace.replies.append(told)
+            if one.error is None and content is not None:
+                trace.replies.append(content)
             else:
                 trace.error = one.error
-                trace.renewed = [Deed("reset", 0)] if is_new and told is not None else []
+                trace.renewed = [Deed("reset", 0)] if is_new and content is not None else []
         elif trace.afterwards is None and trace.replies:
             trace.after_number = len(self._script)
             after = Ask("step", trace.after_number, AFTERWARDS)
@@ -160,13 +160,15 @@ class _Game:
                 trace.afterwards = one.error
             elif is_new:
                 trace.afterwards = Renewed("restarted")
-            elif trace.renewed and is_first_step(told or {}, after, self._owners[one.slot], hashed("reset", None, 0)):
+            elif trace.renewed and is_first_step(
+                content or {}, after, self._owners[one.slot], hashed("reset", None, 0)
+            ):
                 trace.afterwards = Renewed("restarted")
                 trace.renewed.append(Deed("step", after.number))
             else:
-                trace.afterwards = told
+                trace.afterwards = content
 
 
-def _told(result: Any) -> dict[str, Any]:
-    told = {**result.observation, "reward": result.reward}
-    return {key: told.get(key) for key in (*Seen.model_fields, "step_count", "episode_id")}
+def _content(result: Any) -> dict[str, Any]:
+    content = {**result.observation, "reward": result.reward}
+    return {key: content.get(key) for key in (*Seen.model_fields, "step_count", "episode_id")}

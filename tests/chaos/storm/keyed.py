@@ -57,7 +57,7 @@ class KeyedPlayer:
         if self._socket is not None:
             self._socket.close()
         elif self._opened is not None:
-            self._http.patience_s = 0.0  # a lease ends what nobody closes
+            self._http.patience_s = 0.0  # a lease ends what is not closed
             self._http.ask("DELETE", f"/sessions/{self._opened['session_id']}", headers=self._named(), is_keyed=False)
         self._http.hang_up()
 

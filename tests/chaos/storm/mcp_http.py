@@ -46,8 +46,8 @@ class McpPlayer(KeyedPlayer):
         if result.get("isError"):
             text = result["content"][0]["text"]
             raise SessionLost(text) if "session" in text else ServerError(text)
-        told = result.get("structuredContent") or result.get("data") or json.loads(result["content"][0]["text"])
-        return StepResult(observation=told, reward=told["reward"], done=False)
+        content = result.get("structuredContent") or result.get("data") or json.loads(result["content"][0]["text"])
+        return StepResult(observation=content, reward=content["reward"], done=False)
 
     def _session(self) -> dict[str, str]:
         assert self._opened is not None

@@ -43,7 +43,7 @@ class Route:
 
     @property
     def is_silent(self) -> bool:
-        """Whether there are connections that nobody hears of."""
+        """Whether there are connections that no client knows of."""
         return bool(self._silent)
 
     async def listen(self) -> None:
@@ -67,7 +67,7 @@ class Route:
             self._server = None
 
     async def deliver(self, unit: bytes, delay_s: float) -> None:
-        """Send a request on a connection of its own, as one that the net had kept; nobody hears the answer."""
+        """Send a request on a connection of its own, as one that the net had kept; the answer is dropped."""
         await asyncio.sleep(delay_s)
         with contextlib.suppress(OSError):
             reader, writer = await asyncio.open_connection("127.0.0.1", self.target)
@@ -93,7 +93,7 @@ class Route:
         try:
             server = await asyncio.open_connection("127.0.0.1", self.target, limit=1 << 22)
             await _Connection(self, (reader, writer), server, on_silence=lambda: self._silent.add(task)).run()
-        except (OSError, asyncio.CancelledError):  # there is nobody who would want to know
+        except (OSError, asyncio.CancelledError):  # no client is left to inform
             writer.close()
         finally:
             self._tasks.discard(task)
@@ -103,7 +103,7 @@ class Route:
         """End everything but silent connections: their servers have to find out by themselves."""
         self._end_listening()
         await _cancel(self._tasks - self._silent)
-        self._end_listening()  # somebody may just have begun
+        self._end_listening()  # a connection may just have begun
         self._holder.close()
 
     async def end_silence(self) -> None:

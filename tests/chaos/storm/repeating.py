@@ -92,7 +92,7 @@ class Repeating:
                     return _checked(answer)
                 problem = ProtocolError("the answer is another request's")
             self.hang_up()
-            if time.monotonic() > deadline:  # it may have run or not: nobody must go on as if that were known
+            if time.monotonic() > deadline:  # it may have run or not: the episode must not go on as if that were known
                 self.lost = f"no answer to {method} {path}: {problem}"
                 raise SessionLost(self.lost)
             self.repetitions += 1

@@ -13,7 +13,7 @@ Each episode is played twice with the same requests: once undisturbed, and once 
 connection at points decided by the seed. The environment counts its steps and hashes its history, and the server keeps
 a book of what each environment did, so an episode is *identical* only if every observation is, and if each step ran
 once, in order, in one environment. After an error the client takes one more step, as a training loop that logs errors
-does; an observation in answer to that is a silent reset, unless the client has said that it begins anew (`Renewed`,
+does; an observation in answer to that is a silent reset, unless the client has reported a new episode (`Renewed`,
 which `on_session_lost="reset"` and the policy `restart` do). Half of the episodes of the first table are played by the
 asynchronous client, half by the blocking one; half of the environments are coroutines. An episode that met several
 kinds of faults is in several rows. Whatever else is left of a storm is counted too: threads, child processes, sockets
@@ -47,7 +47,7 @@ EPISODES = {
     "queue": 400,
     "published": 1000,
 }
-"""How many there are of each, where nobody says."""
+"""How many there are of each by default."""
 
 
 def table(result: Mapping[str, Any]) -> str:
@@ -74,9 +74,9 @@ def _place(name: str) -> int:
 def left_behind(result: Mapping[str, Any]) -> str:
     """What was left when all clients were gone."""
     threads, others = result["threads_left"], result["others_left"]
-    told = f"{result['sessions_left']} sessions, {result['environments_left']} environments, {len(threads)} threads"
-    told += f", {len(others)} processes, sockets or files"
-    return told + (f" ({', '.join([*threads, *others])})" if threads or others else "")
+    parts = f"{result['sessions_left']} sessions, {result['environments_left']} environments, {len(threads)} threads"
+    parts += f", {len(others)} processes, sockets or files"
+    return parts + (f" ({', '.join([*threads, *others])})" if threads or others else "")
 
 
 def errors(result: Mapping[str, Any]) -> str:

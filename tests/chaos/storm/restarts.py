@@ -23,7 +23,7 @@ from .episode import client_of
 from .server import GRACE_S, Mishaps, Server, wait_until
 from .web import web_client
 
-STOPPED = "server told to stop (SIGTERM), another one started"
+STOPPED = "server asked to stop (SIGTERM), another one started"
 KILLED = "server killed (SIGKILL), another one started"
 START_S = 100.0
 CONNECT_S = 8.0
@@ -34,7 +34,7 @@ _HERE = Path(__file__).resolve().parent
 
 
 def patient_client(url: str, seed: int) -> Any:
-    """Return a client that waits for a server that is being replaced; half of them begin anew by themselves.
+    """Return a client that waits for a server that is being replaced; half of them start a new episode by themselves.
 
     A quarter goes over HTTP.
     """

@@ -105,7 +105,7 @@ class Run:
 
     Args:
         storm: What is run.
-        on_progress: Told of each verdict.
+        on_progress: Called with each verdict.
     """
 
     def __init__(self, storm: Storm, on_progress: Callable[[Result], None]) -> None:
@@ -165,7 +165,7 @@ class Run:
 
         first_k = self._storm.package == "first-k"
         script = steps_of(script_of(seed))
-        # Twins play where nobody else does, so that the books of the others tell of one of them.
+        # Twins have servers of their own, so that the books of the others list one client each.
         twins = play_vector([self._quiet[0].url], seed, script, first_k=first_k)
         servers = self._servers if first_k else [self._servers[seed % 2]]
         plans = [plan_of(seed + number * _NEXT_SEEDS) for number in range(len(servers))]

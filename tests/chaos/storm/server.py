@@ -43,7 +43,7 @@ class Server:
 
     Args:
         port: Where it listens.
-        deeds: Tells what its environments did for somebody.
+        deeds: Reports what its environments did for one client.
         sessions: Tells how many sessions it has.
         alive: Tells how many environments have not been closed.
         mishaps: What else happens to it.

@@ -84,7 +84,7 @@ class ToolPlayer:
 
 
 def tool_client(url: str) -> ToolPlayer:
-    """Return a client that finds out quickly when nobody is there."""
+    """Return a client that finds out quickly when no server is there."""
     return ToolPlayer(
         WholeStates(
             url,

@@ -57,7 +57,7 @@ def judge(owner: int, script: list[Ask], trace: Trace, twin: Trace, deeds: dict[
 
 
 def _after(twin: Trace, done: int, number: int) -> dict[str, Any]:
-    """What a step that goes on after an error would have had to see, as far as it can be told."""
+    """What a step that goes on after an error would have had to see, as far as it is known."""
     last = twin.replies[done - 1]
     return {**last, "kind": "step", "number": number, "count": (last.get("count") or 0) + 1}
 
@@ -69,15 +69,15 @@ def _lie(owner: int, ask: Ask, reply: dict[str, Any], expected: dict[str, Any]) 
     if reply.get("owner") != owner:
         fresh = reply.get("owner") == -1
         return Verdict(Outcome.SILENT_RESET if fresh else Outcome.WRONG_REPLY, detail)
-    counts = [told.get("step_count" if ask.kind == "state" else "count") or 0 for told in (reply, expected)]
+    counts = [content.get("step_count" if ask.kind == "state" else "count") or 0 for content in (reply, expected)]
     if counts[0] > counts[1]:
         return Verdict(Outcome.RUN_TWICE, detail)
     return Verdict(Outcome.SILENT_RESET if counts[0] < counts[1] else Outcome.WRONG_REPLY, detail)
 
 
 def _brief(reply: dict[str, Any]) -> str:
-    told = {key: reply.get(key) for key in ("owner", "number", "count", "step_count", "digest")}
-    return str({key: value for key, value in told.items() if value is not None})
+    content = {key: reply.get(key) for key in ("owner", "number", "count", "step_count", "digest")}
+    return str({key: value for key, value in content.items() if value is not None})
 
 
 def _hidden(script: list[Ask], trace: Trace, deeds: dict[str, list[Deed]]) -> Verdict | None:

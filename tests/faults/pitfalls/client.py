@@ -114,7 +114,7 @@ async def _awaited(pending: Any) -> Any:
 
 
 def forgotten_await(stage: Stage) -> str:
-    """W31: inside a loop somebody reads a result without `await`; is the loop blocked?"""
+    """W31: inside a loop the caller reads a result without `await`; is the loop blocked?"""
     url = stage.serve(stage.app()).url
 
     async def play() -> str:

@@ -36,7 +36,7 @@ def http_episode(stage: Stage) -> str:
 
 
 def slow_constructor(stage: Stage) -> str:
-    """W2: somebody's constructor hangs; does another client's `/health` answer?"""
+    """W2: one client's constructor hangs; does another client's `/health` answer?"""
     server = stage.serve(stage.app())
     stage.watch.hold("construct")
     stage.thread(lambda: server.ask("POST", "/reset", {}))
@@ -86,7 +86,7 @@ def thread_of_state(stage: Stage) -> str:
 
 
 def factory_that_fails(stage: Stage) -> str:
-    """W15: is the client told why there is no environment?"""
+    """W15: does the client learn why there is no environment?"""
 
     def factory() -> Watched:
         raise FileNotFoundError("no level file")
@@ -103,7 +103,7 @@ def production_mode(stage: Stage) -> str:
 
 
 def foreign_page(stage: Stage) -> str:
-    """W16: a web page of somebody else opens a WebSocket to a server on loopback."""
+    """W16: a web page of another origin opens a WebSocket to a server on loopback."""
     server = stage.serve(stage.app())
     try:
         one: Socket = stage.socket(server, origin="https://elsewhere.example")
@@ -150,7 +150,7 @@ def reward_that_is_no_number(stage: Stage) -> str:
             return Seen(reward=math.nan)
 
     reply = stage.socket(stage.serve(stage.app(Broken))).step()
-    return f"reward {reply['data']['reward']}, {'told' if 'nan' in str(reply) else 'nothing said'}"
+    return f"reward {reply['data']['reward']}, {'reported' if 'nan' in str(reply) else 'nothing said'}"
 
 
 def state_subclass(stage: Stage) -> str:
@@ -158,7 +158,7 @@ def state_subclass(stage: Stage) -> str:
     server = stage.serve(stage.app())
     shown = "secret" in server.ask("GET", "/state").json
     described = "secret" in server.ask("GET", "/schema").json["state"]["properties"]
-    return f"/state {'shows' if shown else 'drops'} it, /schema {'has' if described else 'lacks'} it"
+    return f"/state {'shows' if shown else 'drops'} it, /schema {'has' if described else 'misses'} it"
 
 
 def factory_function(stage: Stage) -> str:
@@ -169,7 +169,7 @@ def factory_function(stage: Stage) -> str:
 
 
 def one_thread_for_a_function(stage: Stage) -> str:
-    """W24: the wish for a single thread, when environments come from a function."""
+    """W24: the option for a single thread, when environments come from a function."""
 
     class Bound(Watched):
         REQUIRES_SINGLE_THREAD_EXECUTOR = True

@@ -94,7 +94,7 @@ def client_gone_in_mid_step(stage: Stage) -> str:
     assert until(lambda: stage.watch.count("step_async") == 1)
     one.vanish()
     until(lambda: stage.watch.count("cancelled") + stage.watch.count("finished") == 1)
-    return "the step is cancelled" if stage.watch.count("cancelled") else "the step runs on for nobody"
+    return "the step is cancelled" if stage.watch.count("cancelled") else "the step runs on without a client"
 
 
 def a_hundred_sessions(stage: Stage) -> str:

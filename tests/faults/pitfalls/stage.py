@@ -146,7 +146,7 @@ class Socket:
         return self.receive(timeout_s)
 
     def send(self, frame: Any) -> None:
-        """Send a frame, if there is still somebody to take it."""
+        """Send a frame, if the connection is still open."""
         with contextlib.suppress(ConnectionClosed):
             self._connection.send(frame if isinstance(frame, str) else json.dumps(frame))
 

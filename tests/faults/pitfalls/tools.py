@@ -42,7 +42,7 @@ def tool_without_a_description(stage: Stage) -> str:
 
 
 def tools_that_cannot_be_listed(stage: Stage) -> str:
-    """W28: the server answers with an error; is the client told?"""
+    """W28: the server answers with an error; does the client get it?"""
     return _listed(stage, {"error": {"code": -32603, "message": "the tools are broken"}})
 
 
