@@ -1,4 +1,4 @@
-"""Lazy module exports: a table of names resolved on first use.
+"""Exports of modules: tables of names that are resolved on first use, and modules that only re-export.
 
 Knows import machinery only. Keeps `import openenv` as cheap as its lightest part.
 """
@@ -46,6 +46,11 @@ def by_module(names: Mapping[str, str]) -> dict[str, str]:
     return {name: module for module, text in names.items() for name in text.split()}
 
 
+def submodules(package: str, names: str) -> dict[str, str]:
+    """Build a table that exports a package's modules themselves, from their names separated by blanks."""
+    return {name: f"{package}.{name}:" for name in names.split()}
+
+
 def _keep_modules_out(module_name: str, names: Collection[str]) -> None:
     """Keep a submodule from replacing the export of the same name when it is imported."""
     if not names:
@@ -57,6 +62,16 @@ def _keep_modules_out(module_name: str, names: Collection[str]) -> None:
                 super().__setattr__(name, value)
 
     sys.modules[module_name].__class__ = Package
+
+
+def export_imports(module_name: str) -> None:
+    """Set `__all__` of a module to the names that it imports.
+
+    Type checkers recognise them by the form `from source import Name as Name`, so that no name is listed twice.
+    """
+    module = vars(sys.modules[module_name])
+    helpers = {"annotations", export_imports.__name__, missing_exports.__name__}
+    module["__all__"] = [name for name in module if not name.startswith("_") and name not in helpers]
 
 
 def missing_exports(module_name: str, names: Collection[str], feature: str) -> Callable[[str], Any]:

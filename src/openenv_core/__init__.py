@@ -9,7 +9,7 @@ import importlib
 import sys
 import warnings
 
-from openenv._lazy import lazy_exports
+from openenv._lazy import by_module, lazy_exports, submodules
 from openenv.core import __all__ as _core_names
 
 warnings.warn(
@@ -18,17 +18,14 @@ warnings.warn(
     stacklevel=2,
 )
 
-_LEGACY = {
-    "Action": "openenv_core.env_server.types",
-    "Observation": "openenv_core.env_server.types",
-    "State": "openenv_core.env_server.types",
-    "HTTPEnvClient": "openenv_core.http_env_client",
-    "HTTPEnvServer": "openenv_core.env_server",
-    "create_app": "openenv_core.env_server",
-    "create_fastapi_app": "openenv_core.env_server",
-}
+_LEGACY = by_module(
+    {
+        "openenv_core.env_server": "Action Observation State HTTPEnvServer create_app create_fastapi_app",
+        "openenv_core.http_env_client": "HTTPEnvClient",
+    }
+)
 _CORE = {name: "openenv.core" for name in _core_names if name not in _LEGACY}
-_SUBMODULES = {name: f"{__name__}.{name}:" for name in ("env_server", "http_env_client")}
+_SUBMODULES = submodules(__name__, "env_server http_env_client")
 
 for _name in ("client_types", "containers", "env_client", "rubrics", "tools", "utils"):
     globals()[_name] = sys.modules[f"{__name__}.{_name}"] = importlib.import_module(f"openenv.core.{_name}")

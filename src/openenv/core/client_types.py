@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from openenv.types import (
-    StepResult,
-)
+from openenv._lazy import export_imports
+from openenv.types import StepResult as StepResult
 
-__all__ = [
-    "StepResult",
-]
+export_imports(__name__)

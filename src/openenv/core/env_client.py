@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from openenv.client.env_client import ActT, EnvClient, ObsT, StateT
-from openenv.client.url import (
-    convert_to_ws_url,
-    hf_space_subdomain,
-)
-from openenv.types import (
-    StepResult,
-)
+from openenv._lazy import export_imports
+from openenv.client.env_client import ActT as ActT
+from openenv.client.env_client import EnvClient as EnvClient
+from openenv.client.env_client import ObsT as ObsT
+from openenv.client.env_client import StateT as StateT
+from openenv.client.url import convert_to_ws_url as convert_to_ws_url
+from openenv.client.url import hf_space_subdomain as hf_space_subdomain
+from openenv.types import StepResult as StepResult
 
-__all__ = [
-    "ActT",
-    "EnvClient",
-    "ObsT",
-    "StateT",
-    "StepResult",
-    "convert_to_ws_url",
-    "hf_space_subdomain",
-]
+export_imports(__name__)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from openenv.client.env_client import EnvClient, GenericAction, GenericEnvClient
-from openenv.types import (
-    StepResult,
-)
+from openenv._lazy import export_imports
+from openenv.client.env_client import EnvClient as EnvClient
+from openenv.client.env_client import GenericAction as GenericAction
+from openenv.client.env_client import GenericEnvClient as GenericEnvClient
+from openenv.types import StepResult as StepResult
 
-__all__ = [
-    "EnvClient",
-    "GenericAction",
-    "GenericEnvClient",
-    "StepResult",
-]
+export_imports(__name__)

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from openenv.client.http_client import (
-    HTTPEnvClient,
-)
-from openenv.types import (
-    StepResult,
-)
+from openenv._lazy import export_imports
+from openenv.client.http_client import HTTPEnvClient as HTTPEnvClient
+from openenv.types import StepResult as StepResult
 
-__all__ = [
-    "HTTPEnvClient",
-    "StepResult",
-]
+export_imports(__name__)

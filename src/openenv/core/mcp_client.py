@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-from openenv.client.env_client import EnvClient
-from openenv.client.mcp_client import GenericMCPObservation, MCPClientBase, MCPToolClient
-from openenv.tool_types import (
-    CallToolAction,
-    CallToolObservation,
-    ListToolsAction,
-    ListToolsObservation,
-    Tool,
-    ToolError,
-)
-from openenv.types import (
-    Observation,
-    State,
-    StepResult,
-)
+from openenv._lazy import export_imports
+from openenv.client.env_client import EnvClient as EnvClient
+from openenv.client.mcp_client import GenericMCPObservation as GenericMCPObservation
+from openenv.client.mcp_client import MCPClientBase as MCPClientBase
+from openenv.client.mcp_client import MCPToolClient as MCPToolClient
+from openenv.tool_types import CallToolAction as CallToolAction
+from openenv.tool_types import CallToolObservation as CallToolObservation
+from openenv.tool_types import ListToolsAction as ListToolsAction
+from openenv.tool_types import ListToolsObservation as ListToolsObservation
+from openenv.tool_types import Tool as Tool
+from openenv.tool_types import ToolError as ToolError
+from openenv.types import Observation as Observation
+from openenv.types import State as State
+from openenv.types import StepResult as StepResult
 
-__all__ = [
-    "CallToolAction",
-    "CallToolObservation",
-    "EnvClient",
-    "GenericMCPObservation",
-    "ListToolsAction",
-    "ListToolsObservation",
-    "MCPClientBase",
-    "MCPToolClient",
-    "Observation",
-    "State",
-    "StepResult",
-    "Tool",
-    "ToolError",
-]
+export_imports(__name__)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from openenv.client.env_client import ActT, EnvClient, ObsT, StateT, SyncEnvClient
-from openenv.types import (
-    StepResult,
-)
+from openenv._lazy import export_imports
+from openenv.client.env_client import ActT as ActT
+from openenv.client.env_client import EnvClient as EnvClient
+from openenv.client.env_client import ObsT as ObsT
+from openenv.client.env_client import StateT as StateT
+from openenv.client.env_client import SyncEnvClient as SyncEnvClient
+from openenv.types import StepResult as StepResult
 
-__all__ = [
-    "ActT",
-    "EnvClient",
-    "ObsT",
-    "StateT",
-    "StepResult",
-    "SyncEnvClient",
-]
+export_imports(__name__)

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from openenv.client.driver import run_async_safely
-from openenv.client.url import (
-    convert_to_ws_url,
-    hf_space_subdomain,
-)
+from openenv._lazy import export_imports
+from openenv.client.driver import run_async_safely as run_async_safely
+from openenv.client.url import convert_to_ws_url as convert_to_ws_url
+from openenv.client.url import hf_space_subdomain as hf_space_subdomain
 
-__all__ = [
-    "convert_to_ws_url",
-    "hf_space_subdomain",
-    "run_async_safely",
-]
+export_imports(__name__)

@@ -8,17 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from openenv._lazy import lazy_exports
+from openenv._lazy import by_module, lazy_exports
 
-_NAMES = (
-    "AnthropicClient",
-    "LLMClient",
-    "LLMError",
-    "LLMResponse",
-    "OpenAIClient",
-    "ToolCall",
-    "create_llm_client",
-)
+_NAMES = "AnthropicClient LLMClient LLMError LLMResponse OpenAIClient ToolCall create_llm_client"
 
 if TYPE_CHECKING:  # the table, for type checkers
     from .client import AnthropicClient as AnthropicClient
@@ -31,4 +23,4 @@ if TYPE_CHECKING:  # the table, for type checkers
 
     __all__: list[str]
 else:
-    __getattr__, __dir__, __all__ = lazy_exports(__name__, dict.fromkeys(_NAMES, f"{__name__}.client"))
+    __getattr__, __dir__, __all__ = lazy_exports(__name__, by_module({f"{__name__}.client": _NAMES}))

@@ -4,35 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from openenv._lazy import lazy_exports
+from openenv._lazy import by_module, lazy_exports
 
-_EXPORTS = {
-    "Agent": "openenv.rollout.agents.base",
-    "AgentRun": "openenv.rollout.agents.base",
-    "Budget": "openenv.rollout.task",
-    "Cancellation": "openenv.rollout.progress",
-    "Capture": "openenv.rollout.capture",
-    "CaptureServer": "openenv.rollout.capture",
-    "Check": "openenv.rollout.task",
-    "CommandResult": "openenv.rollout.outcome",
-    "Engine": "openenv.rollout.engine",
-    "Installation": "openenv.rollout.agents.base",
-    "Launch": "openenv.rollout.agents.base",
-    "Model": "openenv.rollout.task",
-    "Outcome": "openenv.rollout.outcome",
-    "Progress": "openenv.rollout.outcome",
-    "RolloutStore": "openenv.rollout.store",
-    "RolloutTurn": "openenv.rollout.outcome",
-    "Task": "openenv.rollout.task",
-    "agent": "openenv.rollout.agents.base",
-    "load_task": "openenv.rollout.task",
-    "reverify": "openenv.rollout.engine",
-    "run_cheats": "openenv.testing.cheats",
-    "run_many": "openenv.rollout.engine",
-    "run_many_async": "openenv.rollout.engine",
-    "run_rollout": "openenv.rollout.engine",
-    "run_rollout_async": "openenv.rollout.engine",
-}
+_EXPORTS = by_module(
+    {
+        "openenv.rollout.agents.base": "Agent AgentRun Installation Launch agent",
+        "openenv.rollout.capture": "Capture CaptureServer",
+        "openenv.rollout.engine": "Engine reverify run_many run_many_async run_rollout run_rollout_async",
+        "openenv.rollout.outcome": "CommandResult Outcome Progress RolloutTurn",
+        "openenv.rollout.progress": "Cancellation",
+        "openenv.rollout.store": "RolloutStore",
+        "openenv.rollout.task": "Budget Check Model Task load_task",
+        "openenv.testing.cheats": "run_cheats",
+    }
+)
 
 if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py holds the two together
     from openenv.rollout.agents.base import Agent as Agent

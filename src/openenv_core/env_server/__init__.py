@@ -9,27 +9,21 @@ from __future__ import annotations
 import importlib
 import sys
 
-from openenv._lazy import lazy_exports
-from openenv.core.env_server import __all__ as _current_names
+from openenv._lazy import by_module, lazy_exports, submodules
+from openenv.core.env_server import _EXPORTS as _current_names
 
-_LEGACY = {
-    **dict.fromkeys(("HTTPEnvServer", "create_app", "create_fastapi_app"), "openenv_core.env_server.http_server"),
-    **dict.fromkeys(("Action", "Observation", "State"), "openenv_core.env_server.types"),
-}
+_LEGACY = by_module(
+    {
+        "openenv_core.env_server.http_server": "HTTPEnvServer create_app create_fastapi_app",
+        "openenv_core.env_server.types": "Action Observation State",
+    }
+)
 _CURRENT = {name: "openenv.core.env_server" for name in _current_names if name not in _LEGACY}
-_SUBMODULES = {"types": f"{__name__}.types:"}
-
 # What needs no web framework; `route_config` does and is a file of its own.
-for _name in (
-    "base_transforms",
-    "exceptions",
-    "interfaces",
-    "mcp_environment",
-    "mcp_types",
-    "serialization",
-    "web_interface",
-):
+_ALIASES = "base_transforms exceptions interfaces mcp_environment mcp_types serialization web_interface"
+
+for _name in _ALIASES.split():
     globals()[_name] = sys.modules[f"{__name__}.{_name}"] = importlib.import_module(f"openenv.core.env_server.{_name}")
 
-__getattr__, __dir__, _names = lazy_exports(__name__, {**_CURRENT, **_LEGACY, **_SUBMODULES})
+__getattr__, __dir__, _names = lazy_exports(__name__, {**_CURRENT, **_LEGACY, **submodules(__name__, "types")})
 __all__ = [*_CURRENT, *_LEGACY]

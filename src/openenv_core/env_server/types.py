@@ -12,10 +12,10 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from openenv._lazy import lazy_exports
-from openenv.core.env_server.types import Action as _Action
-from openenv.core.env_server.types import Observation as _Observation
-from openenv.core.env_server.types import State as _State
-from openenv.core.env_server.types import __all__ as _names
+from openenv.core.env_server import types as _current
+from openenv.types import Action as _Action
+from openenv.types import Observation as _Observation
+from openenv.types import State as _State
 
 _OWN = ("Action", "Observation", "State")
 _KEYWORD_ONLY = frozenset((*_Action.model_fields, *_Observation.model_fields))
@@ -66,7 +66,7 @@ class State(_Decorated, _State):
     step_count: int = Field(default=0, ge=0, description="Steps taken in this episode")
 
 
-__getattr__, __dir__, _current = lazy_exports(
-    __name__, {name: "openenv.core.env_server.types" for name in _names if name not in _OWN}
+__getattr__, __dir__, _names = lazy_exports(
+    __name__, {name: _current.__name__ for name in vars(_current)["__all__"] if name not in _OWN}
 )
-__all__ = [*_OWN, *_current]
+__all__ = [*_OWN, *_names]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from openenv._lazy import by_module, lazy_exports
+from openenv._lazy import by_module, lazy_exports, submodules
 
 _EXPORTS = by_module(
     {
@@ -39,61 +39,20 @@ _EXPORTS = by_module(
         "openenv.web.web_page": "create_web_interface_app",
     }
 )
-_SUBMODULES = {
-    name: f"{__name__}.{name}:"
-    for name in (
-        "base_transforms",
-        "exceptions",
-        "http_server",
-        "interfaces",
-        "mcp_environment",
-        "mcp_types",
-        "route_config",
-        "serialization",
-        "types",
-        "web_interface",
-    )
-}
+_SUBMODULES = submodules(
+    __name__,
+    """
+        base_transforms exceptions http_server interfaces mcp_environment mcp_types route_config serialization types
+        web_interface
+    """,
+)
 
 if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py holds the two together
-    from openenv.env.environment import CompositeTransform as CompositeTransform
-    from openenv.env.environment import Environment as Environment
-    from openenv.env.environment import Message as Message
-    from openenv.env.environment import ModelTokenizer as ModelTokenizer
-    from openenv.env.environment import NullTransform as NullTransform
-    from openenv.env.environment import TaskProvider as TaskProvider
-    from openenv.env.environment import Transform as Transform
     from openenv.env.mcp_environment import MCPEnvironment as MCPEnvironment
-    from openenv.errors import ConcurrencyConfigurationError as ConcurrencyConfigurationError
-    from openenv.errors import EnvironmentFactoryError as EnvironmentFactoryError
-    from openenv.errors import OpenEnvError as OpenEnvError
-    from openenv.errors import SessionCapacityError as SessionCapacityError
-    from openenv.errors import SessionCreationError as SessionCreationError
-    from openenv.errors import SessionNotFoundError as SessionNotFoundError
-    from openenv.protocol.json_values import serialize_observation as serialize_observation
-    from openenv.protocol.jsonrpc import JsonRpcError as JsonRpcError
-    from openenv.protocol.jsonrpc import JsonRpcErrorCode as JsonRpcErrorCode
-    from openenv.protocol.jsonrpc import JsonRpcRequest as JsonRpcRequest
-    from openenv.protocol.jsonrpc import JsonRpcResponse as JsonRpcResponse
-    from openenv.protocol.jsonrpc import McpMethod as McpMethod
-    from openenv.protocol.jsonrpc import WSMCPMessage as WSMCPMessage
-    from openenv.protocol.jsonrpc import WSMCPResponse as WSMCPResponse
-    from openenv.protocol.schema import deserialize_action as deserialize_action
-    from openenv.protocol.schema import deserialize_action_with_preprocessing as deserialize_action_with_preprocessing
     from openenv.server.app import HTTPEnvServer as HTTPEnvServer
     from openenv.server.app import create_app as create_app
     from openenv.server.app import create_fastapi_app as create_fastapi_app
     from openenv.server.routes import GetEndpointConfig as GetEndpointConfig
-    from openenv.tool_types import RESERVED_TOOL_NAMES as RESERVED_TOOL_NAMES
-    from openenv.tool_types import CallToolAction as CallToolAction
-    from openenv.tool_types import CallToolObservation as CallToolObservation
-    from openenv.tool_types import ListToolsAction as ListToolsAction
-    from openenv.tool_types import ListToolsObservation as ListToolsObservation
-    from openenv.tool_types import Tool as Tool
-    from openenv.tool_types import ToolError as ToolError
-    from openenv.tool_types import ToolErrorType as ToolErrorType
-    from openenv.types import Action as Action
-    from openenv.types import BaseMessage as BaseMessage
     from openenv.types import ConcurrencyConfig as ConcurrencyConfig
     from openenv.types import GetTaskRangeRequest as GetTaskRangeRequest
     from openenv.types import GetTaskRequest as GetTaskRequest
@@ -101,7 +60,6 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.types import HealthStatus as HealthStatus
     from openenv.types import ListTasksRequest as ListTasksRequest
     from openenv.types import NumTasksRequest as NumTasksRequest
-    from openenv.types import Observation as Observation
     from openenv.types import SchemaResponse as SchemaResponse
     from openenv.types import ServerCapacityStatus as ServerCapacityStatus
     from openenv.types import ServerMode as ServerMode
@@ -123,13 +81,22 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from . import exceptions as exceptions
     from . import http_server as http_server
     from . import interfaces as interfaces
+    from . import mcp_environment as mcp_environment
     from . import mcp_types as mcp_types
     from . import route_config as route_config
     from . import serialization as serialization
     from . import types as types
     from . import web_interface as web_interface
 
-    __all__: list[str]
-else:
+    # All that these four export is exported here; of the others only a part is.
+    from .base_transforms import *  # noqa: F403
+    from .exceptions import *  # noqa: F403
+    from .interfaces import Environment as Environment
+    from .interfaces import Message as Message
+    from .interfaces import ModelTokenizer as ModelTokenizer
+    from .interfaces import TaskProvider as TaskProvider
+    from .mcp_types import *  # noqa: F403
+    from .serialization import *  # noqa: F403
+else:  # without a declaration of `__all__` above: it would hide the names from the star import of `openenv.core`
     __getattr__, __dir__, _names = lazy_exports(__name__, {**_EXPORTS, **_SUBMODULES})
     __all__ = list(_EXPORTS)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from openenv.env.environment import CompositeTransform, NullTransform, Transform
-from openenv.types import (
-    Observation,
-)
+from openenv._lazy import export_imports
+from openenv.env.environment import CompositeTransform as CompositeTransform
+from openenv.env.environment import NullTransform as NullTransform
+from openenv.env.environment import Transform as Transform
+from openenv.types import Observation as Observation
 
-__all__ = [
-    "CompositeTransform",
-    "NullTransform",
-    "Observation",
-    "Transform",
-]
+export_imports(__name__)

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from openenv.errors import (
-    ConcurrencyConfigurationError,
-    EnvironmentFactoryError,
-    OpenEnvError,
-    SessionCapacityError,
-    SessionCreationError,
-    SessionNotFoundError,
-)
+from openenv._lazy import export_imports
+from openenv.errors import ConcurrencyConfigurationError as ConcurrencyConfigurationError
+from openenv.errors import EnvironmentFactoryError as EnvironmentFactoryError
+from openenv.errors import OpenEnvError as OpenEnvError
+from openenv.errors import SessionCapacityError as SessionCapacityError
+from openenv.errors import SessionCreationError as SessionCreationError
+from openenv.errors import SessionNotFoundError as SessionNotFoundError
 
-__all__ = [
-    "ConcurrencyConfigurationError",
-    "EnvironmentFactoryError",
-    "OpenEnvError",
-    "SessionCapacityError",
-    "SessionCreationError",
-    "SessionNotFoundError",
-]
+export_imports(__name__)

@@ -2,109 +2,54 @@
 
 from __future__ import annotations
 
-from openenv.env.environment import Environment
-from openenv.errors import (
-    ConcurrencyConfigurationError,
-    EnvironmentFactoryError,
-    SessionCapacityError,
-)
-from openenv.protocol.json_values import serialize_observation
-from openenv.protocol.jsonrpc import (
-    JsonRpcErrorCode,
-    JsonRpcRequest,
-    JsonRpcResponse,
-    McpMethod,
-    WSMCPMessage,
-    WSMCPResponse,
-)
-from openenv.protocol.schema import (
-    deserialize_action,
-)
-from openenv.server.app import HTTPEnvServer, create_app, create_fastapi_app
-from openenv.server.routes import GetEndpointConfig, register_get_endpoints
-from openenv.tool_types import (
-    CallToolAction,
-    CallToolObservation,
-    ListToolsAction,
-    ListToolsObservation,
-)
-from openenv.types import (
-    Action,
-    ConcurrencyConfig,
-    EnvironmentMetadata,
-    GetTaskRangeRequest,
-    GetTaskRequest,
-    HealthResponse,
-    HealthStatus,
-    ListTasksRequest,
-    NumTasksRequest,
-    Observation,
-    ResetRequest,
-    ResetResponse,
-    SchemaResponse,
-    ServerCapacityStatus,
-    ServerMode,
-    SessionInfo,
-    State,
-    StepRequest,
-    StepResponse,
-    WSCloseMessage,
-    WSErrorCode,
-    WSErrorResponse,
-    WSObservationResponse,
-    WSResetMessage,
-    WSStateMessage,
-    WSStateResponse,
-    WSStepMessage,
-)
+from openenv._lazy import export_imports
+from openenv.env.environment import Environment as Environment
+from openenv.errors import ConcurrencyConfigurationError as ConcurrencyConfigurationError
+from openenv.errors import EnvironmentFactoryError as EnvironmentFactoryError
+from openenv.errors import SessionCapacityError as SessionCapacityError
+from openenv.protocol.json_values import serialize_observation as serialize_observation
+from openenv.protocol.jsonrpc import JsonRpcErrorCode as JsonRpcErrorCode
+from openenv.protocol.jsonrpc import JsonRpcRequest as JsonRpcRequest
+from openenv.protocol.jsonrpc import JsonRpcResponse as JsonRpcResponse
+from openenv.protocol.jsonrpc import McpMethod as McpMethod
+from openenv.protocol.jsonrpc import WSMCPMessage as WSMCPMessage
+from openenv.protocol.jsonrpc import WSMCPResponse as WSMCPResponse
+from openenv.protocol.schema import deserialize_action as deserialize_action
+from openenv.server.app import HTTPEnvServer as HTTPEnvServer
+from openenv.server.app import create_app as create_app
+from openenv.server.app import create_fastapi_app as create_fastapi_app
+from openenv.server.routes import GetEndpointConfig as GetEndpointConfig
+from openenv.server.routes import register_get_endpoints as register_get_endpoints
+from openenv.tool_types import CallToolAction as CallToolAction
+from openenv.tool_types import CallToolObservation as CallToolObservation
+from openenv.tool_types import ListToolsAction as ListToolsAction
+from openenv.tool_types import ListToolsObservation as ListToolsObservation
+from openenv.types import Action as Action
+from openenv.types import ConcurrencyConfig as ConcurrencyConfig
+from openenv.types import EnvironmentMetadata as EnvironmentMetadata
+from openenv.types import GetTaskRangeRequest as GetTaskRangeRequest
+from openenv.types import GetTaskRequest as GetTaskRequest
+from openenv.types import HealthResponse as HealthResponse
+from openenv.types import HealthStatus as HealthStatus
+from openenv.types import ListTasksRequest as ListTasksRequest
+from openenv.types import NumTasksRequest as NumTasksRequest
+from openenv.types import Observation as Observation
+from openenv.types import ResetRequest as ResetRequest
+from openenv.types import ResetResponse as ResetResponse
+from openenv.types import SchemaResponse as SchemaResponse
+from openenv.types import ServerCapacityStatus as ServerCapacityStatus
+from openenv.types import ServerMode as ServerMode
+from openenv.types import SessionInfo as SessionInfo
+from openenv.types import State as State
+from openenv.types import StepRequest as StepRequest
+from openenv.types import StepResponse as StepResponse
+from openenv.types import WSCloseMessage as WSCloseMessage
+from openenv.types import WSErrorCode as WSErrorCode
+from openenv.types import WSErrorResponse as WSErrorResponse
+from openenv.types import WSObservationResponse as WSObservationResponse
+from openenv.types import WSResetMessage as WSResetMessage
+from openenv.types import WSStateMessage as WSStateMessage
+from openenv.types import WSStateResponse as WSStateResponse
+from openenv.types import WSStepMessage as WSStepMessage
 
-__all__ = [
-    "Action",
-    "CallToolAction",
-    "CallToolObservation",
-    "ConcurrencyConfig",
-    "ConcurrencyConfigurationError",
-    "Environment",
-    "EnvironmentFactoryError",
-    "EnvironmentMetadata",
-    "GetEndpointConfig",
-    "GetTaskRangeRequest",
-    "GetTaskRequest",
-    "HTTPEnvServer",
-    "HealthResponse",
-    "HealthStatus",
-    "JsonRpcErrorCode",
-    "JsonRpcRequest",
-    "JsonRpcResponse",
-    "ListTasksRequest",
-    "ListToolsAction",
-    "ListToolsObservation",
-    "McpMethod",
-    "NumTasksRequest",
-    "Observation",
-    "ResetRequest",
-    "ResetResponse",
-    "SchemaResponse",
-    "ServerCapacityStatus",
-    "ServerMode",
-    "SessionCapacityError",
-    "SessionInfo",
-    "State",
-    "StepRequest",
-    "StepResponse",
-    "WSCloseMessage",
-    "WSErrorCode",
-    "WSErrorResponse",
-    "WSMCPMessage",
-    "WSMCPResponse",
-    "WSObservationResponse",
-    "WSResetMessage",
-    "WSStateMessage",
-    "WSStateResponse",
-    "WSStepMessage",
-    "create_app",
-    "create_fastapi_app",
-    "deserialize_action",
-    "register_get_endpoints",
-    "serialize_observation",
-]
+export_imports(__name__)

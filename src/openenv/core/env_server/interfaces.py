@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from openenv.env.environment import Environment, Message, ModelTokenizer, TaskProvider, Transform
-from openenv.types import Action, ActT, EnvironmentMetadata, Observation, ObsT, State, StateT
+from openenv._lazy import export_imports
+from openenv.env.environment import Environment as Environment
+from openenv.env.environment import Message as Message
+from openenv.env.environment import ModelTokenizer as ModelTokenizer
+from openenv.env.environment import TaskProvider as TaskProvider
+from openenv.env.environment import Transform as Transform
+from openenv.types import Action as Action
+from openenv.types import ActT as ActT
+from openenv.types import EnvironmentMetadata as EnvironmentMetadata
+from openenv.types import Observation as Observation
+from openenv.types import ObsT as ObsT
+from openenv.types import State as State
+from openenv.types import StateT as StateT
 
-__all__ = [
-    "ActT",
-    "Action",
-    "Environment",
-    "EnvironmentMetadata",
-    "Message",
-    "ModelTokenizer",
-    "ObsT",
-    "Observation",
-    "State",
-    "StateT",
-    "TaskProvider",
-    "Transform",
-]
+export_imports(__name__)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from openenv._lazy import lazy_exports
+from openenv._lazy import by_module, lazy_exports
 
 if TYPE_CHECKING:
     from openenv.env.mcp_environment import MCP_TOOL_CALL_TIMEOUT as MCP_TOOL_CALL_TIMEOUT
@@ -28,25 +28,15 @@ if TYPE_CHECKING:
 
     __all__: list[str]
 else:
-    _OWN = ("MCP_TOOL_CALL_TIMEOUT", "MCPEnvironment", "get_server_tools")
-    _MODELS = (
-        "Action",
-        "CallToolAction",
-        "CallToolObservation",
-        "ListToolsAction",
-        "ListToolsObservation",
-        "Observation",
-        "RESERVED_TOOL_NAMES",
-        "Tool",
-        "ToolError",
-        "ToolErrorType",
-    )
-    __getattr__, __dir__, _names = lazy_exports(
-        __name__,
+    _OWN = by_module({"openenv.env.mcp_environment": "MCP_TOOL_CALL_TIMEOUT MCPEnvironment get_server_tools"})
+    _MODELS = by_module(
         {
-            **dict.fromkeys(_OWN, "openenv.env.mcp_environment"),
-            **dict.fromkeys(_MODELS, "openenv.core.env_server.mcp_types"),
-            "Environment": "openenv.core.env_server.interfaces",
-        },
+            "openenv.core.env_server.interfaces": "Environment",
+            "openenv.core.env_server.mcp_types": """
+                Action CallToolAction CallToolObservation ListToolsAction ListToolsObservation Observation
+                RESERVED_TOOL_NAMES Tool ToolError ToolErrorType
+            """,
+        }
     )
+    __getattr__, __dir__, _names = lazy_exports(__name__, {**_OWN, **_MODELS})
     __all__ = list(_OWN)

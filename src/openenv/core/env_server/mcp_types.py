@@ -2,48 +2,24 @@
 
 from __future__ import annotations
 
-from openenv.protocol.jsonrpc import (
-    JsonRpcError,
-    JsonRpcErrorCode,
-    JsonRpcRequest,
-    JsonRpcResponse,
-    McpMethod,
-    WSMCPMessage,
-    WSMCPResponse,
-)
-from openenv.tool_types import (
-    RESERVED_TOOL_NAMES,
-    CallToolAction,
-    CallToolObservation,
-    ListToolsAction,
-    ListToolsObservation,
-    Tool,
-    ToolError,
-    ToolErrorType,
-)
-from openenv.types import (
-    Action,
-    BaseMessage,
-    Observation,
-)
+from openenv._lazy import export_imports
+from openenv.protocol.jsonrpc import JsonRpcError as JsonRpcError
+from openenv.protocol.jsonrpc import JsonRpcErrorCode as JsonRpcErrorCode
+from openenv.protocol.jsonrpc import JsonRpcRequest as JsonRpcRequest
+from openenv.protocol.jsonrpc import JsonRpcResponse as JsonRpcResponse
+from openenv.protocol.jsonrpc import McpMethod as McpMethod
+from openenv.protocol.jsonrpc import WSMCPMessage as WSMCPMessage
+from openenv.protocol.jsonrpc import WSMCPResponse as WSMCPResponse
+from openenv.tool_types import RESERVED_TOOL_NAMES as RESERVED_TOOL_NAMES
+from openenv.tool_types import CallToolAction as CallToolAction
+from openenv.tool_types import CallToolObservation as CallToolObservation
+from openenv.tool_types import ListToolsAction as ListToolsAction
+from openenv.tool_types import ListToolsObservation as ListToolsObservation
+from openenv.tool_types import Tool as Tool
+from openenv.tool_types import ToolError as ToolError
+from openenv.tool_types import ToolErrorType as ToolErrorType
+from openenv.types import Action as Action
+from openenv.types import BaseMessage as BaseMessage
+from openenv.types import Observation as Observation
 
-__all__ = [
-    "RESERVED_TOOL_NAMES",
-    "Action",
-    "BaseMessage",
-    "CallToolAction",
-    "CallToolObservation",
-    "JsonRpcError",
-    "JsonRpcErrorCode",
-    "JsonRpcRequest",
-    "JsonRpcResponse",
-    "ListToolsAction",
-    "ListToolsObservation",
-    "McpMethod",
-    "Observation",
-    "Tool",
-    "ToolError",
-    "ToolErrorType",
-    "WSMCPMessage",
-    "WSMCPResponse",
-]
+export_imports(__name__)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from openenv.server.routes import GetEndpointConfig, register_get_endpoints
+from openenv._lazy import export_imports
+from openenv.server.routes import GetEndpointConfig as GetEndpointConfig
+from openenv.server.routes import register_get_endpoints as register_get_endpoints
 
-__all__ = [
-    "GetEndpointConfig",
-    "register_get_endpoints",
-]
+export_imports(__name__)

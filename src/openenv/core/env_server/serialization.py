@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from openenv.protocol.json_values import serialize_observation
-from openenv.protocol.schema import (
-    deserialize_action,
-    deserialize_action_with_preprocessing,
-)
-from openenv.tool_types import (
-    CallToolAction,
-    ListToolsAction,
-)
-from openenv.types import (
-    Action,
-    Observation,
-)
+from openenv._lazy import export_imports
+from openenv.protocol.json_values import serialize_observation as serialize_observation
+from openenv.protocol.schema import deserialize_action as deserialize_action
+from openenv.protocol.schema import deserialize_action_with_preprocessing as deserialize_action_with_preprocessing
+from openenv.tool_types import CallToolAction as CallToolAction
+from openenv.tool_types import ListToolsAction as ListToolsAction
+from openenv.types import Action as Action
+from openenv.types import Observation as Observation
 
-__all__ = [
-    "Action",
-    "CallToolAction",
-    "ListToolsAction",
-    "Observation",
-    "deserialize_action",
-    "deserialize_action_with_preprocessing",
-    "serialize_observation",
-]
+export_imports(__name__)

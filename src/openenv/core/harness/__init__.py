@@ -5,75 +5,32 @@ Names of the turn-based part and of the trace classes are not part of this relea
 
 from __future__ import annotations
 
-from openenv._lazy import missing_exports
-from openenv.rollout.harness import (
-    RESERVED_TOOL_NAMES,
-    CLIHarnessAdapter,
-    HarnessAdapter,
-    HarnessRolloutResult,
-    HarnessRunLimits,
-    MCPHarnessAdapter,
-    Message,
-    ModelStep,
-    ModelStepResult,
-    ResourceSession,
-    ResourceSessionFactory,
-    RolloutEvent,
-    SessionMCPBridge,
-    StepEnvSessionAdapter,
-    ToolResult,
-    ToolTraceEntry,
-    VerifyResult,
-    build_harness_rollout_func,
-)
+from openenv._lazy import export_imports, missing_exports
+from openenv.rollout.harness import RESERVED_TOOL_NAMES as RESERVED_TOOL_NAMES
+from openenv.rollout.harness import CLIHarnessAdapter as CLIHarnessAdapter
+from openenv.rollout.harness import HarnessAdapter as HarnessAdapter
+from openenv.rollout.harness import HarnessRolloutResult as HarnessRolloutResult
+from openenv.rollout.harness import HarnessRunLimits as HarnessRunLimits
+from openenv.rollout.harness import MCPHarnessAdapter as MCPHarnessAdapter
+from openenv.rollout.harness import Message as Message
+from openenv.rollout.harness import ModelStep as ModelStep
+from openenv.rollout.harness import ModelStepResult as ModelStepResult
+from openenv.rollout.harness import ResourceSession as ResourceSession
+from openenv.rollout.harness import ResourceSessionFactory as ResourceSessionFactory
+from openenv.rollout.harness import RolloutEvent as RolloutEvent
+from openenv.rollout.harness import SessionMCPBridge as SessionMCPBridge
+from openenv.rollout.harness import StepEnvSessionAdapter as StepEnvSessionAdapter
+from openenv.rollout.harness import ToolResult as ToolResult
+from openenv.rollout.harness import ToolTraceEntry as ToolTraceEntry
+from openenv.rollout.harness import VerifyResult as VerifyResult
+from openenv.rollout.harness import build_harness_rollout_func as build_harness_rollout_func
 
-__all__ = [
-    "RESERVED_TOOL_NAMES",
-    "CLIHarnessAdapter",
-    "HarnessAdapter",
-    "HarnessRolloutResult",
-    "HarnessRunLimits",
-    "MCPHarnessAdapter",
-    "Message",
-    "ModelStep",
-    "ModelStepResult",
-    "ResourceSession",
-    "ResourceSessionFactory",
-    "RolloutEvent",
-    "SessionMCPBridge",
-    "StepEnvSessionAdapter",
-    "ToolResult",
-    "ToolTraceEntry",
-    "VerifyResult",
-    "build_harness_rollout_func",
-]
+_MISSING = """
+    AgenticHarnessAdapter HarnessAction HarnessClientMessage HarnessConfig HarnessEnvironment HarnessError HarnessEvent
+    HarnessEventType HarnessMCPBridge HarnessNotRunningError HarnessProcess HarnessResponse HarnessStartupError
+    HarnessTransport HarnessTurnTimeoutError LoopOwningSession TraceEntry TrainableSession TrainingTrace TrainingTurn
+    build_bridge_server events_to_metadata resolve_tool_conflicts
+"""
 
-__getattr__ = missing_exports(
-    __name__,
-    (
-        "AgenticHarnessAdapter",
-        "HarnessAction",
-        "HarnessClientMessage",
-        "HarnessConfig",
-        "HarnessEnvironment",
-        "HarnessError",
-        "HarnessEvent",
-        "HarnessEventType",
-        "HarnessMCPBridge",
-        "HarnessNotRunningError",
-        "HarnessProcess",
-        "HarnessResponse",
-        "HarnessStartupError",
-        "HarnessTransport",
-        "HarnessTurnTimeoutError",
-        "LoopOwningSession",
-        "TraceEntry",
-        "TrainableSession",
-        "TrainingTrace",
-        "TrainingTurn",
-        "build_bridge_server",
-        "events_to_metadata",
-        "resolve_tool_conflicts",
-    ),
-    "Turn-based harnesses",
-)
+export_imports(__name__)
+__getattr__ = missing_exports(__name__, _MISSING.split(), "Turn-based harnesses")

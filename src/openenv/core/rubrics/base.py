@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from openenv.rubrics.rubric import Rubric
+from openenv._lazy import export_imports
+from openenv.rubrics.rubric import Rubric as Rubric
 
-__all__ = [
-    "Rubric",
-]
+export_imports(__name__)

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from openenv.rubrics.containers import (
-    Gate,
-    RubricDict,
-    RubricList,
-    Sequential,
-    WeightedSum,
-)
-from openenv.rubrics.rubric import Rubric
+from openenv._lazy import export_imports
+from openenv.rubrics.containers import Gate as Gate
+from openenv.rubrics.containers import RubricDict as RubricDict
+from openenv.rubrics.containers import RubricList as RubricList
+from openenv.rubrics.containers import Sequential as Sequential
+from openenv.rubrics.containers import WeightedSum as WeightedSum
+from openenv.rubrics.rubric import Rubric as Rubric
 
-__all__ = [
-    "Gate",
-    "Rubric",
-    "RubricDict",
-    "RubricList",
-    "Sequential",
-    "WeightedSum",
-]
+export_imports(__name__)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from openenv.rubrics.llm_judge import (
-    LLMJudge,
-)
-from openenv.rubrics.rubric import Rubric
+from openenv._lazy import export_imports
+from openenv.rubrics.llm_judge import LLMJudge as LLMJudge
+from openenv.rubrics.rubric import Rubric as Rubric
 
-__all__ = [
-    "LLMJudge",
-    "Rubric",
-]
+export_imports(__name__)

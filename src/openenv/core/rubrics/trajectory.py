@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from openenv.rubrics.rubric import ExponentialDiscountingTrajectoryRubric, Rubric, TrajectoryRubric
+from openenv._lazy import export_imports
+from openenv.rubrics.rubric import ExponentialDiscountingTrajectoryRubric as ExponentialDiscountingTrajectoryRubric
+from openenv.rubrics.rubric import Rubric as Rubric
+from openenv.rubrics.rubric import TrajectoryRubric as TrajectoryRubric
 
-__all__ = [
-    "ExponentialDiscountingTrajectoryRubric",
-    "Rubric",
-    "TrajectoryRubric",
-]
+export_imports(__name__)

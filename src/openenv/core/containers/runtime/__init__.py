@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from openenv._lazy import lazy_exports
+from openenv._lazy import by_module, lazy_exports
 
-_NAMES = (
-    "ContainerProvider",
-    "DockerSwarmProvider",
-    "KubernetesProvider",
-    "LocalDockerProvider",
-    "RuntimeProvider",
-    "UVProvider",
-)
+_NAMES = "ContainerProvider DockerSwarmProvider KubernetesProvider LocalDockerProvider RuntimeProvider UVProvider"
 
 if TYPE_CHECKING:  # the names above, for type checkers
     from openenv.providers import ContainerProvider as ContainerProvider
@@ -25,4 +18,4 @@ if TYPE_CHECKING:  # the names above, for type checkers
 
     __all__: list[str]
 else:
-    __getattr__, __dir__, __all__ = lazy_exports(__name__, dict.fromkeys(_NAMES, "openenv.providers"))
+    __getattr__, __dir__, __all__ = lazy_exports(__name__, by_module({"openenv.providers": _NAMES}))

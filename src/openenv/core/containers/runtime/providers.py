@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from openenv.providers.local_docker import LocalDockerProvider
-from openenv.providers.provider import ContainerProvider, KubernetesProvider, RuntimeProvider
-from openenv.providers.swarm import DockerSwarmProvider
+from openenv._lazy import export_imports
+from openenv.providers.local_docker import LocalDockerProvider as LocalDockerProvider
+from openenv.providers.provider import ContainerProvider as ContainerProvider
+from openenv.providers.provider import KubernetesProvider as KubernetesProvider
+from openenv.providers.provider import RuntimeProvider as RuntimeProvider
+from openenv.providers.swarm import DockerSwarmProvider as DockerSwarmProvider
 
-__all__ = [
-    "ContainerProvider",
-    "DockerSwarmProvider",
-    "KubernetesProvider",
-    "LocalDockerProvider",
-    "RuntimeProvider",
-]
+export_imports(__name__)

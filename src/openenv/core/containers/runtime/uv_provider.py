@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from openenv.providers.provider import RuntimeProvider
-from openenv.providers.uv import UVProvider
+from openenv._lazy import export_imports
+from openenv.providers.provider import RuntimeProvider as RuntimeProvider
+from openenv.providers.uv import UVProvider as UVProvider
 
-__all__ = ["RuntimeProvider", "UVProvider"]
+export_imports(__name__)
