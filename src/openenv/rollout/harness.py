@@ -1,34 +1,184 @@
-"""Running an agent in a session: with our tool loop, with its own loop, or as a function that trainers call.
+"""Harnesses, for trainers with a loop of their own: an agent on one side, a session with tools on the other.
 
-Knows sessions and models as interfaces; must not know environments.
+`ResourceSession` is what an agent works in, `HarnessAdapter` is what runs one in it, and `build_harness_rollout_func`
+makes of the two a function that trainers call. Must not know servers, sandboxes or the agents of rollouts.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import inspect
 import json
+import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from math import isclose
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
+
+from pydantic_core import to_jsonable_python
 
 from openenv.protocol.jsonrpc import JsonRpcErrorCode
-from openenv.tool_types import RESERVED_TOOL_NAMES, Tool
+from openenv.tool_types import RESERVED_TOOL_NAMES as RESERVED_TOOL_NAMES
+from openenv.tool_types import Tool
+from openenv.types import StepResult
 
-from .interface import (
-    HarnessAdapter,
-    HarnessRolloutResult,
-    HarnessRunLimits,
-    Message,
-    ModelStep,
-    ModelStepResult,
-    ResourceSession,
-    RolloutEvent,
-    ToolCallLike,
-    ToolResult,
-    ToolTraceEntry,
-    VerifyResult,
-    plain,
-)
+logger = logging.getLogger(__name__)
+
+# ---- the interface ----
+
+Message = dict[str, Any]
+"""A message in the shape of OpenAI's chat completions."""
+
+
+class ToolCallLike(Protocol):
+    """A tool call that a model requests."""
+
+    id: str
+    name: str
+    args: dict[str, Any]
+
+
+class ModelResponse(Protocol):
+    """A model's response, as `openenv.core.llm_client` returns it."""
+
+    content: str
+    tool_calls: list[Any]
+
+
+@dataclass
+class ToolResult:
+    """The result of a tool call; `done` ends the rollout, `error` is for the agent to read."""
+
+    data: Any = None
+    done: bool = False
+    metadata: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+
+@dataclass
+class VerifyResult:
+    """A session's verdict on a rollout; a reward of None means that there is none."""
+
+    env_reward: float | None = None
+    done: bool = False
+    metrics: dict[str, Any] = field(default_factory=dict)
+    artifacts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class RolloutEvent:
+    """Something that happened in a rollout."""
+
+    type: str
+    payload: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class ToolTraceEntry:
+    """A tool call with its result."""
+
+    tool_name: str
+    arguments: dict[str, Any]
+    result: ToolResult
+
+
+@dataclass
+class ModelStepResult:
+    """A model's response with its tokens."""
+
+    response: ModelResponse
+    prompt_ids: list[int] = field(default_factory=list)
+    completion_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+@dataclass
+class HarnessRolloutResult:
+    """A rollout: its messages, its tool calls, and the tokens of all turns in a row."""
+
+    messages: list[Message] = field(default_factory=list)
+    tool_trace: list[ToolTraceEntry] = field(default_factory=list)
+    events: list[RolloutEvent] = field(default_factory=list)
+    done: bool = False
+    metrics: dict[str, Any] = field(default_factory=dict)
+    prompt_ids: list[int] = field(default_factory=list)
+    completion_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+@dataclass
+class HarnessRunLimits:
+    """How long a rollout may go on, and the sampling parameters of its model."""
+
+    max_turns: int = 10
+    max_tool_calls_per_turn: int | None = None
+    max_total_tool_calls: int | None = None
+    sampling: dict[str, Any] = field(default_factory=dict)
+
+
+class ModelStep(Protocol):
+    """Requests a model's next message."""
+
+    def __call__(self, messages: list[Message], tools: list[Tool], sampling: dict[str, Any]) -> ModelStepResult:
+        """Return the model's response."""
+        ...
+
+
+class ResourceSession(ABC):
+    """What an agent works in during one rollout."""
+
+    @abstractmethod
+    def initial_messages(self) -> list[Message]:
+        """Return the messages that the rollout begins with."""
+
+    @abstractmethod
+    def list_tools(self) -> list[Tool]:
+        """Return the tools that the agent may call."""
+
+    @abstractmethod
+    def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """Call a tool."""
+
+    @abstractmethod
+    def verify(self, transcript: list[Message], final_state: Any | None = None) -> VerifyResult:
+        """Judge the rollout."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what the session holds."""
+
+
+SessionT = TypeVar("SessionT", bound=ResourceSession)
+
+
+class ResourceSessionFactory(ABC, Generic[SessionT]):
+    """Makes sessions, one for each rollout."""
+
+    @abstractmethod
+    def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> SessionT:
+        """Make a session for a task."""
+
+
+class HarnessAdapter(ABC):
+    """Runs an agent in a session."""
+
+    @abstractmethod
+    def run_white_box(
+        self, model_step: ModelStep, session: ResourceSession, limits: HarnessRunLimits | None = None
+    ) -> HarnessRolloutResult:
+        """Run the agent's loop here, with one model request per turn."""
+
+    @abstractmethod
+    def run_black_box(self, session: ResourceSession, limits: HarnessRunLimits | None = None) -> HarnessRolloutResult:
+        """Let an agent run that has its own loop and its own model."""
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON values; anything else becomes its text."""
+    return to_jsonable_python(value, fallback=str, inf_nan_mode="constants")
+
+
+# ---- running an agent ----
 
 
 class SessionMCPBridge:
@@ -204,6 +354,143 @@ def _tool_text(result: ToolResult) -> str:
     return data if isinstance(data, str) else json.dumps(plain(data), sort_keys=True)
 
 
+# ---- an environment that is stepped, as a session ----
+
+
+class StepEnvSessionAdapter(ResourceSession):
+    """A session of an environment that is stepped: each tool call is a step.
+
+    Args:
+        client: A blocking client, or anything with `reset`, `step` and perhaps `state` and `close`.
+        task: Passed to the builders.
+        seed, episode_id: For the reset.
+        tool_specs: The tools that the agent sees.
+        action_builder: Makes an action of a tool's name and arguments.
+        initial_messages_builder: Makes the first messages of the reset's result and the task.
+        tool_result_builder: Makes what the agent sees of name, arguments, result and state.
+        verify_builder: Makes the verdict of transcript, final state, last result and state.
+        reset_kwargs: More for the reset.
+
+    Raises:
+        ValueError: A tool has a reserved name.
+        TypeError: The client does not block.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        *,
+        task: Any = None,
+        seed: int | None = None,
+        episode_id: str | None = None,
+        tool_specs: list[Tool],
+        action_builder: Callable[[str, dict[str, Any]], Any],
+        initial_messages_builder: Callable[[StepResult[Any], Any], list[Message]],
+        tool_result_builder: Callable[[str, dict[str, Any], StepResult[Any], Any], ToolResult] | None = None,
+        verify_builder: Callable[[list[Message], Any | None, StepResult[Any] | None, Any], VerifyResult] | None = None,
+        reset_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        taken = sorted(RESERVED_TOOL_NAMES.intersection(tool.name for tool in tool_specs))
+        if taken:
+            raise ValueError(f"Tool names {taken} are reserved for the code that runs the rollout")
+        self._client = client
+        self._task = task
+        self._tools = {tool.name: tool for tool in tool_specs}
+        self._build_action = action_builder
+        self._build_messages = initial_messages_builder
+        self._build_tool_result = tool_result_builder or _shown_step
+        self._build_verdict = verify_builder or _last_reward
+        arguments = dict(reset_kwargs or {})
+        arguments |= {key: value for key, value in (("seed", seed), ("episode_id", episode_id)) if value is not None}
+        self._last: StepResult[Any] | None = None
+        try:
+            self._first: StepResult[Any] = _settled(client.reset(**arguments))
+            self._state = self._read_state()
+        except BaseException:
+            self._abandon()
+            raise
+
+    def initial_messages(self) -> list[Message]:
+        """Return what the builder makes of the reset."""
+        return self._build_messages(self._first, self._task)
+
+    def list_tools(self) -> list[Tool]:
+        """Return the tools of the environment."""
+        return list(self._tools.values())
+
+    def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """Take the step that the call stands for.
+
+        Raises:
+            KeyError: There is no such tool.
+        """
+        if name not in self._tools:
+            raise KeyError(f"Unknown tool: {name}")
+        self._last = _settled(self._client.step(self._build_action(name, arguments)))
+        self._state = self._read_state()
+        return self._build_tool_result(name, arguments, self._last, self._state)
+
+    def verify(self, transcript: list[Message], final_state: Any | None = None) -> VerifyResult:
+        """Return the verdict; by default the last step's reward."""
+        return self._build_verdict(transcript, final_state, self._last, self._state)
+
+    def close(self) -> None:
+        """Close the client."""
+        close = getattr(self._client, "close", None)
+        if callable(close):
+            _settled(close())
+
+    def _abandon(self) -> None:
+        """Close the client of a session that could not start; the first error is the one to raise."""
+        try:
+            self.close()
+        except Exception:
+            logger.exception("the client could not be closed")
+
+    def _read_state(self) -> Any:
+        state = getattr(self._client, "state", None)
+        return _settled(state()) if callable(state) else state
+
+
+def _settled(value: Any) -> Any:
+    """Return a value; refuse an awaitable with a hint, since sessions block."""
+    if inspect.isawaitable(value):
+        if inspect.iscoroutine(value):
+            value.close()
+        raise TypeError("the client must block: give the session `client.sync()`")
+    return value
+
+
+def _shown_step(name: str, arguments: dict[str, Any], result: StepResult[Any], state: Any) -> ToolResult:
+    done = bool(result.done)
+    data = {
+        "tool_name": name,
+        "arguments": arguments,
+        "observation": result.observation,
+        "reward": result.reward,
+        "done": done,
+    }
+    return ToolResult(data=data, done=done, metadata={"reward": result.reward, "state": plain(state)})
+
+
+def _last_reward(
+    transcript: list[Message], final_state: Any | None, last: StepResult[Any] | None, state: Any
+) -> VerifyResult:
+    reward = None if last is None or last.reward is None else float(last.reward)
+    steps = getattr(state, "step_count", None)
+    return VerifyResult(
+        env_reward=reward,
+        done=bool(last is not None and last.done),
+        metrics={} if steps is None else {"step_count": steps},
+        artifacts={
+            "final_state": plain(state) if final_state is None else final_state,
+            "transcript_length": len(transcript),
+        },
+    )
+
+
+# ---- what trainers call ----
+
 _TOLERANCE = 1e-6
 
 
@@ -223,7 +510,7 @@ def build_harness_rollout_func(
     Args:
         session_factory: Makes a session for each prompt, which is its task.
         harness_adapter: Runs each session.
-        model_step_builder: Gets the trainer and a session; returns how the model is asked.
+        model_step_builder: Gets the trainer and a session; returns the function that calls the model.
         limits: Of each rollout.
         reward_key: What the rewards are called in the function's result.
 
@@ -258,7 +545,7 @@ def _final_state(result: HarnessRolloutResult) -> dict[str, Any]:
     return {
         "done": result.done,
         "metrics": result.metrics,
-        "events": [dataclasses.asdict(event) for event in result.events],
+        "events": [asdict(event) for event in result.events],
         # Not `asdict` for the whole entry: it would copy the tools' data.
         "tool_trace": [{**vars(entry), "result": dict(vars(entry.result))} for entry in result.tool_trace],
     }
