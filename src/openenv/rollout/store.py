@@ -33,9 +33,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from openenv.errors import CaptureError, RolloutError, StoreError
 from openenv.rollout.outcome import Outcome
@@ -55,15 +55,6 @@ _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _BLOCK = 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class ShardPlace:
-    """Where a line is."""
-
-    shard: str
-    offset: int
-    length: int
-
-
 class ShardWriter:
     """Appends lines to a shard of its own, made with the first line; safe from many threads and after a fork."""
 
@@ -74,8 +65,8 @@ class ShardWriter:
         self._path = folder
         self._owner = 0
 
-    def append(self, record: dict[str, Any]) -> ShardPlace:
-        """Write a line and wait until it is on the disk.
+    def append(self, record: dict[str, Any]) -> str:
+        """Write a line, wait until it is on the disk, and return the shard's name.
 
         Raises:
             OSError: it could not be written; nothing of it remains.
@@ -90,7 +81,7 @@ class ShardWriter:
             except OSError:
                 self._truncate(handle, offset)
                 raise
-            return ShardPlace(self._path.name, offset, len(line))
+            return self._path.name
 
     def close(self) -> None:
         """Close the file; a later line begins another shard."""
@@ -118,43 +109,6 @@ class ShardWriter:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
-
-
-def read_line(folder: Path, place: ShardPlace) -> dict[str, Any]:
-    """Return one record.
-
-    Raises:
-        OSError, ValueError: it is gone.
-    """
-    with (folder / place.shard).open("rb") as file:
-        file.seek(place.offset)
-        record = json.loads(file.read(place.length))
-    if not isinstance(record, dict):
-        raise ValueError("no record")
-    return record
-
-
-def read_lines(path: Path, start: int = 0) -> Iterator[tuple[ShardPlace, dict[str, Any] | None]]:
-    """Yield the complete lines from an offset on; None in place of one that cannot be read."""
-    with path.open("rb") as file:
-        file.seek(start)
-        offset = start
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            yield ShardPlace(path.name, offset, len(line)), _parse(line, path)
-            offset += len(line)
-
-
-def _parse(line: bytes, path: Path) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        record = None
-    if isinstance(record, dict):
-        return record
-    logger.warning("a line of %s cannot be read and is left out", path)
-    return None
 
 
 def _write_all(handle: int, data: bytes) -> None:
@@ -197,10 +151,12 @@ class RolloutRow:
     turns: int
     started_at: float
     wall_s: float
-    place: ShardPlace
+    shard: str
+    offset: int
+    length: int
 
 
-_COLUMNS = ", ".join([*(column.name for column in fields(RolloutRow)[:-1]), "shard", "offset", "length"])
+_COLUMNS = ", ".join(column.name for column in fields(RolloutRow))
 
 
 class RolloutIndex:
@@ -256,7 +212,7 @@ class RolloutIndex:
             values.append(limit)
         with self._lock:
             rows = self._open().execute(query, values).fetchall()
-        return [RolloutRow(*(*row[:-3], ShardPlace(*row[-3:]))) for row in rows]
+        return [RolloutRow(*row) for row in rows]
 
     def close(self) -> None:
         """Close the file."""
@@ -290,7 +246,8 @@ class RolloutIndex:
     def _sync(self, shard: str | None) -> None:
         db = self._open()
         names = {path.name for path in self._shards.glob("*.jsonl")} if shard is None else {shard}
-        with _transaction(db):
+        with db:  # commits, or rolls back when an exception leaves the block
+            db.execute("BEGIN IMMEDIATE")
             known = dict(db.execute("SELECT name, bytes FROM shards").fetchall())
             if shard is None:
                 for gone in known.keys() - names:
@@ -306,12 +263,16 @@ class RolloutIndex:
             done = 0
         if size == done:
             return
-        for place, record in read_lines(path, done):
-            done = place.offset + place.length
-            values = None if record is None else _values(record, place)
-            if values is not None:
-                marks = ", ".join("?" * len(values))
-                db.execute(f"INSERT OR IGNORE INTO records ({_COLUMNS}) VALUES ({marks})", values)
+        with path.open("rb") as file:
+            file.seek(done)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break  # still being written
+                values = _values(line, name, done)
+                if values is not None:
+                    marks = ", ".join("?" * len(values))
+                    db.execute(f"INSERT OR IGNORE INTO records ({_COLUMNS}) VALUES ({marks})", values)
+                done += len(line)
         db.execute("INSERT OR REPLACE INTO shards (name, bytes) VALUES (?, ?)", (name, done))
 
     def _drop(self, db: sqlite3.Connection, name: str) -> None:
@@ -319,40 +280,29 @@ class RolloutIndex:
         db.execute("DELETE FROM shards WHERE name = ?", (name,))
 
 
-@contextlib.contextmanager
-def _transaction(db: sqlite3.Connection) -> Iterator[None]:
-    db.execute("BEGIN IMMEDIATE")
+def _values(line: bytes, shard: str, offset: int) -> tuple[object, ...] | None:
+    """Return the columns of a line, or None for a line that is no record."""
+    plain = ("task_id", "status", "phase", "reason", "reward", "agent", "model", "sandbox")
     try:
-        yield
-    except BaseException:
-        with contextlib.suppress(sqlite3.Error):
-            db.execute("ROLLBACK")
-        raise
-    db.execute("COMMIT")
-
-
-def _values(record: dict[str, Any], place: ShardPlace) -> tuple[object, ...] | None:
-    outcome = record.get("outcome")
-    try:
-        if not isinstance(outcome, dict):
-            raise TypeError("no outcome")
-        plain = ("task_id", "status", "phase", "reason", "reward", "agent", "model", "sandbox")
+        record = json.loads(line)
+        outcome = record["outcome"]
         return (
             *(str(record[key]) for key in ("record_id", "rollout_id", "kind")),
             float(record["stored_at"]),
             *(outcome.get(key) for key in plain),
             len(outcome.get("turns") or ()),
             *(float(outcome.get(key) or 0.0) for key in ("started_at", "wall_s")),
-            *(place.shard, place.offset, place.length),
+            *(shard, offset, len(line)),
         )
-    except (KeyError, TypeError, ValueError):
-        logger.warning("a line of %s is no record and is left out", place.shard)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        logger.warning("a line of %s is no record and is left out", shard)
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(BaseModel):
     """One stored line: a rollout, or a later verification of it."""
+
+    model_config = ConfigDict(frozen=True)
 
     record_id: str
     rollout_id: str
@@ -361,17 +311,6 @@ class Record:
     outcome: Outcome
     task: Task
     """The task as it was verified in this record."""
-
-    def document(self) -> dict[str, Any]:
-        """Return the record as JSON values."""
-        return {
-            "record_id": self.record_id,
-            "rollout_id": self.rollout_id,
-            "kind": self.kind,
-            "stored_at": self.stored_at,
-            "outcome": self.outcome.model_dump(mode="json"),
-            "task": self.task.model_dump(mode="json"),
-        }
 
 
 class RolloutStore:
@@ -389,6 +328,8 @@ class RolloutStore:
         self.root = Path(root)
         self._shards = self.root / "shards"
         self._rollouts = self.root / "rollouts"
+        self.captures = self.root / "captures"
+        """The folder of the recorded model calls."""
         if not create and not self._shards.is_dir():
             what = "is no store of rollouts" if self.root.exists() else "does not exist"
             raise StoreError(f"There are no rollouts in {self.root}: it {what}")
@@ -399,11 +340,6 @@ class RolloutStore:
         self._index = RolloutIndex(self.root / "index.sqlite", self._shards)
         self._running: dict[str, int] = {}
         self._lock = threading.Lock()
-
-    @property
-    def captures(self) -> Path:
-        """Return the folder of the recorded model calls."""
-        return self.root / "captures"
 
     def begin(self, rollout_id: str, task: Task) -> None:
         """Mark a rollout as running, so that one which is never stored shows up as interrupted.
@@ -416,8 +352,10 @@ class RolloutStore:
             with _as_store_error("begun"):
                 folder.mkdir()
                 try:
-                    self._mark_running(rollout_id, folder)
-                    _write(folder / "task.json", task.model_dump_json().encode())
+                    with self._lock:
+                        self._running[rollout_id] = open_locked(folder / ".running")
+                    with _synced(folder / "task.json") as file:
+                        file.write(task.model_dump_json().encode())
                 except OSError:
                     self._unmark(rollout_id)
                     shutil.rmtree(folder, ignore_errors=True)
@@ -531,8 +469,10 @@ class RolloutStore:
             StoreError: it is gone.
         """
         try:
-            return _record(read_line(self._shards, row.place))
-        except (OSError, ValueError, KeyError, ValidationError) as exc:
+            with (self._shards / row.shard).open("rb") as file:
+                file.seek(row.offset)
+                return Record.model_validate(json.loads(file.read(row.length)))
+        except (OSError, ValueError) as exc:
             raise StoreError(f"The record of rollout '{row.rollout_id}' cannot be read: {exc}") from exc
 
     def records(self, *, limit: int | None = None, **equal: str | None) -> Iterator[Record]:
@@ -575,15 +515,16 @@ class RolloutStore:
         return self._rollouts / rollout_id
 
     def _append(self, kind: Kind, outcome: Outcome, task: Task) -> Record:
-        record = Record(secrets.token_hex(8), outcome.rollout_id, kind, time.time(), outcome, task)
-        place = self._writer.append({"format": _FORMAT, **record.document()})
-        self._index.sync(place.shard)
+        record = Record(
+            record_id=secrets.token_hex(8),
+            rollout_id=outcome.rollout_id,
+            kind=kind,
+            stored_at=time.time(),
+            outcome=outcome,
+            task=task,
+        )
+        self._index.sync(self._writer.append({"format": _FORMAT, **record.model_dump(mode="json")}))
         return record
-
-    def _mark_running(self, rollout_id: str, folder: Path) -> None:
-        handle = open_locked(folder / ".running")
-        with self._lock:
-            self._running[rollout_id] = handle
 
     def _unmark(self, rollout_id: str) -> None:
         with self._lock:
@@ -593,31 +534,20 @@ class RolloutStore:
             os.close(handle)
 
 
-def _record(line: dict[str, Any]) -> Record:
-    return Record(
-        record_id=line["record_id"],
-        rollout_id=line["rollout_id"],
-        kind=line["kind"],
-        stored_at=line["stored_at"],
-        outcome=Outcome.model_validate(line["outcome"]),
-        task=Task.model_validate(line["task"]),
-    )
+@contextlib.contextmanager
+def _synced(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file to write; after the block its content is on the disk."""
+    with path.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _copy(source: Path, target: Path) -> None:
     draft = target.with_name(f".{target.name}")
-    with source.open("rb") as original, draft.open("wb") as file:
+    with source.open("rb") as original, _synced(draft) as file:
         shutil.copyfileobj(original, file, _BLOCK)
-        file.flush()
-        os.fsync(file.fileno())
     draft.rename(target)
-
-
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
@@ -702,7 +632,7 @@ def _write_jsonl(store: RolloutStore, records: Iterator[Record], target: Path, *
         for record in records:
             captured = recording(store, record)
             calls = None if captured is None else document(captured, include_messages=messages)
-            line = {**record.document(), "capture": calls}
+            line = {**record.model_dump(mode="json"), "capture": calls}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
             count += 1
     return count
