@@ -33,12 +33,13 @@ from __future__ import annotations
 import hashlib
 import io
 import math
+import mmap
 import posixpath
 import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from openenv.errors import SandboxError, SandboxGone, SandboxTreeError
@@ -188,13 +189,8 @@ def reads_reward_file(task: Task, baseline: Path | None = None) -> bool:
 
 
 def _contains(archive: Path, name: bytes) -> bool:
-    before = b""
-    with archive.open("rb") as file:
-        while chunk := file.read(1024 * 1024):
-            if name in before + chunk:
-                return True
-            before = chunk[-len(name) :]
-    return False
+    with archive.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(name) >= 0
 
 
 class _NotStarted(Exception):
@@ -271,9 +267,11 @@ class LineRun:
     """What a shell line did."""
 
     result: CommandResult
-    timed_out: bool
-    crash: str | None
+    crash: str | None = None
     """Why the line came to no result of its own, or None when it did."""
+    timed_out: bool = False
+    evidence: Evidence | None = None
+    """What a line that has to prove its end proved."""
 
 
 def run_line(
@@ -284,7 +282,7 @@ def run_line(
     result = CommandResult(
         cmd=cmd or line, exit_code=done.exit_code, stdout=done.stdout, stderr=done.stderr, duration_s=done.duration_s
     )
-    return LineRun(result, done.timed_out, _crash(done, timeout))
+    return LineRun(result, _crash(done, timeout), done.timed_out)
 
 
 def lay_files(sandbox: Sandbox, files: Mapping[str, str]) -> None:
@@ -367,13 +365,6 @@ def _is_outside(path: str, home: str) -> bool:
 # ---- verify lines ----
 
 
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    result: CommandResult
-    crash: str | None = None
-    evidence: Evidence | None = None
-
-
 class LineChecks:
     """Runs the verify lines of a case. A context manager: they share a sandbox, which is started with the first."""
 
@@ -408,7 +399,7 @@ class LineChecks:
             if "memory" not in exc.reason:
                 raise
             self._close()
-            attempt = _Attempt(CommandResult(cmd=line, exit_code=_KILLED), _OUT_OF_MEMORY)
+            attempt = LineRun(CommandResult(cmd=line, exit_code=_KILLED), _OUT_OF_MEMORY)
         if attempt.crash is not None:
             return self._killed(line, attempt.result, attempt.crash)
         return attempt.result
@@ -437,26 +428,24 @@ class LineChecks:
         named = (text for path, text in task.verify_files.items() if posixpath.basename(path) in line)
         return any(proves_itself(text) for text in (line, *named))
 
-    def _attempt(self, sandbox: Sandbox, line: str, *, proves: bool) -> _Attempt:
+    def _attempt(self, sandbox: Sandbox, line: str, *, proves: bool) -> LineRun:
         task = self._case.task
         _lay_files_over(sandbox, task.verify_files)  # again for each line: the one before ran the agent's code
         if proves:
             proof = Proof(line, sandbox.home, sandbox.workdir, task.verify_files)
             proof.lay(sandbox, self._case.folder / "proof.tar")
             envs = clean_environment(sandbox.home, proof.environment())
-            ran = run_line(sandbox, proof.command(), timeout=task.verify_timeout_s, envs=envs, cmd=line)
-            evidence = proof.read(sandbox)
+            attempt = run_line(sandbox, proof.command(), timeout=task.verify_timeout_s, envs=envs, cmd=line)
+            attempt = replace(attempt, evidence=proof.read(sandbox))
         else:
-            ran = run_line(sandbox, line, timeout=task.verify_timeout_s, envs=clean_environment(sandbox.home))
-            evidence = None
-        result = ran.result
-        if ran.crash is None and result.exit_code == 0:
+            attempt = run_line(sandbox, line, timeout=task.verify_timeout_s, envs=clean_environment(sandbox.home))
+        if attempt.crash is None and attempt.result.exit_code == 0:
             changed = _changed(sandbox, task.verify_files)
             if changed is not None:
-                result = self._refuse(result, f"{changed} was changed while it ran")
-        return _Attempt(result, ran.crash, evidence)
+                attempt = replace(attempt, result=self._refuse(attempt.result, f"{changed} was changed while it ran"))
+        return attempt
 
-    def _proven(self, sandbox: Sandbox, line: str, attempt: _Attempt) -> _Attempt:
+    def _proven(self, sandbox: Sandbox, line: str, attempt: LineRun) -> LineRun:
         """Refuse a line that exits with 0 and does not prove its end, unless it cannot prove anything."""
         evidence, result = attempt.evidence, attempt.result
         if evidence is None or evidence.problem is None:
@@ -468,7 +457,7 @@ class LineChecks:
                 return self._attempt(sandbox, line, proves=False) if unloaded else attempt
         if result.exit_code != 0:
             return attempt
-        return _Attempt(self._refuse(result, evidence.problem))
+        return LineRun(self._refuse(result, evidence.problem))
 
     def _refuse(self, result: CommandResult, why: str) -> CommandResult:
         self.refused = True
@@ -481,7 +470,7 @@ class LineChecks:
         note = f"{crash}; on what the setup left it ends by itself, so the agent's work is what killed it"
         return result.model_copy(update={"exit_code": result.exit_code or _REFUSED, "note": note})
 
-    def _control(self, line: str, *, proves: bool) -> _Attempt:
+    def _control(self, line: str, *, proves: bool) -> LineRun:
         """Run a line where the agent has done nothing."""
         task = self._case.task
         try:
@@ -489,7 +478,7 @@ class LineChecks:
                 return self._attempt(sandbox, line, proves=proves)
         except SandboxGone as exc:
             self._case.cancel.check()
-            return _Attempt(CommandResult(cmd=line, exit_code=_KILLED), f"lost its sandbox: {exc.reason}")
+            return LineRun(CommandResult(cmd=line, exit_code=_KILLED), f"lost its sandbox: {exc.reason}")
 
 
 def _changed(sandbox: Sandbox, files: Mapping[str, str]) -> str | None:
