@@ -15,7 +15,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
@@ -307,18 +307,20 @@ def run_many(
     if concurrency < 1:
         raise ValueError("concurrency must be at least 1")
     cancel = cancel or Cancellation()
-    with Engine(**engine) as shared:
-        threads = _RolloutThreads(shared, tasks, on_progress, on_outcome, cancel, metadata)
+    # The pool is left before the engine: no rollout runs when backend, proxy and scratch folder go.
+    with Engine(**engine) as shared, ThreadPoolExecutor(concurrency, "openenv-rollout") as pool:
+        batch = _Batch(shared, tasks, on_progress, on_outcome, cancel, metadata)
         try:
-            threads.start(concurrency)
-            threads.is_idle.wait()
-        except BaseException:  # Ctrl-C: no rollout may be left running
+            # Each thread takes one task after another, so that a generator of tasks is not read ahead.
+            # Not `Thread.join`, which leaving the pool does: when Ctrl-C interrupts it, Python up to 3.12 takes the
+            # thread for ended.
+            wait([pool.submit(batch.work) for _ in range(concurrency)])
+        except BaseException:  # Ctrl-C, or the process has too many threads
             cancel.cancel("interrupted")
-            threads.is_idle.wait()
             raise
-    if threads.error is not None:
-        raise threads.error
-    return [outcome for _, outcome in sorted(threads.outcomes.items())]
+    if batch.error is not None:
+        raise batch.error
+    return [outcome for _, outcome in sorted(batch.outcomes.items())]
 
 
 async def run_many_async(
@@ -329,8 +331,8 @@ async def run_many_async(
     return await _in_thread(lambda: run_many(tasks, cancel=cancel, **arguments), cancel)
 
 
-class _RolloutThreads:
-    """The threads that share a list of tasks."""
+class _Batch:
+    """The tasks of one `run_many` and their outcomes; its threads share it."""
 
     def __init__(
         self,
@@ -346,42 +348,19 @@ class _RolloutThreads:
         self._is_finite = isinstance(tasks, Sized)
         self._on_progress, self._on_outcome, self._metadata = on_progress, on_outcome, metadata
         self._lock = threading.Lock()
-        self._running = 0
-        # Not `Thread.join`: when Ctrl-C interrupts it, Python up to 3.12 takes the thread for ended.
-        self.is_idle = threading.Event()
-        self.is_idle.set()
         self.outcomes: dict[int, Outcome] = {}
         self.error: BaseException | None = None
 
-    def start(self, count: int) -> None:
-        """Start that many threads."""
-        for number in range(count):
-            with self._lock:
-                self._running += 1
-                self.is_idle.clear()
-            try:
-                threading.Thread(target=self._work_then_leave, name=f"openenv-rollout-{number}").start()
-            except RuntimeError:  # the process has too many threads
-                self._leave()
-                raise
-
-    def _work_then_leave(self) -> None:
-        try:
-            self._work()
-        finally:
-            self._leave()
-
-    def _leave(self) -> None:
-        with self._lock:
-            self._running -= 1
-            if self._running == 0:
-                self.is_idle.set()
-
-    def _work(self) -> None:
+    def work(self) -> None:
+        """Run tasks until none is left."""
         try:
             while (entry := self._next()) is not None:
                 number, task = entry
-                self._done(number, self._run(task))
+                outcome = self._run(task)
+                with self._lock:
+                    self.outcomes[number] = outcome
+                    if self._on_outcome is not None:
+                        self._on_outcome(number, outcome)
         except BaseException as exc:  # of the task list, the store or a callback: the caller's, not a rollout's
             with self._lock:
                 self.error = self.error or exc
@@ -404,12 +383,6 @@ class _RolloutThreads:
                 agent=self._engine.agent.name,
             )
         return self._engine.run(task, on_progress=self._on_progress, cancel=self._cancel, metadata=self._metadata)
-
-    def _done(self, number: int, outcome: Outcome) -> None:
-        with self._lock:
-            self.outcomes[number] = outcome
-            if self._on_outcome is not None:
-                self._on_outcome(number, outcome)
 
 
 def reverify(
