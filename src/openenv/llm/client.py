@@ -10,7 +10,6 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 from weakref import WeakKeyDictionary
@@ -30,7 +29,7 @@ Json = dict[str, Any]
 
 @dataclass
 class ToolCall:
-    """A tool call that a model asks for."""
+    """A tool call that a model requests."""
 
     id: str
     name: str
@@ -78,52 +77,41 @@ def clean_mcp_schema(schema: Any) -> Json:
 
 def mcp_tools_to_openai(mcp_tools: Sequence[Mapping[str, Any]]) -> list[Json]:
     """Return tools as OpenAI's chat completions take them."""
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": tool["name"],
-                "description": tool.get("description") or "",
-                "parameters": clean_mcp_schema(_schema(tool)),
-            },
-        }
-        for tool in mcp_tools
-    ]
+    return [{"type": "function", "function": _tool(tool, schema="parameters")} for tool in mcp_tools]
 
 
 def mcp_tools_to_anthropic(mcp_tools: Sequence[Mapping[str, Any]]) -> list[Json]:
     """Return tools as Anthropic's messages take them."""
-    return [
-        {
-            "name": tool["name"],
-            "description": tool.get("description") or "",
-            "input_schema": clean_mcp_schema(_schema(tool)),
-        }
-        for tool in mcp_tools
-    ]
+    return [_tool(tool, schema="input_schema") for tool in mcp_tools]
+
+
+def _tool(tool: Mapping[str, Any], *, schema: str) -> Json:
+    """Return a tool with its schema under another key; MCP's own is `inputSchema`, our `Tool` has `input_schema`."""
+    parameters = clean_mcp_schema(tool.get("inputSchema", tool.get("input_schema")))
+    return {"name": tool["name"], "description": tool.get("description") or "", schema: parameters}
 
 
 def openai_messages_to_anthropic(messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[Json]]:
     """Return the system's text and the other messages as Anthropic takes them; results of tools are the user's."""
     system: list[str] = []
-    turned: list[Json] = []
+    others: list[Json] = []
     for message in messages:
         role, content = message.get("role"), message.get("content")
         if role == "system":
             system.append(content or "")
         elif role == "tool":
             block = {"type": "tool_result", "tool_use_id": message.get("tool_call_id", ""), "content": content or ""}
-            if turned and _holds_results(turned[-1]):
-                turned[-1]["content"].append(block)
+            if others and _holds_results(others[-1]):
+                others[-1]["content"].append(block)
             else:
-                turned.append({"role": "user", "content": [block]})
+                others.append({"role": "user", "content": [block]})
         elif role == "assistant" and message.get("tool_calls"):
             blocks: list[Json] = [{"type": "text", "text": content}] if content else []
             blocks += [_tool_use(call) for call in message["tool_calls"]]
-            turned.append({"role": "assistant", "content": blocks})
+            others.append({"role": "assistant", "content": blocks})
         else:
-            turned.append({"role": role, "content": content})
-    return "\n\n".join(system), turned
+            others.append({"role": role, "content": content})
+    return "\n\n".join(system), others
 
 
 def arguments_of(text: Any) -> Json:
@@ -136,10 +124,6 @@ def arguments_of(text: Any) -> Json:
         return dict(text)
     value = json.loads(text) if text else {}
     return value if isinstance(value, dict) else {"value": value}
-
-
-def _schema(tool: Mapping[str, Any]) -> Any:
-    return tool.get("inputSchema", tool.get("input_schema"))
 
 
 def _is_object(schema: Mapping[str, Any]) -> bool:
@@ -185,13 +169,8 @@ class LLMError(OpenEnvError, RuntimeError):
     code = "LLM_ERROR"
 
     def __init__(self, message: str, *, status: int | None = None) -> None:
-        super().__init__(message)
+        super().__init__(message, details={"status": status})
         self.status = status
-
-    @property
-    def details(self) -> Json:
-        """The endpoint's status."""
-        return {"status": self.status}
 
 
 class LLMClient(ABC):
@@ -236,10 +215,10 @@ class _HTTPClient(LLMClient):
         endpoint: str,
         port: int | None,
         model: str,
-        api_key: str | None,
-        system_prompt: str | None,
-        temperature: float,
-        max_tokens: int,
+        api_key: str | None = None,
+        system_prompt: str | None = None,
+        temperature: float = 0.0,
+        max_tokens: int = 256,
     ) -> None:
         super().__init__(endpoint, port)
         self.model = model
@@ -248,6 +227,28 @@ class _HTTPClient(LLMClient):
         self.max_tokens = max_tokens
         self._api_key = api_key
         self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx2.AsyncClient] = WeakKeyDictionary()
+
+    async def complete(self, prompt: str, **kwargs: Any) -> str:
+        """Return the model's answer to a prompt.
+
+        Raises:
+            LLMError: The endpoint failed.
+        """
+        system: list[Json] = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
+        return (await self._request([*system, {"role": "user", "content": prompt}], [], kwargs)).content
+
+    async def complete_with_tools(self, messages: list[Json], tools: list[Json], **kwargs: Any) -> LLMResponse:
+        """Return the model's next message.
+
+        Raises:
+            LLMError: The endpoint failed.
+            json.JSONDecodeError: The model's arguments are no JSON.
+        """
+        return await self._request(messages, tools, kwargs)
+
+    @abstractmethod
+    async def _request(self, messages: list[Json], tools: list[Json], options: Json) -> LLMResponse:
+        """Post a conversation of OpenAI's shape in the endpoint's dialect, and read the answer."""
 
     async def aclose(self) -> None:
         """Close the connections of this event loop."""
@@ -258,22 +259,16 @@ class _HTTPClient(LLMClient):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
-
-    def _url(self, path: str) -> str:
-        """Return the address of a route; `/v1` comes before it unless the endpoint has a path of its own."""
-        base = self._address.rstrip("/")
-        return f"{base}{path}" if urlsplit(base).path else f"{base}/v1{path}"
 
     async def _post(self, path: str, body: Json, headers: Mapping[str, str]) -> Json:
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop)
         if pool is None:
             pool = self._pools[loop] = httpx2.AsyncClient(timeout=httpx2.Timeout(600, connect=20))
-        url = self._url(path)
+        # `/v1` comes before the route unless the endpoint has a path of its own, such as `/api/v3`.
+        url = f"{self._address}{path}" if urlsplit(self._address).path else f"{self._address}/v1{path}"
         for attempt in range(1, _ATTEMPTS + 1):
             wait_s = 0.5 * 2**attempt
             try:
@@ -287,7 +282,7 @@ class _HTTPClient(LLMClient):
                 if attempt == _ATTEMPTS or response.status_code not in _WORTH_REPEATING:
                     text = f"{url} answered {response.status_code}: {_reason(response)}"
                     raise LLMError(text, status=response.status_code)
-                wait_s = _asked_wait(response, wait_s)
+                wait_s = _retry_after(response, default=wait_s)
             await asyncio.sleep(min(wait_s, _LONGEST_WAIT_S))
         raise AssertionError("unreachable")
 
@@ -320,46 +315,25 @@ class OpenAIClient(_HTTPClient):
         super().__init__(endpoint, port, model, api_key, system_prompt, temperature, max_tokens)
         self._reasons = use_max_completion_tokens
 
-    async def complete(self, prompt: str, **kwargs: Any) -> str:
-        """Return the model's answer to a prompt.
-
-        Raises:
-            LLMError: The endpoint failed.
-        """
-        messages: list[Json] = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
-        message = await self._ask([*messages, {"role": "user", "content": prompt}], [], kwargs)
-        return message.get("content") or ""
-
-    async def complete_with_tools(self, messages: list[Json], tools: list[Json], **kwargs: Any) -> LLMResponse:
-        """Return the model's next message.
-
-        Raises:
-            LLMError: The endpoint failed.
-            json.JSONDecodeError: The model's arguments are no JSON.
-        """
-        message = await self._ask(messages, tools, kwargs)
-        calls = [
-            ToolCall(call["id"], call["function"]["name"], arguments_of(call["function"].get("arguments")))
-            for call in message.get("tool_calls") or ()
-        ]
-        return LLMResponse(message.get("content") or "", calls)
-
-    async def _ask(self, messages: Sequence[Json], tools: list[Json], given: Json) -> Json:
-        body: Json = {"model": self.model, "messages": list(messages), **given}
+    async def _request(self, messages: list[Json], tools: list[Json], options: Json) -> LLMResponse:
+        body: Json = {"model": self.model, "messages": messages, **options}
         limit = body.pop("max_tokens", body.pop("max_completion_tokens", self.max_tokens))
         body["max_completion_tokens" if self._reasons else "max_tokens"] = limit
         if not self._reasons:
             body.setdefault("temperature", self.temperature)
         if tools:
             body["tools"] = mcp_tools_to_openai(tools)
-        reply = await self._post(
-            "/chat/completions", body, {"authorization": f"Bearer {self._api_key or 'not-needed'}"}
-        )
+        headers = {"authorization": f"Bearer {self._api_key or 'not-needed'}"}
+        reply = await self._post("/chat/completions", body, headers)
         choices = reply.get("choices")
         if not choices:
-            raise LLMError(f"{self.base_url} answered without a choice: {_short(reply)}")
+            raise LLMError(f"{self.base_url} answered without a choice: {str(reply)[:200]}")
         message: Json = choices[0].get("message") or {}
-        return message
+        calls = [
+            ToolCall(call["id"], call["function"]["name"], arguments_of(call["function"].get("arguments")))
+            for call in message.get("tool_calls") or ()
+        ]
+        return LLMResponse(message.get("content") or "", calls)
 
 
 class AnthropicClient(_HTTPClient):
@@ -375,38 +349,10 @@ class AnthropicClient(_HTTPClient):
         max_tokens: By default, for all calls.
     """
 
-    def __init__(
-        self,
-        endpoint: str,
-        port: int | None,
-        model: str,
-        api_key: str | None = None,
-        system_prompt: str | None = None,
-        temperature: float = 0.0,
-        max_tokens: int = 256,
-    ) -> None:
-        super().__init__(endpoint, port, model, api_key, system_prompt, temperature, max_tokens)
-
-    async def complete(self, prompt: str, **kwargs: Any) -> str:
-        """Return the model's answer to a prompt.
-
-        Raises:
-            LLMError: The endpoint failed.
-        """
-        return (await self._ask([{"role": "user", "content": prompt}], [], kwargs)).content
-
-    async def complete_with_tools(self, messages: list[Json], tools: list[Json], **kwargs: Any) -> LLMResponse:
-        """Return the model's next message.
-
-        Raises:
-            LLMError: The endpoint failed.
-        """
-        return await self._ask(messages, tools, kwargs)
-
-    async def _ask(self, messages: list[Json], tools: list[Json], given: Json) -> LLMResponse:
-        system, turned = openai_messages_to_anthropic(messages)
-        body: Json = {"max_tokens": self.max_tokens, "temperature": self.temperature, **given}
-        body |= {"model": self.model, "messages": turned}
+    async def _request(self, messages: list[Json], tools: list[Json], options: Json) -> LLMResponse:
+        system, others = openai_messages_to_anthropic(messages)
+        body: Json = {"max_tokens": self.max_tokens, "temperature": self.temperature, **options}
+        body |= {"model": self.model, "messages": others}
         if system or self.system_prompt:
             body["system"] = system or self.system_prompt
         if tools:
@@ -473,11 +419,11 @@ def _address(endpoint: str, port: int | None) -> str:
     return urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
 
 
-def _asked_wait(response: httpx2.Response, otherwise: float) -> float:
+def _retry_after(response: httpx2.Response, *, default: float) -> float:
     try:
         return float(response.headers["retry-after"])
-    except (KeyError, ValueError):
-        return otherwise
+    except (KeyError, ValueError):  # absent, or a date
+        return default
 
 
 def _object(response: httpx2.Response, url: str) -> Json:
@@ -496,7 +442,3 @@ def _reason(response: httpx2.Response) -> str:
         return str(error.get("message", error)) if isinstance(error, dict) else str(error)
     except (ValueError, KeyError, TypeError):
         return response.text[:200]
-
-
-def _short(value: Any) -> str:
-    return str(value)[:200]
