@@ -1,6 +1,6 @@
-"""Scratch folders of running engines, and the file locks that tell the folders of dead ones.
+"""Scratch folders of engines, and file locks: they show which folders belong to a process that runs.
 
-A lock ends with its process, however that ends, so a folder whose lock is free has no owner any more.
+A lock ends with its process, however that ends, so a folder whose lock is free has no owner.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class Check(BaseModel):
 
 
 class Task(BaseModel):
-    """An instruction, how to prepare for it, and how to tell whether it was done."""
+    """An instruction, how to prepare for it, and the checks of the result."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -195,7 +195,7 @@ def parse_task(data: object, *, folder: Path, name: str = "") -> Task:
 
 
 def parse_check(text: str) -> str | Check:
-    """Read a check as it is given on a command line: a shell line, or a JSON object with `run` and `judge`.
+    """Read a check from a command line: a shell line, or a JSON object with `run` and `judge`.
 
     Raises:
         RolloutError: it is an object, but no check.

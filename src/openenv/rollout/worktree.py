@@ -487,7 +487,7 @@ def _clean(name: str) -> str | None:
 
 
 class _Below:
-    """Tells whether a name lies below a link; each folder is looked up once."""
+    """The names that lie below a link; each folder is looked up once."""
 
     def __init__(self, links: Collection[str]) -> None:
         self._links = links

@@ -130,7 +130,7 @@ class LLMJudge(Rubric):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the configuration.
 
-        A `default_score` other than 0.0 must have been chosen by someone and is used from now on; 0.0 may be the
+        A `default_score` other than 0.0 was chosen by a caller and is used from now on; 0.0 may be the
         value of an unset default, so it leaves `uses_default` alone.
         """
         super().load_state_dict(state)

@@ -81,7 +81,7 @@ class HTTPEnvServer(_HTTPEnvServer):
 
 
 def _always(env: Any) -> Callable[[], Any]:
-    """Return a factory of one instance that has its class's name and tells it, as an annotated function does."""
+    """Return a factory of one instance, with its class's name and annotated with its class."""
 
     def shared() -> Any:
         return env

@@ -12,7 +12,7 @@ import pytest
 
 from openenv.errors import AgentUnavailable
 from openenv.rollout.agents import MiniSweAgent, OpenCode, agent, agent_names
-from openenv.rollout.agents.install import NpmProgram, installed, is_native, lacks_avx2, run_installer
+from openenv.rollout.agents.install import NpmProgram, installed, is_native, needs_baseline_build, run_installer
 
 PROGRAM = NpmProgram(
     name="thing", package="thing-{platform}@{version}", folder="thing-{platform}", program="bin/thing", command="thing"
@@ -135,12 +135,12 @@ def test_processors_without_avx2_are_distinguished(tmp_path: Path, monkeypatch: 
     (tmp_path / "new").write_text("flags : fpu sse avx avx2\n")
     (tmp_path / "old").write_text("flags : fpu sse avx\n")
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    assert [lacks_avx2(tmp_path / name) for name in ("new", "old", "nowhere")] == [False, True, False]
+    assert [needs_baseline_build(tmp_path / name) for name in ("new", "old", "nowhere")] == [False, True, False]
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    assert not lacks_avx2(tmp_path / "old")
+    assert not needs_baseline_build(tmp_path / "old")
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
     with pytest.raises(AgentUnavailable, match="riscv64"):
-        lacks_avx2(tmp_path / "old")
+        needs_baseline_build(tmp_path / "old")
 
 
 @pytest.mark.slow

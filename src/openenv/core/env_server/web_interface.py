@@ -1,4 +1,4 @@
-"""Facade: the web page. Re-exports only; the code lives in `openenv.web`, which is loaded when a name is asked for."""
+"""Facade: the web page. Re-exports only; the code lives in `openenv.web`, which loads with the first name used."""
 
 from __future__ import annotations
 

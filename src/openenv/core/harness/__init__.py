@@ -1,6 +1,6 @@
 """Facade: rollout harnesses on the module path that existing code imports. No logic lives here.
 
-Names of the turn-based part and of the trace classes are not part of this release and say so when they are asked for.
+The turn-based part and the trace classes are not part of this release: importing one raises an error that says so.
 """
 
 from __future__ import annotations

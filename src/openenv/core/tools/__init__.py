@@ -1,4 +1,4 @@
-"""Facade: tools for environments. Not part of this release; every name says so when it is asked for."""
+"""Facade: tools for environments. Not part of this release: importing a name raises an error that says so."""
 
 from __future__ import annotations
 

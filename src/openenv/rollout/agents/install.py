@@ -117,12 +117,18 @@ class NpmProgram:
             run_installer(
                 ["npm", "install", "--prefix", str(draft), *flags, package], cwd=draft, what=f"The agent {self.name}"
             )
-            program = self._program(draft, target)
+            program = self._path(draft, target, self.program)
             if not is_native(program):
                 raise AgentUnavailable(f"The npm package {package} has no program at {program.relative_to(draft)}")
             program.chmod(0o755)
 
-        return self._mounted(installed(place, fetch), target, version)
+        root = installed(place, fetch)
+        program = self._path(root, target, self.program)
+        if self.tree is None:
+            return self.mount_file(program, version)
+        tree, inside = self._path(root, target, self.tree), f"{INSIDE}/{self.name}"
+        executable = f"{inside}/{program.relative_to(tree).as_posix()}"
+        return Installation(mounts=(Mount(tree, inside),), executable=executable, version=version)
 
     def on_path(self) -> Path | None:
         """Return the program where it is installed already and native, else None."""
@@ -135,20 +141,10 @@ class NpmProgram:
         inside = f"{INSIDE}/{self.name}/{self.command}"
         return Installation(mounts=(Mount(path, inside),), executable=inside, version=version)
 
-    def _program(self, root: Path, target: str) -> Path:
+    def _path(self, root: Path, target: str, path: str) -> Path:
+        """Return the place of a file of the package below the folder that npm installed to."""
         triple = f"{'x86_64' if '-x64' in target else 'aarch64'}-unknown-linux-musl"
-        package = root / "node_modules" / self.folder.format(platform=target)
-        return package / self.program.format(triple=triple)
-
-    def _mounted(self, root: Path, target: str, version: str) -> Installation:
-        program = self._program(root, target)
-        if self.tree is None:
-            return self.mount_file(program, version)
-        triple = f"{'x86_64' if '-x64' in target else 'aarch64'}-unknown-linux-musl"
-        tree = root / "node_modules" / self.folder.format(platform=target) / self.tree.format(triple=triple)
-        inside = f"{INSIDE}/{self.name}"
-        executable = f"{inside}/{program.relative_to(tree).as_posix()}"
-        return Installation(mounts=(Mount(tree, inside),), executable=executable, version=version)
+        return root / "node_modules" / self.folder.format(platform=target) / path.format(triple=triple)
 
 
 def cpu() -> str:
@@ -168,7 +164,7 @@ def libc_suffix() -> str:
     return "-musl" if any(Path("/lib").glob("ld-musl-*")) else ""
 
 
-def lacks_avx2(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+def needs_baseline_build(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """Return whether this is an x86 processor without AVX2, for which some programs have a separate build."""
     if cpu() != "x64":
         return False

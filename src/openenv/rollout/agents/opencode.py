@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from openenv.rollout.agents.base import Agent, AgentRun, Installation, Launch, start_with_instruction
-from openenv.rollout.agents.install import NpmProgram, lacks_avx2, libc_suffix
+from openenv.rollout.agents.install import NpmProgram, libc_suffix, needs_baseline_build
 from openenv.sandboxes.base import Sandbox
 
 VERSION = "1.18.33"
@@ -40,7 +40,7 @@ class OpenCode(Agent):
 
     Args:
         version: The version to use; by default that of `opencode` on the PATH, else a known good one.
-        variant: The build of it: nothing, `-musl`, `-baseline` (no AVX2), `-baseline-musl`; by default found out.
+        variant: The build of it: nothing, `-musl`, `-baseline` (no AVX2), `-baseline-musl`; by default this machine's.
     """
 
     name = "opencode"
@@ -58,7 +58,7 @@ class OpenCode(Agent):
                 return _PROGRAM.mount_file(path, "")
         variant = self.variant
         if variant is None:
-            variant = ("-baseline" if lacks_avx2() else "") + libc_suffix()
+            variant = ("-baseline" if needs_baseline_build() else "") + libc_suffix()
         return _PROGRAM.install(cache, self.version or VERSION, report, variant=variant)
 
     def prepare(self, sandbox: Sandbox, run: AgentRun) -> Launch:

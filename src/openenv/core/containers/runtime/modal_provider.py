@@ -1,4 +1,4 @@
-"""Facade: a provider of a cloud. Not part of this release; its name says so when it is asked for."""
+"""Facade: a provider of a cloud. Not part of this release: importing its name raises an error that says so."""
 
 from __future__ import annotations
 
