@@ -4,6 +4,17 @@
 makes an engine for one rollout, `run_many` one for all.
 """
 
+# An engine and its rollouts:
+#
+#   Engine.__enter__    backends are checked, the agent is installed, scratch folder and capture proxy start
+#     run(task A) --+
+#     run(task B) --+-- at once, in threads: each has a folder of its own in the scratch folder, a key of the capture
+#     run(task C) --+   proxy, and sandboxes that it opens and closes; the store takes records from all
+#   Engine.__exit__     the proxy stops, the scratch folder is removed
+#
+# Threads: `run_rollout` works in the caller's, `run_many` in a pool, their async twins in a daemon thread beside the
+# event loop. A `Cancellation` reaches all of them: it kills sandboxes, so nothing waits for an agent to end by itself.
+
 from __future__ import annotations
 
 import asyncio
@@ -43,6 +54,7 @@ logger = logging.getLogger(__name__)
 OnOutcome = Callable[[int, Outcome], None]
 CONCURRENCY = 4
 _T = TypeVar("_T")
+# An id is the name of folders: in the scratch folder, in the store, of the captured calls.
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _SCORED: frozenset[Status] = frozenset({"ok", "grader_failed", "policy_failed", "truncated"})
 """A rollout with one of these may have a reward once it is verified again: its agent ran."""
@@ -184,6 +196,8 @@ class Engine:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _run(self, plan: RolloutPlan, reporter: Reporter, cancel: Cancellation) -> Outcome:
+        # Begun, captured, added: in this order a record in the store means that all of the rollout is there, and an
+        # engine that dies leaves a rollout that is listed as interrupted.
         if self.store is not None:
             self.store.begin(plan.rollout_id, plan.task)
         rollout = RolloutRun(plan, ModelAccess(), reporter=reporter, cancel=cancel)
@@ -230,7 +244,7 @@ def run_rollout(
         StoreError: the outcome could not be stored.
     """
     rollout_id = rollout_id or new_rollout_id()
-    if on_progress is not None:
+    if on_progress is not None:  # the first use of an agent downloads it, which takes minutes
         engine.setdefault("on_install", Reporter(rollout_id, on_progress).say)
     with Engine(**engine) as shared:
         return shared.run(task, rollout_id=rollout_id, on_progress=on_progress, cancel=cancel, metadata=metadata)
@@ -307,13 +321,13 @@ def run_many(
     if concurrency < 1:
         raise ValueError("concurrency must be at least 1")
     cancel = cancel or Cancellation()
-    # The pool is left before the engine: no rollout runs when backend, proxy and scratch folder go.
+    # The pool ends before the engine: no rollout runs when proxy and scratch folder go.
     with Engine(**engine) as shared, ThreadPoolExecutor(concurrency, "openenv-rollout") as pool:
         batch = _Batch(shared, tasks, on_progress, on_outcome, cancel, metadata)
         try:
-            # Each thread takes one task after another, so that a generator of tasks is not read ahead.
-            # Not `Thread.join`, which leaving the pool does: when Ctrl-C interrupts it, Python up to 3.12 takes the
-            # thread for ended.
+            # Each thread takes one task after another, so that a generator of tasks is not read ahead. The wait is
+            # here and not in the end of the pool, which joins: Python up to 3.12 takes a thread for ended when Ctrl-C
+            # interrupts its `join`.
             wait([pool.submit(batch.work) for _ in range(concurrency)])
         except BaseException:  # Ctrl-C, or the process has too many threads
             cancel.cancel("interrupted")
@@ -412,7 +426,7 @@ def reverify(
         StoreError: there is no such rollout, or no work tree was kept of it.
         RolloutCancelled: it was cancelled; nothing was stored.
     """
-    first = store.history(rollout_id)[-1]
+    first = store.history(rollout_id)[-1]  # the rollout itself: its status says how the agent ended
     worktree, baseline = _kept(store, first)
     changes: dict[str, object] = {}
     if lines is not None:
@@ -441,6 +455,7 @@ def reverify(
 def _kept(store: RolloutStore, first: Record) -> tuple[Path | None, Path | None]:
     worktree = store.file(first.rollout_id, "worktree.tar")
     baseline = store.file(first.rollout_id, "baseline.tar")
+    # An agent whose tree could not be taken has none: what the setup left is verified, as it was in the rollout.
     if worktree is None and not (first.outcome.status == "policy_failed" and first.outcome.phase == "collect"):
         raise StoreError(
             f"No work tree was kept of rollout '{first.rollout_id}': it ended as {first.outcome.status} in the "
@@ -469,6 +484,7 @@ def _merged(worktree: Path | None, baseline: Path | None, folder: Path, task: Ta
 
 def _outcome(first: Record, verdict: Verdict, backend: Sandboxes, reporter: Reporter, started_at: float) -> Outcome:
     before = first.outcome
+    # Only the verifier runs again, so only its part of the status can change: a truncated agent stays truncated.
     status, phase, reason = before.status, before.phase, before.reason
     if status in ("ok", "grader_failed"):
         crashed = verdict.crash is not None

@@ -74,6 +74,7 @@ class ShardWriter:
         line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
         with self._lock:
             handle = self._open()
+            # Not a buffered file: after an error its buffer would still hold a part of the line, and write it later.
             offset = os.lseek(handle, 0, os.SEEK_END)
             try:
                 _write_all(handle, line)
@@ -200,6 +201,7 @@ class RolloutIndex:
         filters = {name: value for name, value in equal.items() if value is not None}
         conditions = [f"{name} = ?" for name in filters]
         if latest:
+            # By id where the times are equal: a verification can follow within one tick of the clock.
             conditions.append(
                 "NOT EXISTS (SELECT 1 FROM records AS later WHERE later.rollout_id = records.rollout_id "
                 "AND (later.stored_at, later.record_id) > (records.stored_at, records.record_id))"
@@ -237,7 +239,9 @@ class RolloutIndex:
         if self._db is not None:
             self._db.close()
             self._db = None
-        if in_memory:  # the disk is full or read-only: this process indexes for itself
+        # An OperationalError is about the disk (full, read-only, locked for too long), not about the file's content:
+        # the file may serve others, so it stays, and this process indexes for itself.
+        if in_memory:
             self._open(":memory:")
             return
         for suffix in ("", "-wal", "-shm", "-journal"):
@@ -247,6 +251,8 @@ class RolloutIndex:
         db = self._open()
         names = {path.name for path in self._shards.glob("*.jsonl")} if shard is None else {shard}
         with db:  # commits, or rolls back when an exception leaves the block
+            # Immediate: the write lock comes before the positions are read, or two processes would read the same
+            # lines of a shard.
             db.execute("BEGIN IMMEDIATE")
             known = dict(db.execute("SELECT name, bytes FROM shards").fetchall())
             if shard is None:
@@ -271,6 +277,7 @@ class RolloutIndex:
                 values = _values(line, name, done)
                 if values is not None:
                     marks = ", ".join("?" * len(values))
+                    # A shard that was copied beside itself has the same records twice.
                     db.execute(f"INSERT OR IGNORE INTO records ({_COLUMNS}) VALUES ({marks})", values)
                 done += len(line)
         db.execute("INSERT OR REPLACE INTO shards (name, bytes) VALUES (?, ?)", (name, done))
@@ -350,7 +357,7 @@ class RolloutStore:
         folder = self._folder(rollout_id)
         try:
             with _as_store_error("begun"):
-                folder.mkdir()
+                folder.mkdir()  # fails where the id is in use, in this process or in another one
                 try:
                     with self._lock:
                         self._running[rollout_id] = open_locked(folder / ".running")
@@ -378,7 +385,7 @@ class RolloutStore:
             StoreError: the disk is full, or the rollout was stored before; nothing of it is listed.
         """
         rollout_id = outcome.rollout_id
-        if rollout_id not in self._running:
+        if rollout_id not in self._running:  # an outcome that no engine of this process began
             self.begin(rollout_id, task)
         folder = self._folder(rollout_id)
         sources = {"worktree.tar": worktree, "baseline.tar": baseline, "agent.log": agent_log}
@@ -389,6 +396,7 @@ class RolloutStore:
                         _copy(source, folder / name)
                 return self._append("rollout", outcome, task)
         except StoreError:
+            # Without a record the folder would count as an interrupted rollout, which it is not: it ended.
             shutil.rmtree(folder, ignore_errors=True)
             raise
         finally:
