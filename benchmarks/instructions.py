@@ -46,7 +46,7 @@ SERVERS = {
 VECTOR = """
 import sys
 from openenv import VectorEnv
-with VectorEnv(sys.argv[1], num_envs=64, connections=1) as env:
+with VectorEnv(sys.argv[1], 64, connections=1) as env:
     env.reset()
     for _ in range(int(sys.argv[2])):
         env.step([{"message": "hello"}] * 64)
