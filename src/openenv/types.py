@@ -5,9 +5,11 @@ Knows pydantic and nothing else of the project: no transport, no session, no env
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Annotated, Any, Generic, Literal, TypeVar, cast
 
 from pydantic import (
@@ -30,8 +32,7 @@ _Obs = TypeVar("_Obs")
 Scalar = int | float | bool
 
 
-def _is_none(value: object) -> bool:
-    return value is None
+_is_none = partial(operator.is_, None)  # in C: every observation needs it twice
 
 
 class ServerMode(str, Enum):

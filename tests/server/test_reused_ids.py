@@ -13,7 +13,7 @@ from environments import Counter, Sum
 from openenv.protocol.codec import JSON, MSGPACK, Codec
 from openenv.protocol.server_v2 import writer_of
 from openenv.server.app import create_fastapi_app
-from openenv.server.replies import KEPT, KEPT_BYTES, RecentMessages
+from openenv.server.ws_v2 import KEPT, KEPT_BYTES, RecentMessages
 from openenv.types import State
 
 RUNNERS = ["thread", "inline"]

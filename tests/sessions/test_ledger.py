@@ -24,7 +24,7 @@ def test_a_repeated_request_gets_the_reply_it_had() -> None:
     heard: list[str] = []
     entry = ledger.find(1)
     assert entry is not None
-    entry.tell(heard.append)
+    entry.on_reply(heard.append)
     assert (heard, ledger.hits) == (["first"], 1)
 
 
@@ -32,10 +32,10 @@ def test_all_repeats_of_a_request_that_still_runs_get_its_reply() -> None:
     ledger = Ledger()
     entry = ledger.begin(1)
     heard: list[str] = []
-    entry.tell(heard.append)
+    entry.on_reply(heard.append)
     again = ledger.find(1)
     assert again is entry
-    again.tell(heard.append)
+    again.on_reply(heard.append)
     ledger.finish(entry, "reply", 1)
     assert heard == ["reply", "reply"]
 
@@ -75,9 +75,9 @@ def test_a_step_of_a_group_is_known_from_its_beginning_on() -> None:
     heard: list[str] = []
     entry = ledger.find(1)
     assert entry is not None
-    assert entry.asked == "step"
+    assert entry.request == "step"
     assert not entry.is_done
-    entry.tell(heard.append)
+    entry.on_reply(heard.append)
     assert ledger.find(1) is entry
     ledger.finish_step(1, "step", "reply", 5)
     assert heard == ["reply"]
@@ -92,7 +92,7 @@ def test_a_step_that_begins_before_the_last_reply_is_delivered_does_not_hide_it(
     ledger.begin_step(1, "first")
     ledger.begin_step(2, "second")
     waiting = [ledger.find(1), ledger.find(2)]
-    assert [entry.asked for entry in waiting if entry is not None and not entry.is_done] == ["first", "second"]
+    assert [entry.request for entry in waiting if entry is not None and not entry.is_done] == ["first", "second"]
     ledger.finish_step(1, "first", "one", 3)
     assert ledger.find(2) is waiting[1]
     ledger.finish_step(2, "second", "two", 3)

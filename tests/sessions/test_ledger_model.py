@@ -38,7 +38,7 @@ class Book:
             self.running[key] = None
         else:
             entry = self.running[key] = self.ledger.begin(key, key)
-            entry.tell(self.listener(key))
+            entry.on_reply(self.listener(key))
 
     def finish(self, key: int | str) -> None:
         entry, size = self.running.pop(key), self.rng.choice([10, 10, 1000, 60_000, 300_000])
@@ -57,8 +57,8 @@ class Book:
             assert key != self.ledger.last_id, "the reply to the last one is kept"
             return
         assert entry is not None, "it would be run twice"
-        assert entry.asked == key
-        entry.tell(self.listener(key))
+        assert entry.request == key
+        entry.on_reply(self.listener(key))
 
     def move(self) -> None:
         move, known = self.rng.random(), [*self.running, *self.answered]

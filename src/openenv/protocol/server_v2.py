@@ -273,12 +273,8 @@ class Writer(ABC):
 class _JsonWriter(Writer):
     codec = JSON
     closing = b"}"
-
-    def observation(self, observation: Any) -> bytes:
-        return observation_json(observation)
-
-    def state(self, state: Any) -> bytes:
-        return encode_state(state)
+    observation = staticmethod(observation_json)  # without a method between: every step passes here
+    state = staticmethod(encode_state)
 
     def message(self, kind: str, request_id: int | None, session: str | None, data: bytes | None) -> bytes:
         named = f',"session":{to_json(session).decode()}' if session is not None else ""

@@ -11,9 +11,8 @@ from .base import (
     Runner,
     make_runner,
 )
-from .dispatch import Dispatcher, current_dispatcher, loop_local
 from .inline import InlineRunner
-from .thread import ThreadRunner
+from .thread import Dispatcher, ThreadRunner, current_dispatcher, loop_local
 
 __all__ = [
     "Dispatcher",

@@ -7,18 +7,22 @@ A new session is placed by what its environment's calls have shown so far, and n
     some calls are slow   a thread of its own, up to `max_threads`
     in between            spread: a millisecond spent waiting for a disk or an engine would add up on one thread
 
-Knows calls and their duration; must not know sessions or environments.
+Results go back to the event loop through its `Dispatcher`. Knows calls and their duration; must not know sessions or
+environments.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 from queue import SimpleQueue
+from typing import Any, Protocol, TypeVar
 
 from .base import Lane, LaneCall
 
@@ -34,6 +38,9 @@ PROOF = 8
 """How many steps must be seen before they count as fast."""
 _STEPS = ("step", "tool")
 _WEIGHT = 0.1
+_ATTRIBUTE = "_openenv_objects"
+
+T = TypeVar("T")
 
 
 class CallProfile:
@@ -104,21 +111,17 @@ class WorkerThread:
 class ThreadLane(Lane):
     """A session's place on a thread."""
 
-    __slots__ = ("_runner", "_submit", "host")
+    __slots__ = ("_runner", "host", "submit")
 
     def __init__(self, worker: WorkerThread, runner: ThreadRunner) -> None:
         self.host: WorkerThread = worker
         self._runner = runner
-        self._submit = worker.submit
+        self.submit = worker.submit
 
     @property
     def is_shared(self) -> bool:
         """Whether other sessions run on the same thread."""
         return self.host.sessions > 1
-
-    def submit(self, call: LaneCall) -> None:
-        """Run the call on the thread, after those before it."""
-        self._submit(call)
 
     def release(self) -> None:
         """Leave the thread."""
@@ -220,3 +223,113 @@ class ThreadRunner:
                 worker.thread.join(max(0.0, deadline - time.monotonic()))
             if worker.thread.is_alive():
                 logger.warning("thread %s is stuck in an environment's call and was left behind", worker.thread.name)
+
+
+def loop_local(loop: asyncio.AbstractEventLoop, kind: type[T], make: Callable[[], T]) -> T:
+    """Return the loop's own object of a kind, made at the first call; it lives as long as the loop."""
+    # An attribute of the loop: a table beside it would keep every loop alive that ever was.
+    objects: dict[type[Any], Any] | None = getattr(loop, _ATTRIBUTE, None)
+    if objects is None:
+        objects = {}
+        setattr(loop, _ATTRIBUTE, objects)
+    own: T | None = objects.get(kind)
+    if own is None:
+        own = objects[kind] = make()
+    return own
+
+
+class Delivery(Protocol):
+    """A result on its way to the loop."""
+
+    def deliver(self) -> None:
+        """Hand it over; called on the loop."""
+        ...
+
+
+class Dispatcher:
+    """The way back from threads to one event loop; a burst of results costs one wake-up."""
+
+    __slots__ = ("__weakref__", "_due", "_ready", "_scheduled", "_thread", "after_delivery", "is_delivering", "loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._ready: deque[Delivery] = deque()
+        self._scheduled = False
+        self._due: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        self._thread = threading.get_ident()
+        self.is_delivering = False
+        self.after_delivery: Callable[[], None] | None = None
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs on this dispatcher's loop."""
+        return asyncio._get_running_loop() is self.loop
+
+    @property
+    def is_at_hand(self) -> bool:
+        """Whether the caller may touch the loop's objects: the loop runs, in the caller's thread."""
+        # Needed for every result, where `is_current` would cost a system call: asyncio compares process ids each time,
+        # which was a tenth of an inline step.
+        return self._thread == threading.get_ident() and self.loop.is_running()
+
+    def at_end_of_pass(self, action: Callable[..., object], *arguments: Any) -> None:
+        """Call an action once the loop has read all input of this pass; the caller is in the loop's thread.
+
+        For calls to a thread that several sessions share. Handed over one by one, each would wake the thread, which
+        then takes the interpreter from the loop: with 1000 sessions that is a quarter of a step's cost.
+        """
+        if not self._due:
+            self.loop.call_soon(self._act)
+        self._due.append((action, arguments))
+
+    def _act(self) -> None:
+        due, self._due = self._due, []
+        for action, arguments in due:
+            try:
+                action(*arguments)
+            except Exception:
+                logger.exception("a call could not be handed over")
+
+    def hand_over(self, delivery: Delivery) -> bool:
+        """Deliver at once where the loop is at hand, else soon; return whether it was at once."""
+        if self._thread == threading.get_ident() and self.loop.is_running():  # `is_at_hand`, without its call
+            delivery.deliver()
+            return True
+        self.post(delivery)
+        return False
+
+    def post(self, delivery: Delivery) -> None:
+        """Deliver soon, on the loop; may be called from any thread. A closed loop drops its deliveries."""
+        self._ready.append(delivery)
+        if not self._scheduled:
+            self._scheduled = True
+            try:
+                self.loop.call_soon_threadsafe(self._drain)
+            except RuntimeError:
+                self._ready.clear()
+
+    def _drain(self) -> None:
+        # The flag falls before the queue is emptied: a thread that appends after that schedules another pass.
+        self._scheduled = False
+        ready = self._ready
+        self.is_delivering = True
+        for _ in range(len(ready)):
+            delivery = ready.popleft()
+            try:
+                delivery.deliver()
+            except Exception:
+                logger.exception("a result could not be delivered")
+        self.is_delivering = False
+        if self.after_delivery is not None:
+            self.after_delivery()
+        if ready and not self._scheduled:
+            self._scheduled = True
+            self.loop.call_soon(self._drain)
+
+
+def current_dispatcher() -> Dispatcher:
+    """Return the dispatcher of the running loop."""
+    loop = asyncio.get_running_loop()
+    dispatcher = loop_local(loop, Dispatcher, lambda: Dispatcher(loop))
+    dispatcher._thread = threading.get_ident()  # a loop may run again, in another thread
+    return dispatcher

@@ -215,11 +215,11 @@ class GymRoutes:
             self._manager.report_error(exc.code, session)
             raise
         if entry is None:
-            entry = session.ledger.begin(key.name, key.asked)
+            entry = session.ledger.begin(key.name, key.digest)
             # A task of its own: the first request may be cancelled while repeats wait for the same result.
             work = asyncio.ensure_future(self._finish(entry, session, operation, argument, origin))
             return await asyncio.shield(work)
-        if entry.asked != key.asked:  # or it would get the reply to something else
+        if entry.request != key.digest:  # or it would get the reply to something else
             self._manager.report_error(KEY_REUSED, session)
             return 422, encode({"detail": KEY_REUSED_TEXT, "code": KEY_REUSED})
         return await kept_reply(entry)
@@ -346,7 +346,7 @@ class GymRoutes:
 async def kept_reply(entry: LedgerEntry) -> tuple[int, bytes]:
     """Return status and body of the answer to a request with a key; wait for it where the request still runs."""
     reply: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
-    entry.tell(lambda kept: None if reply.done() else reply.set_result(kept))
+    entry.on_reply(lambda kept: None if reply.done() else reply.set_result(kept))
     return await reply
 
 
@@ -367,10 +367,10 @@ def nonce_of(key: str | None) -> str | None:
 
 
 class RequestKey(NamedTuple):
-    """What a client calls its request, so that it may repeat it, and what it asks."""
+    """The name that a client gives its request, so that it may repeat it, and a digest of what it requests."""
 
     name: str
-    asked: bytes
+    digest: bytes
 
 
 def request_key(scope: Scope, argument: Any = None) -> RequestKey | None:

@@ -8,31 +8,41 @@ messages and sessions; must not know transports or encodings.
                          +-- step -----> PendingReply --> Session.submit --> lane --> PendingReply.done --> send
                          +-- batch ----> StepGroup per thread (plain, new steps)  --> BatchReplies ------> send_batch
                          |               or each request by itself
-                         +-- open -----> SessionOpener
+                         +-- open -----> SessionOpener (ws_v2_open.py)
                          +-- reset, state, mcp, close, cancel, ping
+
+Ids make requests idempotent (2.1 and 4 of the specification). The session's ledger keeps the last replies as they were
+sent, with their envelope:
+
+    request ----> id above last_id? --yes--> PendingReply in the ledger --> runs --> ledger keeps the reply --> sent
+                      | no
+                      +--> same request, still running ----> waits for the same reply
+                      +--> same request, reply kept -------> the kept reply, in this connection's encoding
+                      +--> another request with that id ---> VALIDATION_ERROR
+                      +--> reply no longer kept -----------> STALE_REQUEST
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from typing import Any
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final
 
 from ..errors import (
     Forbidden,
     OpenEnvError,
     RequestCancelled,
-    SessionCapacityError,
     SessionClosedError,
     SessionLost,
     SessionNotFoundError,
-    StaleRequest,
 )
 from ..protocol.codec import Codec
 from ..protocol.server_v2 import (
     Batch,
-    Parsed,
     RefusedRequest,
     Request,
     ServerProtocolV2,
@@ -44,16 +54,16 @@ from ..runners import Dispatcher, LaneExecutor
 from ..sessions.events import RequestOrigin
 from ..sessions.group import StepGroup
 from ..sessions.ledger import LedgerEntry
-from ..sessions.lifetime import CLOSED_BY_CLIENT, DISCONNECTED, SHUTTING_DOWN, client_reason
+from ..sessions.lifetime import CLOSED_BY_CLIENT, SHUTTING_DOWN, client_reason
 from ..sessions.operations import Operation, Operations, StepInput, build_operations
-from ..sessions.session import Session, SessionKind, with_hint
+from ..sessions.session import Cancellable, Session, with_hint
 from ..types import ServerMode, WSErrorCode
-from .access import Role, account_of, may
+from .access import Role, may
 from .backpressure import Backpressure, LoopTurns, Oversize
 from .mcp.openenv_rpc import OpenEnvRpc
-from .replies import BatchReplies, PendingReply, RecentMessages, ReplySlot, SentMessage
 from .service import EnvService
 from .sockets import Socket
+from .ws_v2_open import SessionOpener
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +73,13 @@ _AHEAD = 128
 _GYM = frozenset({"reset", "step", "state"})
 _NORMAL_CLOSURES = frozenset({1000, 1001, 1005})  # RFC 6455, 7.4.1: the client ended the connection itself
 _LARGE_BATCH = 4096  # bytes
-_MOST_OPENED = 1024  # ids of `open` requests that are remembered
+KEPT: Final = 4
+KEPT_BYTES: Final = 64 * 1024
+_TWO_REQUESTS: Final = math.nan  # not even equal to itself
+_NOT_COMPARED: Final = frozenset({"session", "traceparent"})  # a repeat may leave the name out, and is traced by itself
+
+Send = Callable[[bytes], None]
+"""Takes an encoded reply: sends it, or puts it into its place in a batch."""
 
 
 class V2Service:
@@ -135,7 +151,7 @@ class V2Connection:
         """Refuse a message over the limit."""
         text = f"A message of {size} bytes is over the limit of {self._limit} bytes"
         code = WSErrorCode.VALIDATION_ERROR.value
-        self._refuse(None, None, {"message": text, "code": code, "errors": [], "limit_bytes": self._limit})
+        self._refuse({"message": text, "code": code, "errors": [], "limit_bytes": self._limit})
 
     def on_writable(self) -> None:
         """Continue after the client has read its replies."""
@@ -195,17 +211,13 @@ class V2Connection:
         try:
             decoded = self._codec.decode(payload, binary=binary, max_bytes=self._limit)
         except ValueError as exc:
-            self._refuse(None, None, {"message": f"Invalid JSON: {exc}", "code": WSErrorCode.INVALID_JSON.value})
-        else:
-            self._handle_parsed(self._protocol.parse_map(decoded), message)
-
-    def _handle_parsed(self, parsed: Parsed, message: SentMessage) -> None:
-        if isinstance(parsed, Request):
-            self._handle(parsed, message)
-        elif isinstance(parsed, Batch):
+            self._refuse({"message": f"Invalid JSON: {exc}", "code": WSErrorCode.INVALID_JSON.value})
+            return
+        parsed = self._protocol.parse_map(decoded)
+        if isinstance(parsed, Batch):
             self._handle_batch(parsed, message)
         else:
-            self._refuse(parsed.id, parsed.session, parsed.error)
+            self._handle(parsed, message, self.send)
 
     def _handle_step(self, step: dict[str, Any], message: SentMessage) -> None:
         """Run a plain, new step: nearly every request, so it skips what the others need."""
@@ -214,9 +226,9 @@ class V2Connection:
         # A plain step has the keys type, id and data, and perhaps session.
         is_plain = len(step) == (3 if name is None else 4) and self._takes_any_step
         if session is None or not is_plain or request_id <= session.ledger.last_id:
-            self._handle(request_of(step), message)
+            self._handle(request_of(step), message, self.send)
             return
-        entry = PendingReply(self, session, request_id, ("step", message), name=name, slot=None)
+        entry = PendingReply(self, session, request_id, ("step", message), name, self.send)
         session.ledger.add(entry)
         origin = RequestOrigin(request_id, self.traceparent) if self.manager.wants_origins else None
         self._start(entry, self._operations.step, step["data"], origin)
@@ -230,7 +242,8 @@ class V2Connection:
         call = entry.session.submit(operation, argument, entry.done, self.dispatcher, origin)
         if not entry.is_done:
             entry.call = call
-            self._pause_if_loaded()
+            if len(self._pending) + self._grouped >= _AHEAD and self._is_loaded():
+                self._backpressure.pause()
 
     def _handle_batch(self, batch: Batch, message: SentMessage) -> None:
         """Run the requests of a batch side by side (docs/protocol.md, 2.3)."""
@@ -240,22 +253,16 @@ class V2Connection:
             self._run_groups(batch.steps, replies, message)
         else:
             for place, request in enumerate(batch.in_full()):
-                self._handle_one(request, message, ReplySlot(replies, place))
+                self._handle(request, message, partial(replies.put, place))
         if not count and not batch.each:
             replies.send()
-
-    def _handle_one(self, request: Request | RefusedRequest, message: SentMessage, slot: ReplySlot) -> None:
-        if isinstance(request, RefusedRequest):
-            self._reply_error(request.id, request.session, request.error, slot)
-        else:
-            self._handle(request, message, slot)
 
     def _run_groups(self, steps: list[dict[str, Any]], replies: BatchReplies, message: SentMessage) -> None:
         """Run steps in groups, one per thread that sessions share; what is no plain, new step runs by itself.
 
         One hand-over to each thread instead of one per step is most of what a batch gains.
         """
-        operation, sessions, asked = self._operations.step, self.sessions, ("step", message)
+        operation, sessions, sent = self._operations.step, self.sessions, ("step", message)
         groups: dict[LaneExecutor, StepGroup] = {}
         alone: list[int] = []
         apart: set[str] = set()  # sessions whose later steps must not overtake one that runs by itself
@@ -268,11 +275,11 @@ class V2Connection:
                 if group is None:
                     observe = self.manager.observe_step
                     group = groups[executor] = StepGroup(
-                        operation, self.writer.observed, asked, self.dispatcher, replies.put_group, observe
+                        operation, self.writer.observed, sent, self.dispatcher, replies.put_group, observe
                     )
                 request_id, action, ledger = step["id"], step["data"], session.ledger
                 if request_id > ledger.last_id and session.begin_step(group, operation, action):
-                    ledger.begin_step(request_id, asked)
+                    ledger.begin_step(request_id, sent)
                     group.sessions.append(session)
                     group.actions.append(action)
                     group.ids.append(request_id)
@@ -286,16 +293,20 @@ class V2Connection:
             self._groups.add(group)
             self._grouped += len(group.sessions)
             executor.submit(group)
-        self._pause_if_loaded()
+        if self._is_loaded():
+            self._backpressure.pause()
         for place in alone:
-            self._handle_one(request_of(steps[place]), message, ReplySlot(replies, place))
+            self._handle(request_of(steps[place]), message, partial(replies.put, place))
 
-    def _handle(self, request: Request, message: SentMessage, slot: ReplySlot | None = None) -> None:
+    def _handle(self, request: Request | RefusedRequest, message: SentMessage, send: Send) -> None:
+        if isinstance(request, RefusedRequest):
+            self._refuse(request.error, request.id, request.session, send)
+            return
         try:
             if self.role is not Role.ORCHESTRATOR and not may(self.role, request.type):
                 raise Forbidden(self.role.value)
             if request.type in ("step", "reset", "state", "mcp", "close"):
-                self._submit(request, message, slot)
+                self._submit(request, message, send)
             elif request.type == "open":
                 compress = (request.extra or {}).get("compress")
                 if isinstance(compress, int):
@@ -307,23 +318,22 @@ class V2Connection:
                 self.send(self.writer.message("pong", request.id, None, None))
         except OpenEnvError as exc:
             self.manager.report_error(exc.code)
-            self._reply(self.writer.reply(self.writer.error(exc), request.id, request.session), slot)
+            send(self.writer.reply(self.writer.error(exc), request.id, request.session))
 
-    def _submit(self, request: Request, message: SentMessage, slot: ReplySlot | None) -> None:
+    def _submit(self, request: Request, message: SentMessage, send: Send) -> None:
         """Run a request of a session, unless it has run before."""
         session = self._session(request)
         entry = session.ledger.find(request.id)
         if entry is not None:
-            self._answer_again(entry, session, request, message, slot)
+            self._answer_again(entry, session, request, message, send)
             return
         if request.type in _GYM and not self._takes_steps:
             text = f"Unknown message type: {request.type} frames are off in production mode"
             error = {"message": text, "code": WSErrorCode.UNKNOWN_TYPE.value}
-            self._reply_error(request.id, request.session, error, slot, session)
+            self._refuse(error, request.id, request.session, send, session)
             return
-        pending = session.ledger.add(
-            PendingReply(self, session, request.id, (request.type, message), name=request.session, slot=slot)
-        )
+        pending = PendingReply(self, session, request.id, (request.type, message), request.session, send)
+        session.ledger.add(pending)
         if request.type == "mcp":
             self._run_rpc(request, pending)
         elif request.type == "close":
@@ -336,21 +346,21 @@ class V2Connection:
             self._start(pending, operation, argument, self._origin(request) if self.manager.wants_origins else None)
 
     def _answer_again(
-        self, entry: LedgerEntry, session: Session, request: Request, message: SentMessage, slot: ReplySlot | None
+        self, entry: LedgerEntry, session: Session, request: Request, message: SentMessage, send: Send
     ) -> None:
         """Answer a repeated request with the reply to the first one, now or when that is there."""
-        kind, first = entry.asked
+        kind, first = entry.request
         if kind != request.type or first.differs(message, request.id, session.id):
             text = f"Invalid message: {request.id} is the id of another request: {kind!r}"
             error = {"message": text, "code": WSErrorCode.VALIDATION_ERROR.value}
-            self._reply_error(request.id, request.session, error, slot, session)
+            self._refuse(error, request.id, request.session, send, session)
             return
 
         def answer(kept: bytes) -> None:
             reply = first.writer.opened(kept, request.id, session.id)
-            self._reply(self.writer.reply(reply, request.id, request.session), slot)
+            send(self.writer.reply(reply, request.id, request.session))
 
-        entry.tell(answer)
+        entry.on_reply(answer)
 
     def _origin(self, request: Request) -> RequestOrigin:
         traceparent = (request.extra or {}).get("traceparent")
@@ -389,7 +399,8 @@ class V2Connection:
         self._pending.add(entry)
         entry.call = task = self.dispatcher.loop.create_task(self._answer_rpc(request, entry))
         task.add_done_callback(end)
-        self._pause_if_loaded()
+        if self._is_loaded():
+            self._backpressure.pause()
 
     async def _answer_rpc(self, request: Request, entry: PendingReply) -> None:
         def notify(note: Mapping[str, Any]) -> None:
@@ -452,35 +463,23 @@ class V2Connection:
         """Whether as much is under way as one client may request before it reads replies."""
         return len(self._pending) + self._grouped >= min(_MOST_UNDER_WAY, _AHEAD + 2 * len(self.sessions))
 
-    def _pause_if_loaded(self) -> None:
-        if len(self._pending) + self._grouped >= _AHEAD and self._is_loaded():
-            self._backpressure.pause()
-
     def _resume_if_few(self) -> None:
         if len(self._pending) + self._grouped < min(_MOST_UNDER_WAY, _AHEAD + 2 * len(self.sessions)) // 2:
             self._backpressure.resume()
 
     # -- replies --------------------------------------------------------------------------------------------------
 
-    def _refuse(self, request_id: int | None, session: str | None, error: Mapping[str, Any]) -> None:
-        self._reply_error(request_id, session, error, None)
-
-    def _reply_error(
+    def _refuse(
         self,
-        request_id: int | None,
-        name: str | None,
         error: Mapping[str, Any],
-        slot: ReplySlot | None,
+        request_id: int | None = None,
+        name: str | None = None,
+        send: Send | None = None,
         session: Session | None = None,
     ) -> None:
+        """Answer a request that did not run; what could not be read at all has neither id nor session."""
         self.manager.report_error(error["code"], session)
-        self._reply(self.writer.message("error", request_id, name, self.writer.data(error)), slot)
-
-    def _reply(self, reply: bytes, slot: ReplySlot | None) -> None:
-        if slot is None:
-            self.send(reply)
-        else:
-            slot.put(reply)
+        (send or self.send)(self.writer.message("error", request_id, name, self.writer.data(error)))
 
     def failure(self, error: BaseException, session: Session, request_id: int, kind: str) -> bytes:
         """Return the data of the error reply to a request of that type that failed."""
@@ -531,147 +530,173 @@ class V2Connection:
         return self._socket.close_code in _NORMAL_CLOSURES
 
 
-class SessionOpener:
-    """Answers `open` on one connection: a new session, perhaps after waiting for a slot, or one resumed by its token.
+class PendingReply(LedgerEntry):
+    """A request of a session that was accepted: its entry in the ledger, and where its reply goes.
 
-    A repeated `open` gets the session that the first one opened: on the same connection by its id, on another one by
-    its nonce (docs/protocol.md, 4.1).
+    One object on purpose. A step is answered in some 30 microseconds, and every object more costs about one of them.
+
+    Args:
+        connection: The connection that the request came on.
+        session: Its session.
+        request_id: Its id.
+        request: Its type and its message, which distinguish a repeat from another request.
+        name: The session as the request names it; None for the only one.
+        send: Takes the reply: `V2Connection.send`, or its place in a batch.
     """
 
-    def __init__(self, connection: V2Connection) -> None:
+    __slots__ = ("_connection", "_name", "_send", "call", "session")
+
+    def __init__(
+        self,
+        connection: V2Connection,
+        session: Session,
+        request_id: int,
+        request: SentRequest,
+        name: str | None,
+        send: Send,
+    ) -> None:
+        super().__init__(request_id, request)
         self._connection = connection
-        self._manager = connection.manager
-        self._opening: dict[int, asyncio.Task[None]] = {}
-        self._opened_as: dict[int, str] = {}
+        self._name = name
+        self._send = send
+        self.session = session
+        self.call: Cancellable | asyncio.Task[None] | None = None  # for `cancel`
 
-    def is_opening(self, request_id: int) -> bool:
-        """Whether a session is being opened for a request."""
-        return request_id in self._opening
-
-    def cancel(self, request_id: int) -> bool:
-        """Cancel the opening of a session."""
-        return self._opening[request_id].cancel()
-
-    def cancel_all(self) -> None:
-        """Cancel every opening: the connection is gone."""
-        for task in self._opening.values():
-            task.cancel()
-
-    def open(self, request: Request) -> None:
-        """Resume a session, or open one; the reply is sent when it is ready.
-
-        Raises:
-            OpenEnvError: It cannot be resumed.
-        """
-        options = request.extra or {}
-        token = options.get("resume")
-        if isinstance(token, str):
-            session = self._manager.attachments.claimed(token)
-            if self._connection.role is Role.AGENT and not session.account.is_agent:
-                raise Forbidden(self._connection.role.value)  # the replies that are kept for its owner show rewards
-            self._manager.attachments.reattach(session, self._connection)
-            self._connection.sessions[session.id] = session
-            self._reply(request, session, resumed=True)
-            return
-        if request.id in self._opening:  # sent twice: one reply is for both
-            return
-        if request.id in self._opened_as:
-            self._reply_again(request)
-            return
-        known = self._manager.openings.find(self._nonce(options))
-        if known is not None:
-            self._hold(request, known)
-            return
-        task = self._connection.dispatcher.loop.create_task(self._open_new(request, options))
-        self._opening[request.id] = task
-        task.add_done_callback(lambda task: self._end(request, task))
-
-    def _end(self, request: Request, task: asyncio.Task[None]) -> None:
-        self._opening.pop(request.id, None)
-        if task.cancelled() and not self._connection.is_lost:  # before it began; later it answers that itself
-            self._connection.send_error(request, RequestCancelled())
-
-    def _nonce(self, options: Mapping[str, Any]) -> str | None:
-        """Return the client's own name for its session; an agent cannot mean an orchestrator's."""
-        nonce = options.get("nonce")
-        return f"{self._connection.role.value} {nonce}" if isinstance(nonce, str) else None
-
-    async def _open_new(self, request: Request, options: Mapping[str, Any]) -> None:
-        wait_s, key = options.get("wait_s"), options.get("key")
-        connection = self._connection
-        last_position = -1
-
-        def on_position(position: int) -> None:
-            nonlocal last_position
-            if position != last_position:
-                last_position = position
-                connection.send_message({"type": "event", "id": request.id, "event": "queued", "position": position})
-
-        opening = self._manager.openings.begin(
-            self._nonce(options),
-            lambda opening: self._manager.open(
-                SessionKind.RESUMABLE,
-                wait_s=float(wait_s) if isinstance(wait_s, (int, float)) else 0.0,
-                account=account_of(connection.role, key if isinstance(key, str) else None),
-                on_position=opening.tell_position,
-                on_reserved=opening.reserved,
-            ),
-        )
-        try:
-            session = await opening.wait(on_position)
-        except asyncio.CancelledError:
-            opening.leave(is_final=not connection.is_lost or connection.is_closed_by_client)
-            if not connection.is_lost:
-                connection.send_error(request, RequestCancelled())
-                return
-            raise
-        except SessionCapacityError as exc:
-            retry_s = self._manager.retry_after_s
-            refusal = SessionCapacityError(exc.active_sessions, exc.max_sessions, str(exc), retry_after_s=retry_s)
-            connection.send_error(request, refusal)
-            return
-        except OpenEnvError as exc:
-            connection.send_error(request, exc)
-            return
-        except Exception as exc:  # the client waits for a reply whatever happens
-            logger.exception("a session could not be opened")
-            connection.send_error(request, connection.service.errors.shown(exc))
-            return
-        if connection.is_lost:
-            if not opening.is_kept:  # no client has its token
-                session.close(DISCONNECTED)
-            return
-        self._hold(request, session)
-
-    def _hold(self, request: Request, session: Session) -> None:
-        """Answer with the session that this request opened, here or on a connection that is gone."""
-        if session.holder is None and not session.ledger.last_id:
-            session.attach(self._connection)
+    def done(self, result: Any, error: BaseException | None) -> None:
+        """Answer with the outcome of a call."""
+        kind: str = self.request[0]
+        if error is None:
+            self.answer("state" if kind == "state" else "observation", result)
         else:
-            self._manager.attachments.reattach(session, self._connection)
-        self._connection.sessions[session.id] = session
-        self._opened_as[request.id] = session.id
-        if len(self._opened_as) > _MOST_OPENED:
-            del self._opened_as[next(iter(self._opened_as))]
-        self._reply(request, session, resumed=False)
+            self.answer("error", self._connection.failure(error, self.session, int(self.key), kind))
 
-    def _reply_again(self, request: Request) -> None:
-        session = self._connection.sessions.get(self._opened_as[request.id])
-        if session is None:
-            raise StaleRequest(request.id, max(self._opened_as))
-        self._reply(request, session, resumed=False)
+    def answer(self, kind: str, data: bytes) -> None:
+        """Keep the reply in the ledger, which sends it through `finish`."""
+        connection = self._connection
+        message = connection.writer.message(kind, int(self.key), self._name, data)
+        self.session.ledger.finish(self, message, len(message))
+        connection.finished(self)
 
-    def _reply(self, request: Request, session: Session, *, resumed: bool) -> None:
-        message = {
-            "type": "opened",
-            "id": request.id,
-            "session": session.id,
-            "token": self._manager.attachments.token(session),
-            "resumed": resumed,
-            "last_id": session.ledger.last_id,
-            "grace_s": self._manager.limits.grace_s,
-        }
-        self._connection.send_message(message)
+    def finish(self, reply: bytes) -> None:
+        """Send the reply, here and to the connections that have repeated the request since."""
+        self._send(reply)
+        super().finish(reply)
+
+
+class BatchReplies:
+    """The replies to one batch: sent together when the last one is there, or with `each` as they come."""
+
+    __slots__ = ("_batch_id", "_connection", "_is_streamed", "_missing", "_replies")
+
+    def __init__(self, connection: V2Connection, batch_id: int, count: int, *, each: bool) -> None:
+        self._connection = connection
+        self._batch_id = batch_id
+        self._is_streamed = each
+        self._replies: list[bytes] = [] if each else [b""] * count
+        self._missing = count
+
+    def put(self, place: int, reply: bytes) -> None:
+        """Take the reply to one request."""
+        if self._is_streamed:
+            self._connection.send_soon(reply)
+            return
+        self._replies[place] = reply
+        self._missing -= 1
+        if not self._missing:
+            self.send()
+
+    def put_group(self, group: StepGroup) -> None:
+        """Take the replies to steps that ran together, and keep each in its session's ledger."""
+        connection, replies, request = self._connection, self._replies, group.request
+        steps = zip(group.sessions, group.ids, group.places, group.outcomes, strict=True)
+        for session, request_id, place, outcome in steps:
+            if not isinstance(outcome, bytes):
+                session.report_error(outcome)
+                data = connection.failure(outcome, session, request_id, "step")
+                outcome = connection.writer.message("error", request_id, session.id, data)
+            session.ledger.finish_step(request_id, request, outcome, len(outcome))
+            replies[place] = outcome
+        connection.finished_group(group)
+        self._missing -= len(group.sessions)
+        if not self._missing:
+            self.send()
+
+    def send(self) -> None:
+        """Send them."""
+        self._connection.send_batch(self._replies, self._batch_id)
+
+
+class SentMessage:
+    """A message from a client, with one request or many, kept as it came.
+
+    It is decoded again only when an id is seen a second time: a client that uses an id twice must not take the reply to
+    one request for the reply to the other.
+    """
+
+    __slots__ = ("_binary", "_contents", "_payload", "writer")
+
+    def __init__(self, writer: Writer, payload: bytes | None, binary: bool) -> None:
+        self.writer = writer
+        self._payload = payload
+        self._binary = binary
+        self._contents: dict[tuple[int, str | None], Any] | None = None
+
+    def differs(self, other: SentMessage, request_id: int, session: str) -> bool:
+        """Whether the request with that id certainly differs from the one in another message."""
+        if self.writer is not other.writer:
+            return False  # values may look different in another encoding
+        here, there = self._content(request_id, session), other._content(request_id, session)
+        return here is not None and there is not None and _certainly_differ(here, there)
+
+    def _content(self, request_id: int, session: str) -> Any:
+        contents = self._contents
+        if contents is None:  # decoded once, however many of its requests are repeated
+            contents = self._contents = {}
+            for key, content in self._requests():
+                known = contents.setdefault(key, content)
+                if known is not content and _certainly_differ(known, content):
+                    contents[key] = _TWO_REQUESTS
+        return contents.get((request_id, session), contents.get((request_id, None)))
+
+    def _requests(self) -> Iterator[tuple[tuple[int, str | None], Any]]:
+        if self._payload is None:
+            return
+        try:
+            message = self.writer.codec.decode(self._payload, binary=self._binary, max_bytes=64 * KEPT_BYTES)
+        except ValueError:
+            return
+        for request in message["requests"] if message.get("type") == "batch" else (message,):
+            request_id, session = (request.get("id"), request.get("session")) if isinstance(request, dict) else (0, 0)
+            if isinstance(request_id, int) and (session is None or isinstance(session, str)):  # else it was refused
+                yield (request_id, session), {key: request[key] for key in request if key not in _NOT_COMPARED}
+
+
+SentRequest = tuple[str, SentMessage]
+"""What a ledger keeps of a request: its type and its message. A plain tuple, and one for all steps of a batch."""
+
+
+def _certainly_differ(here: Any, there: Any) -> bool:
+    try:
+        return bool(here != there)
+    except Exception:  # arrays have no single answer to whether they are equal
+        return False
+
+
+class RecentMessages:
+    """The last messages of one connection; of those over 64 KiB only that they came."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._messages: deque[SentMessage] = deque()
+
+    def add(self, payload: bytes, binary: bool) -> SentMessage:
+        """Keep a message, and drop the contents of the oldest: ledgers may refer to it for much longer."""
+        message = SentMessage(self._writer, payload if len(payload) <= KEPT_BYTES else None, binary)
+        self._messages.append(message)
+        if len(self._messages) > KEPT:
+            oldest = self._messages.popleft()
+            oldest._payload = oldest._contents = None
+        return message
 
 
 def _is_large_batch(payload: bytes) -> bool:

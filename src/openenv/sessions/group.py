@@ -33,7 +33,7 @@ class StepGroup:
     Args:
         operation: What a step is.
         write: Writes the reply to a step, in the lane.
-        asked: What ledgers keep of the requests.
+        request: What ledgers keep of the requests.
         dispatcher: Delivers the outcomes on its loop.
         done: Called with the group when all steps are done.
         observe: Takes how long each step waited, ran, and was on its way back; None without telemetry.
@@ -47,11 +47,11 @@ class StepGroup:
         "_times",
         "_write",
         "actions",
-        "asked",
         "ids",
         "operation",
         "outcomes",
         "places",
+        "request",
         "sessions",
     )
 
@@ -61,14 +61,14 @@ class StepGroup:
         self,
         operation: Operation,
         write: Write,
-        asked: Any,
+        request: Any,
         dispatcher: Dispatcher,
         done: Callable[[StepGroup], None],
         observe: ObserveStep | None = None,
     ) -> None:
         self.operation = operation
         self._write = write
-        self.asked = asked
+        self.request = request
         self._dispatcher = dispatcher
         self._done = done
         self._observe = observe
@@ -110,14 +110,10 @@ class StepGroup:
                 times.append(perf_counter())
             if following is not None:
                 waiting.append((session, following))
-        if self._dispatcher.is_at_hand:
-            self.deliver()
-        else:
-            self._dispatcher.post(self)
-            if len(outcomes) >= _LARGE:
-                # Gives the interpreter to the loop. Otherwise this thread goes on with the next group, all replies go
-                # out together at the end, and the clients that wait for them have nothing to do until then.
-                time.sleep(_YIELD_S)
+        if not self._dispatcher.hand_over(self) and len(outcomes) >= _LARGE:
+            # Gives the interpreter to the loop. Otherwise this thread goes on with the next group, all replies go out
+            # together at the end, and the clients that wait for them have nothing to do until then.
+            time.sleep(_YIELD_S)
         for session, following in waiting:
             session.start(following)
 

@@ -14,7 +14,7 @@ Must not know what requests and replies mean. Used on one event loop.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from ..errors import StaleRequest
 
@@ -30,19 +30,19 @@ class LedgerEntry:
 
     Args:
         key: Its id.
-        asked: What tells it from another request with the same id.
+        request: What distinguishes it from another request with the same id.
     """
 
-    __slots__ = ("_listeners", "asked", "is_done", "key", "reply")
+    __slots__ = ("_listeners", "is_done", "key", "reply", "request")
 
-    def __init__(self, key: int | str, asked: Any = None) -> None:
+    def __init__(self, key: int | str, request: Any = None) -> None:
         self.key = key
-        self.asked = asked
+        self.request = request
         self.is_done = False
         self.reply: Any = None
         self._listeners: list[ReplyListener] | None = None
 
-    def tell(self, listener: ReplyListener) -> None:
+    def on_reply(self, listener: ReplyListener) -> None:
         """Call a listener with the reply, now or when it is there."""
         if self.is_done:
             listener(self.reply)
@@ -59,9 +59,6 @@ class LedgerEntry:
             listener(reply)
 
 
-_Entry = TypeVar("_Entry", bound=LedgerEntry)
-
-
 class Ledger:
     """The requests of one session. The last reply is always kept, earlier ones while they are few and small.
 
@@ -73,9 +70,9 @@ class Ledger:
 
     def __init__(self) -> None:
         self._under_way: dict[int | str, LedgerEntry] = {}
-        # Key, `asked`, reply, size; in order of replies. Plain tuples: every step makes one.
+        # Key, `request`, reply, size; in order of replies. Plain tuples: every step makes one.
         self._kept: list[tuple[int | str, Any, Any, int]] = []
-        self._step: tuple[int, Any] | None = None  # key and `asked` of the last step in a group
+        self._step: tuple[int, Any] | None = None  # key and `request` of the last step in a group
         self._dropped: dict[int, None] | None = None  # hashes of text keys, oldest first
         self._total = 0
         self.last_id = 0
@@ -103,50 +100,51 @@ class Ledger:
         return entry
 
     def _entry_of_kept(self, key: int | str) -> LedgerEntry | None:
-        for kept_key, asked, reply, _ in self._kept:
+        for kept_key, request, reply, _ in self._kept:
             if kept_key == key:
-                entry = LedgerEntry(key, asked)
+                entry = LedgerEntry(key, request)
                 entry.finish(reply)
                 return entry
         return None
 
-    def begin(self, key: int | str, asked: Any = None) -> LedgerEntry:
+    def begin(self, key: int | str, request: Any = None) -> LedgerEntry:
         """Record a new request."""
-        return self.add(LedgerEntry(key, asked))
+        entry = LedgerEntry(key, request)
+        self.add(entry)
+        return entry
 
-    def add(self, entry: _Entry) -> _Entry:
+    def add(self, entry: LedgerEntry) -> None:
         """Record a new request under an entry of the caller's own class."""
         self._under_way[entry.key] = entry
         if isinstance(entry.key, int):
             self.last_id = entry.key
-        return entry
 
-    def begin_step(self, key: int, asked: Any) -> None:
+    def begin_step(self, key: int, request: Any) -> None:
         """Record a new step of a group."""
         # The step before has run, since a session takes one at a time, but its group may not have delivered it yet. It
         # gets an entry now, or a repeat of it would find neither a step nor a reply.
         if self._step is not None and self._step[0] not in self._under_way:
             self._entry_of_step(self._step[0])
         self.last_id = key
-        self._step = (key, asked)
+        self._step = (key, request)
 
     def finish(self, entry: LedgerEntry, reply: Any, size: int) -> None:
         """Keep a reply, and drop earlier ones that are too many."""
         self._under_way.pop(entry.key, None)
-        self._keep(entry.key, entry.asked, reply, size)
+        self._keep(entry.key, entry.request, reply, size)
         entry.finish(reply)
 
-    def finish_step(self, key: int, asked: Any, reply: Any, size: int) -> None:
+    def finish_step(self, key: int, request: Any, reply: Any, size: int) -> None:
         """Keep the reply to a step of a group, and answer its repeats."""
         if self._step is not None and self._step[0] == key:
             self._step = None
-        self._keep(key, asked, reply, size)
+        self._keep(key, request, reply, size)
         if self._under_way and key in self._under_way:
             self._under_way.pop(key).finish(reply)
 
-    def _keep(self, key: int | str, asked: Any, reply: Any, size: int) -> None:
+    def _keep(self, key: int | str, request: Any, reply: Any, size: int) -> None:
         kept = self._kept
-        kept.append((key, asked, reply, size))
+        kept.append((key, request, reply, size))
         self._total += size
         while len(kept) > KEPT or (self._total > KEPT_BYTES and len(kept) > 1):
             # The reply to the last id stays even where it came first: a slower request before it may end after it.

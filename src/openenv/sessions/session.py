@@ -183,10 +183,7 @@ class SessionCall:
             self.error = error
         if self.error is not None and self.kind != "construct":  # the manager reports failed constructors itself
             self._session.report_error(self.error)
-        if self._dispatcher.is_at_hand:
-            self.deliver()
-        else:
-            self._dispatcher.post(self)
+        self._dispatcher.hand_over(self)
 
     def deliver(self) -> None:
         """Hand the outcome over; called on the requester's loop."""
@@ -595,10 +592,7 @@ class _LanePart:
             self._result = self._function()
         except BaseException as exc:
             self._error = exc
-        if self._dispatcher.is_at_hand:
-            self.deliver()
-        else:
-            self._dispatcher.post(self)
+        self._dispatcher.hand_over(self)
 
     def deliver(self) -> None:
         """Hand the outcome over."""

@@ -35,8 +35,7 @@ from ...env.tools.source import EVENTS, ToolEvents, ToolSource
 from ...sessions.operations import Operation, StepInput, build_operations, interrupt_tools
 from ...sessions.session import Session, SessionCall, SessionKind, SessionState
 from ..base import NotSendable
-from ..dispatch import Delivery, Dispatcher
-from ..thread import CallProfile, ThreadRunner
+from ..thread import CallProfile, Delivery, Dispatcher, ThreadRunner
 from .messages import (
     HEADER,
     MAIN_MODULE,

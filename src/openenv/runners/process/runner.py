@@ -24,7 +24,7 @@ from ...env.binding import Encoder
 from ...env.tools.source import ToolEvents
 from ...errors import SessionLost, message_of
 from ..base import WORKER_CRASHED, Lane, LaneCall, NotSendable, ProcessOptions
-from ..dispatch import current_dispatcher
+from ..thread import current_dispatcher
 from .messages import MessageKind, WorkerSetup, modules_of, pack, pack_factory
 from .stub import EnvironmentStub
 from .worker import AwaitedReply, BlockingReply, SocketThread, WorkerGone, WorkerProcess, WorkerReply

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from ...env.tools.source import ToolEvents
 from ...errors import RequestCancelled
-from ..dispatch import Dispatcher
+from ..thread import Dispatcher
 from .messages import (
     READ_BYTES,
     MessageKind,

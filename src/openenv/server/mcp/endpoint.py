@@ -574,13 +574,13 @@ class IdempotentCall:
         try:
             self._entry = session.ledger.find(key.name)
             self.is_repeated = self._entry is not None
-            if self._entry is not None and self._entry.asked != key.asked:  # else it would get another call's reply
+            if self._entry is not None and self._entry.request != key.digest:  # else it would get another call's reply
                 self._refuse(manager, message, 422, KEY_REUSED, KEY_REUSED_TEXT)
         except StaleRequest as exc:
             self.is_repeated = True
             self._refuse(manager, message, 409, exc.code, str(exc))
         if not self.is_repeated:
-            self._entry = session.ledger.begin(key.name, key.asked)
+            self._entry = session.ledger.begin(key.name, key.digest)
 
     @classmethod
     def of(

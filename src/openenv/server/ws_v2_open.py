@@ -1,0 +1,172 @@
+"""`open` of protocol v2 (docs/protocol.md, 4 and 5): a new session, perhaps after waiting for a slot, or a resumed one.
+
+Apart from `ws_v2.py` because no step passes here. Which reply an `open` gets:
+
+    open ---- resume=TOKEN ------> attached to its session: resumed
+          |-- id seen before ----> the same reply once more (or nothing, while the first is under way)
+          |-- nonce seen before -> the session that it opened on a connection that is gone
+          +-- else --------------> queued events while it waits for a slot --> opened, or an error
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..errors import Forbidden, OpenEnvError, RequestCancelled, SessionCapacityError, StaleRequest
+from ..protocol.server_v2 import Request
+from ..sessions.lifetime import DISCONNECTED
+from ..sessions.session import Session, SessionKind
+from .access import Role, account_of
+
+if TYPE_CHECKING:
+    from .ws_v2 import V2Connection
+
+logger = logging.getLogger(__name__)
+
+_MOST_OPENED = 1024  # ids of `open` requests that are remembered
+
+
+class SessionOpener:
+    """Answers the `open` requests of one connection.
+
+    A repeated `open` gets the session that the first one opened: on the same connection by its id, on another one by
+    its nonce (docs/protocol.md, 4.1).
+    """
+
+    def __init__(self, connection: V2Connection) -> None:
+        self._connection = connection
+        self._manager = connection.manager
+        self._opening: dict[int, asyncio.Task[None]] = {}
+        self._opened_as: dict[int, str] = {}
+
+    def is_opening(self, request_id: int) -> bool:
+        """Whether a session is being opened for a request."""
+        return request_id in self._opening
+
+    def cancel(self, request_id: int) -> bool:
+        """Cancel the opening of a session."""
+        return self._opening[request_id].cancel()
+
+    def cancel_all(self) -> None:
+        """Cancel every opening: the connection is gone."""
+        for task in self._opening.values():
+            task.cancel()
+
+    def open(self, request: Request) -> None:
+        """Resume a session, or open one; the reply is sent when it is ready.
+
+        Raises:
+            OpenEnvError: It cannot be resumed.
+        """
+        options = request.extra or {}
+        token = options.get("resume")
+        if isinstance(token, str):
+            session = self._manager.attachments.claimed(token)
+            if self._connection.role is Role.AGENT and not session.account.is_agent:
+                raise Forbidden(self._connection.role.value)  # the replies that are kept for its owner show rewards
+            self._manager.attachments.reattach(session, self._connection)
+            self._connection.sessions[session.id] = session
+            self._reply(request, session, resumed=True)
+            return
+        if request.id in self._opening:  # sent twice: one reply is for both
+            return
+        if request.id in self._opened_as:
+            self._reply_again(request)
+            return
+        known = self._manager.openings.find(self._nonce(options))
+        if known is not None:
+            self._hold(request, known)
+            return
+        task = self._connection.dispatcher.loop.create_task(self._open_new(request, options))
+        self._opening[request.id] = task
+        task.add_done_callback(lambda task: self._end(request, task))
+
+    def _end(self, request: Request, task: asyncio.Task[None]) -> None:
+        self._opening.pop(request.id, None)
+        if task.cancelled() and not self._connection.is_lost:  # before it began; later it answers that itself
+            self._connection.send_error(request, RequestCancelled())
+
+    def _nonce(self, options: Mapping[str, Any]) -> str | None:
+        """Return the client's own name for its session; an agent cannot mean an orchestrator's."""
+        nonce = options.get("nonce")
+        return f"{self._connection.role.value} {nonce}" if isinstance(nonce, str) else None
+
+    async def _open_new(self, request: Request, options: Mapping[str, Any]) -> None:
+        wait_s, key = options.get("wait_s"), options.get("key")
+        connection = self._connection
+        last_position = -1
+
+        def on_position(position: int) -> None:
+            nonlocal last_position
+            if position != last_position:
+                last_position = position
+                connection.send_message({"type": "event", "id": request.id, "event": "queued", "position": position})
+
+        opening = self._manager.openings.begin(
+            self._nonce(options),
+            lambda opening: self._manager.open(
+                SessionKind.RESUMABLE,
+                wait_s=float(wait_s) if isinstance(wait_s, (int, float)) else 0.0,
+                account=account_of(connection.role, key if isinstance(key, str) else None),
+                on_position=opening.tell_position,
+                on_reserved=opening.reserved,
+            ),
+        )
+        try:
+            session = await opening.wait(on_position)
+        except asyncio.CancelledError:
+            opening.leave(is_final=not connection.is_lost or connection.is_closed_by_client)
+            if not connection.is_lost:
+                connection.send_error(request, RequestCancelled())
+                return
+            raise
+        except SessionCapacityError as exc:
+            retry_s = self._manager.retry_after_s
+            refusal = SessionCapacityError(exc.active_sessions, exc.max_sessions, str(exc), retry_after_s=retry_s)
+            connection.send_error(request, refusal)
+            return
+        except OpenEnvError as exc:
+            connection.send_error(request, exc)
+            return
+        except Exception as exc:  # the client waits for a reply whatever happens
+            logger.exception("a session could not be opened")
+            connection.send_error(request, connection.service.errors.shown(exc))
+            return
+        if connection.is_lost:
+            if not opening.is_kept:  # no client has its token
+                session.close(DISCONNECTED)
+            return
+        self._hold(request, session)
+
+    def _hold(self, request: Request, session: Session) -> None:
+        """Answer with the session that this request opened, here or on a connection that is gone."""
+        if session.holder is None and not session.ledger.last_id:
+            session.attach(self._connection)
+        else:
+            self._manager.attachments.reattach(session, self._connection)
+        self._connection.sessions[session.id] = session
+        self._opened_as[request.id] = session.id
+        if len(self._opened_as) > _MOST_OPENED:
+            del self._opened_as[next(iter(self._opened_as))]
+        self._reply(request, session, resumed=False)
+
+    def _reply_again(self, request: Request) -> None:
+        session = self._connection.sessions.get(self._opened_as[request.id])
+        if session is None:
+            raise StaleRequest(request.id, max(self._opened_as))
+        self._reply(request, session, resumed=False)
+
+    def _reply(self, request: Request, session: Session, *, resumed: bool) -> None:
+        message = {
+            "type": "opened",
+            "id": request.id,
+            "session": session.id,
+            "token": self._manager.attachments.token(session),
+            "resumed": resumed,
+            "last_id": session.ledger.last_id,
+            "grace_s": self._manager.limits.grace_s,
+        }
+        self._connection.send_message(message)
