@@ -332,13 +332,6 @@ def test_a_client_that_leaves_the_line_frees_its_place(serve: Any, dial: Dial) -
     assert message["type"] == "opened"
 
 
-def test_sessions_can_be_limited_for_each_key(serve: Any, dial: Dial) -> None:
-    peer = dial(serve(app(per_key=1)))
-    assert peer.open(1, key="ada")["type"] == "opened"
-    assert code(peer.open(2, key="ada")) == "CAPACITY_REACHED"
-    assert peer.open(3, key="bob")["type"] == "opened"
-
-
 def test_messagepack_says_the_same(serve: Any, dial: Dial) -> None:
     peer = dial(serve(app()), PACKED)
 

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from environments import Idle
-from openenv.errors import SessionCapacityError
 from openenv.sessions.lifetime import SessionLimits
 from openenv.sessions.manager import SessionManager
-from openenv.sessions.session import Account, SessionKind
+from openenv.sessions.session import SessionKind
 from openenv.sessions.slots import CapacityQueue, Ticket
 
 pytestmark = pytest.mark.anyio
@@ -131,56 +130,23 @@ def test_a_ticket_of_a_closed_loop_is_forgotten() -> None:
     assert len(queue) == 0
 
 
-class Compared(str):
-    """A key that counts how often it is compared."""
-
-    times = 0
-    __hash__ = str.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        type(self).times += 1
-        return str.__eq__(self, other)
-
-
-def test_a_refusal_does_not_look_at_every_session() -> None:
-    async def main() -> None:
-        manager = SessionManager(Idle, SessionLimits(sessions=300, per_key=200), runner="inline")
-        for _ in range(200):
-            await manager.open(SessionKind.HTTP, account=Account(Compared("team")))
-        Compared.times = 0
-        for _ in range(10):
-            try:
-                await manager.open(SessionKind.HTTP, account=Account(Compared("team")))
-            except SessionCapacityError:
-                continue
-            raise AssertionError("the key has as many as it may")
-        assert Compared.times < 500
-        await manager.drain()
-
-    asyncio.run(main())
-
-
 def test_slots_that_are_given_back_no_longer_count() -> None:
     async def main() -> None:
-        limits = SessionLimits(sessions=8, per_key=2, agents=1)
-        manager = SessionManager(Idle, limits, runner="inline")
+        manager = SessionManager(Idle, SessionLimits(sessions=8, agents=1), runner="inline")
         for _ in range(20):
-            first = await manager.open(SessionKind.HTTP, account=Account("a", is_agent=True))
-            second = await manager.open(SessionKind.HTTP, account=Account("a"))
-            assert manager.reserve_at_once(SessionKind.HTTP, account=Account("a")) is None
-            assert manager.reserve_at_once(SessionKind.HTTP, account=Account("b", is_agent=True)) is None
-            other = await manager.open(SessionKind.HTTP, account=Account("b"))
-            for session in (first, second, other):
+            first = await manager.open(SessionKind.HTTP, by_agent=True)
+            assert manager.reserve_at_once(SessionKind.HTTP, by_agent=True) is None
+            other = await manager.open(SessionKind.HTTP)
+            for session in (first, other):
                 session.close()
             assert manager.active == 0
-        assert not manager.slots._of_key
         await manager.drain()
 
     asyncio.run(main())
 
 
-def test_threads_that_reserve_at_the_same_time_get_no_more_than_the_key_may_have() -> None:
-    limits = SessionLimits(sessions=64, per_key=3)
+def test_threads_that_reserve_at_the_same_time_get_no_more_than_agents_may_have() -> None:
+    limits = SessionLimits(sessions=64, agents=3)
     manager = SessionManager(Idle, limits, runner="inline")
     sessions: list[Any] = []
     ready = threading.Barrier(8)
@@ -188,7 +154,7 @@ def test_threads_that_reserve_at_the_same_time_get_no_more_than_the_key_may_have
     def reserve() -> None:
         ready.wait(30)
         for _ in range(8):
-            session = manager.slots.reserve_at_once(SessionKind.HTTP, Account("team"))
+            session = manager.slots.reserve_at_once(SessionKind.HTTP, by_agent=True)
             if session is not None:
                 sessions.append(session)
 

@@ -67,7 +67,7 @@ NONCE_CHARS: Final = (16, 128)
 _REPLIES: Final = ("observation", "error", "state", "mcp", "closed")
 _OF_SESSION: Final = ("reset", "step", "state", "mcp", "close")
 _KEYS: Final[Mapping[str, frozenset[str]]] = {
-    "open": frozenset({"resume", "wait_s", "key", "nonce", "compress"}),
+    "open": frozenset({"resume", "wait_s", "nonce", "compress"}),
     "reset": frozenset({"session", "data", "timeout_s", "traceparent"}),
     "step": frozenset({"session", "data", "kwargs", "timeout_s", "traceparent"}),
     "state": frozenset({"session", "traceparent"}),

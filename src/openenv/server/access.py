@@ -25,7 +25,6 @@ from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from .. import settings
 from ..protocol.json_values import encode
 from ..protocol.jsonrpc import JsonRpcErrorCode, JsonRpcResponse
-from ..sessions.session import Account
 from .asgi import Handler, HeaderList, Receive, Scope, Send, cookie, header, respond_json
 
 ROLE: Final = "openenv.role"
@@ -125,11 +124,6 @@ def role_of(scope: Scope) -> Role:
     role = scope.get(ROLE, Role.ORCHESTRATOR)
     assert isinstance(role, Role)
     return role
-
-
-def account_of(role: Role, key: str | None = None) -> Account:
-    """Return the account that a session of this role counts for, under the key that its client named."""
-    return Account(key, is_agent=role is Role.AGENT)
 
 
 def shows_token(scope: Scope) -> bool:

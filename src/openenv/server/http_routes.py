@@ -38,7 +38,7 @@ from ..sessions.events import RequestOrigin
 from ..sessions.ledger import LedgerEntry
 from ..sessions.lifetime import CLOSED_BY_CLIENT, UNANSWERED
 from ..sessions.operations import Operation, StepInput, build_operations
-from ..sessions.session import Account, Session, SessionKind, with_hint
+from ..sessions.session import Session, SessionKind, with_hint
 from ..types import ResetRequest, StepRequest, WSErrorCode
 from .asgi import (
     BODY_TOO_LARGE,
@@ -435,7 +435,7 @@ class OpenRequest(BaseModel):
 
     Args:
         wait_s: How long to wait for a slot, in seconds.
-        key: Whom the session counts for, where the server limits sessions per key.
+        key: Accepted, and without effect.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -464,12 +464,8 @@ class SessionRoutes:
         try:
             body = await read_body(receive, self._service.options.max_message_bytes)
             options = OpenRequest.model_validate_json(body) if body.strip() else OpenRequest()
-            opening = self._manager.open_once(
-                SessionKind.HTTP,
-                nonce_of(header(scope, KEY_HEADER)),
-                wait_s=options.wait_s,
-                account=Account(options.key),
-            )
+            nonce = nonce_of(header(scope, KEY_HEADER))
+            opening = self._manager.open_once(SessionKind.HTTP, nonce, wait_s=options.wait_s)
             session = await while_connected(receive, opening)
         except ClientGone:
             return

@@ -35,7 +35,7 @@ from ..sessions.lifetime import DISCONNECTED, WORKER_CRASHED
 from ..sessions.operations import Operation
 from ..sessions.session import Session, SessionKind, SessionState, with_hint
 from ..types import ServerMode, WSErrorCode
-from .access import Role, account_of, may
+from .access import Role, may
 from .backpressure import Backpressure, Oversize
 from .mcp.openenv_rpc import OpenEnvRpc
 from .service import EnvService
@@ -77,7 +77,7 @@ class V1Connection:
             self._attach(session_id)
             return
         manager = self._service.manager
-        session = manager.reserve_at_once(SessionKind.SOCKET, account=account_of(self.role))
+        session = manager.reserve_at_once(SessionKind.SOCKET, by_agent=self.role is Role.AGENT)
         if session is None:
             self._waiting = self._dispatcher.loop.create_task(self._open_later())
         else:
@@ -87,8 +87,9 @@ class V1Connection:
     async def _open_later(self) -> None:
         """Open a session after waiting for a slot that is about to be free."""
         try:
-            account = account_of(self.role)
-            await self._service.manager.open(SessionKind.SOCKET, account=account, on_reserved=self._reserved)
+            await self._service.manager.open(
+                SessionKind.SOCKET, by_agent=self.role is Role.AGENT, on_reserved=self._reserved
+            )
         except OpenEnvError as exc:
             self._opened(exc)
         except Exception:
@@ -176,7 +177,7 @@ class V1Connection:
             session.close(DISCONNECTED)
         else:
             # An agent only borrows a session that it has not opened: the client that has may still be there.
-            session.detach(self, client_left=self.role is not Role.AGENT or session.account.is_agent)
+            session.detach(self, client_left=self.role is not Role.AGENT or session.by_agent)
 
     def let_go(self, session: Session, reason: str) -> None:
         """Keep the socket when the session ends: the next request is answered with the reason."""

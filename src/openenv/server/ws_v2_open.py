@@ -19,7 +19,7 @@ from ..errors import Forbidden, OpenEnvError, RequestCancelled, SessionCapacityE
 from ..protocol.server_v2 import Request
 from ..sessions.lifetime import DISCONNECTED
 from ..sessions.session import Session, SessionKind
-from .access import Role, account_of
+from .access import Role
 
 if TYPE_CHECKING:
     from .ws_v2 import V2Connection
@@ -65,7 +65,7 @@ class SessionOpener:
         token = options.get("resume")
         if isinstance(token, str):
             session = self._manager.attachments.claimed(token)
-            if self._connection.role is Role.AGENT and not session.account.is_agent:
+            if self._connection.role is Role.AGENT and not session.by_agent:
                 raise Forbidden(self._connection.role.value)  # the replies that are kept for its owner show rewards
             self._manager.attachments.reattach(session, self._connection)
             self._connection.sessions[session.id] = session
@@ -95,7 +95,7 @@ class SessionOpener:
         return f"{self._connection.role.value} {nonce}" if isinstance(nonce, str) else None
 
     async def _open_new(self, request: Request, options: Mapping[str, Any]) -> None:
-        wait_s, key = options.get("wait_s"), options.get("key")
+        wait_s = options.get("wait_s")
         connection = self._connection
         last_position = -1
 
@@ -110,7 +110,7 @@ class SessionOpener:
             lambda opening: self._manager.open(
                 SessionKind.RESUMABLE,
                 wait_s=float(wait_s) if isinstance(wait_s, (int, float)) else 0.0,
-                account=account_of(connection.role, key if isinstance(key, str) else None),
+                by_agent=connection.role is Role.AGENT,
                 on_position=opening.tell_position,
                 on_reserved=opening.reserved,
             ),

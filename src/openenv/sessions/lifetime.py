@@ -63,7 +63,6 @@ class SessionLimits:
         soft_sessions: Soft sessions kept at once.
         grace_s: Life of a detached session.
         queue: How many clients may wait for a slot.
-        per_key: Sessions held at once for one key of the clients' choosing; None for no such limit.
         agents: Sessions held at once that agents have opened; None for no such limit.
         closing_wait_s: How long a client waits for a slot whose session is already closing.
         drain_s: How long a shutdown waits for running calls.
@@ -75,7 +74,6 @@ class SessionLimits:
     soft_sessions: int = 8
     grace_s: float = 60.0
     queue: int = 10_000
-    per_key: int | None = None
     agents: int | None = None
     closing_wait_s: float = 5.0
     drain_s: float = 10.0

@@ -30,8 +30,8 @@ from ..types import SessionInfo
 from .events import SessionEvent, SessionListener
 from .lifetime import CANCELLED, SHUTTING_DOWN, Reaper, SessionLimits, client_reason, close_expired
 from .resume import Attachments, Openings
-from .session import Account, CallFactory, ObserveStep, Session, SessionCall, SessionKind, SessionState
-from .slots import NO_ACCOUNT, CapacityQueue, OnPosition, Slots
+from .session import CallFactory, ObserveStep, Session, SessionCall, SessionKind, SessionState
+from .slots import CapacityQueue, OnPosition, Slots
 
 logger = logging.getLogger(__name__)
 
@@ -206,7 +206,7 @@ class SessionManager:
         kind: SessionKind,
         *,
         wait_s: float = 0.0,
-        account: Account = NO_ACCOUNT,
+        by_agent: bool = False,
         on_position: OnPosition | None = None,
         on_reserved: Callable[[Session], None] | None = None,
     ) -> Session:
@@ -215,7 +215,7 @@ class SessionManager:
         Args:
             kind: What keeps it alive.
             wait_s: How long to wait for a slot, after the clients that came before.
-            account: The client that it counts for.
+            by_agent: Whether an agent opens it; agents may have a limit of their own.
             on_position: Called with the place in the queue, now and then.
             on_reserved: Called with the session before its environment is built, so that the caller can close it
                 while it waits.
@@ -225,9 +225,9 @@ class SessionManager:
             EnvironmentFactoryError: The constructor raised.
             SessionClosedError: The session was closed while it was built.
         """
-        session = self.reserve_at_once(kind, account=account)
+        session = self.reserve_at_once(kind, by_agent=by_agent)
         if session is None:
-            waiting = self.slots.reserve_in_turn(kind, account, wait_s=wait_s, on_position=on_position)
+            waiting = self.slots.reserve_in_turn(kind, by_agent=by_agent, wait_s=wait_s, on_position=on_position)
             session = self._admitted(await waiting)
         if on_reserved is not None:
             on_reserved(session)
@@ -236,9 +236,9 @@ class SessionManager:
         await self._construct(session)
         return session
 
-    def reserve_at_once(self, kind: SessionKind, *, account: Account = NO_ACCOUNT) -> Session | None:
+    def reserve_at_once(self, kind: SessionKind, *, by_agent: bool = False) -> Session | None:
         """Reserve a slot for `build` to fill; None where `open` would have to wait for one, or to refuse."""
-        session = self.slots.reserve_at_once(kind, account)
+        session = self.slots.reserve_at_once(kind, by_agent=by_agent)
         return None if session is None else self._admitted(session)
 
     @asynccontextmanager
@@ -262,9 +262,7 @@ class SessionManager:
             self._reaper.ensure_running()
         return kept
 
-    async def open_once(
-        self, kind: SessionKind, nonce: str | None, *, wait_s: float = 0.0, account: Account = NO_ACCOUNT
-    ) -> Session:
+    async def open_once(self, kind: SessionKind, nonce: str | None, *, wait_s: float = 0.0) -> Session:
         """Open a session, or return the one that the nonce has opened before.
 
         Raises:
@@ -279,8 +277,7 @@ class SessionManager:
             known.touch()
             return known
         opening = self.openings.begin(
-            nonce,
-            lambda opening: self.open(kind, wait_s=wait_s, account=account, on_reserved=opening.reserved),
+            nonce, lambda opening: self.open(kind, wait_s=wait_s, on_reserved=opening.reserved)
         )
         try:
             return await opening.wait()

@@ -19,7 +19,6 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Protocol
 
@@ -63,19 +62,6 @@ class SessionKind(str, Enum):
     SOFT = "soft"
     ONCE = "once"
     RESUMABLE = "resumable"
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """The client that a session counts for.
-
-    Args:
-        key: A name of the client's choosing.
-        is_agent: Whether an agent has opened the session.
-    """
-
-    key: str | None = None
-    is_agent: bool = False
 
 
 class Cancellable(Protocol):
@@ -242,7 +228,7 @@ class Session:
         self.client_left = False
         self.secret = ""
         self.ledger = Ledger()
-        self.account = Account()
+        self.by_agent = False  # whether an agent has opened it, not an orchestrator
         self.episode = EpisodeStats()
         self.was_reset = False
         self.make_call: CallFactory = SessionCall

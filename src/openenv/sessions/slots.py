@@ -10,15 +10,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, Literal, NamedTuple
 
 from ..errors import SessionCapacityError
 from .lifetime import CLOSED, EVICTED, SessionLimits
-from .session import Account, Session, SessionKind, SessionState
+from .session import Session, SessionKind, SessionState
 
-NO_ACCOUNT: Final = Account()
 _POSITIONS_S: Final = 0.5
 _REMEMBERED: Final = 10_000
 _LEFT_AFTER_S: Final = 10.0
@@ -206,8 +205,7 @@ class Slots:
         self._lock = threading.Lock()
         self._live: dict[str, Session] = {}
         self._once: set[Session] = set()
-        self._of_key: Counter[str] = Counter()  # live sessions by the key they count for
-        self._of_agents = 0
+        self._of_agents = 0  # live sessions that agents have opened
         self._ended: OrderedDict[str, str] = OrderedDict()  # reasons by id, of sessions that clients may still name
 
     def reconfigure(self, limits: SessionLimits) -> None:
@@ -240,17 +238,17 @@ class Slots:
 
     # -- taking one -----------------------------------------------------------------------------------------------
 
-    def reserve_at_once(self, kind: SessionKind, account: Account = NO_ACCOUNT) -> Session | None:
+    def reserve_at_once(self, kind: SessionKind, *, by_agent: bool = False) -> Session | None:
         """Take a slot; None where the client has to wait, or is refused."""
-        return self._try(kind, account).session
+        return self._try(kind, by_agent=by_agent).session
 
-    async def reserve(self, kind: SessionKind, account: Account = NO_ACCOUNT) -> Session:
+    async def reserve(self, kind: SessionKind, *, by_agent: bool = False) -> Session:
         """Take a slot, waiting while one is about to come free; single requests wait as long as it takes.
 
         Raises:
             SessionCapacityError: All slots are taken.
         """
-        session = self._try(kind, account).session
+        session = self._try(kind, by_agent=by_agent).session
         if session is not None:
             return session
         is_once = kind is SessionKind.ONCE
@@ -261,57 +259,58 @@ class Slots:
         try:
             while True:
                 queue.wait_again(ticket)
-                session, victim, wait_for = self._try(kind, account)
+                session, victim, wait_for = self._try(kind, by_agent=by_agent)
                 if session is not None:
                     return session
                 if victim is not None:
                     victim.close(EVICTED)
                 if wait_for is None:
-                    raise self._refusal(account)
+                    raise self._refusal(by_agent=by_agent)
                 # A constructor takes the time it takes; a session that is closing is not waited for as long.
                 is_called = await ticket.wait(None if wait_for == "class" else deadline)
                 if not is_called and not self._drop_stuck_soft():
-                    raise self._refusal(account)
+                    raise self._refusal(by_agent=by_agent)
         finally:
             queue.leave(ticket)
 
     async def reserve_in_turn(
-        self, kind: SessionKind, account: Account, *, wait_s: float, on_position: OnPosition | None = None
+        self, kind: SessionKind, *, by_agent: bool, wait_s: float, on_position: OnPosition | None = None
     ) -> Session:
         """Take a slot after the clients that came before.
 
         Raises:
             SessionCapacityError: No slot came free in time, or too many clients wait.
         """
-        ticket = self.queue.join() if wait_s > 0 and not self._is_over(account) else None
+        is_over = by_agent and self._is_over_agents()
+        ticket = self.queue.join() if wait_s > 0 and not is_over else None
         if ticket is None:
-            if wait_s <= 0 and not self._is_over(account) and not self.queue:
-                return await self.reserve(kind, account)  # a slot that is just coming free is worth a moment
-            raise self._refusal(account)
+            if wait_s <= 0 and not is_over and not self.queue:
+                return await self.reserve(kind, by_agent=by_agent)  # a slot that is just coming free is worth a moment
+            raise self._refusal(by_agent=by_agent)
         deadline = ticket.loop.time() + wait_s
         try:
             while True:
                 self.queue.wait_again(ticket)
-                session, victim, _ = self._try(kind, account, is_next=self.queue.is_next(ticket))
+                session, victim, _ = self._try(kind, by_agent=by_agent, is_next=self.queue.is_next(ticket))
                 if session is not None:
                     return session
                 if victim is not None:
                     victim.close(EVICTED)
-                if self._is_over(account):
+                if by_agent and self._is_over_agents():
                     self.queue.stand_aside(ticket)
                 if on_position is not None:
                     on_position(self.queue.position(ticket))
                 now = ticket.loop.time()
                 if now >= deadline or self.is_closed:
-                    raise self._refusal(account)
+                    raise self._refusal(by_agent=by_agent)
                 await ticket.wait(min(deadline, now + 1.0))  # the position changes without a call
         finally:
             self.queue.leave(ticket)
 
-    def _try(self, kind: SessionKind, account: Account, *, is_next: bool = False) -> SlotReservation:
+    def _try(self, kind: SessionKind, *, by_agent: bool, is_next: bool = False) -> SlotReservation:
         """Reserve if possible; else name a session to evict, and what to wait for. Clients in the queue come first."""
         with self._lock:
-            if self._is_over(account):
+            if by_agent and self._is_over_agents():
                 return SlotReservation(None)
             if self.is_closed or (self.queue and not is_next and kind is not SessionKind.ONCE):
                 return SlotReservation(None)
@@ -319,7 +318,7 @@ class Slots:
                 return SlotReservation(None, wait_for="class")  # the first one reveals how many there may be
             held = self._once if kind is SessionKind.ONCE else self._live
             if len(held) < self.count:
-                return SlotReservation(self._insert(kind, account))
+                return SlotReservation(self._insert(kind, by_agent=by_agent))
             if kind is SessionKind.ONCE:
                 return SlotReservation(None, wait_for="slot")
             soft = self._evictable()
@@ -329,30 +328,19 @@ class Slots:
             is_closing = victim is not None or any(s.state is SessionState.CLOSING for s in self._live.values())
             return SlotReservation(None, victim, "slot" if is_closing else None)
 
-    def _is_over(self, account: Account) -> bool:
-        """Whether a session's account has as many sessions as it may."""
-        per_key, agents = self._limits.per_key, self._limits.agents
-        if account.key is not None and per_key is not None and self._of_key[account.key] >= per_key:
-            return True
-        return account.is_agent and agents is not None and self._of_agents >= agents
+    def _is_over_agents(self) -> bool:
+        """Whether agents have as many sessions as they may."""
+        return self._limits.agents is not None and self._of_agents >= self._limits.agents
 
-    def _insert(self, kind: SessionKind, account: Account) -> Session:
+    def _insert(self, kind: SessionKind, *, by_agent: bool) -> Session:
         session = self._make(kind)
-        session.account = account
+        session.by_agent = by_agent
         if kind is SessionKind.ONCE:
             self._once.add(session)
         else:
             self._live[session.id] = session
-            self._count(account, 1)
+            self._of_agents += by_agent
         return session
-
-    def _count(self, account: Account, change: int) -> None:
-        """Count one session more or less for an account; the caller holds the lock."""
-        self._of_agents += change if account.is_agent else 0
-        if account.key is not None:
-            self._of_key[account.key] += change
-            if not self._of_key[account.key]:
-                del self._of_key[account.key]
 
     # -- refusing -------------------------------------------------------------------------------------------------
 
@@ -361,13 +349,12 @@ class Slots:
         """When to try again; later for a longer queue."""
         return 1.0 + len(self.queue) // 100
 
-    def _refusal(self, account: Account) -> SessionCapacityError:
+    def _refusal(self, *, by_agent: bool) -> SessionCapacityError:
         text = None
         if self.is_closed:
             text = "The server is shutting down and opens no more sessions."
-        elif self._is_over(account):
-            whom = "agents" if account.is_agent else "this key"
-            text = f"The server holds as many sessions for {whom} as it may."
+        elif by_agent and self._is_over_agents():
+            text = "The server holds as many sessions for agents as it may."
         self._report(SessionCapacityError.code)
         return SessionCapacityError(self.used, self.count, text)
 
@@ -388,7 +375,7 @@ class Slots:
             self._once.discard(session)
             session.kind = SessionKind.SOFT
             self._live[session.id] = session
-            self._count(session.account, 1)
+            self._of_agents += session.by_agent
         if is_crowded and oldest is not None:
             oldest.close(EVICTED)
         self._once_queue.call_next()
@@ -433,7 +420,7 @@ class Slots:
     def _forget(self, session: Session, reason: str) -> None:
         """Give the slot back; the caller holds the lock."""
         if self._live.pop(session.id, None) is not None:
-            self._count(session.account, -1)
+            self._of_agents -= session.by_agent
         if session.kind in _NAMED:
             self._ended[session.id] = reason
             while len(self._ended) > _REMEMBERED:

@@ -42,7 +42,7 @@ from ...sessions.lifetime import EXPIRED
 from ...sessions.manager import SessionManager
 from ...sessions.session import Session, SessionKind
 from ...types import WSErrorCode
-from ..access import Role, account_of, role_of
+from ..access import Role, role_of
 from ..asgi import (
     BODY_TOO_LARGE,
     BodyTooLarge,
@@ -278,8 +278,8 @@ class McpEndpoint:
     async def _initialize(self, scope: Scope, message: McpMessage, send: Send) -> None:
         """Open a session. A refusal has status 200 too: older clients ignore the body of any other status."""
         try:
-            account = account_of(role_of(scope))
-            client = await self.sessions.begin(negotiated(message.params), _handle(scope, message), account=account)
+            by_agent = role_of(scope) is Role.AGENT
+            client = await self.sessions.begin(negotiated(message.params), _handle(scope, message), by_agent=by_agent)
         except Exception as exc:
             await respond_json(send, 200, error_message(message.id, self._opening_failure(exc)))
             return
@@ -372,7 +372,7 @@ class McpEndpoint:
         if not needs_session:
             return None, ()
         try:
-            session = await self.sessions.open(SessionKind.SOFT, account_of(role_of(scope)))
+            session = await self.sessions.open(SessionKind.SOFT, by_agent=role_of(scope) is Role.AGENT)
         except Exception as exc:
             raise self._opening_failure(exc) from exc
         return session, [_cookie(session.id)]
@@ -413,7 +413,7 @@ class McpEndpoint:
         client = await self._client(_headers(scope), send)
         if client is None:
             return
-        if client.is_owner and role_of(scope) is Role.AGENT and not client.session.account.is_agent:
+        if client.is_owner and role_of(scope) is Role.AGENT and not client.session.by_agent:
             await self._refuse(send, 403, "An agent can only close sessions that agents have opened")
             return
         self.sessions.end(client)

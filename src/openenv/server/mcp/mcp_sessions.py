@@ -14,8 +14,7 @@ from typing import Any
 from ...errors import SessionNotFoundError
 from ...sessions.lifetime import CLOSED_BY_CLIENT, NOT_BEGUN
 from ...sessions.operations import build_operations
-from ...sessions.session import Account, Session, SessionKind, SessionState
-from ...sessions.slots import NO_ACCOUNT
+from ...sessions.session import Session, SessionKind, SessionState
 from ...types import ServerMode
 from ..service import EnvService
 from .tool_calls import tools_of
@@ -55,14 +54,14 @@ class McpSessions:
         self._known: dict[str, McpSession] = {}
         self._plain = build_operations(_same, _same)
 
-    async def open(self, kind: SessionKind, account: Account = NO_ACCOUNT) -> Session:
-        """Open a session for an account and reset it, so that its tools work on a real episode.
+    async def open(self, kind: SessionKind, *, by_agent: bool = False) -> Session:
+        """Open a session and reset it, so that its tools work on a real episode.
 
         Raises:
             OpenEnvError: There is no room, or the environment could not be built.
             NoTools: The environment has no tools.
         """
-        session = await self._manager.open(kind, account=account)
+        session = await self._manager.open(kind, by_agent=by_agent)
         try:
             tools_of(session.env, self._service.action_cls)
             if self._service.mode is ServerMode.SIMULATION:
@@ -78,7 +77,7 @@ class McpSessions:
         handle: str | None,
         *,
         kind: SessionKind = SessionKind.HTTP,
-        account: Account = NO_ACCOUNT,
+        by_agent: bool = False,
     ) -> McpSession:
         """Return the session of a new handshake.
 
@@ -87,7 +86,7 @@ class McpSessions:
         """
         self._forget_ended()
         if handle is None:
-            session = await self.open(kind, account)
+            session = await self.open(kind, by_agent=by_agent)
             client = McpSession(session.id, session, is_owner=True, version=version)
         else:
             session = self._manager.find(handle)

@@ -26,7 +26,7 @@ from ...protocol.jsonrpc import JsonRpcErrorCode, JsonRpcRequest, JsonRpcRespons
 from ...sessions.lifetime import CLOSED_BY_CLIENT
 from ...sessions.operations import Operation
 from ...sessions.session import Session, SessionKind, SessionState
-from ..access import Role, account_of
+from ..access import Role
 from ..service import EnvService
 from .tool_calls import NoTools, ToolOperations, ToolRequest, origin_of_rpc
 
@@ -141,7 +141,7 @@ class OpenEnvRpc:
         if own is not None:
             return {"session_id": own.id}
         try:
-            session = await self._manager.open(SessionKind.HTTP, account=account_of(role))
+            session = await self._manager.open(SessionKind.HTTP, by_agent=role is Role.AGENT)
         except OpenEnvError as exc:
             raise _refusal(exc) from exc
         return {"session_id": session.id}
@@ -153,7 +153,7 @@ class OpenEnvRpc:
             raise RpcRefused(JsonRpcErrorCode.INVALID_REQUEST, "A connection's own session ends with the connection")
         session = self._named(params)
         assert session is not None
-        if role is Role.AGENT and not session.account.is_agent:
+        if role is Role.AGENT and not session.by_agent:
             raise RpcRefused(
                 JsonRpcErrorCode.INVALID_REQUEST, "An agent can only close sessions that agents have opened"
             )
