@@ -152,10 +152,10 @@ def test_a_module_exports_exactly_the_names_it_lists(module: str) -> None:
 
 @pytest.mark.parametrize("module", EXPORTS)
 def test_every_exported_name_is_there(module: str) -> None:
-    found = importlib.import_module(module)
+    exporting = importlib.import_module(module)
     for name in EXPORTS[module].split():
-        assert getattr(found, name) is not None, name
-        assert name in dir(found)
+        assert getattr(exporting, name) is not None, name
+        assert name in dir(exporting)
 
 
 @pytest.mark.parametrize("module", EXPORTS)
@@ -175,8 +175,8 @@ def test_a_name_of_a_later_feature_raises_an_import_error_that_names_it(module: 
 
 @pytest.mark.parametrize("module", [*EXPORTS, *LATER])
 def test_a_name_that_never_was_is_an_ordinary_import_error(module: str) -> None:
-    found = importlib.import_module(module)
-    assert not hasattr(found, "NoSuchName")
+    exporting = importlib.import_module(module)
+    assert not hasattr(exporting, "NoSuchName")
     with pytest.raises(ImportError):
         exec(f"from {module} import NoSuchName", {})
 
@@ -184,9 +184,9 @@ def test_a_name_that_never_was_is_an_ordinary_import_error(module: str) -> None:
 def test_one_class_has_one_identity_on_all_paths() -> None:
     modules = [module for module in EXPORTS if module != "openenv"]
     for name in ("Action", "Observation", "State", "Environment", "EnvClient", "StepResult", "Rubric"):
-        found = {getattr(importlib.import_module(m), name) for m in modules if name in EXPORTS[m].split()}
-        models = {cls for cls in found if cls.__module__ == "openenv_core.env_server.types"}  # may be dataclasses
-        [current] = found - models
+        classes = {getattr(importlib.import_module(m), name) for m in modules if name in EXPORTS[m].split()}
+        models = {cls for cls in classes if cls.__module__ == "openenv_core.env_server.types"}  # may be dataclasses
+        [current] = classes - models
         assert len(models) <= 1
         assert all(issubclass(cls, current) for cls in models)
 
@@ -220,8 +220,8 @@ def test_importing_the_legacy_package_warns_once_and_names_the_new_one() -> None
         "with warnings.catch_warnings(record=True) as caught:\n"
         "    warnings.simplefilter('always')\n"
         "    import openenv_core, openenv_core.env_server, openenv_core.http_env_client\n"
-        "found = [w for w in caught if issubclass(w.category, DeprecationWarning) and 'openenv' in str(w.message)]\n"
-        "assert len(found) == 1 and 'openenv.core' in str(found[0].message), found\n"
+        "warned = [w for w in caught if issubclass(w.category, DeprecationWarning) and 'openenv' in str(w.message)]\n"
+        "assert len(warned) == 1 and 'openenv.core' in str(warned[0].message), warned\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
 

@@ -35,7 +35,7 @@ LOOKS = Script(
 
 
 class Recorder:
-    """A server that keeps what it is sent and answers as told."""
+    """A server that keeps what it is sent and answers from a list."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, dict[str, str], Json]] = []
@@ -118,7 +118,7 @@ async def test_a_conversation_with_tools_goes_round(scripted: Start, kind: Any) 
     assert [(one.dialect, one.turn) for one in model.played()] == [(dialect, 0), (dialect, 1), (dialect, -1)]
 
 
-async def test_a_client_is_what_a_judge_asks(scripted: Start) -> None:
+async def test_a_judge_works_with_a_client(scripted: Start) -> None:
     model = scripted(Script(turns=(Turn(text="I think it is good.\nScore: 0.8"),)))
     async with OpenAIClient("http://127.0.0.1", model.port, "m") as client:
         judge = LLMJudge("Is {action} a good answer to {observation}?", client)
@@ -191,7 +191,7 @@ def test_providers_have_endpoints_of_their_own() -> None:
         create_llm_client("nope", "m", "k")
 
 
-async def test_a_client_of_ones_own_needs_one_method() -> None:
+async def test_a_custom_client_needs_one_method() -> None:
     class Parrot(LLMClient):
         async def complete(self, prompt: str, **kwargs: Any) -> str:
             return prompt
@@ -203,7 +203,7 @@ async def test_a_client_of_ones_own_needs_one_method() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "cleaned"),
+    ("schema", "cleaned"),
     [
         (None, {"type": "object", "properties": {}, "required": []}),
         ({}, {"type": "object", "properties": {}}),
@@ -223,14 +223,14 @@ async def test_a_client_of_ones_own_needs_one_method() -> None:
         ),
     ],
 )
-def test_schemas_of_tools_are_objects_at_the_top(given: Any, cleaned: Json) -> None:
-    assert facade._clean_mcp_schema(given) == cleaned
-    tools = [{"name": "t", "inputSchema": given}] if given is not None else [{"name": "t"}]
+def test_schemas_of_tools_are_objects_at_the_top(schema: Any, cleaned: Json) -> None:
+    assert facade._clean_mcp_schema(schema) == cleaned
+    tools = [{"name": "t", "inputSchema": schema}] if schema is not None else [{"name": "t"}]
     assert facade._mcp_tools_to_openai(tools)[0]["function"] == {"name": "t", "description": "", "parameters": cleaned}
     assert facade._mcp_tools_to_anthropic(tools) == [{"name": "t", "description": "", "input_schema": cleaned}]
 
 
-def test_conversations_turn_into_anthropics_shape() -> None:
+def test_conversations_are_converted_to_anthropics_shape() -> None:
     calls = [
         {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}},
         {"id": "2", "type": "function", "function": {"name": "g", "arguments": ""}},

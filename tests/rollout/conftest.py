@@ -20,12 +20,12 @@ from openenv.sandboxes.base import Sandboxes
 @pytest.fixture(scope="session")
 def local() -> Sandboxes:
     """The `local` backend; `make test` installs bubblewrap where it can."""
-    found = LocalSandboxes()
+    backend = LocalSandboxes()
     try:
-        found.check()
+        backend.check()
     except SandboxUnavailable as exc:
         pytest.skip(f"no local sandboxes here: {exc}")
-    return found
+    return backend
 
 
 @pytest.fixture
@@ -72,12 +72,12 @@ def _descendants(root: int) -> set[int]:
             except OSError:
                 continue
             parents[int(entry.name)] = int(fields[1])
-    found: set[int] = set()
+    descendants: set[int] = set()
     while True:
-        more = {pid for pid, parent in parents.items() if (parent == root or parent in found) and pid not in found}
+        more = {pid for pid, parent in parents.items() if parent == root or parent in descendants} - descendants
         if not more:
-            return found
-        found |= more
+            return descendants
+        descendants |= more
 
 
 def _command(pid: int) -> str:
@@ -89,11 +89,11 @@ def _command(pid: int) -> str:
 
 def _groups(pid: int) -> set[str]:
     """Control groups of sandboxes that this process owns."""
-    found: set[str] = set()
+    groups: set[str] = set()
     for folder, names, _ in os.walk("/sys/fs/cgroup"):  # unlike glob, it does not mind what vanishes meanwhile
         owned = [name for name in names if name.startswith("openenv") and re.search(rf"[_-]{pid}[_-]", name)]
-        found.update(f"group {folder}/{name}" for name in owned)
-    return found
+        groups.update(f"group {folder}/{name}" for name in owned)
+    return groups
 
 
 @pytest.fixture

@@ -150,7 +150,7 @@ def test_code_that_would_run_before_the_checks_is_dropped(tmp_path: Path, name: 
         ("json/data.txt", ""),
     ],
 )
-def test_what_the_task_asks_for_and_what_is_no_code_stays(tmp_path: Path, name: str, text: str) -> None:
+def test_files_that_the_task_names_and_files_without_code_stay(tmp_path: Path, name: str, text: str) -> None:
     files = {"tests/test_answer.py": CHECK}
     assert kept(tmp_path, {name: b"honest"})(verify_files=files, named=(text,)) == {name}
 
@@ -277,7 +277,7 @@ except OSError: pass
         (400, b'{"error": {"message": "no such parameter"}}', False),
     ],
 )
-def test_an_endpoint_that_says_nothing_is_not_the_policys_fault(
+def test_an_endpoint_that_never_answers_is_not_the_policys_fault(
     run: Callable[..., Outcome], status: int, body: bytes, stream: bool
 ) -> None:
     kind = "text/event-stream" if stream else "application/json"
@@ -315,7 +315,7 @@ def test_agents_cannot_fill_the_memory_of_the_proxy(tmp_path: Path, monkeypatch:
     with CaptureServer(tmp_path / "calls") as server:
         monkeypatch.setattr(server._agents, "limits", InboundLimits(held=8 << 20))
         key = server.open("greedy", Model(base_url="http://127.0.0.1:9/v1", name="x")).key
-        assert all(_sent(server.socket, "nobody", 60, megabyte).startswith(b"HTTP/1.1 401") for _ in range(3))
+        assert all(_sent(server.socket, "no-key", 60, megabyte).startswith(b"HTTP/1.1 401") for _ in range(3))
         connections: list[socket.socket] = []
         answers = [_sent(server.socket, key, 6, megabyte, keep=connections) for _ in range(3)]
         for connection in connections:

@@ -65,7 +65,7 @@ def task(**fields: Any) -> Task:
 # what a rollout is
 
 
-def test_the_oracle_earns_everything_and_doing_nothing_what_is_given_away(run: Callable[..., Outcome]) -> None:
+def test_the_oracle_earns_the_full_reward_and_noop_what_is_free(run: Callable[..., Outcome]) -> None:
     solved = run(SUM)
     assert (solved.status, solved.reward, solved.phase, solved.reason) == ("ok", 1.0, "done", None)
     assert solved.task_id == "sum"
@@ -191,7 +191,7 @@ def test_an_agent_that_hangs_is_killed_and_earns_nothing(run: Callable[..., Outc
     assert outcome.wall_s < 30
 
 
-def test_a_truncated_work_tree_is_verified_when_asked_for(run: Callable[..., Outcome]) -> None:
+def test_a_truncated_work_tree_is_verified_with_verify_truncated(run: Callable[..., Outcome]) -> None:
     hanging = task(agent_timeout_s=3, verify=("test -e done.txt",))
     outcome = run(hanging, agent=Shell(["touch done.txt; sleep 60"]), verify_truncated=True)
     assert (outcome.status, outcome.reward) == ("truncated", 1.0)
@@ -274,14 +274,14 @@ def _dying(sandbox: Sandbox, after: int) -> None:
     sandbox.exec = dying_exec  # type: ignore[method-assign]
 
 
-def test_a_sandbox_that_does_not_start_is_called_so(run: Callable[..., Outcome], local: Sandboxes) -> None:
+def test_a_sandbox_that_does_not_start_is_sandbox_failed(run: Callable[..., Outcome], local: Sandboxes) -> None:
     outcome = run(SUM, sandbox=Failing(local, opens=0), verify_sandbox=local)
     assert (outcome.status, outcome.phase, outcome.reward) == ("sandbox_failed", "sandbox", None)
     outcome = run(SUM, sandbox=local, verify_sandbox=Failing(local, opens=0))
     assert (outcome.status, outcome.phase, outcome.reward) == ("sandbox_failed", "verify", None)
 
 
-def test_a_sandbox_that_dies_is_called_so(run: Callable[..., Outcome], local: Sandboxes) -> None:
+def test_a_sandbox_that_dies_is_sandbox_failed(run: Callable[..., Outcome], local: Sandboxes) -> None:
     for after in range(4):
         outcome = run(SUM, sandbox=Failing(local, dies_after=after), verify_sandbox=local)
         assert (outcome.status, outcome.reward) == ("sandbox_failed", None)
@@ -375,7 +375,7 @@ def test_the_budget_ends_a_rollout(run: Callable[..., Outcome], model: Model) ->
 
 
 def test_a_dead_endpoint_is_not_the_policys_failure(run: Callable[..., Outcome]) -> None:
-    dead = Model(base_url="http://127.0.0.1:9/v1", name="nobody")
+    dead = Model(base_url="http://127.0.0.1:9/v1", name="no-model")
     outcome = run(SUM, agent=Shell([CALL], dialect="openai_chat"), model=dead)
     assert (outcome.status, outcome.phase, outcome.reward) == ("env_failed", "agent", None)
     assert "endpoint" in (outcome.reason or "")
@@ -385,7 +385,7 @@ def test_a_dead_endpoint_is_not_the_policys_failure(run: Callable[..., Outcome])
     assert outcome.wall_s < 60
 
 
-def test_an_agent_that_never_asks_its_model_is_not_the_policys_failure(
+def test_an_agent_that_never_calls_its_model_is_not_the_policys_failure(
     run: Callable[..., Outcome], model: Model
 ) -> None:
     outcome = run(SUM, agent=Shell(["exit 127"], dialect="openai_chat"), model=model)
@@ -420,12 +420,12 @@ def test_calls_are_kept_with_a_stored_rollout(run: Callable[..., Outcome], model
         assert '"reward": 0.5' in row["metadata"]
 
 
-# what is asked for wrongly
+# wrong arguments
 
 
 def test_what_cannot_be_run_is_refused_before_anything_starts(local: Sandboxes) -> None:
-    with pytest.raises(AgentUnavailable, match="no agent 'nobody'"):
-        run_rollout(SUM, agent="nobody", sandbox=local)
+    with pytest.raises(AgentUnavailable, match="no agent 'no-such-agent'"):
+        run_rollout(SUM, agent="no-such-agent", sandbox=local)
     with pytest.raises(AgentUnavailable, match="options"):
         run_rollout(SUM, agent="noop@1.0", sandbox=local)
     with pytest.raises(ValueError, match="needs a model"):

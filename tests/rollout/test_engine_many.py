@@ -40,7 +40,7 @@ ASK = (
     "{'Content-Type': 'application/json', 'Authorization': 'Bearer ' + os.environ['OPENAI_API_KEY']}), timeout=60)); "
     "open('answer.txt', 'w').write(reply['choices'][0]['message']['content'])\""
 )
-"""An agent that asks the model about its own task and writes down what it says."""
+"""An agent that sends its task to the model and writes the answer to a file."""
 
 
 def numbered(number: int) -> Task:
@@ -87,7 +87,7 @@ def test_twenty_rollouts_at_once_are_not_mixed_up(
     leftovers()
 
 
-def test_no_more_run_at_once_than_asked_for(local: Sandboxes, leftovers: Callable[[], None]) -> None:
+def test_no_more_rollouts_run_at_once_than_the_concurrency(local: Sandboxes, leftovers: Callable[[], None]) -> None:
     running: set[str] = set()
     most: list[int] = []
 
@@ -153,7 +153,7 @@ def test_a_generator_is_not_drained_after_a_cancel(local: Sandboxes) -> None:
     assert 1 <= len(outcomes) < 20
 
 
-def test_a_store_that_fails_ends_all_and_says_so(
+def test_a_store_that_fails_ends_all_with_its_error(
     local: Sandboxes, tmp_path: Path, leftovers: Callable[[], None]
 ) -> None:
     class Full(RolloutStore):
@@ -241,16 +241,16 @@ def _tree(root: int) -> dict[int, str]:
             except OSError:
                 continue
             parents[int(entry.name)] = (int(fields[1]), fields[19])
-    found: dict[int, str] = {}
+    descendants: dict[int, str] = {}
     while True:
         more = {
             pid: born
             for pid, (parent, born) in parents.items()
-            if (parent == root or parent in found) and pid not in found
+            if (parent == root or parent in descendants) and pid not in descendants
         }
         if not more:
-            return found
-        found |= more
+            return descendants
+        descendants |= more
 
 
 def _alive(pid: int, born: str) -> bool:

@@ -103,8 +103,8 @@ class Counting(ResourceSession):
 def test_the_loop_ends_when_the_model_calls_no_tool() -> None:
     seen: list[tuple[int, list[str], dict[str, Any]]] = []
     limits = HarnessRunLimits(sampling={"temperature": 0.5})
-    asked = model(says("first", ("up", {"by": 1}), ids=(7, 8)), says("enough"), seen=seen)
-    result = MCPHarnessAdapter().run_white_box(asked, Counting(), limits)
+    step = model(says("first", ("up", {"by": 1}), ids=(7, 8)), says("enough"), seen=seen)
+    result = MCPHarnessAdapter().run_white_box(step, Counting(), limits)
     assert seen == [(1, ["up"], {"temperature": 0.5}), (3, ["up"], {"temperature": 0.5})]
     assert [message["role"] for message in result.messages] == ["user", "assistant", "tool", "assistant"]
     [called] = result.messages[1]["tool_calls"]
@@ -205,7 +205,9 @@ def test_the_bridge_lists_tools_in_the_shape_of_mcp() -> None:
         ("tools/call", {"name": "fly"}, -32603, "Unknown tool: fly"),
     ],
 )
-def test_the_bridge_says_what_is_wrong(method: str, params: dict[str, Any], code: int, text: str) -> None:
+def test_the_bridge_answers_failures_with_json_rpc_errors(
+    method: str, params: dict[str, Any], code: int, text: str
+) -> None:
     error = ask(method, **params)["error"]
     assert (error["code"], error["data"]) == (code, None)
     assert text in error["message"]
@@ -247,8 +249,8 @@ def track(serve: Callable[..., Any]) -> Callable[[], Any]:
 def test_a_session_of_a_served_environment_is_played_by_the_loop(track: Callable[[], Any]) -> None:
     session = session_of(track(), seed=1, episode_id="walked")
     assert session.initial_messages() == [{"role": "user", "content": "walk from 1"}]
-    asked = model(says("", ("walk", {"by": 1})), says("", ("walk", {"by": 1}), ("walk", {"by": 1})))
-    result = MCPHarnessAdapter().run_white_box(asked, session)
+    step = model(says("", ("walk", {"by": 1})), says("", ("walk", {"by": 1}), ("walk", {"by": 1})))
+    result = MCPHarnessAdapter().run_white_box(step, session)
     assert (result.done, len(result.tool_trace)) == (True, 2)
     shown = json.loads(result.messages[2]["content"])
     assert (shown["observation"]["at"], shown["reward"], shown["done"]) == (2, 2.0, False)

@@ -33,7 +33,7 @@ DEAD = ModelUse(needed=True, calls=2, answered=0, failures=1, last_error="connec
         (FINE, ModelUse(needed=True), "env_failed", "no model call"),
     ],
 )
-def test_failures_are_called_what_they_are(agent: AgentFacts, model: ModelUse, status: str | None, reason: str) -> None:
+def test_each_failure_has_its_status(agent: AgentFacts, model: ModelUse, status: str | None, reason: str) -> None:
     label = label_of(agent, model)
     assert (label.status if label else None) == status
     assert label is None or reason in label.reason

@@ -185,12 +185,12 @@ def test_plain_scripts_prove_their_end_without_being_changed(earn: Callable[...,
     assert [(result.exit_code, result.note, result.stdout) for result in honest.verify_results] == [(0, None, "")] * 3
     wrong = earn(WRONG, *PLAIN_LINES, verify_files=PLAIN)
     assert [(result.exit_code, result.note) for result in wrong.verify_results] == [(1, None)] * 3
-    said = wrong.verify_results[0].stderr
-    assert said.splitlines()[:2] == [
+    stderr = wrong.verify_results[0].stderr
+    assert stderr.splitlines()[:2] == [
         "Traceback (most recent call last):",
         '  File "checks/plain.py", line 4, in <module>',
     ]
-    assert "['checks/plain.py', 'one', 'two']" in said
+    assert "['checks/plain.py', 'one', 'two']" in stderr
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_python_that_is_no_check_is_left_alone_and_may_fail_on_the_way(earn: Cal
     assert [(result.exit_code, result.note) for result in outcome.verify_results] == [(0, None)] * 5
 
 
-def test_any_check_can_be_asked_for_proof(earn: Callable[..., Outcome]) -> None:
+def test_proof_can_be_required_of_any_check(earn: Callable[..., Outcome]) -> None:
     fields: dict[str, Any] = {"verify_files": {"tests/check.py": SCRIPT}, "proof": True}
     line = "python3 tests/check.py"
     assert earn(RIGHT, line, **fields).reward == 1.0

@@ -44,7 +44,7 @@ def test_what_was_stored_is_found_again(store: RolloutStore, tmp_path: Path) -> 
         assert again.file("one", "baseline.tar") is None
 
 
-def test_rows_can_be_asked_for_by_status_task_and_agent(store: RolloutStore) -> None:
+def test_rows_can_be_filtered_by_status_task_and_agent(store: RolloutStore) -> None:
     store.add(outcome("one", task_id="a"), TASK)
     store.add(outcome("two", task_id="b", status="truncated", reward=None), TASK)
     assert [row.rollout_id for row in store.find()] == ["two", "one"]

@@ -44,7 +44,7 @@ def test_a_task_is_read_from_json(tmp_path: Path) -> None:
         ("instruction: x\nverify: [{run: a, judge: b, keep: [/etc]}]", "below the work folder"),
     ],
 )
-def test_what_is_wrong_with_a_task_is_said(tmp_path: Path, text: str, problem: str) -> None:
+def test_an_invalid_task_is_an_error_that_names_the_problem(tmp_path: Path, text: str, problem: str) -> None:
     (tmp_path / "t.yaml").write_text(text)
     with pytest.raises(RolloutError, match=problem):
         load_task(tmp_path / "t.yaml")
@@ -70,7 +70,7 @@ def test_a_check_on_a_command_line_is_json() -> None:
         parse_check('{"run": "a"}')
 
 
-def test_a_task_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_task_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RolloutError, match="cannot be read"):
         load_task(tmp_path / "t.yaml")
 

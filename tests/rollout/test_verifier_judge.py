@@ -32,8 +32,8 @@ def judged(run: str, judge: str = "true", **fields: Any) -> Check:
 def roll(local: Sandboxes, leftovers: Callable[[], None]) -> Callable[..., Outcome]:
     """Let an agent that runs these lines work on a task."""
 
-    def run(asked: Task, *lines: str, **options: Any) -> Outcome:
-        outcome = run_rollout(asked, agent=Shell([*lines, "true"]), **{"sandbox": local, **options})
+    def run(case: Task, *lines: str, **options: Any) -> Outcome:
+        outcome = run_rollout(case, agent=Shell([*lines, "true"]), **{"sandbox": local, **options})
         leftovers()
         return outcome
 
@@ -78,7 +78,7 @@ def test_the_judge_sees_data_and_nothing_of_the_work_tree(roll: Callable[..., Ou
         'find "$OUTPUT" -mindepth 1 | sed "s#$OUTPUT/##" | sort && test ! -x "$OUTPUT/files/out/tool" && '
         '! echo x 2>/dev/null > "$OUTPUT/new" && test "$(readlink -f .)" = "$HOME/workdir"'
     )
-    asked = task(
+    case = task(
         judged("sh go.sh", look, keep=("out", "one.txt", "missing", "link.txt", "pipe")),
         files={"given.txt": "x"},
         verify_files={"tests/x": "x"},
@@ -87,7 +87,7 @@ def test_the_judge_sees_data_and_nothing_of_the_work_tree(roll: Callable[..., Ou
         "mkdir -p out/deep; echo x | tee out/tool out/deep/file one.txt > /dev/null; chmod 755 out/tool; "
         "ln -s /etc/passwd out/link; ln -s /etc/passwd link.txt; mkfifo pipe; test ! -e tests/x && exit 3"
     )
-    outcome = roll(asked, "touch mine.txt", f"echo '{go}' > go.sh")
+    outcome = roll(case, "touch mine.txt", f"echo '{go}' > go.sh")
     [result] = outcome.verify_results
     assert (outcome.reward, result.exit_code) == (1.0, 0)
     listed = ["exit_code", "files", "files/one.txt", "files/out", "files/out/deep", "files/out/deep/file"]
@@ -119,13 +119,13 @@ def test_endless_output_is_cut_and_judged(roll: Callable[..., Outcome]) -> None:
     ],
 )
 def test_work_that_dies_is_a_zero_and_the_next_check_counts(roll: Callable[..., Outcome], line: str, why: str) -> None:
-    asked = task(
+    case = task(
         judged("sh go.sh", keep=("big.bin",)),
         judged("true"),
         verify_timeout_s=5 if line == "sleep 60" else 60,
         limits=Limits(memory_mb=64, disk_mb=64),
     )
-    outcome = roll(asked, f"cat > go.sh <<'EOF'\n{line}\nEOF")
+    outcome = roll(case, f"cat > go.sh <<'EOF'\n{line}\nEOF")
     assert (outcome.status, outcome.reward) == ("ok", 0.5)
     assert outcome.verify_results[0].exit_code != 0
     assert why in (outcome.verify_results[0].note or "")
@@ -133,8 +133,8 @@ def test_work_that_dies_is_a_zero_and_the_next_check_counts(roll: Callable[..., 
 
 @pytest.mark.parametrize(("line", "why"), [("kill -9 $$", "signal 9"), ("sleep 60", "did not end")])
 def test_a_judge_that_dies_is_no_zero(roll: Callable[..., Outcome], line: str, why: str) -> None:
-    asked = task(judged("true"), judged("echo ran", line), verify_timeout_s=5 if line == "sleep 60" else 60)
-    outcome = roll(asked)
+    case = task(judged("true"), judged("echo ran", line), verify_timeout_s=5 if line == "sleep 60" else 60)
+    outcome = roll(case)
     assert (outcome.status, outcome.phase, outcome.reward) == ("grader_failed", "verify", None)
     assert why in (outcome.reason or "")
     assert outcome.verify_results[1].run is not None
@@ -156,7 +156,7 @@ def test_what_one_check_leaves_does_not_reach_the_next(roll: Callable[..., Outco
     assert outcome.reward == 1.0
 
 
-def test_run_sees_the_files_it_names_or_asks_for() -> None:
+def test_run_sees_the_files_it_names_or_needs() -> None:
     files = {"cases/1.in": "", "cases/1.out": "", "a.py": "", "/srv/tool": "", "cases/11.in": ""}
 
     def seen(run: str, needs: tuple[str, ...] | None = None) -> set[str]:
@@ -212,13 +212,13 @@ def test_checks_are_stored_and_verified_again(
 @pytest.mark.parametrize("part", ["run", "judge"])
 def test_either_part_can_be_cancelled(roll: Callable[..., Outcome], part: str) -> None:
     cancel = Cancellation()
-    asked = task(judged("sleep 60" if part == "run" else "true", "sleep 60"))
+    case = task(judged("sleep 60" if part == "run" else "true", "sleep 60"))
 
     def watch(event: Progress) -> None:
         if event.phase == "verify" and (part == "run" or "judging" in event.message):
             cancel.cancel("enough")
 
-    outcome = roll(asked, cancel=cancel, on_progress=watch)
+    outcome = roll(case, cancel=cancel, on_progress=watch)
     assert (outcome.status, outcome.reward, outcome.reason) == ("cancelled", None, "enough")
 
 
@@ -239,18 +239,20 @@ class Few(Sandboxes):
 
 
 @pytest.mark.parametrize("opens", [0, 1])
-def test_a_sandbox_that_does_not_start_is_called_so(roll: Callable[..., Outcome], local: Sandboxes, opens: int) -> None:
+def test_a_sandbox_that_does_not_start_is_sandbox_failed(
+    roll: Callable[..., Outcome], local: Sandboxes, opens: int
+) -> None:
     outcome = roll(ADD, RIGHT, verify_sandbox=Few(local, opens))
     assert (outcome.status, outcome.phase, outcome.reward) == ("sandbox_failed", "verify", None)
 
 
 def test_run_and_judge_work_without_isolation_too() -> None:
     processes = backend("process", i_know_there_is_no_isolation=True)
-    asked = task(
+    case = task(
         judged("cp cases/1.in kept/x", 'cmp "$OUTPUT/files/kept/x" cases/1.in && test ! -e kept', keep=("kept",)),
         judged("kill -9 $$"),
         verify_files=CASES,
     )
-    outcome = run_rollout(asked, agent=Shell(["mkdir kept"]), sandbox=processes)
+    outcome = run_rollout(case, agent=Shell(["mkdir kept"]), sandbox=processes)
     assert (outcome.status, outcome.reward) == ("ok", 0.5)
     assert processes.leftovers() == []

@@ -37,14 +37,14 @@ def archive(path: Path, *members: tuple[tarfile.TarInfo, bytes | None]) -> Path:
 
 
 def content(path: Path) -> dict[str, bytes | str]:
-    found: dict[str, bytes | str] = {}
+    members: dict[str, bytes | str] = {}
     with tarfile.open(path, "r:") as source:
         for info in source.getmembers():
             if info.isreg():
-                found[info.name] = source.extractfile(info).read()  # type: ignore[union-attr]
+                members[info.name] = source.extractfile(info).read()  # type: ignore[union-attr]
             elif not info.isdir():
-                found[info.name] = f"-> {info.linkname}"
-    return found
+                members[info.name] = f"-> {info.linkname}"
+    return members
 
 
 def merged(tmp_path: Path, work: Path, baseline: Path | None = None, **options: object) -> dict[str, bytes | str]:
@@ -188,12 +188,12 @@ def test_special_bits_and_owners_do_not_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "data",
     [b"", b"not a tar file at all" * 100, b"\0" * 100],
 )
-def test_what_is_no_archive_is_unusable_or_empty(tmp_path: Path, given: bytes) -> None:
+def test_what_is_no_archive_is_unusable_or_empty(tmp_path: Path, data: bytes) -> None:
     work = tmp_path / "work.tar"
-    work.write_bytes(given)
+    work.write_bytes(data)
     try:
         assert merged(tmp_path, work) == {}
     except UnusableWorktree:
@@ -233,8 +233,8 @@ def test_small_text_files_are_shown_and_others_named(tmp_path: Path) -> None:
         member("./d/f/g.txt", b"too deep"),
         member("./long.txt", b"x" * 9000),
     )
-    found = read_files(work, root="/home/user/workdir")
-    assert found.texts["/home/user/workdir/a.py"] == "text"
-    assert len(found.texts["/home/user/workdir/long.txt"]) == 8000
-    assert sorted(found.texts) == [f"/home/user/workdir/{name}" for name in ("a.py", "d/e.txt", "long.txt")]
-    assert found.others == ["/home/user/workdir/bin"]
+    files = read_files(work, root="/home/user/workdir")
+    assert files.texts["/home/user/workdir/a.py"] == "text"
+    assert len(files.texts["/home/user/workdir/long.txt"]) == 8000
+    assert sorted(files.texts) == [f"/home/user/workdir/{name}" for name in ("a.py", "d/e.txt", "long.txt")]
+    assert files.others == ["/home/user/workdir/bin"]

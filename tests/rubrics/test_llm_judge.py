@@ -137,7 +137,7 @@ def test_normalizing_clamps_the_score(answer: str, clamped: float, raw: float) -
     assert judge(answer, normalize=False) == raw
 
 
-def test_the_first_match_of_a_given_pattern_is_the_score() -> None:
+def test_the_first_match_of_a_pattern_is_the_score() -> None:
     assert judge("S=7 S=8", score_pattern=r"S=(\d+)", normalize=False) == 7.0
     assert judge("5 or 6", score_pattern=r"\d+", normalize=False) == 5.0
     assert judge("S=7", score_pattern=r"S=(\d+)") == 1.0

@@ -234,7 +234,7 @@ def test_a_change_in_a_shared_rubric_reaches_all_its_trees() -> None:
     assert [await_result(root("action", "observation")) for root in roots] == [1.0, 1.0]
 
 
-def test_a_rubric_that_decides_by_itself_whether_it_is_async_is_asked_at_each_call() -> None:
+def test_is_async_of_a_subclass_is_read_at_each_call() -> None:
     switchable = Switchable()
     root = Sequential(Fixed(1.0), Gate(switchable, threshold=0.0))
 
@@ -245,7 +245,7 @@ def test_a_rubric_that_decides_by_itself_whether_it_is_async_is_asked_at_each_ca
         switchable.remote = False
 
 
-def test_a_rubric_that_finds_its_children_by_itself_is_asked_at_each_call() -> None:
+def test_children_of_a_subclass_are_read_at_each_call() -> None:
     listing = Listing()
     root = Delegating(listing)
     assert root("action", "observation") == 0.5
@@ -255,7 +255,7 @@ def test_a_rubric_that_finds_its_children_by_itself_is_asked_at_each_call() -> N
     assert await_result(root("action", "observation")) == 0.25
 
 
-def test_a_child_put_in_behind_the_back_is_an_error_once_and_then_awaited() -> None:
+def test_a_child_set_through_vars_is_an_error_once_and_then_awaited() -> None:
     root = Delegating(Fixed(1.0))
     root("action", "observation")
     vars(root)["judge"] = AsyncFixed(0.25)

@@ -106,7 +106,7 @@ def test_gate_gives_the_score_from_the_threshold_on(kind: type[Fixed], threshold
     assert score(Gate(kind(0.5), threshold=threshold)) == expected
 
 
-def test_gate_asks_for_a_full_score_by_default() -> None:
+def test_gate_requires_a_full_score_by_default() -> None:
     assert (Gate(Fixed(0.99))("a", "o"), Gate(Fixed(1.0))("a", "o")) == (0.0, 1.0)
 
 

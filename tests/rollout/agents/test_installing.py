@@ -54,19 +54,19 @@ def test_every_agent_has_a_driver() -> None:
 
 
 def test_a_program_is_fetched_once_and_mounted(npm: Path, tmp_path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     for _ in range(2):
-        installation = PROGRAM.install(tmp_path / "cache", "1.0", said.append)
+        installation = PROGRAM.install(tmp_path / "cache", "1.0", messages.append)
         assert installation.version == "1.0"
         assert is_native(installation.mounts[0].source)
         assert installation.executable == installation.mounts[0].target
-    assert said == ["installing thing 1.0 with npm, once per machine"]
+    assert messages == ["installing thing 1.0 with npm, once per machine"]
     calls = npm.read_text().splitlines()
     assert len(calls) == 1
     assert "--ignore-scripts" in calls[0]
 
 
-def test_those_who_come_at_once_install_once(npm: Path, tmp_path: Path) -> None:
+def test_concurrent_callers_install_once(npm: Path, tmp_path: Path) -> None:
     threads = [threading.Thread(target=PROGRAM.install, args=(tmp_path, "1.0", lambda text: None)) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -99,7 +99,7 @@ def test_a_killed_installation_is_cleared_away(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["thing", "thing.lock"]
 
 
-def test_a_missing_package_manager_is_said_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_manager_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(AgentUnavailable, match=r"npm is missing\. It would run `npm install"):
         PROGRAM.install(tmp_path / "cache", "1.0", lambda text: None)
@@ -110,13 +110,13 @@ def test_an_installer_that_hangs_is_ended(tmp_path: Path) -> None:
         run_installer(["sleep", "60"], cwd=tmp_path, what="It", timeout_s=0.2)
 
 
-def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "agents").write_text("a file, not a folder")
     with pytest.raises(AgentUnavailable, match="cannot be used"):
         installed(tmp_path / "agents" / "thing", lambda draft: None)
 
 
-def test_an_opencode_that_is_there_already_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_opencode_on_the_path_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = tmp_path / "there"
     there.mkdir()
     shutil.copy("/bin/true", there / "real")
@@ -144,7 +144,7 @@ def test_processors_without_avx2_are_distinguished(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_an_environment_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_that_cannot_be_made_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_RETRIES", "0")
     monkeypatch.setenv("PIP_FIND_LINKS", "")

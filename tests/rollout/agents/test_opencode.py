@@ -35,7 +35,7 @@ Play = Callable[..., tuple[Outcome, ScriptedModel]]
 
 
 def a_run(**fields: Any) -> AgentRun:
-    given: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "task": Task(instruction="x"),
         "base_url": "http://127.0.0.1:7000/v1",
         "api_key": "oe-key",
@@ -44,7 +44,7 @@ def a_run(**fields: Any) -> AgentRun:
         "workdir": "/home/user/workdir",
         "installation": Installation(),
     }
-    return AgentRun(**{**given, **fields})
+    return AgentRun(**{**defaults, **fields})
 
 
 def test_the_model_keeps_its_whole_name() -> None:
@@ -99,8 +99,8 @@ def play(local: Sandboxes, opencode: OpenCode, leftovers: Callable[[], None]) ->
     def run(*turns: Turn, **arguments: Any) -> tuple[Outcome, ScriptedModel]:
         with ScriptedModel(Script(name="vendor", turns=turns), api_key="the-real-key") as server:
             model = Model.model_validate({**server.model(), "api_key": "the-real-key"})
-            given: dict[str, Any] = {"agent": opencode, "sandbox": local, "model": model, **arguments}
-            outcome = run_rollout(WRITE, **given)
+            options: dict[str, Any] = {"agent": opencode, "sandbox": local, "model": model, **arguments}
+            outcome = run_rollout(WRITE, **options)
         leftovers()
         return outcome, server
 

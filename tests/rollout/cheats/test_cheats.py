@@ -35,7 +35,7 @@ def test_no_cheat_pays_on_the_local_backend(local: Sandboxes, leftovers: Callabl
     leftovers()
 
 
-def test_every_kind_of_cheat_that_was_asked_for_is_there() -> None:
+def test_every_kind_of_cheat_is_there() -> None:
     names = {cheat.name for cheat in all_cheats()}
     assert len(names) == len(all_cheats())
     assert names >= {
@@ -84,9 +84,9 @@ def published_reward(sandbox: Sandbox, cheat: Cheat) -> float:
             sandbox.write_text(f"{sandbox.workdir}/{path}", text)
         shell = line if isinstance(line, str) else in_one_line(line)
         passed += sandbox.exec(shell, cwd=sandbox.workdir, timeout=20, max_output=1000).exit_code == 0
-    given = sandbox.exec("cat /home/user/logs/verifier/reward.txt", cwd="/").stdout
+    reward = sandbox.exec("cat /home/user/logs/verifier/reward.txt", cwd="/").stdout
     try:
-        return float(given)
+        return float(reward)
     except ValueError:
         return passed / len(task.verify)
 

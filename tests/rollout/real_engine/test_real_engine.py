@@ -105,7 +105,7 @@ def test_every_turns_ids_and_log_probabilities_are_the_engines(
     assert max(worst, from_scratch) < FLOAT_ERROR
 
 
-def test_the_engine_is_asked_for_prompt_ids_that_its_answers_omit(
+def test_prompt_ids_that_answers_omit_are_requested_from_the_engine(
     engine: Any, open_capture: Callable[[str], tuple[str, Capture]]
 ) -> None:
     url, capture = open_capture(engine.url)
@@ -143,7 +143,7 @@ def test_with_prompt_ids_a_conversation_becomes_sequences_that_the_engine_agrees
     assert worst < FLOAT_ERROR
 
 
-def test_what_an_agent_that_leaves_had_been_sent_is_captured_exactly(
+def test_a_stream_that_the_agent_leaves_is_captured_exactly(
     engine: Any, open_capture: Callable[[str], tuple[str, Capture]]
 ) -> None:
     url, capture = open_capture(engine.url)
@@ -166,7 +166,7 @@ def test_what_an_agent_that_leaves_had_been_sent_is_captured_exactly(
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(
-    ("path", "asked"),
+    ("path", "body"),
     [
         ("/messages", {"messages": [{"role": "user", "content": QUESTIONS[0]}], "max_tokens": 24}),
         ("/responses", {"input": QUESTIONS[0], "max_output_tokens": 24}),
@@ -176,13 +176,13 @@ def test_agents_that_speak_other_dialects_are_captured_exactly_too(
     engine: Any,
     open_capture: Callable[[str], tuple[str, Capture]],
     path: str,
-    asked: dict[str, Any],
+    body: dict[str, Any],
     stream: bool,
 ) -> None:
     url, capture = open_capture(engine.front_url)
     headers = {"authorization": f"Bearer {capture.key}"}
     with httpx2.Client(timeout=120, trust_env=False, headers=headers) as http:
-        reply = http.post(f"{url}{path}", json={"model": "any", "stream": stream, "temperature": 1.0, **asked})
+        reply = http.post(f"{url}{path}", json={"model": "any", "stream": stream, "temperature": 1.0, **body})
     assert reply.status_code == 200, reply.text
     (turn,), (call,) = capture.turns(), capture.calls()
     prompt = engine.prompt_ids({"messages": [{"role": "user", "content": QUESTIONS[0]}]})
