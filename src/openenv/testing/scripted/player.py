@@ -181,10 +181,8 @@ class ScriptedAnswer:
     """One whole reply, before it is written in a wire format."""
 
     script: Script
-    model: str
     turn: int
     """The number of the turn; -1 for a side answer, and as many as there are for the ending."""
-    text: str
     calls: list[ScriptedToolCall]
     prompt_ids: list[int]
     steps: list[SampledToken]
@@ -192,11 +190,6 @@ class ScriptedAnswer:
     failure: Failure | None = None
     first_token_delay_s: float = 0.0
     token_delay_s: float = 0.0
-
-    @property
-    def token_ids(self) -> list[int]:
-        """The ids of the whole answer."""
-        return [step.token for step in self.steps]
 
 
 @dataclass(slots=True)
@@ -218,7 +211,7 @@ class Player:
                 return script
         keyed = [(at, script) for script in self.scripts if script.key and (at := conversation.task(script.key)) >= 0]
         if keyed:
-            return max(keyed, key=lambda found: found[0])[1]
+            return max(keyed, key=lambda pair: pair[0])[1]
         return next((script for script in self.scripts if script.key is None), self.scripts[0])
 
     def answer(self, model: str, conversation: Conversation, *, max_tokens: int | None = None) -> ScriptedAnswer:
@@ -247,9 +240,7 @@ class Player:
             steps, finish = steps[: max(max_tokens, 1)], "length"
         return ScriptedAnswer(
             script=script,
-            model=model,
             turn=number,
-            text=text,
             calls=calls,
             prompt_ids=ids,
             steps=steps,
@@ -287,12 +278,11 @@ class Player:
 
 
 def _filled(text: str, values: dict[str, str]) -> str:
-    def replace(found: re.Match[str]) -> str:
-        name, pattern = found.groups()
-        value = values[name]
+    def replace(placeholder: re.Match[str]) -> str:
+        name, pattern = placeholder.groups()
         if pattern is None:
-            return value
-        match = re.search(pattern, value)
+            return values[name]
+        match = re.search(pattern, values[name])
         if match is None:
             return ""
         return match.group(1) if match.re.groups else match.group()

@@ -1,4 +1,4 @@
-"""`ScriptedModel`: a server that plays scripts, on a port of its own. A plain ASGI application with three routes."""
+"""`ScriptedModel`: a server that plays scripts, on a port of its own. A plain ASGI application."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import asyncio
 import time
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from pydantic_core import from_json, to_json
+from starlette.types import Receive, Scope, Send
 
 from ..thread_server import ThreadServer
 from . import vocabulary
@@ -18,20 +19,20 @@ from .player import Player, SampledToken, ScriptedAnswer, prompt_ids
 from .script import PREFIX, CutFailure, HangFailure, Script, Scripts, StatusFailure, load_scripts
 from .wire_formats import (
     BadRequest,
-    ChatDialect,
-    Chunk,
+    ChatFormat,
     EngineName,
-    Identity,
-    MessagesDialect,
+    MessagesFormat,
     ModelRequest,
-    ResponsesDialect,
+    ResponsesFormat,
+    ScriptedReply,
     WireFormat,
 )
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
+FORMATS: Mapping[str, WireFormat] = {
+    "/chat/completions": ChatFormat(),
+    "/messages": MessagesFormat(),
+    "/responses": ResponsesFormat(),
+}
 LABEL = (b"x-openenv-model", b"scripted")
 """A header on every reply: what answers here is a script."""
 
@@ -65,254 +66,12 @@ class Played:
 class _Exchange:
     """A request that is being answered."""
 
-    dialect: WireFormat
-    request: ModelRequest
-    answer: ScriptedAnswer
-    identity: Identity
+    format: WireFormat
+    reply: ScriptedReply
     record: Played
-    receive: Receive
     send: Send
-
-    def chunks(self, tokens_per_chunk: int) -> Iterator[Chunk]:
-        """Write the answer as a stream."""
-        return self.dialect.stream(self.request, self.answer, self.identity, tokens_per_chunk=tokens_per_chunk)
-
-
-class ScriptedApp:
-    """The ASGI application: routes, streams and failures. The arguments are those of `ScriptedModel`."""
-
-    def __init__(
-        self,
-        scripts: Iterable[Script],
-        *,
-        engine: EngineName,
-        tokens_per_chunk: int,
-        api_key: str | None,
-        headers: Mapping[str, str] | None,
-        remembered: int,
-    ) -> None:
-        self.player = Player(tuple(scripts))
-        self.headers: dict[str, str] = dict(headers or {})
-        self.played: deque[Played] = deque(maxlen=remembered)
-        self._engine: EngineName = engine
-        self._tokens_per_chunk = tokens_per_chunk
-        self._api_key = api_key
-        self._dialects: dict[str, WireFormat] = {
-            "/chat/completions": ChatDialect(),
-            "/messages": MessagesDialect(),
-            "/responses": ResponsesDialect(),
-        }
-        self._posts = {
-            "/messages/count_tokens": self._count_tokens,
-            "/tokenize": self._tokenize,
-            "/detokenize": self._detokenize,
-        }
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._closing: asyncio.Event | None = None
-
-    def stop(self) -> None:
-        """End every hang and delay; callable from any thread."""
-        if self._loop is not None and self._closing is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._closing.set)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        if scope["type"] != "http":
-            return
-        if self._closing is None:
-            self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
-        path = str(scope["path"]).rstrip("/")
-        path = path.removeprefix("/v1") or "/"
-        dialect = self._dialects.get(path)
-        try:
-            if scope["method"] in ("GET", "HEAD"):
-                await self._get(path, send)
-            elif dialect is not None:
-                await self._generate(dialect, scope, receive, send)
-            elif path in self._posts:
-                await self._reply(send, 200, self._posts[path](await _body(receive)))
-            else:
-                await self._reply(send, 404, {"error": {"message": f"nothing is at {scope['path']}", "code": 404}})
-        except BadRequest as exc:
-            refusal = (dialect or ChatDialect()).error(400, str(exc), "invalid_request_error")
-            await self._reply(send, 400, refusal)
-
-    async def _get(self, path: str, send: Send) -> None:
-        models = [
-            {"id": script.model_name, "object": "model", "created": 0, "owned_by": "scripted", "max_model_len": 1 << 20}
-            for script in self.player.scripts
-        ]
-        if path == "/models":
-            await self._reply(send, 200, {"object": "list", "data": models})
-        elif path in ("/health", "/"):
-            await self._reply(send, 200, {"status": "healthy", "model": "scripted", "tokenizer": vocabulary.NAME})
-        else:
-            missing = {"error": {"message": f"nothing is at {path}", "code": 404}}
-            model = next((model for model in models if path == f"/models/{model['id']}"), None)
-            await self._reply(send, 404 if model is None else 200, model or missing)
-
-    async def _generate(self, dialect: WireFormat, scope: Scope, receive: Receive, send: Send) -> None:
-        request = _read(dialect, await _body(receive))
-        if self._api_key is not None and self._api_key not in _keys(scope):
-            await self._reply(send, 401, dialect.error(401, "this key is not known here", "authentication_error"))
-            return
-        answer = self.player.answer(request.model, request.conversation, max_tokens=request.max_tokens)
-        identity = Identity(f"scripted-{uuid.uuid4().hex}", int(time.time()), self._engine)
-        record = Played(
-            identity.response_id,
-            dialect.name,
-            request.model,
-            answer.script.name,
-            answer.turn,
-            request.stream,
-            answer.prompt_ids,
-        )
-        self.played.append(record)
-        failure = answer.failure
-        if isinstance(failure, StatusFailure):
-            record.status = failure.status
-            more = {} if failure.retry_after_s is None else {"retry-after": f"{failure.retry_after_s:g}"}
-            refusal = dialect.error(failure.status, failure.message, "scripted_failure")
-            await self._reply(send, failure.status, refusal, more)
-        else:
-            exchange = _Exchange(dialect, request, answer, identity, record, receive, send)
-            await (self._stream(exchange) if request.stream else self._whole(exchange))
-
-    async def _whole(self, exchange: _Exchange) -> None:
-        answer, failure = exchange.answer, exchange.answer.failure
-        pause = answer.first_token_delay_s + answer.token_delay_s * len(answer.steps)
-        if isinstance(failure, HangFailure):
-            pause += float("inf") if failure.seconds is None else failure.seconds
-        if pause:
-            left = asyncio.ensure_future(_left(exchange.receive))
-            try:
-                if not await self._wait(pause, left):
-                    return
-            finally:
-                left.cancel()
-        if isinstance(failure, CutFailure):
-            head = self._head(200, "application/json")
-            head["headers"].append((b"content-length", b"1000000"))
-            await exchange.send(head)
-            return  # the server closes a connection whose reply is not complete
-        exchange.record.sent(answer.steps)
-        exchange.record.finished = True
-        await self._reply(exchange.send, 200, exchange.dialect.whole(exchange.request, answer, exchange.identity))
-
-    async def _stream(self, exchange: _Exchange) -> None:
-        answer, send = exchange.answer, exchange.send
-        left = asyncio.ensure_future(_left(exchange.receive))
-        try:
-            if answer.first_token_delay_s and not await self._wait(answer.first_token_delay_s, left):
-                return
-            await send(self._head(200, "text/event-stream; charset=utf-8"))
-            for number, chunk in enumerate(exchange.chunks(self._tokens_per_chunk)):
-                if not await self._goes_on(answer, number, left):
-                    return
-                if answer.token_delay_s and chunk.steps:
-                    if not await self._wait(answer.token_delay_s * len(chunk.steps), left):
-                        return
-                elif left.done():
-                    return
-                await send({"type": "http.response.body", "body": chunk.data, "more_body": True})
-                exchange.record.sent(chunk.steps)
-                await asyncio.sleep(0)  # each chunk is a write of its own, and other streams have their turn
-            exchange.record.finished = True
-            await send({"type": "http.response.body", "body": b""})
-        finally:
-            left.cancel()
-
-    async def _goes_on(self, answer: ScriptedAnswer, number: int, left: asyncio.Future[None]) -> bool:
-        """Fail where the script says so; return whether the stream goes on with this chunk."""
-        failure = answer.failure
-        if isinstance(failure, CutFailure):
-            return number != failure.after_chunks
-        if isinstance(failure, HangFailure) and number == failure.after_chunks:
-            return await self._wait(float("inf") if failure.seconds is None else failure.seconds, left)
-        return True
-
-    async def _wait(self, seconds: float, left: asyncio.Future[None]) -> bool:
-        """Wait; return whether the caller is still there and the server is to go on."""
-        assert self._closing is not None
-        closing = asyncio.ensure_future(self._closing.wait())
-        try:
-            timeout = None if seconds == float("inf") else seconds
-            ends: set[asyncio.Future[Any]] = {left, closing}
-            done, _ = await asyncio.wait(ends, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-            return not done
-        finally:
-            closing.cancel()
-
-    def _count_tokens(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        conversation = _read(MessagesDialect(), body).conversation
-        return {"input_tokens": len(prompt_ids(conversation, self.player.tokenizer))}
-
-    def _tokenize(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        if "messages" in body:
-            ids = prompt_ids(_read(ChatDialect(), body).conversation, self.player.tokenizer)
-        else:
-            ids = list(vocabulary.encode(str(body.get("prompt", body.get("content", "")))))
-        return {"count": len(ids), "max_model_len": 1 << 20, "tokens": ids, "tokenizer": vocabulary.NAME}
-
-    def _detokenize(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        try:
-            return {"prompt": vocabulary.decode(list(body.get("tokens", ())))}
-        except (ValueError, TypeError) as exc:
-            raise BadRequest(str(exc)) from exc
-
-    def _head(self, status: int, content_type: str) -> dict[str, Any]:
-        headers = [(b"content-type", content_type.encode()), LABEL]
-        headers += [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in self.headers.items()]
-        return {"type": "http.response.start", "status": status, "headers": headers}
-
-    async def _reply(self, send: Send, status: int, value: Any, more: Mapping[str, str] | None = None) -> None:
-        body = to_json(value)
-        head = self._head(status, "application/json")
-        head["headers"].append((b"content-length", str(len(body)).encode()))
-        head["headers"] += [(name.encode(), text.encode()) for name, text in (more or {}).items()]
-        await send(head)
-        await send({"type": "http.response.body", "body": body})
-
-
-def _read(dialect: WireFormat, body: Mapping[str, Any]) -> ModelRequest:
-    try:
-        return dialect.read(body)
-    except (AttributeError, TypeError, KeyError) as exc:  # a part of it is of another type than it should be
-        raise BadRequest(f"the request cannot be understood: {exc}") from exc
-
-
-async def _body(receive: Receive) -> dict[str, Any]:
-    parts = []
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise BadRequest("the request was broken off")
-        parts.append(message.get("body", b""))
-        if not message.get("more_body"):
-            break
-    try:
-        value = from_json(b"".join(parts))
-    except ValueError as exc:
-        raise BadRequest(f"the body is not JSON: {exc}") from exc
-    if not isinstance(value, dict):
-        raise BadRequest("the body must be a JSON object")
-    return value
-
-
-async def _left(receive: Receive) -> None:
-    """Return when the caller has gone."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _keys(scope: Scope) -> set[str]:
-    keys = set()
-    for name, value in scope["headers"]:
-        if name == b"authorization":
-            keys.add(value.decode("latin-1").removeprefix("Bearer ").strip())
-        elif name in (b"x-api-key", b"api-key"):
-            keys.add(value.decode("latin-1").strip())
-    return keys
+    left: asyncio.Future[None]
+    """Done when the caller has gone."""
 
 
 class ModelAddress(TypedDict):
@@ -356,22 +115,17 @@ class ScriptedModel:
         remembered: int = 256,
     ) -> None:
         self.scripts: tuple[Script, ...] = load_scripts(scripts)
-        self._app = ScriptedApp(
-            self.scripts,
-            engine=engine,
-            tokens_per_chunk=tokens_per_chunk,
-            api_key=api_key,
-            headers=headers,
-            remembered=remembered,
-        )
+        self._player = Player(self.scripts)
+        self._headers: dict[str, str] = dict(headers or {})
+        self._played: deque[Played] = deque(maxlen=remembered)
+        self._engine: EngineName = engine
+        self._tokens_per_chunk = tokens_per_chunk
+        self._api_key = api_key
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing: asyncio.Event | None = None  # ends every hang and delay
+        timeouts = {"timeout_graceful_shutdown": 2, "timeout_keep_alive": 75}
         self._server = ThreadServer(
-            self._app,
-            host=host,
-            port=port,
-            lifespan="off",
-            ws="none",
-            timeout_graceful_shutdown=2,
-            timeout_keep_alive=75,
+            self._serve, host=host, port=port, interface="asgi3", lifespan="off", ws="none", **timeouts
         )
 
     @property
@@ -412,11 +166,11 @@ class ScriptedModel:
 
     def played(self) -> list[Played]:
         """Return what the last requests were sent, oldest first."""
-        return list(self._app.played)
+        return list(self._played)
 
     def set_header(self, name: str, value: str) -> None:
         """Change a header of every reply from now on."""
-        self._app.headers[name] = value
+        self._headers[name] = value
 
     def start(self) -> ScriptedModel:
         """Begin to answer; the same as entering the `with` block."""
@@ -425,7 +179,8 @@ class ScriptedModel:
 
     def close(self) -> None:
         """End all replies under way and stop answering."""
-        self._app.stop()
+        if self._loop is not None and self._closing is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._closing.set)
         self._server.close()
 
     def __enter__(self) -> ScriptedModel:
@@ -433,3 +188,209 @@ class ScriptedModel:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+    # the ASGI application
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        if self._closing is None:
+            self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
+        path = str(scope["path"]).rstrip("/").removeprefix("/v1") or "/"
+        wire_format = FORMATS.get(path)
+        posts = {
+            "/messages/count_tokens": self._count_tokens,
+            "/tokenize": self._tokenize,
+            "/detokenize": self._detokenize,
+        }
+        try:
+            if scope["method"] in ("GET", "HEAD"):
+                await self._get(path, send)
+            elif wire_format is not None:
+                await self._generate(wire_format, scope, receive, send)
+            elif path in posts:
+                await self._reply(send, 200, posts[path](await _body(receive)))
+            else:
+                await self._reply(send, 404, _nothing_at(scope["path"]))
+        except BadRequest as exc:
+            refusal = (wire_format or ChatFormat()).error(400, str(exc), "invalid_request_error")
+            await self._reply(send, 400, refusal)
+
+    async def _get(self, path: str, send: Send) -> None:
+        models = [
+            {"id": script.model_name, "object": "model", "created": 0, "owned_by": "scripted", "max_model_len": 1 << 20}
+            for script in self.scripts
+        ]
+        if path == "/models":
+            await self._reply(send, 200, {"object": "list", "data": models})
+        elif path in ("/health", "/"):
+            await self._reply(send, 200, {"status": "healthy", "model": "scripted", "tokenizer": vocabulary.NAME})
+        else:
+            model = next((model for model in models if path == f"/models/{model['id']}"), None)
+            await self._reply(send, 404 if model is None else 200, model or _nothing_at(path))
+
+    async def _generate(self, wire_format: WireFormat, scope: Scope, receive: Receive, send: Send) -> None:
+        request = _read(wire_format, await _body(receive))
+        if self._api_key is not None and self._api_key not in _keys(scope):
+            await self._reply(send, 401, wire_format.error(401, "this key is not known here", "authentication_error"))
+            return
+        answer = self._player.answer(request.model, request.conversation, max_tokens=request.max_tokens)
+        reply = ScriptedReply(request, answer, f"scripted-{uuid.uuid4().hex}", int(time.time()), self._engine)
+        record = Played(
+            reply.response_id,
+            wire_format.name,
+            request.model,
+            answer.script.name,
+            answer.turn,
+            request.stream,
+            answer.prompt_ids,
+        )
+        self._played.append(record)
+        failure = answer.failure
+        if isinstance(failure, StatusFailure):
+            record.status = failure.status
+            more = {} if failure.retry_after_s is None else {"retry-after": f"{failure.retry_after_s:g}"}
+            refusal = wire_format.error(failure.status, failure.message, "scripted_failure")
+            await self._reply(send, failure.status, refusal, more)
+        else:
+            exchange = _Exchange(wire_format, reply, record, send, asyncio.ensure_future(_left(receive)))
+            try:
+                await (self._stream(exchange) if request.stream else self._whole(exchange))
+            finally:
+                exchange.left.cancel()
+
+    async def _whole(self, exchange: _Exchange) -> None:
+        answer, failure = exchange.reply.answer, exchange.reply.answer.failure
+        pause = answer.first_token_delay_s + answer.token_delay_s * len(answer.steps)
+        if isinstance(failure, HangFailure):
+            pause += _hang_s(failure)
+        if pause and not await self._wait(pause, exchange.left):
+            return
+        if isinstance(failure, CutFailure):
+            head = self._head(200, "application/json")
+            head["headers"].append((b"content-length", b"1000000"))
+            await exchange.send(head)
+            return  # the server closes a connection whose reply is not complete
+        exchange.record.sent(answer.steps)
+        exchange.record.finished = True
+        await self._reply(exchange.send, 200, exchange.format.whole(exchange.reply))
+
+    async def _stream(self, exchange: _Exchange) -> None:
+        answer, send = exchange.reply.answer, exchange.send
+        if answer.first_token_delay_s and not await self._wait(answer.first_token_delay_s, exchange.left):
+            return
+        await send(self._head(200, "text/event-stream; charset=utf-8"))
+        chunks = exchange.format.stream(exchange.reply, tokens_per_chunk=self._tokens_per_chunk)
+        for number, chunk in enumerate(chunks):
+            if not await self._goes_on(answer, number, exchange.left):
+                return
+            if answer.token_delay_s and chunk.steps:
+                if not await self._wait(answer.token_delay_s * len(chunk.steps), exchange.left):
+                    return
+            elif exchange.left.done():
+                return
+            await send({"type": "http.response.body", "body": chunk.data, "more_body": True})
+            exchange.record.sent(chunk.steps)
+            await asyncio.sleep(0)  # each chunk is a write of its own, and other streams have their turn
+        exchange.record.finished = True
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _goes_on(self, answer: ScriptedAnswer, number: int, left: asyncio.Future[None]) -> bool:
+        """Fail where the script says so; return whether the stream goes on with this chunk."""
+        failure = answer.failure
+        if isinstance(failure, CutFailure):
+            return number != failure.after_chunks
+        if isinstance(failure, HangFailure) and number == failure.after_chunks:
+            return await self._wait(_hang_s(failure), left)
+        return True
+
+    async def _wait(self, seconds: float, left: asyncio.Future[None]) -> bool:
+        """Wait; return whether the caller is still there and the server is to go on."""
+        assert self._closing is not None
+        closing = asyncio.ensure_future(self._closing.wait())
+        try:
+            timeout = None if seconds == float("inf") else seconds
+            ends: set[asyncio.Future[Any]] = {left, closing}
+            done, _ = await asyncio.wait(ends, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            return not done
+        finally:
+            closing.cancel()
+
+    def _count_tokens(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        conversation = _read(MessagesFormat(), body).conversation
+        return {"input_tokens": len(prompt_ids(conversation, self._player.tokenizer))}
+
+    def _tokenize(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        if "messages" in body:
+            ids = prompt_ids(_read(ChatFormat(), body).conversation, self._player.tokenizer)
+        else:
+            ids = list(vocabulary.encode(str(body.get("prompt", body.get("content", "")))))
+        return {"count": len(ids), "max_model_len": 1 << 20, "tokens": ids, "tokenizer": vocabulary.NAME}
+
+    def _detokenize(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return {"prompt": vocabulary.decode(list(body.get("tokens", ())))}
+        except (ValueError, TypeError) as exc:
+            raise BadRequest(str(exc)) from exc
+
+    def _head(self, status: int, content_type: str) -> dict[str, Any]:
+        headers = [(b"content-type", content_type.encode()), LABEL]
+        headers += [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in self._headers.items()]
+        return {"type": "http.response.start", "status": status, "headers": headers}
+
+    async def _reply(self, send: Send, status: int, value: Any, more: Mapping[str, str] | None = None) -> None:
+        body = to_json(value)
+        head = self._head(status, "application/json")
+        head["headers"].append((b"content-length", str(len(body)).encode()))
+        head["headers"] += [(name.encode(), text.encode()) for name, text in (more or {}).items()]
+        await send(head)
+        await send({"type": "http.response.body", "body": body})
+
+
+def _nothing_at(path: str) -> dict[str, Any]:
+    return {"error": {"message": f"nothing is at {path}", "code": 404}}
+
+
+def _hang_s(failure: HangFailure) -> float:
+    return float("inf") if failure.seconds is None else failure.seconds
+
+
+def _read(wire_format: WireFormat, body: Mapping[str, Any]) -> ModelRequest:
+    try:
+        return wire_format.read(body)
+    except (AttributeError, TypeError, KeyError) as exc:  # a part of it is of another type than it should be
+        raise BadRequest(f"the request cannot be understood: {exc}") from exc
+
+
+async def _body(receive: Receive) -> dict[str, Any]:
+    parts = []
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise BadRequest("the request was broken off")
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            break
+    try:
+        value = from_json(b"".join(parts))
+    except ValueError as exc:
+        raise BadRequest(f"the body is not JSON: {exc}") from exc
+    if not isinstance(value, dict):
+        raise BadRequest("the body must be a JSON object")
+    return value
+
+
+async def _left(receive: Receive) -> None:
+    """Return when the caller has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _keys(scope: Scope) -> set[str]:
+    keys = set()
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            keys.add(value.decode("latin-1").removeprefix("Bearer ").strip())
+        elif name in (b"x-api-key", b"api-key"):
+            keys.add(value.decode("latin-1").strip())
+    return keys

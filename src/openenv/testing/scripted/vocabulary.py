@@ -11,18 +11,8 @@ import re
 from collections import OrderedDict
 from typing import NamedTuple
 
-SPECIAL = (
-    "<|pad|>",
-    "<|begin|>",
-    "<|end|>",
-    "<|system|>",
-    "<|user|>",
-    "<|assistant|>",
-    "<|tool|>",
-    "<|tools|>",
-    "<|call|>",
-    "<|arguments|>",
-)
+_NAMES = "pad begin end system user assistant tool tools call arguments"
+SPECIAL = tuple(f"<|{name}|>" for name in _NAMES.split())
 PAD, BEGIN, END, SYSTEM, USER, ASSISTANT, TOOL, TOOLS, CALL, ARGUMENTS = range(len(SPECIAL))
 
 _FIRST_BYTE = 16  # ids between the special ones and this are left free
@@ -37,28 +27,17 @@ _FRAGMENTS = (
     "ch om ma ic la el ur us ut ct ec et ad ot as no pr pe mi si ag ul ol il id ex em ac am ap ow ue "
     "the ing ion ent tio ati for her ter ver all con com pro ess res ate per ith age ser ert out ect ment able"
 )
+_SPACES = ("  ", "    ", "        ", "\n\n", "\n    ")
+_SIGNS = ('":"', '","', '": "', '", "', " = ", "):\n", "()", "//", ", ", ". ")
 _PIECES = tuple(
     piece.encode()
     for piece in dict.fromkeys(
-        [f" {word}" for word in _WORDS.split()]
-        + [word for word in _WORDS.split() if len(word) > 2]
-        + _FRAGMENTS.split()
-        + [
-            "  ",
-            "    ",
-            "        ",
-            "\n\n",
-            "\n    ",
-            '":"',
-            '","',
-            '": "',
-            '", "',
-            " = ",
-            "):\n",
-            "()",
-            "//",
-            ", ",
-            ". ",
+        [
+            *(f" {word}" for word in _WORDS.split()),
+            *(word for word in _WORDS.split() if len(word) > 2),
+            *_FRAGMENTS.split(),
+            *_SPACES,
+            *_SIGNS,
         ]
     )
 )
@@ -127,11 +106,6 @@ def bytes_of(token: int) -> bytes:
         return _BYTES[token]
     except KeyError:
         raise ValueError(f"no token has the id {token}") from None
-
-
-def is_special(token: int) -> bool:
-    """Return whether a token stands for itself and not for text."""
-    return token < _FIRST_BYTE
 
 
 def logprob(before: int, token: int, position: int) -> float:

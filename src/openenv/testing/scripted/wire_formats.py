@@ -1,4 +1,4 @@
-"""The three wire formats of scripted models: read a request, write an answer as one body or as a stream of events.
+"""The three wire formats of scripted models: read a request, write a reply as one body or as a stream of events.
 
 Pure: bytes and values in, bytes and values out.
 """
@@ -6,8 +6,8 @@ Pure: bytes and values in, bytes and values out.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from pydantic_core import from_json, to_json
@@ -15,7 +15,6 @@ from pydantic_core import from_json, to_json
 from . import vocabulary
 from .player import (
     Conversation,
-    Finish,
     Role,
     SampledToken,
     ScriptedAnswer,
@@ -27,6 +26,7 @@ from .player import (
 
 EngineName = Literal["vllm", "sglang", "plain"]
 """Where replies have token ids: as vLLM writes them, as SGLang writes them, or nowhere."""
+Json = dict[str, Any]
 
 
 class BadRequest(ValueError):
@@ -47,23 +47,68 @@ class ModelRequest:
 
     model: str
     conversation: Conversation
-    stream: bool = False
+    stream: bool
+    top_logprobs: int
+    wants_token_ids: bool
     max_tokens: int | None = None
     logprobs: bool = False
-    top_logprobs: int = 0
-    token_ids: bool = False
-    usage: bool = True
+    usage: bool = False
     token_names_as_ids: bool = False
-    body: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
-    """The identity of a reply: its id, time and model server."""
+class ScriptedReply:
+    """What is to be written: the answer to a request, and what identifies the reply."""
 
+    request: ModelRequest
+    answer: ScriptedAnswer
     response_id: str
     created: int
-    engine: EngineName = "vllm"
+    engine: EngineName
+
+    @property
+    def has_token_ids(self) -> bool:
+        """Whether the reply has token ids."""
+        return self.request.wants_token_ids and self.engine != "plain"
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The size of the prompt."""
+        return len(self.answer.prompt_ids)
+
+    @property
+    def completion_tokens(self) -> int:
+        """The size of the answer."""
+        return len(self.answer.steps)
+
+    def text(self) -> str:
+        """Return the answer's text, as far as it is within the token limit."""
+        return "".join(step.visible for step in self.answer.steps if step.kind == "text")
+
+    def calls(self) -> Iterator[tuple[int, ScriptedToolCall, str]]:
+        """Yield the calls that begin within the token limit: number, call, and arguments as far as they got."""
+        for index in [step.call for step in self.answer.steps if step.kind == "open"]:
+            arguments = [step.visible for step in self.answer.steps if step.kind == "arguments" and step.call == index]
+            yield index, self.answer.calls[index], "".join(arguments)
+
+    def logprob_entries(self, steps: Iterable[SampledToken]) -> list[Json]:
+        """Return log-probabilities as `logprobs.content` of OpenAI's chat completions has them."""
+        return [
+            {
+                **self._entry(step.token, step.logprob),
+                "top_logprobs": [
+                    self._entry(other.token, other.logprob)
+                    for other in vocabulary.alternatives(step.token, step.logprob, self.request.top_logprobs)
+                ],
+            }
+            for step in steps
+        ]
+
+    def _entry(self, token: int, chance: float) -> Json:
+        data = vocabulary.bytes_of(token)
+        # Half a character is a replacement character, as engines show it.
+        text = f"token_id:{token}" if self.request.token_names_as_ids else data.decode("utf-8", "replace")
+        return {"token": text, "logprob": chance, "bytes": list(data)}
 
 
 class WireFormat(ABC):
@@ -80,123 +125,38 @@ class WireFormat(ABC):
         """
 
     @abstractmethod
-    def whole(self, request: ModelRequest, answer: ScriptedAnswer, identity: Identity) -> dict[str, Any]:
-        """Write an answer as one body."""
+    def whole(self, reply: ScriptedReply) -> Json:
+        """Write a reply as one body."""
 
     @abstractmethod
-    def stream(
-        self, request: ModelRequest, answer: ScriptedAnswer, identity: Identity, *, tokens_per_chunk: int
-    ) -> Iterator[Chunk]:
-        """Write an answer as server-sent events."""
+    def stream(self, reply: ScriptedReply, *, tokens_per_chunk: int) -> Iterator[Chunk]:
+        """Write a reply as server-sent events."""
 
-    @abstractmethod
-    def error(self, status: int, message: str, kind: str) -> dict[str, Any]:
+    def error(self, status: int, message: str, kind: str) -> Json:
         """Write an error."""
+        return {"error": {"message": message, "type": kind, "param": None, "code": status}}
 
 
-def groups(steps: Sequence[SampledToken], size: int) -> Iterator[Sequence[SampledToken]]:
-    """Cut an answer into runs of tokens that go out together; a run never spans text and a call, or two calls."""
-    begin = 0
-    while begin < len(steps):
-        end = begin + 1
-        while end < len(steps) and end - begin < size and _alike(steps[begin], steps[end]):
-            end += 1
-        yield steps[begin:end]
-        begin = end
+def _request(
+    body: Mapping[str, Any], messages: Iterable[ScriptedMessage], schema: Json | None, **more: Any
+) -> ModelRequest:
+    """Return a request with the fields that all formats name alike."""
+    return ModelRequest(
+        model=str(body.get("model", "")),
+        conversation=Conversation(joined(messages), list(body.get("tools") or []), schema),
+        stream=bool(body.get("stream")),
+        top_logprobs=_whole_number(body, "top_logprobs") or 0,
+        wants_token_ids=bool(body.get("return_token_ids")),
+        **more,
+    )
 
 
-def _alike(one: SampledToken, other: SampledToken) -> bool:
-    return one.kind == other.kind and one.call == other.call
-
-
-class Carrier:
-    """Adds ids and log-probabilities to the events of wire formats that have no place for them.
-
-    An event carries its own tokens and those before it that show nothing, as two lists of the same length.
-    """
-
-    def __init__(self, request: ModelRequest, identity: Identity) -> None:
-        self._request = request
-        self._wanted = request.token_ids and identity.engine != "plain"
-        self._waiting: list[SampledToken] = []
-
-    def hold(self, steps: Sequence[SampledToken]) -> None:
-        """Keep tokens for the next event."""
-        self._waiting.extend(steps)
-
-    def chunk(self, name: str, data: dict[str, Any], steps: Sequence[SampledToken] = ()) -> Chunk:
-        """Write an event with all tokens that wait, and its own."""
-        carried = [*self._waiting, *steps]
-        self._waiting.clear()
-        if self._wanted and carried:
-            data["token_ids"] = [step.token for step in carried]
-            data["logprobs"] = logprob_entries(carried, self._request)
-        return Chunk(event(data, name), carried)
-
-    def add_to(self, body: dict[str, Any], answer: ScriptedAnswer) -> None:
-        """Put prompt and answer into a whole reply."""
-        if self._wanted:
-            body["prompt_token_ids"] = answer.prompt_ids
-            body["token_ids"] = answer.token_ids
-            body["logprobs"] = logprob_entries(answer.steps, self._request)
-
-    def add_prompt(self, body: dict[str, Any], answer: ScriptedAnswer) -> None:
-        """Put the prompt into the first event."""
-        if self._wanted:
-            body["prompt_token_ids"] = answer.prompt_ids
-
-
-def event(data: Any, name: str | None = None) -> bytes:
-    """Write one server-sent event."""
-    body = to_json(data)
-    if name is None:
-        return b"data: " + body + b"\n\n"
-    return b"event: " + name.encode() + b"\ndata: " + body + b"\n\n"
-
-
-def token_text(token: int) -> str:
-    """Return a token's own text; half a character is a replacement character, as engines show it."""
-    return vocabulary.bytes_of(token).decode("utf-8", "replace")
-
-
-def logprob_entries(steps: Sequence[SampledToken], request: ModelRequest) -> list[dict[str, Any]]:
-    """Write log-probabilities as `logprobs.content` of OpenAI's chat completions has them."""
-    return [
-        {
-            **_entry(step.token, step.logprob, request),
-            "top_logprobs": [
-                _entry(other.token, other.logprob, request)
-                for other in vocabulary.alternatives(step.token, step.logprob, request.top_logprobs)
-            ],
-        }
-        for step in steps
-    ]
-
-
-def _entry(token: int, chance: float, request: ModelRequest) -> dict[str, Any]:
-    text = f"token_id:{token}" if request.token_names_as_ids else token_text(token)
-    return {"token": text, "logprob": chance, "bytes": list(vocabulary.bytes_of(token))}
-
-
-def shown(answer: ScriptedAnswer, call: int | None = None) -> str:
-    """Return what of an answer's text, or of a call's arguments, was within the token limit."""
-    kind, index = ("text", -1) if call is None else ("arguments", call)
-    return "".join(step.visible for step in answer.steps if step.kind == kind and step.call == index)
-
-
-def opened(answer: ScriptedAnswer) -> list[int]:
-    """Return the calls of an answer that were begun within the token limit."""
-    return [step.call for step in answer.steps if step.kind == "open"]
-
-
-def text_of(content: Any) -> str:
+def _text_of(content: Any) -> str:
     """Return the text of a content field: a string, or a list of parts of which some are text."""
     if isinstance(content, str):
         return content
-    if not isinstance(content, list):
-        return ""
     texts = []
-    for part in content:
+    for part in content if isinstance(content, list) else ():
         if isinstance(part, str):
             texts.append(part)
         elif isinstance(part, dict):
@@ -205,7 +165,7 @@ def text_of(content: Any) -> str:
     return "\n".join(texts)
 
 
-def _objects(value: Any, problem: str) -> list[dict[str, Any]]:
+def _objects(value: Any, problem: str) -> list[Json]:
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise BadRequest(problem)
     return value
@@ -218,13 +178,28 @@ def _role(message: Mapping[str, Any], roles: Mapping[str, Role]) -> Role:
     return role
 
 
-def whole_number(body: Mapping[str, Any], *names: str) -> int | None:
+def _whole_number(body: Mapping[str, Any], *names: str) -> int | None:
     """Return the first of these fields that is a number."""
-    for name in names:
-        value = body.get(name)
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-    return None
+    values = (body.get(name) for name in names)
+    return next((value for value in values if isinstance(value, int) and not isinstance(value, bool)), None)
+
+
+def _event(data: Any, name: str | None = None) -> bytes:
+    """Write one server-sent event."""
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + to_json(data) + b"\n\n"
+
+
+def _groups(steps: Sequence[SampledToken], size: int) -> Iterator[Sequence[SampledToken]]:
+    """Cut an answer into runs of tokens that go out together; a run never spans text and a call, or two calls."""
+    begin = 0
+    while begin < len(steps):
+        place = (steps[begin].kind, steps[begin].call)
+        end = begin + 1
+        while end < len(steps) and end - begin < size and (steps[end].kind, steps[end].call) == place:
+            end += 1
+        yield steps[begin:end]
+        begin = end
 
 
 # ---- OpenAI chat completions; token ids are where vLLM or SGLang put them ----
@@ -240,119 +215,90 @@ _CHAT_ROLES: dict[str, Role] = {
 }
 
 
-class ChatDialect(WireFormat):
+class ChatFormat(WireFormat):
     """`POST /v1/chat/completions`."""
 
     name = "openai_chat"
 
     def read(self, body: Mapping[str, Any]) -> ModelRequest:
-        """Read a request."""
         messages = _objects(body.get("messages"), "messages must be a list of objects")
         if body.get("n") not in (None, 1):
             raise BadRequest("n must be 1: a script has one answer")
-        tools = body.get("tools") or []
         schema = body.get("response_format") or {}
-        options = body.get("stream_options") or {}
-        return ModelRequest(
-            model=str(body.get("model", "")),
-            conversation=Conversation(
-                joined(_chat_message(message) for message in messages),
-                list(tools),
-                (schema.get("json_schema") or {}).get("schema") if schema.get("type") == "json_schema" else None,
-            ),
-            stream=bool(body.get("stream")),
-            max_tokens=whole_number(body, "max_completion_tokens", "max_tokens"),
+        return _request(
+            body,
+            (_chat_message(message) for message in messages),
+            (schema.get("json_schema") or {}).get("schema") if schema.get("type") == "json_schema" else None,
+            max_tokens=_whole_number(body, "max_completion_tokens", "max_tokens"),
             logprobs=bool(body.get("logprobs")),
-            top_logprobs=whole_number(body, "top_logprobs") or 0,
-            token_ids=bool(body.get("return_token_ids")),
-            usage=bool(options.get("include_usage")),
+            usage=bool((body.get("stream_options") or {}).get("include_usage")),
             token_names_as_ids=bool(body.get("return_tokens_as_token_ids")),
-            body=body,
         )
 
-    def whole(self, request: ModelRequest, answer: ScriptedAnswer, identity: Identity) -> dict[str, Any]:
-        """Write an answer as one body."""
-        message: dict[str, Any] = {"role": "assistant", "content": shown(answer) or None}
-        calls = [(answer.calls[index], shown(answer, index)) for index in opened(answer)]
+    def whole(self, reply: ScriptedReply) -> Json:
+        message: Json = {"role": "assistant", "content": reply.text() or None}
+        calls = [
+            {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+            for _, call, arguments in reply.calls()
+        ]
         if calls:
-            message["tool_calls"] = [
-                {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
-                for call, arguments in calls
-            ]
-        choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": answer.finish}
-        choice["logprobs"] = {"content": logprob_entries(answer.steps, request)} if request.logprobs else None
-        result = _chat_envelope(request, identity, "chat.completion", [choice])
-        result["usage"] = _usage(answer)
-        if request.token_ids:
-            _add_ids(result, choice, answer.steps, answer.prompt_ids, identity)
-        return result
+            message["tool_calls"] = calls
+        steps = reply.answer.steps
+        choice: Json = {"index": 0, "message": message, "finish_reason": reply.answer.finish}
+        choice["logprobs"] = {"content": reply.logprob_entries(steps)} if reply.request.logprobs else None
+        body = _chat_body(reply, choice, kind="chat.completion")
+        body["usage"] = _chat_usage(reply)
+        _add_chat_ids(body, choice, steps, reply, with_prompt=True)
+        return body
 
-    def stream(
-        self, request: ModelRequest, answer: ScriptedAnswer, identity: Identity, *, tokens_per_chunk: int
-    ) -> Iterator[Chunk]:
-        """Write an answer as server-sent events."""
-        first: dict[str, Any] = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-        opening = _chat_envelope(request, identity, "chat.completion.chunk", [first])
-        if request.token_ids:
-            _add_ids(opening, first, (), answer.prompt_ids, identity)
-        yield Chunk(event(opening))
-        for steps in groups(answer.steps, tokens_per_chunk):
-            choice: dict[str, Any] = {"index": 0, "delta": _delta(steps, answer), "finish_reason": None}
-            if request.logprobs:
-                choice["logprobs"] = {"content": logprob_entries(steps, request)}
-            chunk = _chat_envelope(request, identity, "chat.completion.chunk", [choice])
-            if request.token_ids:
-                _add_ids(chunk, choice, steps, None, identity)
-            yield Chunk(event(chunk), steps)
-        last = {"index": 0, "delta": {}, "finish_reason": answer.finish}
-        yield Chunk(event(_chat_envelope(request, identity, "chat.completion.chunk", [last])))
-        if request.usage:
-            usage = _chat_envelope(request, identity, "chat.completion.chunk", [])
-            yield Chunk(event({**usage, "usage": _usage(answer)}))
+    def stream(self, reply: ScriptedReply, *, tokens_per_chunk: int) -> Iterator[Chunk]:
+        first: Json = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+        opening = _chat_body(reply, first)
+        _add_chat_ids(opening, first, (), reply, with_prompt=True)
+        yield Chunk(_event(opening))
+        for steps in _groups(reply.answer.steps, tokens_per_chunk):
+            choice: Json = {"index": 0, "delta": _chat_delta(steps, reply.answer), "finish_reason": None}
+            if reply.request.logprobs:
+                choice["logprobs"] = {"content": reply.logprob_entries(steps)}
+            body = _chat_body(reply, choice)
+            _add_chat_ids(body, choice, steps, reply)
+            yield Chunk(_event(body), steps)
+        yield Chunk(_event(_chat_body(reply, {"index": 0, "delta": {}, "finish_reason": reply.answer.finish})))
+        if reply.request.usage:
+            yield Chunk(_event({**_chat_body(reply), "usage": _chat_usage(reply)}))
         yield Chunk(b"data: [DONE]\n\n")
-
-    def error(self, status: int, message: str, kind: str) -> dict[str, Any]:
-        """Write an error."""
-        return {"error": {"message": message, "type": kind, "param": None, "code": status}}
 
 
 def _chat_message(message: Mapping[str, Any]) -> ScriptedMessage:
-    role = _role(message, _CHAT_ROLES)
-    calls = []
-    for call in message.get("tool_calls") or ():
-        function = call.get("function") or {}
-        calls.append(ScriptedToolCall(str(function.get("name", "")), canonical(function.get("arguments") or {})))
-    return ScriptedMessage(role, text_of(message.get("content")), calls)
+    functions = [call.get("function") or {} for call in message.get("tool_calls") or ()]
+    calls = [
+        ScriptedToolCall(str(function.get("name", "")), canonical(function.get("arguments") or {}))
+        for function in functions
+    ]
+    return ScriptedMessage(_role(message, _CHAT_ROLES), _text_of(message.get("content")), calls)
 
 
-def _chat_envelope(
-    request: ModelRequest, identity: Identity, kind: str, choices: list[dict[str, Any]]
-) -> dict[str, Any]:
+def _chat_body(reply: ScriptedReply, *choices: Json, kind: str = "chat.completion.chunk") -> Json:
     return {
-        "id": identity.response_id,
+        "id": reply.response_id,
         "object": kind,
-        "created": identity.created,
-        "model": request.model,
-        "choices": choices,
+        "created": reply.created,
+        "model": reply.request.model,
+        "choices": list(choices),
         "system_fingerprint": "scripted",
     }
 
 
-def _add_ids(
-    body: dict[str, Any],
-    choice: dict[str, Any],
-    steps: Sequence[SampledToken],
-    prompt: list[int] | None,
-    identity: Identity,
+def _add_chat_ids(
+    body: Json, choice: Json, steps: Sequence[SampledToken], reply: ScriptedReply, *, with_prompt: bool = False
 ) -> None:
-    if identity.engine == "plain":
-        return
-    choice["token_ids"] = [step.token for step in steps]
-    if prompt is not None:
-        (body if identity.engine == "vllm" else choice)["prompt_token_ids"] = prompt
+    if reply.has_token_ids:
+        choice["token_ids"] = [step.token for step in steps]
+        if with_prompt:
+            (body if reply.engine == "vllm" else choice)["prompt_token_ids"] = reply.answer.prompt_ids
 
 
-def _delta(steps: Sequence[SampledToken], answer: ScriptedAnswer) -> dict[str, Any]:
+def _chat_delta(steps: Sequence[SampledToken], answer: ScriptedAnswer) -> Json:
     first = steps[0]
     visible = "".join(step.visible for step in steps)
     if first.kind == "open":
@@ -364,110 +310,151 @@ def _delta(steps: Sequence[SampledToken], answer: ScriptedAnswer) -> dict[str, A
     return {"content": visible} if visible else {}
 
 
-def _usage(answer: ScriptedAnswer) -> dict[str, int]:
-    prompt, completion = len(answer.prompt_ids), len(answer.steps)
+def _chat_usage(reply: ScriptedReply) -> Json:
+    prompt, completion = reply.prompt_tokens, reply.completion_tokens
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-# ---- Anthropic messages; the format has no place for token ids, so they are extra fields of events and body ----
+# ---- what messages and responses share: a reply has items, and no place for token ids ----
 
 
-_STOP_REASONS: dict[Finish, str] = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
-_ANTHROPIC_ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "system"}
+class _ItemStream(ABC):
+    """The events of one reply, in which one item is open at a time: a text, or a tool call.
+
+    An event carries the ids and log-probabilities of its own tokens, and of those before it that show nothing, as extra
+    fields with two lists of the same length.
+    """
+
+    def __init__(self, reply: ScriptedReply) -> None:
+        self._reply = reply
+        self._item = -1  # the number of the open item
+        self._waiting: list[SampledToken] = []
+
+    def chunks(self, tokens_per_chunk: int) -> Iterator[Chunk]:
+        yield from self._start()
+        for steps in _groups(self._reply.answer.steps, tokens_per_chunk):
+            kind = steps[0].kind
+            if kind == "hidden":
+                self._waiting.extend(steps)
+                continue
+            if kind == "open" or self._item < 0:
+                if self._item >= 0:
+                    yield from self._end_item()
+                self._item += 1
+                if kind == "open":
+                    self._waiting.extend(steps)
+                yield from self._start_item(steps[0])
+            if kind != "open":
+                yield self._delta(steps, "".join(step.visible for step in steps))
+        if self._item >= 0:
+            yield from self._end_item()
+        yield from self._end()
+
+    def _chunk(self, kind: str, data: Json, steps: Sequence[SampledToken] = ()) -> Chunk:
+        carried = [*self._waiting, *steps]
+        self._waiting.clear()
+        body = {"type": kind, **data}
+        if self._reply.has_token_ids and carried:
+            body["token_ids"] = [step.token for step in carried]
+            body["logprobs"] = self._reply.logprob_entries(carried)
+        return Chunk(_event(body, kind), carried)
+
+    @abstractmethod
+    def _start(self) -> Iterator[Chunk]: ...
+
+    @abstractmethod
+    def _start_item(self, first: SampledToken) -> Iterator[Chunk]: ...
+
+    @abstractmethod
+    def _delta(self, steps: Sequence[SampledToken], visible: str) -> Chunk: ...
+
+    @abstractmethod
+    def _end_item(self) -> Iterator[Chunk]: ...
+
+    @abstractmethod
+    def _end(self) -> Iterator[Chunk]: ...
 
 
-class MessagesDialect(WireFormat):
+def _add_prompt(body: Json, reply: ScriptedReply) -> Json:
+    if reply.has_token_ids:
+        body["prompt_token_ids"] = reply.answer.prompt_ids
+    return body
+
+
+def _add_tokens(body: Json, reply: ScriptedReply) -> Json:
+    if reply.has_token_ids:
+        body["token_ids"] = [step.token for step in reply.answer.steps]
+        body["logprobs"] = reply.logprob_entries(reply.answer.steps)
+    return _add_prompt(body, reply)
+
+
+# ---- Anthropic messages ----
+
+
+_STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
+_MESSAGE_ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "system"}
+
+
+class MessagesFormat(WireFormat):
     """`POST /v1/messages`."""
 
     name = "anthropic"
 
     def read(self, body: Mapping[str, Any]) -> ModelRequest:
-        """Read a request."""
-        messages = [ScriptedMessage("system", text_of(body["system"]))] if body.get("system") else []
+        messages = [ScriptedMessage("system", _text_of(body["system"]))] if body.get("system") else []
         for message in _objects(body.get("messages"), "messages must be a list of objects"):
             messages.extend(_messages(message))
         schema = (body.get("output_config") or {}).get("format") or body.get("output_format") or {}
-        return ModelRequest(
-            model=str(body.get("model", "")),
-            conversation=Conversation(joined(messages), list(body.get("tools") or []), schema.get("schema")),
-            stream=bool(body.get("stream")),
-            max_tokens=whole_number(body, "max_tokens"),
-            top_logprobs=whole_number(body, "top_logprobs") or 0,
-            token_ids=bool(body.get("return_token_ids")),
-            body=body,
-        )
+        return _request(body, messages, schema.get("schema"), max_tokens=_whole_number(body, "max_tokens"))
 
-    def whole(self, request: ModelRequest, answer: ScriptedAnswer, identity: Identity) -> dict[str, Any]:
-        """Write an answer as one body."""
-        content: list[dict[str, Any]] = []
-        if text := shown(answer):
-            content.append({"type": "text", "text": text})
-        for index in opened(answer):
-            call = answer.calls[index]
-            content.append(
-                {"type": "tool_use", "id": call.call_id, "name": call.name, "input": _input(shown(answer, index))}
-            )
-        body = _anthropic_envelope(request, answer, identity)
-        body.update(content=content, stop_reason=_STOP_REASONS[answer.finish])
-        body["usage"]["output_tokens"] = len(answer.steps)
-        Carrier(request, identity).add_to(body, answer)
-        return body
+    def whole(self, reply: ScriptedReply) -> Json:
+        body = _message_body(reply)
+        if text := reply.text():
+            body["content"].append({"type": "text", "text": text})
+        body["content"] += [_tool_use(call, _input(arguments)) for _, call, arguments in reply.calls()]
+        body["stop_reason"] = _STOP_REASONS[reply.answer.finish]
+        body["usage"]["output_tokens"] = reply.completion_tokens
+        return _add_tokens(body, reply)
 
-    def stream(
-        self, request: ModelRequest, answer: ScriptedAnswer, identity: Identity, *, tokens_per_chunk: int
-    ) -> Iterator[Chunk]:
-        """Write an answer as server-sent events."""
-        carrier = Carrier(request, identity)
-        message = _anthropic_envelope(request, answer, identity)
-        carrier.add_prompt(message, answer)
-        yield carrier.chunk("message_start", {"type": "message_start", "message": message})
-        block = -1
-        for steps in groups(answer.steps, tokens_per_chunk):
-            kind, visible = steps[0].kind, "".join(step.visible for step in steps)
-            if kind == "hidden":
-                carrier.hold(steps)
-                continue
-            if kind == "open" or (kind == "text" and block < 0):
-                if block >= 0:
-                    yield _stop(carrier, block)
-                block += 1
-                start: dict[str, Any] = {"type": "text", "text": ""}
-                if kind == "open":
-                    call = answer.calls[steps[0].call]
-                    start = {"type": "tool_use", "id": call.call_id, "name": call.name, "input": {}}
-                    carrier.hold(steps)
-                data = {"type": "content_block_start", "index": block, "content_block": start}
-                yield carrier.chunk("content_block_start", data)
-            if kind != "open":
-                delta = (
-                    {"type": "text_delta", "text": visible}
-                    if kind == "text"
-                    else {"type": "input_json_delta", "partial_json": visible}
-                )
-                data = {"type": "content_block_delta", "index": block, "delta": delta}
-                yield carrier.chunk("content_block_delta", data, steps)
-        if block >= 0:
-            yield _stop(carrier, block)
-        end = {
-            "type": "message_delta",
-            "delta": {"stop_reason": _STOP_REASONS[answer.finish], "stop_sequence": None},
-            "usage": {"output_tokens": len(answer.steps)},
-        }
-        yield carrier.chunk("message_delta", end)
-        yield carrier.chunk("message_stop", {"type": "message_stop"})
+    def stream(self, reply: ScriptedReply, *, tokens_per_chunk: int) -> Iterator[Chunk]:
+        return _MessageStream(reply).chunks(tokens_per_chunk)
 
-    def error(self, status: int, message: str, kind: str) -> dict[str, Any]:
-        """Write an error."""
+    def error(self, status: int, message: str, kind: str) -> Json:
         kinds = {429: "rate_limit_error", 529: "overloaded_error", 500: "api_error"}
         return {"type": "error", "error": {"type": kinds.get(status, kind), "message": message}}
 
 
+class _MessageStream(_ItemStream):
+    """The events of a message; its items are content blocks."""
+
+    def _start(self) -> Iterator[Chunk]:
+        yield self._chunk("message_start", {"message": _add_prompt(_message_body(self._reply), self._reply)})
+
+    def _start_item(self, first: SampledToken) -> Iterator[Chunk]:
+        text = {"type": "text", "text": ""}
+        block = _tool_use(self._reply.answer.calls[first.call], {}) if first.kind == "open" else text
+        yield self._chunk("content_block_start", {"index": self._item, "content_block": block})
+
+    def _delta(self, steps: Sequence[SampledToken], visible: str) -> Chunk:
+        kind, field = ("text_delta", "text") if steps[0].kind == "text" else ("input_json_delta", "partial_json")
+        return self._chunk("content_block_delta", {"index": self._item, "delta": {"type": kind, field: visible}}, steps)
+
+    def _end_item(self) -> Iterator[Chunk]:
+        yield self._chunk("content_block_stop", {"index": self._item})
+
+    def _end(self) -> Iterator[Chunk]:
+        delta = {"stop_reason": _STOP_REASONS[self._reply.answer.finish], "stop_sequence": None}
+        usage = {"output_tokens": self._reply.completion_tokens}
+        yield self._chunk("message_delta", {"delta": delta, "usage": usage})
+        yield self._chunk("message_stop", {})
+
+
 def _messages(message: Mapping[str, Any]) -> Iterator[ScriptedMessage]:
     """Take a message apart: results of tools come inside messages of the user."""
-    role = _role(message, _ANTHROPIC_ROLES)
+    role = _role(message, _MESSAGE_ROLES)
     content = message.get("content")
     if not isinstance(content, list):
-        yield ScriptedMessage(role, text_of(content))
+        yield ScriptedMessage(role, _text_of(content))
         return
     texts: list[str] = []
     calls: list[ScriptedToolCall] = []
@@ -476,28 +463,28 @@ def _messages(message: Mapping[str, Any]) -> Iterator[ScriptedMessage]:
         if kind == "tool_use":
             calls.append(ScriptedToolCall(str(block.get("name", "")), canonical(block.get("input") or {})))
         elif kind == "tool_result":
-            yield ScriptedMessage("tool", text_of(block.get("content")))
+            yield ScriptedMessage("tool", _text_of(block.get("content")))
         elif kind not in ("thinking", "redacted_thinking"):
-            texts.append(text_of([block]))
+            texts.append(_text_of([block]))
     if texts or calls:
         yield ScriptedMessage(role, "\n".join(texts), calls)
 
 
-def _anthropic_envelope(request: ModelRequest, answer: ScriptedAnswer, identity: Identity) -> dict[str, Any]:
+def _message_body(reply: ScriptedReply) -> Json:
     return {
-        "id": f"msg_{identity.response_id}",
+        "id": f"msg_{reply.response_id}",
         "type": "message",
         "role": "assistant",
-        "model": request.model,
+        "model": reply.request.model,
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": {"input_tokens": len(answer.prompt_ids), "output_tokens": 0},
+        "usage": {"input_tokens": reply.prompt_tokens, "output_tokens": 0},
     }
 
 
-def _stop(carrier: Carrier, block: int) -> Chunk:
-    return carrier.chunk("content_block_stop", {"type": "content_block_stop", "index": block})
+def _tool_use(call: ScriptedToolCall, arguments: Any) -> Json:
+    return {"type": "tool_use", "id": call.call_id, "name": call.name, "input": arguments}
 
 
 def _input(arguments: str) -> Any:
@@ -507,26 +494,23 @@ def _input(arguments: str) -> Any:
         return {}
 
 
-# ---- OpenAI responses; token ids are extra fields here too ----
+# ---- OpenAI responses ----
 
 
-_RESPONSES_ROLES: dict[str, Role] = {
+_RESPONSE_ROLES: dict[str, Role] = {
     "system": "system",
     "developer": "system",
     "user": "user",
     "assistant": "assistant",
 }
-_CALLS = ("function_call", "custom_tool_call")
-_RESULTS = ("function_call_output", "custom_tool_call_output")
 
 
-class ResponsesDialect(WireFormat):
+class ResponsesFormat(WireFormat):
     """`POST /v1/responses`, without state on the server: the whole conversation is in each request."""
 
     name = "openai_responses"
 
     def read(self, body: Mapping[str, Any]) -> ModelRequest:
-        """Read a request."""
         items = body.get("input")
         if isinstance(items, str):
             items = [{"type": "message", "role": "user", "content": items}]
@@ -534,126 +518,89 @@ class ResponsesDialect(WireFormat):
         if body.get("previous_response_id"):
             raise BadRequest("previous_response_id: no conversation is kept here; send all of its items")
         messages = [ScriptedMessage("system", body["instructions"])] if body.get("instructions") else []
-        messages.extend(message for item in items if (message := _responses_message(item)) is not None)
+        messages.extend(message for item in items if (message := _response_message(item)) is not None)
         schema = (body.get("text") or {}).get("format") or {}
-        include = body.get("include") or []
-        return ModelRequest(
-            model=str(body.get("model", "")),
-            conversation=Conversation(joined(messages), list(body.get("tools") or []), schema.get("schema")),
-            stream=bool(body.get("stream")),
-            max_tokens=whole_number(body, "max_output_tokens"),
-            logprobs="message.output_text.logprobs" in include,
-            top_logprobs=whole_number(body, "top_logprobs") or 0,
-            token_ids=bool(body.get("return_token_ids")),
-            body=body,
+        return _request(
+            body,
+            messages,
+            schema.get("schema"),
+            max_tokens=_whole_number(body, "max_output_tokens"),
+            logprobs="message.output_text.logprobs" in (body.get("include") or []),
         )
 
-    def whole(self, request: ModelRequest, answer: ScriptedAnswer, identity: Identity) -> dict[str, Any]:
-        """Write an answer as one body."""
-        cut = answer.finish == "length"
-        body = _responses_envelope(request, identity, "incomplete" if cut else "completed")
-        body["output"] = _output(request, answer, identity)
-        body["incomplete_details"] = {"reason": "max_output_tokens"} if cut else None
-        prompt, completion = len(answer.prompt_ids), len(answer.steps)
+    def whole(self, reply: ScriptedReply) -> Json:
+        is_cut = reply.answer.finish == "length"
+        body = _response_body(reply, "incomplete" if is_cut else "completed")
+        body["output"] = _output(reply, body["status"])
+        body["incomplete_details"] = {"reason": "max_output_tokens"} if is_cut else None
         body["usage"] = {
-            "input_tokens": prompt,
+            "input_tokens": reply.prompt_tokens,
             "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens": completion,
+            "output_tokens": reply.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": prompt + completion,
+            "total_tokens": reply.prompt_tokens + reply.completion_tokens,
         }
-        Carrier(request, identity).add_to(body, answer)
-        return body
+        return _add_tokens(body, reply)
 
-    def stream(
-        self, request: ModelRequest, answer: ScriptedAnswer, identity: Identity, *, tokens_per_chunk: int
-    ) -> Iterator[Chunk]:
-        """Write an answer as server-sent events."""
-        return _Stream(self, request, answer, identity).chunks(tokens_per_chunk)
+    def stream(self, reply: ScriptedReply, *, tokens_per_chunk: int) -> Iterator[Chunk]:
+        return _ResponseStream(reply, self.whole(reply)).chunks(tokens_per_chunk)
 
-    def error(self, status: int, message: str, kind: str) -> dict[str, Any]:
-        """Write an error."""
+    def error(self, status: int, message: str, kind: str) -> Json:
         return {"error": {"message": message, "type": kind, "param": None, "code": str(status)}}
 
 
-class _Stream:
-    """The events of one reply, numbered."""
+class _ResponseStream(_ItemStream):
+    """The events of a response, numbered; its items are those of the output."""
 
-    def __init__(
-        self, dialect: ResponsesDialect, request: ModelRequest, answer: ScriptedAnswer, identity: Identity
-    ) -> None:
-        self._request, self._answer, self._identity = request, answer, identity
-        self._carrier = Carrier(request, identity)
-        self._whole = dialect.whole(request, answer, identity)
-        self._number = 0
-        self._output = -1
+    def __init__(self, reply: ScriptedReply, whole: Json) -> None:
+        super().__init__(reply)
+        self._whole = whole
+        self._number = -1
 
-    def chunks(self, tokens_per_chunk: int) -> Iterator[Chunk]:
-        begun = _responses_envelope(self._request, self._identity, "in_progress")
-        self._carrier.add_prompt(begun, self._answer)
-        yield self._event("response.created", response=begun)
-        yield self._event(
-            "response.in_progress", response=_responses_envelope(self._request, self._identity, "in_progress")
-        )
-        for steps in groups(self._answer.steps, tokens_per_chunk):
-            kind = steps[0].kind
-            if kind == "hidden":
-                self._carrier.hold(steps)
-            elif kind == "open":
-                yield from self._end_item()
-                self._carrier.hold(steps)
-                yield from self._begin_item()
-            else:
-                if self._output < 0:
-                    yield from self._begin_item()
-                yield self._delta(steps)
-        yield from self._end_item()
-        last = "response.incomplete" if self._answer.finish == "length" else "response.completed"
-        yield self._event(last, response=self._whole)
-
-    def _event(self, kind: str, *, steps: Sequence[SampledToken] = (), **data: Any) -> Chunk:
+    def _numbered(self, kind: str, *, steps: Sequence[SampledToken] = (), **data: Any) -> Chunk:
         self._number += 1
-        return self._carrier.chunk(kind, {"type": kind, "sequence_number": self._number - 1, **data}, steps)
+        return self._chunk(kind, {"sequence_number": self._number, **data}, steps)
 
-    def _item(self) -> dict[str, Any]:
-        item: dict[str, Any] = self._whole["output"][self._output]
-        return item
+    def _start(self) -> Iterator[Chunk]:
+        begun = _response_body(self._reply, "in_progress")
+        yield self._numbered("response.created", response=_add_prompt(dict(begun), self._reply))
+        yield self._numbered("response.in_progress", response=begun)
 
-    def _begin_item(self) -> Iterator[Chunk]:
-        self._output += 1
-        item = self._item()
-        empty: dict[str, Any] = {"content": []} if item["type"] == "message" else {_argument_field(item): ""}
+    def _start_item(self, first: SampledToken) -> Iterator[Chunk]:
+        item = self._whole["output"][self._item]
+        empty: Json = {"content": []} if item["type"] == "message" else {_argument_field(item): ""}
         begun = {**item, **empty, "status": "in_progress"}
-        yield self._event("response.output_item.added", output_index=self._output, item=begun)
+        yield self._numbered("response.output_item.added", output_index=self._item, item=begun)
         if item["type"] == "message":
             part = {"type": "output_text", "text": "", "annotations": []}
-            yield self._event("response.content_part.added", **self._place(), content_index=0, part=part)
+            yield self._numbered("response.content_part.added", **self._place(item), content_index=0, part=part)
 
-    def _delta(self, steps: Sequence[SampledToken]) -> Chunk:
-        visible = "".join(step.visible for step in steps)
-        item = self._item()
+    def _delta(self, steps: Sequence[SampledToken], visible: str) -> Chunk:
+        item = self._whole["output"][self._item]
         if item["type"] != "message":
-            return self._event(f"{_argument_event(item)}.delta", steps=steps, **self._place(), delta=visible)
-        more = {"logprobs": logprob_entries(steps, self._request) if self._request.logprobs else []}
-        place = self._place()
-        return self._event("response.output_text.delta", steps=steps, **place, content_index=0, delta=visible, **more)
+            return self._numbered(f"{_argument_event(item)}.delta", steps=steps, **self._place(item), delta=visible)
+        logprobs = self._reply.logprob_entries(steps) if self._reply.request.logprobs else []
+        data = {**self._place(item), "content_index": 0, "delta": visible, "logprobs": logprobs}
+        return self._numbered("response.output_text.delta", steps=steps, **data)
 
     def _end_item(self) -> Iterator[Chunk]:
-        if self._output < 0:
-            return
-        item, place = self._item(), self._place()
+        item = self._whole["output"][self._item]
+        place = self._place(item)
         if item["type"] == "message":
             part = item["content"][0]
-            more = {"content_index": 0, "text": part["text"], "logprobs": part.get("logprobs", [])}
-            yield self._event("response.output_text.done", **place, **more)
-            yield self._event("response.content_part.done", **place, content_index=0, part=part)
+            data = {**place, "content_index": 0, "text": part["text"], "logprobs": part.get("logprobs", [])}
+            yield self._numbered("response.output_text.done", **data)
+            yield self._numbered("response.content_part.done", **place, content_index=0, part=part)
         else:
             field = _argument_field(item)
-            yield self._event(f"{_argument_event(item)}.done", **place, **{field: item[field]})
-        yield self._event("response.output_item.done", output_index=self._output, item=item)
+            yield self._numbered(f"{_argument_event(item)}.done", **place, **{field: item[field]})
+        yield self._numbered("response.output_item.done", output_index=self._item, item=item)
 
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": self._item()["id"], "output_index": self._output}
+    def _end(self) -> Iterator[Chunk]:
+        yield self._numbered(f"response.{self._whole['status']}", response=self._whole)
+
+    def _place(self, item: Json) -> Json:
+        return {"item_id": item["id"], "output_index": self._item}
 
 
 def _argument_field(item: Mapping[str, Any]) -> str:
@@ -661,58 +608,50 @@ def _argument_field(item: Mapping[str, Any]) -> str:
 
 
 def _argument_event(item: Mapping[str, Any]) -> str:
-    free_form = item["type"] == "custom_tool_call"
-    return "response.custom_tool_call_input" if free_form else "response.function_call_arguments"
+    is_free_form = item["type"] == "custom_tool_call"
+    return "response.custom_tool_call_input" if is_free_form else "response.function_call_arguments"
 
 
-def _responses_message(item: Mapping[str, Any]) -> ScriptedMessage | None:
+def _response_message(item: Mapping[str, Any]) -> ScriptedMessage | None:
     kind = item.get("type", "message")
-    if kind in _CALLS:
+    if kind in ("function_call", "custom_tool_call"):
         arguments = str(item.get("input", "")) if kind == "custom_tool_call" else canonical(item.get("arguments") or {})
         return ScriptedMessage("assistant", "", [ScriptedToolCall(str(item.get("name", "")), arguments)])
-    if kind in _RESULTS:
+    if kind in ("function_call_output", "custom_tool_call_output"):
         output = item.get("output")
-        return ScriptedMessage("tool", text_of(output) if isinstance(output, str | list) else canonical(output))
+        return ScriptedMessage("tool", _text_of(output) if isinstance(output, str | list) else canonical(output))
     if kind == "message":
-        return ScriptedMessage(_role(item, _RESPONSES_ROLES), text_of(item.get("content")))
+        return ScriptedMessage(_role(item, _RESPONSE_ROLES), _text_of(item.get("content")))
     return None  # reasoning and other items are not part of a script
 
 
-def _output(request: ModelRequest, answer: ScriptedAnswer, identity: Identity) -> list[dict[str, Any]]:
-    items: list[dict[str, Any]] = []
-    status = "incomplete" if answer.finish == "length" else "completed"
-    if text := shown(answer):
-        part: dict[str, Any] = {"type": "output_text", "text": text, "annotations": []}
-        if request.logprobs:
-            part["logprobs"] = logprob_entries([step for step in answer.steps if step.kind == "text"], request)
-        message_id = f"msg_{identity.response_id}"
+def _output(reply: ScriptedReply, status: str) -> list[Json]:
+    items: list[Json] = []
+    if text := reply.text():
+        part: Json = {"type": "output_text", "text": text, "annotations": []}
+        if reply.request.logprobs:
+            part["logprobs"] = reply.logprob_entries(step for step in reply.answer.steps if step.kind == "text")
+        message_id = f"msg_{reply.response_id}"
         items.append({"type": "message", "id": message_id, "role": "assistant", "status": status, "content": [part]})
-    for index in opened(answer):
-        call = answer.calls[index]
-        kind, field = ("custom_tool_call", "input") if call.free_form else ("function_call", "arguments")
-        items.append(
-            {
-                "type": kind,
-                "id": f"fc_{identity.response_id}_{index}",
-                "call_id": call.call_id,
-                "name": call.name,
-                "status": status,
-                field: shown(answer, index),
-            }
-        )
+    for index, call, arguments in reply.calls():
+        kind = "custom_tool_call" if call.free_form else "function_call"
+        item: Json = {"type": kind, "id": f"fc_{reply.response_id}_{index}", "call_id": call.call_id}
+        item.update({"name": call.name, "status": status})
+        item[_argument_field(item)] = arguments
+        items.append(item)
     return items
 
 
-def _responses_envelope(request: ModelRequest, identity: Identity, status: str) -> dict[str, Any]:
+def _response_body(reply: ScriptedReply, status: str) -> Json:
     return {
-        "id": f"resp_{identity.response_id}",
+        "id": f"resp_{reply.response_id}",
         "object": "response",
-        "created_at": identity.created,
+        "created_at": reply.created,
         "status": status,
         "error": None,
         "incomplete_details": None,
         "instructions": None,
-        "model": request.model,
+        "model": reply.request.model,
         "output": [],
         "parallel_tool_calls": True,
         "previous_response_id": None,
