@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 
 import pytest
 
@@ -23,7 +24,13 @@ EXAMPLES = [
     errors.RequestTimeout("late"),
     errors.ConnectFailed("refused"),
     errors.SlotsFailed({3: errors.SessionLost("expired")}, [None]),
+    errors.StaleRequest(7, 9),
+    errors.Forbidden("agent"),
+    errors.SandboxGone("box", "expired"),
+    errors.ToolTimeout("read", timeout_s=2.0),
+    *(cls("read", "failed") for cls in (errors.ToolCallError, errors.ToolArgumentsError, errors.ToolTransportError)),
 ]
+EXAMPLES += [cls("text") for cls in CLASSES if cls not in {type(error) for error in EXAMPLES}]
 
 
 def test_every_class_has_a_code_of_its_own_and_stands_in_the_tree_of_the_docstring() -> None:
@@ -72,3 +79,11 @@ def test_texts_and_details_are_those_of_the_contract() -> None:
     assert errors.SessionLost("z").details == {"reason": "z"}
     assert "reset()" in str(errors.SessionLost("z"))
     assert "SUPPORTS_CONCURRENT_SESSIONS" in str(errors.ConcurrencyConfigurationError("Env", 2))
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_an_error_keeps_class_text_and_attributes_when_it_is_pickled(error: errors.OpenEnvError) -> None:
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert (str(copy), copy.args, copy.details) == (str(error), error.args, error.details)
+    assert repr(vars(copy)) == repr(vars(error))

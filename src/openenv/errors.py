@@ -49,6 +49,7 @@ Knows nothing of transports; `protocol.client_sessions` builds these from error 
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -61,6 +62,10 @@ class OpenEnvError(Exception):
     def __init__(self, message: str = "", *, details: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
         self._details = dict(details or {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By attributes. The default calls the class with `args`, which is the text, but subclasses take other arguments.
+        return copyreg.__newobj__, (type(self),), {**self.__dict__, "args": self.args}  # type: ignore[attr-defined]
 
     @property
     def details(self) -> dict[str, Any]:
@@ -344,9 +349,6 @@ class SlotsFailed(OpenEnvError, RuntimeError):
         more = f" and {len(self.errors) - 1} more" if len(self.errors) > 1 else ""
         details = {"slots": {slot: str(error) for slot, error in self.errors.items()}}
         super().__init__(f"slot {slot}{more} of {len(result)} failed: {first}", details=details)
-
-    def __reduce__(self) -> tuple[type[SlotsFailed], tuple[dict[int, OpenEnvError], Any]]:
-        return type(self), (self.errors, self.result)
 
 
 class SandboxError(OpenEnvError, RuntimeError):
