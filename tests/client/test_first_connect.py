@@ -19,9 +19,7 @@ from websockets.sync.server import serve as serve_sockets
 from openenv import GenericEnvClient, VectorEnv
 from openenv.backoff import Backoff
 from openenv.client.flows import Attempts
-from openenv.client.options import ConnectionOptions
-from openenv.client.tcp import connect_failure
-from openenv.client.url import parse_ws_url
+from openenv.client.network import ConnectionOptions, connect_failure, parse_ws_url
 from openenv.env.binding import infer_models
 from openenv.errors import AccessDenied, ConnectFailed, ProtocolError, SessionCapacityError
 from openenv.protocol.client_sessions import ResumableSession

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from openenv import GenericEnvClient, HTTPEnvClient
-from openenv.client.keepalive import KEEPALIVE, KeepaliveThread
+from openenv.client.driver import KEEPALIVE, KeepaliveThread
 from openenv.errors import SessionLost
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")

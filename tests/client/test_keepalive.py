@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 
-from openenv.client.async_connection import AsyncConnection
-from openenv.client.blocking_connection import BlockingConnection
-from openenv.client.keepalive import KeepaliveThread
-from openenv.client.options import ConnectionOptions
-from openenv.client.url import parse_ws_url
+from openenv.client.driver import KeepaliveThread
+from openenv.client.network import ConnectionOptions, parse_ws_url
+from openenv.client.websocket import AsyncConnection, BlockingConnection
 from openenv.errors import SessionLost
 
 
@@ -78,8 +76,8 @@ def test_a_blocking_connection_pings_a_quiet_server_and_hears_its_pong(serve: Ca
     )
     connection.open()
     for _ in range(3):
-        seen = connection.websocket.last_heard
-        until(lambda seen=seen: connection.keep_alive() or connection.websocket.last_heard > seen)  # type: ignore[misc]
+        seen = connection.websocket.last_read_at
+        until(lambda seen=seen: connection.keep_alive() or connection.websocket.last_read_at > seen)  # type: ignore[misc]
     assert connection.is_open
     connection.close()
 
@@ -141,9 +139,9 @@ async def test_an_awaited_connection_stays_open_while_pongs_come(serve: Callable
     )
     await connection.open()
     for _ in range(5):
-        seen = connection.websocket.last_heard
-        await asyncio.to_thread(until, lambda seen=seen: connection.websocket.last_heard > seen)
+        seen = connection.websocket.last_read_at
+        await asyncio.to_thread(until, lambda seen=seen: connection.websocket.last_read_at > seen)
     assert connection.is_open
-    await connection.close()
+    connection.close()
     assert await asyncio.to_thread(done.wait, 30)
     assert connection.lost_reason == "closed by the client"

@@ -9,7 +9,7 @@ import pytest
 
 from environments import Idle, Tools
 from openenv import GenericEnvClient, HTTPEnvClient, MCPToolClient
-from openenv.client.options import with_token
+from openenv.client.network import with_token
 from openenv.errors import AccessDenied, ConnectFailed, Forbidden
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from openenv.client.url import Address
+from openenv.client.network import Address
 from openenv.client.websocket import Handshake
 from openenv.errors import ConnectFailed
 

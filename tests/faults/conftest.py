@@ -25,8 +25,7 @@ import httpx2
 import pytest
 
 import openenv
-from openenv.client.options import ConnectionOptions
-from openenv.client.url import parse_ws_url
+from openenv.client.network import ConnectionOptions, parse_ws_url
 from openenv.client.websocket import Handshake
 from openenv.core.env_server.http_server import create_app
 from openenv.env.environment import Environment

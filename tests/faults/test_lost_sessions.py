@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from openenv.client.blocking_connection import BlockingConnection
-from openenv.client.options import ConnectionOptions
-from openenv.client.url import parse_ws_url
+from openenv.client.network import ConnectionOptions, parse_ws_url
+from openenv.client.websocket import BlockingConnection
 from openenv.core import GenericEnvClient
 from openenv.errors import (
     ConnectFailed,

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, RootModel, field_validator
 
-from openenv.client.url import parse_ws_url
+from openenv.client.network import parse_ws_url
 from openenv.client.websocket import Handshake
 from openenv.errors import ConnectFailed, ProtocolError, ServerError, SessionLost
 from openenv.protocol.client_sessions import ClientSession

@@ -82,7 +82,7 @@ class MetricsSource:
     def __init__(self, url: str, token: str | None) -> None:
         import httpx2
 
-        from ..client.url import parse_ws_url, socket_url
+        from ..client.network import parse_ws_url, socket_url
 
         socket = socket_url(url)
         self._has_token = token is not None

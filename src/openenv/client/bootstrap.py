@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from .url import hf_space_subdomain
+from .network import hf_space_subdomain
 
 logger = logging.getLogger(__name__)
 

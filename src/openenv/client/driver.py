@@ -1,4 +1,4 @@
-"""Runs a client's flows, blocking or on an event loop, one at a time.
+"""Runs a client's flows, blocking or on an event loop, one at a time; keeps blocking clients' connections alive.
 
 The first use decides which; the other way then raises `ClientModeError`. Knows connections and flows; must not know
 payloads.
@@ -9,21 +9,20 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import selectors
+import threading
 import time
 import weakref
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from ..backoff import Backoff
 from ..errors import ClientModeError, ProtocolError
 from ..protocol.client_sessions import SUBPROTOCOL_JSON, ClientSession, ResumableSession
-from .async_connection import AsyncConnection
-from .blocking_connection import BlockingConnection
 from .flows import Command, Connect, Flow, HangUp, Pause, SendAndReceive
-from .keepalive import KEEPALIVE, ProcessLock, close_loop
-from .options import ConnectionOptions
-from .url import parse_ws_url
+from .network import ConnectionOptions, parse_ws_url
+from .websocket import AsyncConnection, BlockingConnection
 
 T = TypeVar("T")
 
@@ -31,22 +30,16 @@ _ELSEWHERE = "opened in another process"
 _IN_BLOCKING_USE = "This client is in blocking use; make another one, or new_session(), to await"
 
 
-class Ready(Generic[T]):
-    """A value that may be awaited, for asynchronous helper methods that run on a blocking client."""
-
-    __slots__ = ("_value",)
-
-    def __init__(self, value: T) -> None:
-        self._value = value
-
-    def __await__(self) -> Generator[Any, None, T]:
-        """Return the value without waiting."""
-        return self._value
-        yield
-
-
 class Driver:
     """The connection of one client and the way its flows are run.
+
+        undecided --- run() or claim_blocking() where no loop runs ---> blocking, for good
+            |  ^
+            |  +-- the loop was closed: the connection is gone with it, another loop may come
+            |
+            +--- run() inside a running loop ---> on that loop
+
+    A forked process leaves the connection to its parent, and the lock, which a thread of the parent may hold.
 
     Args:
         options: How to connect.
@@ -61,14 +54,15 @@ class Driver:
         options: ConnectionOptions,
         url: str,
         *,
-        backoff: Backoff | None = None,
+        backoff: Backoff,
         resume_token: str | None = None,
         wait_s: float | None = None,
     ) -> None:
+        # A v1 session until a connection says which protocol the server speaks; a token exists in v2 only.
         self.session: ClientSession | ResumableSession = (
             ClientSession() if resume_token is None else ResumableSession(resume_token)
         )
-        self.backoff = backoff or Backoff()
+        self.backoff = backoff
         self.wait_s = wait_s
         self.has_connected = False
         self.url = url
@@ -77,20 +71,21 @@ class Driver:
         self._connection: BlockingConnection | AsyncConnection | None = None
         self._is_blocking = False
         self._blocks_loops = False
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._thread_lock = ProcessLock()
         self._lock = self._thread_lock.here()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_lock: asyncio.Lock | None = None
+        # For coroutines that a blocking client calls; see `run_helper`.
         self._private_loop: asyncio.AbstractEventLoop | None = None
         self._end_private_loop: weakref.finalize[[asyncio.AbstractEventLoop, int], Driver] | None = None
         self._release: weakref.finalize[[Any, int], Driver] | None = None
 
-    # -- what flows ask -------------------------------------------------------------------------------------------
+    # -- for flows ------------------------------------------------------------------------------------------------
 
     @property
     def is_open(self) -> bool:
         """Whether there is a connection, as far as is known."""
-        return self._connection is not None and self._connection.is_open
+        return self._connection is not None and self._connection.websocket.lost is None
 
     @property
     def lost_reason(self) -> str:
@@ -125,7 +120,7 @@ class Driver:
             else:
                 session.is_attached = False
             return
-        if isinstance(session, ResumableSession):
+        if isinstance(session, ResumableSession):  # the server was replaced by one that speaks v1 only
             if session.token is not None:
                 session.lose("the server does not speak protocol v2")
             self.session = ClientSession()
@@ -152,13 +147,14 @@ class Driver:
         """Leave a loop that has ended and, in a forked process, the connection to the one that opened it."""
         if self._pid != os.getpid():
             with self._thread_lock.here():
-                if self._pid != os.getpid():
+                if self._pid != os.getpid():  # another thread of the fork may have been here first
                     self._leave_to_parent()
         if self._loop is not None and self._loop.is_closed():
             self._leave_loop()
 
     def _leave_to_parent(self) -> None:
         connection, self._connection = self._connection, None
+        # A v2 session is the parent's even without a connection: it has the token and may be about to resume.
         if connection is not None or isinstance(self.session, ResumableSession):
             self.session.lose(_ELSEWHERE)
         if isinstance(connection, BlockingConnection):
@@ -206,15 +202,15 @@ class Driver:
     def run(self, flow: Flow[T], name: str) -> Coroutine[Any, Any, T]:
         """Run a flow: return a coroutine of that name on a running loop, the result otherwise."""
         running = _running_loop()
-        if self._is_blocking or running is None:
-            self.claim_blocking()
-            if running is not None and running is not self._private_loop:
-                if self._blocks_loops:
-                    return cast("Coroutine[Any, Any, T]", self.run_blocking(flow))
-                flow.close()
-                raise ClientModeError(_IN_BLOCKING_USE)
+        if running is not None and not self._is_blocking:
+            return named(self.run_on_loop(flow), name)
+        self.claim_blocking()
+        if running is None or running is self._private_loop:
             return self.awaitable(self.run_blocking(flow))
-        return named(self.run_on_loop(flow), name)
+        if self._blocks_loops:
+            return cast("Coroutine[Any, Any, T]", self.run_blocking(flow))
+        flow.close()
+        raise ClientModeError(_IN_BLOCKING_USE)
 
     def awaitable(self, value: T) -> Coroutine[Any, Any, T]:
         """Return a value so that the asynchronous helpers of a blocking client can await it.
@@ -223,9 +219,9 @@ class Driver:
         """
         return cast("Coroutine[Any, Any, T]", value if _running_loop() is None else Ready(value))
 
-    # The two loops below are the same program. A failure is thrown into the flow outside of the handler that caught
-    # it, so that what the flow raises instead has no __context__; and it is not kept: its traceback and this frame
-    # would keep each other, and the client, alive until the garbage collector runs.
+    # The two loops below are the same program; each command is one of `flows`. A failure is thrown into the flow
+    # outside of the handler that caught it, so that what the flow raises instead has no __context__; and it is not
+    # kept: its traceback and this frame would keep each other, and the client, alive until the garbage collector runs.
 
     def run_blocking(self, flow: Flow[T]) -> T:
         """Run a flow in this thread; calls from several threads take turns."""
@@ -257,27 +253,29 @@ class Driver:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._move_to(loop)
-        assert self._loop_lock is not None
-        async with self._loop_lock:
-            failure: BaseException | None = None
-            try:
-                command = next(flow)
-                while True:
-                    try:
-                        if type(command) is SendAndReceive:
-                            connection = self._connection
-                            assert isinstance(connection, AsyncConnection)
-                            outcome: Any = await connection.exchange(command.payload, command.timeout_s)
-                        else:
-                            outcome = await self._do_on_loop(command)
-                    except BaseException as exc:
-                        failure = exc
-                    command, failure = (flow.send(outcome) if failure is None else flow.throw(failure)), None
-            except StopIteration as stop:
-                result: T = stop.value
-                return result
-            finally:
-                failure = None
+        lock = self._loop_lock
+        assert lock is not None
+        await lock.acquire()  # not `async with`, which costs two more coroutines per step
+        failure: BaseException | None = None
+        try:
+            command = next(flow)
+            while True:
+                try:
+                    if type(command) is SendAndReceive:
+                        connection = self._connection
+                        assert isinstance(connection, AsyncConnection)
+                        outcome: Any = await connection.exchange(command.payload, command.timeout_s)
+                    else:
+                        outcome = await self._do_on_loop(command)
+                except BaseException as exc:
+                    failure = exc
+                command, failure = (flow.send(outcome) if failure is None else flow.throw(failure)), None
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        finally:
+            failure = None
+            lock.release()
 
     def _move_to(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin use on a loop."""
@@ -319,11 +317,11 @@ class Driver:
             self._keep(connection)
             # The loop knows the connection, so it would outlive a client that was garbage collected.
             self._release = weakref.finalize(self, _release_on_loop, connection, os.getpid())
-            self._release.atexit = False
+            self._release.atexit = False  # the loop is gone by then
             return None
         if isinstance(command, HangUp):
             assert isinstance(self._connection, AsyncConnection)
-            return await self._connection.close(command.last_message)
+            return self._connection.close(command.last_message)
         if isinstance(command, Pause):
             return await asyncio.sleep(command.seconds)
         assert not isinstance(command, SendAndReceive)
@@ -350,31 +348,28 @@ class Driver:
     # -- coroutines of blocking clients ---------------------------------------------------------------------------
 
     def run_helper(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of a blocking client, plain or not, as if no loop ran here: in a notebook one does."""
+        """Call a method of a blocking client, plain or not, as if no loop ran here: in a notebook one does.
+
+        A coroutine runs to its end in this thread, on a private loop.
+        """
         current = _running_loop()
         asyncio._set_running_loop(None)
         try:
             outcome = function(*args, **kwargs)
+            if not inspect.iscoroutine(outcome):
+                return outcome
+            self._leave_stale()
+            loop = self._private_loop
+            if loop is None or loop.is_closed():
+                loop = self._private_loop = asyncio.new_event_loop()
+                self._end_private_loop = weakref.finalize(self, _close_loop, loop, os.getpid())
+            try:
+                return loop.run_until_complete(outcome)
+            finally:
+                if not self.is_open:  # the coroutine may have closed the client, but not the loop under itself
+                    self.drop_loop()
         finally:
             asyncio._set_running_loop(current)
-        return self.run_coroutine(outcome) if inspect.iscoroutine(outcome) else outcome
-
-    def run_coroutine(self, coroutine: Any) -> Any:
-        """Run a helper coroutine of a blocking client in this thread, on a private loop."""
-        self._leave_stale()
-        loop = self._private_loop
-        if loop is None or loop.is_closed():
-            loop = self._private_loop = asyncio.new_event_loop()
-            self._end_private_loop = weakref.finalize(self, close_loop, loop, os.getpid())
-        # Inside another running loop (a notebook): that one is set aside while ours runs.
-        current = _running_loop()
-        asyncio._set_running_loop(None)
-        try:
-            return loop.run_until_complete(coroutine)
-        finally:
-            asyncio._set_running_loop(current)
-            if not self.is_open:  # the coroutine may have closed the client, but not the loop under itself
-                self.drop_loop()
 
     def drop_loop(self) -> None:
         """Close the private loop, unless it is running: then it is closed when it stops."""
@@ -384,10 +379,24 @@ class Driver:
             self._end_private_loop()
 
 
+class Ready(Generic[T]):
+    """A value that may be awaited, for asynchronous helper methods that run on a blocking client."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: T) -> None:
+        self._value = value
+
+    def __await__(self) -> Generator[Any, None, T]:
+        """Return the value without waiting."""
+        return self._value
+        yield
+
+
 def named(work: Coroutine[Any, Any, T], name: str) -> Coroutine[Any, Any, T]:
     """Rename a coroutine to what its caller called, for Python's warning when it is never awaited."""
-    coroutine: Any = work  # its type does not tell that it has a name
-    coroutine.__qualname__, coroutine.__name__ = name, name.rpartition(".")[2]
+    coroutine: Any = work  # its type does not say that it has a name
+    coroutine.__qualname__ = name
     return work
 
 
@@ -402,7 +411,7 @@ def run_async_safely(coro: Coroutine[Any, Any, T]) -> T:
 def _release_on_loop(connection: AsyncConnection, pid: int) -> None:
     loop = connection.loop
     if pid == os.getpid() and connection.is_open and not loop.is_closed():
-        loop.call_soon_threadsafe(connection.release, "dropped by the client")
+        loop.call_soon_threadsafe(connection.close, None, "dropped by the client")
 
 
 def _release_blocking(connection: BlockingConnection, pid: int) -> None:
@@ -410,5 +419,103 @@ def _release_blocking(connection: BlockingConnection, pid: int) -> None:
         connection.release("dropped by the client")
 
 
+def _close_loop(loop: asyncio.AbstractEventLoop, pid: int) -> None:
+    """Close a loop that the process `pid` has made; in a fork of that process, leave the parent's loop as it is."""
+    if loop.is_running() or loop.is_closed():
+        return
+    if pid != os.getpid():
+        shared: Any = loop
+        if not hasattr(shared, "_selector"):
+            return
+        # Both processes share one selector: what is unregistered here is gone there. So only our end of it is closed.
+        shared._selector.close()
+        shared._selector = selectors.SelectSelector()
+    loop.close()
+
+
 def _running_loop() -> asyncio.AbstractEventLoop | None:
     return asyncio._get_running_loop()
+
+
+# -- keeping blocking clients alive ---------------------------------------------------------------------------------
+#
+# A trainer may compute for minutes between two steps. Its server would take it for dead: nothing reads the socket, so
+# no ping is answered. One thread of the process does it for all blocking clients.
+
+
+class ProcessLock:
+    """A lock for each process: one that was held at the moment of a fork would never be released in the child."""
+
+    __slots__ = ("_locks",)
+
+    def __init__(self) -> None:
+        self._locks = {os.getpid(): threading.Lock()}
+
+    def here(self) -> threading.Lock:
+        """Return the lock of this process, the same one to all its threads."""
+        pid = os.getpid()
+        lock = self._locks.get(pid)
+        return lock if lock is not None else self._locks.setdefault(pid, threading.Lock())
+
+
+class KeptAlive(Protocol):
+    """A blocking client: `EnvClient`'s driver, or a `VectorEnv`."""
+
+    def keep_alive(self) -> None:
+        """Answer the server's pings; must not block."""
+        ...
+
+
+class KeepaliveThread:
+    """Keeps connections alive; its thread lives as long as there are any."""
+
+    def __init__(self, period_s: float = 5.0) -> None:
+        self._period_s = period_s
+        self._lock = ProcessLock()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._clients: weakref.WeakSet[KeptAlive] = weakref.WeakSet()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def _leave_stale(self) -> None:
+        """Start over in a forked process, which has neither the thread nor the connections; the lock is held."""
+        if self._pid != os.getpid():
+            self._begin()
+
+    def add(self, client: KeptAlive) -> None:
+        """Keep a client's connections alive from now on."""
+        with self._lock.here():
+            self._leave_stale()
+            self._clients.add(client)
+            if self._thread is None:
+                self._wake.clear()
+                self._thread = threading.Thread(target=self._run, name="openenv-client-keepalive", daemon=True)
+                self._thread.start()
+
+    def discard(self, client: KeptAlive) -> None:
+        """Stop doing so."""
+        with self._lock.here():
+            self._leave_stale()
+            self._clients.discard(client)
+            if not self._clients:
+                self._wake.set()
+
+    def _run(self) -> None:
+        while True:
+            woken = self._wake.wait(self._period_s)
+            with self._lock.here():
+                self._wake.clear()
+                clients = list(self._clients)
+                if not clients:
+                    self._thread = None
+                    return
+            if not woken:
+                while clients:  # emptied, so that none is kept alive while this thread sleeps
+                    clients.pop().keep_alive()
+            del clients
+
+
+KEEPALIVE = KeepaliveThread()

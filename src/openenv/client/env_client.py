@@ -25,8 +25,7 @@ from ..types import StepResult
 from .bootstrap import Bootstrap, provide_container, provide_space, start_provider, stop_provider
 from .driver import Driver, named
 from .flows import CLOSED_BY_CLIENT, ClientRequest, Flow, RunBlocking, connect, detach, hang_up, request
-from .options import PROTOCOLS, ConnectionOptions, ProtocolChoice, with_token
-from .url import socket_url
+from .network import PROTOCOLS, ConnectionOptions, ProtocolChoice, socket_url, with_token
 
 ActT = TypeVar("ActT")
 ObsT = TypeVar("ObsT")

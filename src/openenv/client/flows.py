@@ -9,6 +9,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..backoff import Backoff
@@ -25,7 +26,8 @@ from ..errors import (
     StaleRequest,
 )
 from ..protocol.client_sessions import CLOSE, ClientSession, ContinuedElsewhere, Event, ResumableSession
-from .options import ConnectionOptions
+from .network import ConnectionOptions
+from .websocket import UnexpectedMessage
 
 if TYPE_CHECKING:
     from .driver import Driver
@@ -43,7 +45,7 @@ _INTERRUPTED = "a request was interrupted"
 class Connect:
     """Try once to open a connection, within that many seconds if they are fewer than the options allow."""
 
-    limit_s: float | None = None
+    limit_s: float = inf
 
 
 @dataclass(slots=True)
@@ -73,14 +75,6 @@ class RunBlocking:
     """Call a function that may take long."""
 
     function: Callable[[], Any]
-
-
-class UnexpectedMessage(Exception):
-    """A message was there before the request; nothing has been sent."""
-
-    def __init__(self, payload: bytes) -> None:
-        super().__init__("a message came before the request")
-        self.payload = payload
 
 
 Command = Connect | SendAndReceive | HangUp | Pause | RunBlocking
@@ -241,15 +235,18 @@ def _agree(driver: Driver) -> Flow[None]:
 
 def request(driver: Driver, call: ClientRequest) -> Flow[dict[str, Any]]:
     """Send a request and return its reply's data; a lost episode stays lost until `reset`."""
+    # Not a generator itself: that would be one more to resume on the way to and from each reply.
     if not driver.has_connected:
-        yield from connect(driver)
+        return _first_request(driver, call)
     session = driver.session
     if isinstance(session, ResumableSession):
-        try:
-            return (yield from _request_v2(driver, session, call))
-        except _ProtocolChanged:
-            return (yield from request(driver, call))
-    return (yield from _request_v1(driver, session, call))
+        return _request_v2(driver, session, call)
+    return _request_v1(driver, session, call)
+
+
+def _first_request(driver: Driver, call: ClientRequest) -> Flow[dict[str, Any]]:
+    yield from connect(driver)  # only then is it known which protocol the server speaks
+    return (yield from request(driver, call))
 
 
 def hang_up(driver: Driver) -> Flow[None]:
@@ -282,51 +279,41 @@ def detach(driver: Driver) -> Flow[str]:
 
 def _request_v1(driver: Driver, session: ClientSession, call: ClientRequest) -> Flow[dict[str, Any]]:
     kind = call.kind
-    if not driver.is_open and driver.has_connected:
+    was_open = driver.is_open
+    if not was_open:
         session.lose(driver.lost_reason)
         if kind != "reset" and (unread := driver.unread_message()) is not None:
             session.reply(kind, unread)  # raises: it says why the server has hung up
     payload = session.request(kind, call.data)
-    was_open = driver.is_open
-    yield from connect(driver)
-    if driver.session is not session:
-        return (yield from request(driver, call))
+    if not was_open:
+        yield from connect(driver)
+        if driver.session is not session:  # the server at this address speaks v2 now
+            return (yield from request(driver, call))
     try:
-        raw = yield from _exchange_v1(session, kind, payload, call.timeout_s)
+        return (yield from _exchange_v1(session, kind, payload, call.timeout_s))
     except SessionLost:
         # A reset starts a new episode in any case, so a connection that had died unnoticed may be replaced for it.
-        if not (was_open and kind == "reset"):
+        if kind != "reset" or not was_open or driver.is_open:
             raise
-        yield from connect(driver)
-        if driver.session is not session:
-            return (yield from request(driver, call))
-        raw = yield from _exchange_v1(session, kind, payload, call.timeout_s)
-    return (yield from _reply_v1(session, kind, raw))
+    return (yield from request(driver, call))
 
 
 def next_reply(driver: Driver, kind: str, timeout_s: float | None) -> Flow[dict[str, Any]]:
     """Wait for one more v1 message of the server about the request that it is still at work on."""
     session = driver.session
     assert isinstance(session, ClientSession), "v2 has events instead"
-    raw = yield from _exchange_v1(session, kind, None, timeout_s)
-    return (yield from _reply_v1(session, kind, raw))
+    return _exchange_v1(session, kind, None, timeout_s)
 
 
-def _reply_v1(session: ClientSession, kind: str, raw: bytes) -> Flow[dict[str, Any]]:
-    """Read a reply; one that ends the session ends the connection as well."""
-    try:
-        return session.reply(kind, raw)
-    except (SessionCapacityError, EnvironmentFactoryError, SessionError, ProtocolError) as exc:
-        session.lose(f"the server ended the session: {exc}")
-        yield HangUp()
-        raise
+def _exchange_v1(
+    session: ClientSession, kind: str, payload: bytes | None, timeout_s: float | None
+) -> Flow[dict[str, Any]]:
+    """Send a message, unless it is None, and read the next one as the reply.
 
-
-def _exchange_v1(session: ClientSession, kind: str, payload: bytes | None, timeout_s: float | None) -> Flow[bytes]:
-    """Exchange messages. v1 has no ids: after any failure the next reply might be that of another request."""
+    v1 has no ids: after any failure the next reply might be that of another request, so the session is lost.
+    """
     try:
         raw: bytes = yield SendAndReceive(payload, timeout_s)
-        return raw
     except SessionLost as exc:
         session.lose(exc.reason)
         raise
@@ -338,6 +325,13 @@ def _exchange_v1(session: ClientSession, kind: str, payload: bytes | None, timeo
     except BaseException:
         session.lose(_INTERRUPTED)
         raise
+    else:
+        try:
+            return session.reply(kind, raw)
+        except (SessionCapacityError, EnvironmentFactoryError, SessionError, ProtocolError) as exc:
+            session.lose(f"the server ended the session: {exc}")
+            yield HangUp()
+            raise
     session.lose(_UNEXPECTED)
     yield HangUp()
     session.reply(kind, unexpected)  # raises, where it is the reason why the server hung up
@@ -359,10 +353,6 @@ def _exchange_v1(session: ClientSession, kind: str, payload: bytes | None, timeo
 # with its token, sends the same bytes (id 7) again, and the server answers from its ledger without a second run.
 
 
-class _ProtocolChanged(Exception):
-    """The server at this address speaks v1 now."""
-
-
 class _Dropped(Exception):
     """The connection is gone; the session may still exist."""
 
@@ -378,7 +368,6 @@ def _request_v2(driver: Driver, session: ResumableSession, call: ClientRequest) 
         SessionLost: The episode is gone; only a reset goes on.
         ConnectFailed: There is no session yet, and none could be opened.
         RequestTimeout: No reply came in time; the episode is given up.
-        _ProtocolChanged: The server does not speak v2 any more.
     """
     if session.lost_reason is not None and call.kind != "reset":
         raise SessionLost(session.lost_reason)
@@ -389,9 +378,10 @@ def _request_v2(driver: Driver, session: ResumableSession, call: ClientRequest) 
         try:
             if not (session.is_attached and driver.is_open):
                 yield from _attach(driver, session, call, outage, attempts)
-            if payload is None or session.pending is None:
-                payload = session.request(call.kind, call.data, call.extra)
-            return (yield from _exchange_v2(driver, session, call, payload))
+            if driver.session is session:
+                if payload is None or session.pending is None:
+                    payload = session.request(call.kind, call.data, call.extra)
+                return (yield from _exchange_v2(driver, session, call, payload))
         except _Dropped as exc:
             if call.kind == "reset" and not driver.backoff.timeout_s and session.token is not None:
                 session.lose(exc.reason, is_stranded=True)  # a reset starts a new episode in any case
@@ -401,6 +391,8 @@ def _request_v2(driver: Driver, session: ResumableSession, call: ClientRequest) 
         except ConnectFailed as exc:
             # Without its traceback, which would keep this frame, and the client, alive.
             reason, is_unreachable, failure = str(exc), True, exc.with_traceback(None)
+        else:  # the server at this address speaks v1 now
+            return (yield from request(driver, call))
         if outage is None and session.token is None and not driver.is_fatal:  # there is no session to go back to
             attempts = attempts or Attempts(driver.backoff, driver.options, was_there=driver.has_connected)
             yield Pause(attempts.pause_after(failure))
@@ -488,24 +480,24 @@ def _attach(
     outage: Outage | None,
     attempts: Attempts | None,
 ) -> Flow[None]:
-    """Make a connection that holds the session: connect, then open or resume."""
+    """Make a connection that holds the session: connect, then open or resume; unless the server speaks v1 now."""
     if not driver.is_open:
         if session.is_attached:
             yield from _read_unread(driver, session, call)
         if session.token is not None and outage is None and driver.has_connected:
             raise _Dropped(driver.lost_reason)
         try:
-            left_s = None if attempts is None else attempts.left_s
+            left_s = inf if attempts is None else attempts.left_s
             yield Connect(left_s if outage is None else max(0.05, outage.left_s))
             yield from _agree(driver)
-            if driver.session is not session:
-                raise _ProtocolChanged
-        except (ConnectFailed, _ProtocolChanged, ProtocolError):
+        except (ConnectFailed, ProtocolError):
             raise
         except BaseException as exc:
             if session.is_waiting:
                 session.lose(str(exc) if isinstance(exc, AccessDenied) else _INTERRUPTED, is_stranded=True)
             raise
+        if driver.session is not session:
+            return
     yield from _open(driver, session, call, outage)
     if outage is not None:
         outage.end()

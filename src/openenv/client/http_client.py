@@ -32,8 +32,7 @@ from ..protocol.client_sessions import error_from_frame, field_errors
 from ..protocol.json_values import decode, encode
 from ..types import StepResult
 from .bootstrap import provide_container, stop_provider, stop_quietly
-from .options import with_token
-from .url import parse_ws_url, socket_url
+from .network import parse_ws_url, socket_url, with_token
 
 ActT = TypeVar("ActT")
 ObsT = TypeVar("ObsT")

@@ -1,18 +1,26 @@
-"""The client's side of a WebSocket (RFC 6455), sans IO: handshake, frames, pings, close message.
+"""The client's WebSocket (RFC 6455): the protocol sans IO, and the two connections that move its bytes.
 
-`AsyncConnection` and `BlockingConnection` move its bytes. Must not know sockets, loops, or what messages mean.
+`WebSocket` is handshake, frames, pings and the close message; `BlockingConnection` runs it on a plain socket,
+`AsyncConnection` on an event loop. Must not know what messages mean.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
 import hashlib
 import os
+import socket
+import ssl
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from ..errors import AccessDenied, ConnectFailed, Forbidden
+from ..errors import AccessDenied, ConnectFailed, Forbidden, RequestTimeout, SessionLost
 from ..protocol.frames import (
     FrameError,
     FrameReader,
@@ -23,9 +31,18 @@ from ..protocol.frames import (
     masked_frame,
 )
 from ..protocol.json_values import decode
-from .options import ConnectionOptions
-from .url import Address
+from .network import (
+    READ_BYTES,
+    Address,
+    ConnectionOptions,
+    closed_in_handshake,
+    connecting,
+    open_plain_socket,
+    open_socket,
+    proxy_for,
+)
 
+_SENT_AT_ONCE = 65_536
 _GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _HEAD_LIMIT = 65_536
 _TRANSIENT = frozenset({"502", "503", "504"})  # what proxies answer for a server that is still starting
@@ -135,21 +152,22 @@ def _object(body: bytes) -> dict[str, Any]:
 class WebSocket:
     """One WebSocket connection of a client, sans IO: bytes in; messages, and bytes to send, out.
 
-    Both shells (`AsyncConnection`, `BlockingConnection`) drive it in the same way:
+    Both connections below drive it in the same way:
 
         start() -> CONNECTING --- feed(b"HTTP/1.1 101 ...") ---> OPEN --- close frame, broken framing, lose() ---> LOST
                        |                                           |                                                ^
                        +-- feed() raises ConnectFailed             +------ check(): no pong in time ---------------+
 
     In LOST, `lost` says why, and `messages` may still hold what arrived before: the server usually says why it hangs
-    up. The shell closes its socket as soon as it sees `lost`.
+    up. The connection closes its socket as soon as it sees `lost`.
 
     Args:
-        options: Limits and ping times.
-        now: The time in seconds, of the clock that `feed` and `check` use.
+        options: Limits, headers and ping times.
+        clock: Returns the time in seconds.
     """
 
     __slots__ = (
+        "_clock",
         "_handshake",
         "_keys",
         "_options",
@@ -157,21 +175,22 @@ class WebSocket:
         "_reader",
         "close_message",
         "is_fatal",
-        "last_heard",
+        "last_read_at",
         "lost",
         "messages",
         "subprotocol",
     )
 
-    def __init__(self, options: ConnectionOptions, now: float) -> None:
+    def __init__(self, options: ConnectionOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self._options = options
+        self._clock = clock
         self._handshake: Handshake | None = None
         self._reader = FrameReader(options.max_message_bytes, masked=False)
-        self._keys = MaskKeys()
+        self._keys = _mask_keys()
         self._pinged_at: float | None = None
         self.subprotocol: str | None = None
         self.messages: deque[WebSocketMessage] = deque()
-        self.last_heard = now
+        self.last_read_at = clock()
         self.lost: str | None = None
         # Whether a new connection would break in the same way: a reply over the limit is as long the next time.
         self.is_fatal = False
@@ -193,7 +212,7 @@ class WebSocket:
         """Record why the connection is of no use any more; the first reason counts."""
         self.lost = self.lost or reason
 
-    def feed(self, data: bytes, now: float) -> bytes:
+    def feed(self, data: bytes) -> bytes:
         """Take in what the server sent (nothing means that it closed the connection); return bytes to send back.
 
         Raises:
@@ -203,7 +222,7 @@ class WebSocket:
         if not data:
             self.lose("the server closed the connection")
             return b""
-        self.last_heard = now
+        self.last_read_at = self._clock()
         if self._handshake is not None:
             rest = self._handshake.feed(data)
             if rest is None:
@@ -212,7 +231,7 @@ class WebSocket:
             self._handshake = None
             if not rest:
                 return b""
-            data = rest
+            data = rest  # a server may send its first message in the segment of the handshake
         payload = self._reader.whole(data)
         if payload is not None:  # nearly every read is one short message
             self.messages.append(WebSocketMessage(data[0] & 0x0F, payload))
@@ -224,7 +243,7 @@ class WebSocket:
                 if opcode == Opcode.TEXT or opcode == Opcode.BINARY:
                     self.messages.append(message)
                 elif opcode == Opcode.PING:  # 5.5.3: the pong repeats the ping's payload
-                    replies += masked_control_frame(Opcode.PONG, message.payload, self._keys.next())
+                    replies += masked_control_frame(Opcode.PONG, message.payload, next(self._keys))
                 elif opcode == Opcode.CLOSE:
                     self.lose(closed_reason(message.payload))
                 elif opcode == Opcode.OVERSIZE:
@@ -241,47 +260,38 @@ class WebSocket:
 
     def text(self, payload: bytes) -> bytes:
         """Return a text frame."""
-        return masked_frame(0x81, payload, self._keys.next())
+        return masked_frame(0x81, payload, next(self._keys))
 
     def binary(self, payload: bytes) -> bytes:
         """Return a binary frame."""
-        return masked_frame(0x82, payload, self._keys.next())
+        return masked_frame(0x82, payload, next(self._keys))
 
-    def check(self, now: float, quiet_s: float) -> bytes:
+    def check(self, quiet_s: float) -> bytes:
         """Return a ping to send if the server was silent for that long; lose it if it left the last ping unanswered."""
-        if self._pinged_at is not None and self._pinged_at >= self.last_heard:
+        now = self._clock()
+        if self._pinged_at is not None and self._pinged_at >= self.last_read_at:
             limit = self._options.ping_timeout_s
             if limit is not None and now - self._pinged_at >= limit:
                 self.lose("the server does not answer pings")
-        elif now - self.last_heard >= quiet_s:
+        elif now - self.last_read_at >= quiet_s:
             self._pinged_at = now
-            return masked_control_frame(Opcode.PING, b"", self._keys.next())
+            return masked_control_frame(Opcode.PING, b"", next(self._keys))
         return b""
 
     def goodbye(self, last_message: bytes | None = None) -> bytes:
         """Return the frames of a hang-up: a last message, the close message, and the close frame (5.5.1)."""
         texts, self.close_message = (last_message, self.close_message), None
         frames = [self.text(text) for text in texts if text is not None]
-        frames.append(masked_control_frame(Opcode.CLOSE, close_payload(1000), self._keys.next()))
+        frames.append(masked_control_frame(Opcode.CLOSE, close_payload(1000), next(self._keys)))
         return b"".join(frames)
 
 
-class MaskKeys:
-    """Random mask keys (5.3), fetched from the system many at a time: one system call per frame would be felt."""
-
-    __slots__ = ("_at", "_pool")
-
-    def __init__(self) -> None:
-        self._pool = b""
-        self._at = 0
-
-    def next(self) -> bytes:
-        """Return four random bytes."""
-        if self._at >= len(self._pool):
-            self._pool = os.urandom(1024)
-            self._at = 0
-        self._at += 4
-        return self._pool[self._at - 4 : self._at]
+def _mask_keys() -> Iterator[bytes]:
+    """Yield random mask keys (5.3), fetched from the system many at a time: one system call per frame would be felt."""
+    while True:
+        pool = os.urandom(1024)
+        for at in range(0, len(pool), 4):
+            yield pool[at : at + 4]
 
 
 def closed_reason(payload: bytes) -> str:
@@ -289,3 +299,446 @@ def closed_reason(payload: bytes) -> str:
     code = int.from_bytes(payload[:2], "big") if len(payload) >= 2 else 1005
     text = payload[2:].decode("utf-8", "replace")
     return f"the server closed the connection with code {code}" + (f": {text}" if text else "")
+
+
+# -- connections: the same WebSocket on a socket and on an event loop -------------------------------------------------
+
+
+class UnexpectedMessage(Exception):
+    """A message was there before the request; nothing has been sent."""
+
+    def __init__(self, payload: bytes) -> None:
+        super().__init__("a message came before the request")
+        self.payload = payload
+
+
+class _Connection:
+    """What both connections share.
+
+    Args:
+        address: Where the server is.
+        options: How to connect.
+        subprotocols: What to offer instead of what the options say.
+    """
+
+    def __init__(self, address: Address, options: ConnectionOptions, subprotocols: Sequence[str] | None = None) -> None:
+        self.address = address
+        self._options = options
+        self._subprotocols = options.subprotocols if subprotocols is None else subprotocols
+        self.websocket = WebSocket(options)
+
+    @property
+    def lost_reason(self) -> str:
+        """Why the connection is closed."""
+        return self.websocket.lost or "connection closed"
+
+    def _early_message(self, payload: bytes | None) -> bytes:
+        """Return a message that came before it was waited for; raise it where there is a request to send.
+
+        After v1's progress notifications the reply is often there already. But before a request, any message is
+        unexpected: v1 has no ids, so it would be taken for the reply to that request.
+        """
+        message = self.websocket.messages.popleft().payload
+        if payload is not None:
+            raise UnexpectedMessage(message)
+        return message
+
+
+class BlockingConnection(_Connection):
+    """A WebSocket on a plain socket, for one thread at a time; the caller holds a lock.
+
+    Args:
+        address: Where the server is.
+        options: How to connect.
+        subprotocols: What to offer instead of what the options say.
+        read_bytes: How much to read at once.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        options: ConnectionOptions,
+        subprotocols: Sequence[str] | None = None,
+        *,
+        read_bytes: int = READ_BYTES,
+    ) -> None:
+        super().__init__(address, options, subprotocols)
+        self._socket: socket.socket | None = None
+        self._timeout_s: float | None = -1.0
+        # How long one read may wait: a v2 connection can be replaced, so it is checked while a request waits.
+        self._longest_wait_s: float | None = None
+        # Whether the frame that is being sent may be half out. Bytes sent after it would be read as the rest of it.
+        self._is_torn = False
+        # A buffer of our own: a fresh one for each read costs more than the read.
+        self._buffer = memoryview(bytearray(read_bytes))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the connection can still be used, as far as is known."""
+        return self._socket is not None
+
+    def open(self, limit_s: float = inf) -> None:
+        """Connect and shake hands, within the options' limit and this one.
+
+        Raises:
+            ConnectFailed: The server cannot be reached or refuses.
+            AccessDenied: The server requires another token.
+        """
+        timeout_s = min(self._options.connect_timeout_s, limit_s)
+        with connecting(self.address, timeout_s):
+            try:
+                self._open(timeout_s)
+            except BaseException:
+                self.drop("not connected")
+                raise
+
+    def _open(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        self._socket = sock = open_socket(self.address, timeout_s)
+        sock.sendall(self.websocket.start(self.address, self._subprotocols))
+        while self.websocket.is_connecting:
+            if self.websocket.lost is not None:
+                raise closed_in_handshake()
+            self._set_timeout(sock, max(0.001, deadline - time.monotonic()))
+            self._read(sock)
+        interval, timeout = self._options.ping_interval_s, self._options.ping_timeout_s
+        if self.websocket.subprotocol is not None and interval is not None:
+            self._longest_wait_s = interval if timeout is None else min(interval, timeout)
+
+    def exchange(self, payload: bytes | None, timeout_s: float | None) -> bytes:
+        """Send a message, unless it is None, and wait for the next one.
+
+        Raises:
+            RequestTimeout: No message came in time; the connection is dropped.
+            SessionLost: The connection broke.
+            UnexpectedMessage: A message was there before this request; nothing was sent.
+        """
+        messages = self.websocket.messages
+        if messages:
+            return self._early_message(payload)
+        sock = self._socket
+        if sock is None:
+            raise SessionLost(self.lost_reason)
+        try:
+            self._exchange(sock, payload, timeout_s)
+            return messages.popleft().payload
+        except TimeoutError:
+            self._give_up("a request timed out")
+            raise RequestTimeout(f"No reply within {timeout_s} s; the episode is lost") from None
+        except SessionLost:
+            raise
+        except OSError as exc:
+            self.drop(f"connection lost: {exc}")
+            raise SessionLost(self.lost_reason) from exc
+        except BaseException:  # an interrupt between request and reply: the next reply would be that of another request
+            self._give_up("a request was interrupted")
+            raise
+
+    def _exchange(self, sock: socket.socket, payload: bytes | None, timeout_s: float | None) -> None:
+        websocket = self.websocket
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        longest_s = self._longest_wait_s
+        wait_s = timeout_s if longest_s is None or (timeout_s is not None and timeout_s < longest_s) else longest_s
+        if payload is not None:
+            # What fits into the system's buffers needs no time to be sent, and so no timeout of its own.
+            self._set_timeout(sock, wait_s if len(payload) < _SENT_AT_ONCE else timeout_s)
+            self._is_torn = True
+            sock.sendall(websocket.text(payload))
+            self._is_torn = False
+        while True:
+            if wait_s != self._timeout_s:
+                self._set_timeout(sock, wait_s)
+            try:
+                self._read(sock)
+            except TimeoutError:
+                if websocket.subprotocol is None or (deadline is not None and time.monotonic() >= deadline):
+                    raise
+                self._check(sock)
+            if websocket.messages:
+                return
+            if self._socket is None:
+                raise SessionLost(self.lost_reason)
+            if deadline is not None:
+                left_s = max(0.001, deadline - time.monotonic())
+                wait_s = left_s if longest_s is None else min(left_s, longest_s)
+
+    def _set_timeout(self, sock: socket.socket, timeout_s: float | None) -> None:
+        if timeout_s != self._timeout_s:  # saves a system call per request
+            sock.settimeout(timeout_s)
+            self._timeout_s = timeout_s
+
+    def _read(self, sock: socket.socket) -> int:
+        """Read once; return how many bytes came."""
+        size = sock.recv_into(self._buffer)
+        replies = self.websocket.feed(bytes(self._buffer[:size]))
+        if replies:
+            sock.sendall(replies)
+        if self.websocket.lost is not None:
+            self.drop(self.websocket.lost)
+        return size
+
+    def keep_alive(self) -> None:
+        """Answer pings and send our own while no request runs; never blocks."""
+        sock = self._socket
+        if sock is None:
+            return
+        try:
+            self._set_timeout(sock, 0)
+            with contextlib.suppress(BlockingIOError, ssl.SSLWantReadError):
+                self._read(sock)
+            self._check(sock)
+        except OSError as exc:
+            self.drop(f"connection lost: {exc}")
+
+    def _check(self, sock: socket.socket) -> None:
+        """Ping a server that has been silent for long; drop one that did not answer."""
+        interval = self._options.ping_interval_s
+        if self._socket is None or interval is None:
+            return
+        ping = self.websocket.check(interval)
+        if ping:
+            sock.sendall(ping)
+        elif self.websocket.lost is not None:
+            self.drop(self.websocket.lost)
+
+    def close(self, last_message: bytes | None = None) -> None:
+        """Send a last message, the close message and a close frame; never raises."""
+        self._say_goodbye(1.0, last_message)
+        self.drop("closed by the client")
+
+    def release(self, reason: str) -> None:
+        """Hang up for a client that was garbage collected: send the close message if that needs no waiting."""
+        if self.websocket.close_message is not None:
+            self._say_goodbye(0.0, None)
+        self.drop(reason)
+
+    def _say_goodbye(self, timeout_s: float, last_message: bytes | None) -> None:
+        sock = self._socket
+        if sock is not None and not self._is_torn:
+            with contextlib.suppress(OSError):
+                sock.settimeout(timeout_s)
+                sock.sendall(self.websocket.goodbye(last_message))
+
+    def _give_up(self, reason: str) -> None:
+        """Drop the connection, unless there is a close message to send, which `close` does."""
+        if self.websocket.close_message is None or self._is_torn:
+            self.drop(reason)
+
+    def drop(self, reason: str) -> None:
+        """Close this process's end without a message; a process that it was forked from may go on with it."""
+        self.websocket.lose(reason)
+        sock, self._socket = self._socket, None
+        if sock is not None:
+            sock.close()
+
+
+_READ_BUFFERS: WeakKeyDictionary[asyncio.AbstractEventLoop, memoryview] = WeakKeyDictionary()
+
+
+def _read_buffer(loop: asyncio.AbstractEventLoop) -> memoryview:
+    """Return a buffer to read into. Loops that read and deliver in one go share one among their connections."""
+    if hasattr(loop, "_proactor"):
+        return memoryview(bytearray(READ_BYTES))
+    buffer = _READ_BUFFERS.get(loop)
+    if buffer is None:
+        buffer = _READ_BUFFERS[loop] = memoryview(bytearray(READ_BYTES))
+    return buffer
+
+
+class AsyncConnection(_Connection, asyncio.BufferedProtocol):
+    """A WebSocket on an event loop. One exchange at a time; the caller holds a lock."""
+
+    def __init__(self, address: Address, options: ConnectionOptions) -> None:
+        super().__init__(address, options)
+        self.loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._is_opening = True
+        self._waiter: asyncio.Future[None] | None = None
+        self._ping_timer: asyncio.TimerHandle | None = None
+        self._deadline: float | None = None
+        self._deadline_timer: asyncio.TimerHandle | None = None
+        self._buffer = _read_buffer(self.loop)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the connection can still be used, as far as is known."""
+        return self._transport is not None
+
+    async def open(self, limit_s: float = inf) -> None:
+        """Connect and shake hands, within the options' limit and this one.
+
+        Raises:
+            ConnectFailed: The server cannot be reached or refuses.
+            AccessDenied: The server requires another token.
+        """
+        timeout_s = min(self._options.connect_timeout_s, limit_s)
+        with connecting(self.address, timeout_s):
+            try:
+                await asyncio.wait_for(self._open(timeout_s), timeout_s)
+            except BaseException:
+                self.drop("not connected")
+                raise
+
+    async def _open(self, timeout_s: float) -> None:
+        address, loop = self.address, self.loop
+        request = self.websocket.start(address, self._subprotocols)
+        context = ssl.create_default_context() if address.secure else None
+        hostname = address.host if address.secure else None
+        if proxy_for(address) is None:
+            await loop.create_connection(
+                lambda: self, address.host, address.port, ssl=context, server_hostname=hostname
+            )
+        else:
+            # The tunnel is opened in a thread: it is rare, and short.
+            sock = await loop.run_in_executor(None, open_plain_socket, address, timeout_s)
+            sock.setblocking(False)
+            await loop.create_connection(lambda: self, sock=sock, ssl=context, server_hostname=hostname)
+        assert self._transport is not None
+        self._transport.write(request)
+        while self.websocket.is_connecting:
+            await self._change()
+        self._is_opening = False
+        self._schedule_ping()
+
+    async def exchange(self, payload: bytes | None, timeout_s: float | None) -> bytes:
+        """Send a message, unless it is None, and wait for the next one.
+
+        Raises:
+            RequestTimeout: No message came in time; the connection is dropped.
+            SessionLost: The connection broke.
+            UnexpectedMessage: A message was there before this request; nothing was sent.
+        """
+        websocket = self.websocket
+        messages = websocket.messages
+        if messages:
+            return self._early_message(payload)
+        if self._transport is None:
+            raise SessionLost(self.lost_reason)
+        if payload is not None:
+            self._transport.write(websocket.text(payload))
+        if timeout_s is not None:
+            self._set_deadline(self.loop.time() + timeout_s)
+        try:
+            while not messages:
+                if websocket.lost is not None:
+                    raise SessionLost(websocket.lost)
+                await self._change()
+        except TimeoutError:
+            self._give_up("a request timed out")
+            raise RequestTimeout(f"No reply within {timeout_s} s; the episode is lost") from None
+        except asyncio.CancelledError:  # the next reply would belong to this request
+            self._give_up("a request was cancelled")
+            raise
+        finally:
+            self._deadline = None
+        return messages.popleft().payload
+
+    def _change(self) -> asyncio.Future[None]:
+        """Return a future for the next thing that happens on the connection."""
+        waiter = self._waiter = self.loop.create_future()
+        return waiter
+
+    def _set_deadline(self, deadline: float) -> None:
+        """Note until when a reply may come. One timer serves many requests: it is moved only when it fires."""
+        self._deadline = deadline
+        timer = self._deadline_timer
+        if timer is None or timer.when() > deadline:
+            if timer is not None:
+                timer.cancel()
+            self._deadline_timer = self.loop.call_at(deadline, self._look_at_deadline)
+
+    def _look_at_deadline(self) -> None:
+        self._deadline_timer = None
+        if self._deadline is None:
+            return
+        if self.loop.time() < self._deadline:
+            self._set_deadline(self._deadline)
+        else:
+            self._wake(TimeoutError())
+
+    def _wake(self, error: BaseException | None = None) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            if error is None:
+                waiter.set_result(None)
+            else:
+                waiter.set_exception(error)
+
+    def _schedule_ping(self) -> None:
+        interval = self._options.ping_interval_s
+        if interval is not None and self.is_open:
+            self._ping_timer = self.loop.call_later(interval, self._check, interval)
+
+    def _check(self, interval: float) -> None:
+        # Half of the interval: a server that was silent since shortly after the last check is not left for another one.
+        ping = self.websocket.check(interval / 2)
+        if self.websocket.lost is not None:
+            self.drop(self.websocket.lost)
+            return
+        if ping and self._transport is not None:
+            self._transport.write(ping)
+        self._schedule_ping()
+
+    def close(self, last_message: bytes | None = None, reason: str = "closed by the client") -> None:
+        """Send a last message, the close message and a close frame, from the loop's own thread; never raises."""
+        transport, self._transport = self._transport, None
+        if transport is not None and not transport.is_closing() and not self.loop.is_closed():
+            transport.write(self.websocket.goodbye(last_message))
+            transport.close()
+        self.drop(reason)
+
+    def _give_up(self, reason: str) -> None:
+        """Drop the connection, unless there is a close message to send, which `close` does."""
+        if self.websocket.close_message is None:
+            self.drop(reason)
+
+    def drop(self, reason: str) -> None:
+        """Close the connection without a message, from the loop's own thread."""
+        self.websocket.lose(reason)
+        for timer in (self._ping_timer, self._deadline_timer):
+            if timer is not None:
+                timer.cancel()
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.abort()
+        self._wake()
+
+    # What asyncio calls. A BufferedProtocol: the transport reads into our buffer instead of a new one for each read.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where to read to."""
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take in what was read."""
+        websocket = self.websocket
+        try:
+            replies = websocket.feed(bytes(self._buffer[:nbytes]))
+        except (AccessDenied, ConnectFailed) as exc:
+            self._wake(exc)
+            return
+        if replies and self._transport is not None:
+            self._transport.write(replies)
+        if websocket.lost is not None:
+            self.drop(websocket.lost)
+        elif websocket.messages or self._is_opening:  # not for each piece of a long message
+            self._wake()
+
+    def eof_received(self) -> bool:
+        """Close the transport: a server that has shut its side is gone."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wake the request or the handshake that waits."""
+        if self.websocket.is_connecting:
+            self._wake(closed_in_handshake())
+        self.drop("the server closed the connection" if exc is None else f"connection lost: {exc}")

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from openenv.client.options import ConnectionOptions
-from openenv.client.url import parse_ws_url, socket_url
+from openenv.client.network import ConnectionOptions, parse_ws_url, socket_url
 from openenv.client.vector.connection import VectorConnection
 from openenv.client.vector.vector_env import VectorEnv
 from openenv.errors import SessionLost, SlotsFailed

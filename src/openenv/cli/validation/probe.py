@@ -18,7 +18,7 @@ import httpx2
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...client.env_client import GenericEnvClient, SyncEnvClient
-from ...client.options import with_token
+from ...client.network import with_token
 from ...errors import OpenEnvError, RequestValidationError, ServerError, SessionCapacityError, message_of
 from .json_schema import Unmakeable, make
 from .manifest import Manifest

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx2
 
-from ...client.options import with_token
+from ...client.network import with_token
 from ...errors import message_of
 from .package import check
 from .probe import Probe

@@ -6,6 +6,7 @@ So nothing else in this package has to know which of them it is. Must not know s
 
 from __future__ import annotations
 
+import socket
 import ssl
 from abc import ABC, abstractmethod
 from collections import deque
@@ -18,9 +19,8 @@ from ...protocol.client_sessions import ClientSession, error_from_frame
 from ...protocol.codec import BY_NAME, JSON, Codec
 from ...protocol.frames import Opcode
 from ...protocol.json_values import decode
-from ..blocking_connection import BlockingConnection
-from ..options import ConnectionOptions
-from ..url import Address
+from ..network import Address, ConnectionOptions
+from ..websocket import BlockingConnection
 
 _READ_BYTES: Final = 256 * 1024  # replies to a batch are long
 _SESSION_ENDS: Final = (SessionCapacityError, EnvironmentFactoryError, SessionError, SessionLost)
@@ -200,17 +200,15 @@ class VectorConnection(BlockingConnection):
             self.format = negotiated_format(chosen, offered, requires_v2=self._options.protocol == "v2")
         except ValueError as exc:
             raise ConnectFailed(str(exc)) from exc
-        except ConnectFailed:
-            self.drop("not connected")
-            raise
         self._decode()
         if not self.is_open and not self.has_messages:  # a message would say why the server has hung up
             raise ConnectFailed(self.lost_reason, is_transient=True)
 
-    def _feed(self, data: bytes) -> None:
-        self.bytes_received += len(data)
-        super()._feed(data)
+    def _read(self, sock: socket.socket) -> int:
+        size = super()._read(sock)
+        self.bytes_received += size
         self._decode()
+        return size
 
     def _decode(self) -> None:
         """Decode what has come. At once, not when it is taken: an unexpected v1 message ends the connection."""

@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Final
 
 from ...backoff import Backoff
 from ...errors import AccessDenied, ConnectFailed, OpenEnvError, RequestTimeout, SessionLost
 from ...protocol.client_sessions import ResumableSession, error_from_frame
 from ..flows import Attempts, Outage
-from ..options import ConnectionOptions
-from ..url import Address, parse_ws_url, socket_url
+from ..network import Address, ConnectionOptions, parse_ws_url, socket_url
 from .connection import VectorConnection
 
 _TICK_S: Final = 1.0
@@ -124,7 +124,7 @@ class SharedConnection:
         self.to_open.clear()
         self.outbox.clear()
 
-    def connect(self, limit_s: float | None = None) -> None:
+    def connect(self, limit_s: float = inf) -> None:
         """Make a connection, with one attempt.
 
         Raises:

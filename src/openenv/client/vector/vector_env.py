@@ -16,9 +16,9 @@ from typing_extensions import Self
 
 from ...errors import ClientModeError, OpenEnvError, RequestTimeout, SlotsFailed
 from ...protocol.codec import JSON, MSGPACK, SUBPROTOCOLS
+from ..driver import KEEPALIVE, ProcessLock
 from ..env_client import EnvClient, GenericEnvClient
-from ..keepalive import KEEPALIVE, ProcessLock
-from ..options import PROTOCOLS, ConnectionOptions, ProtocolChoice, with_token
+from ..network import PROTOCOLS, ConnectionOptions, ProtocolChoice, with_token
 from .results import AUTORESETS, POLICIES, Autoreset, OnFailure, SlotEpisode, VectorResult
 from .session_pool import SessionPool, SharedConnection, Slot, placements
 

@@ -20,8 +20,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from openenv.client.tcp import open_plain_socket, proxy_for
-from openenv.client.url import Address
+from openenv.client.network import Address, open_plain_socket, proxy_for
 
 CONNECT_S = 10.0
 IDLE_S = 20.0
