@@ -64,7 +64,7 @@ class OpenEnvError(Exception):
         self._details = dict(details or {})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By attributes. The default calls the class with `args`, which is the text, but subclasses take other arguments.
+        # By attributes: the default calls the class with `args`, the text, but subclasses take other arguments.
         return copyreg.__newobj__, (type(self),), {**self.__dict__, "args": self.args}  # type: ignore[attr-defined]
 
     @property
