@@ -126,6 +126,12 @@ def test_a_configuration_that_steers_pytest_is_taken_back(tmp_path: Path) -> Non
     assert "setup.cfg" in merged(tmp_path, linked, baseline, protected=())
 
 
+def test_a_configuration_that_is_too_large_to_judge_is_dropped(tmp_path: Path) -> None:
+    large = b"[tool.pytest.ini_options]\naddopts='--co'\n" + b"#" * 1024 * 1024
+    work = archive(tmp_path / "large.tar", member("./pyproject.toml", large))
+    assert merged(tmp_path, work, archive(tmp_path / "base.tar")) == {}
+
+
 def test_modules_that_python_would_take_for_its_own_are_dropped_beside_the_checks(tmp_path: Path) -> None:
     work = archive(
         tmp_path / "work.tar",

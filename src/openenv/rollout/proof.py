@@ -19,18 +19,17 @@ Knows `openenv_proof.py`, the half that runs in the verifier's sandbox. Must not
 
 from __future__ import annotations
 
-import io
 import json
 import posixpath
 import re
 import secrets
-import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import resources
 from pathlib import Path
 
+from openenv.rollout.worktree import write_archive
 from openenv.sandboxes.base import Sandbox
 
 _FILE = "openenv_proof.py"
@@ -97,11 +96,11 @@ class Proof:
         ours = sorted(posixpath.normpath(posixpath.join(self.root, path)) for path in self.files)
         self._secrets = [secrets.token_hex(16) for _ in range(count)]
         source = resources.files("openenv.rollout").joinpath(_FILE).read_bytes()
-        with tarfile.open(archive, "w:") as out:
-            _add(out, _FILE, source)
-            for serial, secret in enumerate(self._secrets):
-                words = {"serial": serial, "secret": secret, "root": self.root, "ours": ours}
-                _add(out, f"pass-{serial:03}", json.dumps(words).encode())
+        files = {_FILE: source}
+        for serial, secret in enumerate(self._secrets):
+            words = {"serial": serial, "secret": secret, "root": self.root, "ours": ours}
+            files[f"pass-{serial:03}"] = json.dumps(words).encode()
+        write_archive(archive, files, mode=0o600)
         sandbox.unpack(archive, self.folder)
 
     def read(self, sandbox: Sandbox) -> Evidence:
@@ -171,9 +170,3 @@ def _parsed(line: str) -> dict[str, object] | None:
     except ValueError:
         return None
     return mark if isinstance(mark, dict) else None
-
-
-def _add(out: tarfile.TarFile, name: str, content: bytes) -> None:
-    entry = tarfile.TarInfo(name)
-    entry.size, entry.mode = len(content), 0o600
-    out.addfile(entry, io.BytesIO(content))

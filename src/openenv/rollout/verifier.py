@@ -31,12 +31,10 @@ work tree can be verified again.
 from __future__ import annotations
 
 import hashlib
-import io
 import math
 import mmap
 import posixpath
 import re
-import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -48,7 +46,7 @@ from openenv.rollout.progress import Cancellation
 from openenv.rollout.proof import Evidence, Proof, could_not_load, proves_itself, runs_pytest, with_wrapper
 from openenv.rollout.scratch import scratch
 from openenv.rollout.task import Check, Task
-from openenv.rollout.worktree import Patterns, UnusableWorktree, files_of, worktree_limit
+from openenv.rollout.worktree import Patterns, UnusableWorktree, files_of, worktree_limit, write_archive
 from openenv.sandboxes.base import HOME, ExecResult, Sandbox, Sandboxes, SandboxSpec, Stream
 
 REWARD_FILE = "logs/verifier/reward.txt"
@@ -638,14 +636,7 @@ def _lay_output(sandbox: Sandbox, output: _RunOutput, place: str, archive: Path)
     contents: dict[str, bytes] = {str(name): bytes(received) for name, received in output.streams.items()}
     contents["exit_code"] = f"{output.exit_code}\n".encode()
     contents |= {f"files/{name}": content for name, content in output.files.items()}
-    with tarfile.open(archive, "w:", format=tarfile.PAX_FORMAT) as out:
-        top = tarfile.TarInfo("files")
-        top.type, top.mode = tarfile.DIRTYPE, 0o755
-        out.addfile(top)
-        for name, content in contents.items():
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(content), 0o444
-            out.addfile(entry, io.BytesIO(content))
+    write_archive(archive, contents, mode=0o444, folder="files")
     _run_own(sandbox, ["rm", "-rf", "--", place])
     sandbox.unpack(archive, place)
     archive.unlink()

@@ -6,6 +6,7 @@ files, with everything protected as the setup left it. Must not know sandboxes.
 
 from __future__ import annotations
 
+import io
 import posixpath
 import re
 import sys
@@ -45,6 +46,8 @@ _TEST = re.compile(r"test_.*\.py|.*_test\.py")
 _TEST_FOLDER = re.compile(r"tests?.*|.*[_-]tests?|checks?|verif.*|grad.*", re.IGNORECASE)
 _NAMED = re.compile(r"(?<![\w.-])([A-Za-z_]\w*)(?:/[\w/]*)?\.py\b")
 _NAMED_FILE = re.compile(r"[\w-]+\.py\b")
+_BROKEN_ARCHIVE = (tarfile.TarError, EOFError, ValueError, OverflowError)
+"""What `tarfile` raises on a forged or torn one."""
 _MAX_LINKS = 40
 """As many links in a row as the kernel follows."""
 _MAX_STEPS = 1_000_000
@@ -239,11 +242,11 @@ def merge(
     try:
         with tarfile.open(target, "w:", format=tarfile.PAX_FORMAT) as out:
             writer = _Writer(out, max_bytes)
-            kept = _Baseline(baseline, prefix, patterns, watch_config=bool(protected))
+            setup = _Baseline(baseline, prefix, patterns, watch_config=bool(protected))
             with _Archive(work) as source:
-                _copy_agent_files(source, writer, patterns, kept, merged, guard)
-            merged.restored.extend(kept.restore(writer))
-    except (tarfile.TarError, EOFError, UnicodeError, ValueError, OverflowError) as exc:
+                merged.removed.extend(_AgentTree(source, patterns, setup, guard).copy(writer))
+            merged.restored.extend(setup.restore(writer))
+    except _BROKEN_ARCHIVE as exc:
         raise UnusableWorktree(f"the work tree cannot be read: {exc}") from exc
     return merged
 
@@ -265,7 +268,7 @@ def read_files(
                     files.texts[path] = content.decode()[:max_chars]
                 except ValueError:
                     files.others.append(path)
-    except (UnusableWorktree, tarfile.TarError, EOFError, ValueError, OverflowError):
+    except (UnusableWorktree, *_BROKEN_ARCHIVE):
         pass  # the files that were read are shown
     return files
 
@@ -286,9 +289,22 @@ def files_of(archive: Path, *, max_bytes: int) -> dict[str, bytes]:
                         raise UnusableWorktree(f"'{name}' is too large")
                     files[name] = content
                     max_bytes -= len(content)
-    except (tarfile.TarError, EOFError, UnicodeError, ValueError, OverflowError) as exc:
+    except _BROKEN_ARCHIVE as exc:
         raise UnusableWorktree(f"the tree cannot be read: {exc}") from exc
     return files
+
+
+def write_archive(archive: Path, files: Mapping[str, bytes], *, mode: int, folder: str | None = None) -> None:
+    """Write a tar file of regular files, and of a folder that is there even where no file lies in it."""
+    with tarfile.open(archive, "w:", format=tarfile.PAX_FORMAT) as out:
+        if folder is not None:
+            entry = tarfile.TarInfo(folder)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            out.addfile(entry)
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), mode
+            out.addfile(entry, io.BytesIO(content))
 
 
 class _Archive:
@@ -346,25 +362,38 @@ class _Archive:
 
 
 class _Writer:
-    """Adds members to an archive and counts what they hold."""
+    """Writes members to an archive and counts what they hold."""
 
     def __init__(self, out: tarfile.TarFile, max_bytes: int) -> None:
         self._out = out
         self._left = max_bytes
         self.names: set[str] = set()
 
-    def add(self, name: str, member: tarfile.TarInfo, content: IO[bytes] | None = None, *, size: int = 0) -> None:
-        self._left -= size
+    def copy(self, name: str, source: _Archive, member: tarfile.TarInfo) -> None:
+        """Copy a member; of a hard link, the file that it stands for."""
+        if member.islnk():
+            member = source.file(member)
+        # A new header: only kind, mode, time, size and target of a possibly forged one are kept.
+        entry = tarfile.TarInfo(name)
+        entry.mode, entry.mtime = member.mode & 0o755 | 0o600, max(0, int(member.mtime))
+        content = None
+        if member.isreg():
+            entry.size, content = member.size, source.open(member)
+        elif member.isdir():
+            entry.type, entry.mode = tarfile.DIRTYPE, entry.mode | 0o700
+        else:
+            entry.type, entry.linkname = tarfile.SYMTYPE, member.linkname
+        self._left -= entry.size
         if self._left < 0:
             raise UnusableWorktree("the work tree is too large")
-        # A new header: only name, kind, mode and size of a possibly forged one are kept.
-        entry = tarfile.TarInfo(name)
-        entry.type = tarfile.REGTYPE if member.isreg() else member.type
-        entry.linkname = member.linkname
-        entry.mode, entry.mtime, entry.size = member.mode & 0o755 | 0o600, max(0, int(member.mtime)), size
-        if member.isdir():
-            entry.mode |= 0o700
         self._out.addfile(entry, content)
+        self.names.add(name)
+
+    def link(self, name: str, target: str) -> None:
+        """Add a hard link to a member that was written."""
+        entry = tarfile.TarInfo(name)
+        entry.type, entry.linkname = tarfile.LNKTYPE, target
+        self._out.addfile(entry)
         self.names.add(name)
 
 
@@ -374,7 +403,7 @@ class _Baseline:
     def __init__(self, archive: Path | None, prefix: str, patterns: Patterns, *, watch_config: bool) -> None:
         self._archive, self._prefix, self._patterns = archive, prefix, patterns
         self._configs: dict[str, bytes] = {}
-        self._taken: set[str] = set()
+        self._taken_back: set[str] = set()
         self.links: dict[str, str] = {}
         self.names: set[str] = set()
         self.parents: set[str] = set()
@@ -390,27 +419,27 @@ class _Baseline:
                     if patterns.cover(name) and not member.isdir():
                         self.parents.update(_ancestors(name))
 
-    def config(self, name: str) -> bytes | None:
-        return self._configs.get(name)
+    def refuses_config(self, name: str, content: bytes | None) -> bool:
+        """Return whether the agent may have steered pytest with this file; the setup's is restored then.
 
-    def take_back(self, name: str) -> None:
-        """Restore this file, although no pattern covers it."""
-        if name in self._configs:
-            self._taken.add(name)
+        Args:
+            content: What the agent made of it; None where that is too large or a link, and cannot be judged.
+        """
+        before = self._configs.get(name)
+        if content is not None and (content == before or not _may_steer_pytest(content)):
+            return False
+        if before is not None:
+            self._taken_back.add(name)
+        return True
 
     def restore(self, writer: _Writer) -> Iterator[str]:
         if self._archive is None:
             return
         with _Archive(self._archive) as source:
             for name, member in self._work_files(source):
-                if member.isdir() or not (self._patterns.cover(name) or name in self._taken):
-                    continue
-                if member.issym():
-                    writer.add(name, member)
-                else:
-                    real = source.file(member)
-                    writer.add(name, real, source.open(real), size=real.size)
-                yield name
+                if not member.isdir() and (self._patterns.cover(name) or name in self._taken_back):
+                    writer.copy(name, source, member)
+                    yield name
 
     def _work_files(self, source: _Archive) -> Iterator[tuple[str, tarfile.TarInfo]]:
         start = f"{self._prefix}/"
@@ -419,63 +448,46 @@ class _Baseline:
                 yield name[len(start) :], member
 
 
-def _copy_agent_files(
-    source: _Archive,
-    writer: _Writer,
-    patterns: Patterns,
-    baseline: _Baseline,
-    merged: Merged,
-    guard: WorktreeGuard,
-) -> None:
-    links = {name: member.linkname for name, member in reversed(source.members) if member.issym()}
-    below = _Below(links)
-    written: set[str] = set()
-    for name, member in source.members:
-        if name in written or name in below:
-            continue  # only a forged archive has a link twice, or something below one
-        if patterns.cover(name, folder=member.issym()) and not (member.isdir() and name in baseline.parents):
-            if not member.isdir():
-                merged.removed.append(name)
-            continue
-        if not member.isdir() and (
-            name in baseline.parents or guard.shadows(name, is_link=member.issym(), known=baseline.names)
-        ):
-            merged.removed.append(name)
-            continue
-        if member.issym():
-            written.add(name)
-            if baseline.links.get(name) != member.linkname and guard.reveals(name, links):
-                merged.removed.append(name)
-                continue
-            if baseline.watch_config and posixpath.basename(name) in _PYTEST_CONFIG:
-                merged.removed.append(name)  # what it points at cannot be judged here
-                baseline.take_back(name)
-                continue
-            writer.add(name, member)
-        elif member.isdir():
-            writer.add(name, member)
-        else:
-            _copy_file(source, name, member, writer, baseline, merged)
+class _AgentTree:
+    """What the agent left: which of its files may reach the verifier."""
 
+    def __init__(self, source: _Archive, patterns: Patterns, baseline: _Baseline, guard: WorktreeGuard) -> None:
+        self._source, self._patterns, self._baseline, self._guard = source, patterns, baseline, guard
+        self._links = {name: member.linkname for name, member in reversed(source.members) if member.issym()}
 
-def _copy_file(
-    source: _Archive, name: str, member: tarfile.TarInfo, writer: _Writer, baseline: _Baseline, merged: Merged
-) -> None:
-    real = source.file(member)
-    if baseline.watch_config and posixpath.basename(name) in _PYTEST_CONFIG:
-        content = source.read(real, _CONFIG_BYTES)
-        if content != baseline.config(name) and (content is None or _may_steer_pytest(content)):
-            merged.removed.append(name)
-            baseline.take_back(name)
-            return
-    if member.islnk() and _clean(member.linkname) in writer.names:
-        link = tarfile.TarInfo(name)
-        link.type, link.linkname, link.mode, link.mtime = tarfile.LNKTYPE, str(_clean(member.linkname)), 0o644, 0
-        writer.add(name, link)
-        return
-    regular = tarfile.TarInfo(name)
-    regular.mode, regular.mtime = real.mode, real.mtime
-    writer.add(name, regular, source.open(real), size=real.size)
+    def copy(self, writer: _Writer) -> Iterator[str]:
+        """Copy what may reach the verifier; yield the names of the files and links that may not."""
+        below = _Below(self._links)
+        seen: set[str] = set()
+        for name, member in self._source.members:
+            if name in seen or name in below:
+                continue  # only a forged archive has a link twice, or something below one
+            if member.isdir():
+                if name in self._baseline.parents or not self._patterns.cover(name):
+                    writer.copy(name, self._source, member)
+                continue
+            if member.issym():
+                seen.add(name)
+            if self._refuses(name, member):
+                yield name
+            elif member.islnk() and (target := _clean(member.linkname)) in writer.names:
+                writer.link(name, str(target))
+            else:
+                writer.copy(name, self._source, member)
+
+    def _refuses(self, name: str, member: tarfile.TarInfo) -> bool:
+        is_link, baseline = member.issym(), self._baseline
+        if self._patterns.cover(name, folder=is_link):
+            return True
+        # A file where the setup has a folder of protected files would take their place.
+        if name in baseline.parents or self._guard.shadows(name, is_link=is_link, known=baseline.names):
+            return True
+        if is_link and baseline.links.get(name) != member.linkname and self._guard.reveals(name, self._links):
+            return True
+        if not baseline.watch_config or posixpath.basename(name) not in _PYTEST_CONFIG:
+            return False
+        content = None if is_link else self._source.read(self._source.file(member), _CONFIG_BYTES)
+        return baseline.refuses_config(name, content)
 
 
 def _clean(name: str) -> str | None:
