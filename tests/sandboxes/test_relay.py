@@ -213,7 +213,7 @@ def test_the_last_listener_can_be_closed_while_the_thread_is_awake(tmp_path: Pat
     (started,) = relay_threads() - before
     loop = relay._loop
     assert loop is not None
-    wake = loop._wake
+    wake = loop._csock  # type: ignore[attr-defined]
 
     class Late:
         """A socket that is slow to send: the thread may do meanwhile what it can."""
@@ -224,7 +224,7 @@ def test_the_last_listener_can_be_closed_while_the_thread_is_awake(tmp_path: Pat
             started.join(0.3)
             return wake.send(data)
 
-    loop._wake = Late()  # type: ignore[assignment]
+    loop._csock = Late()  # type: ignore[attr-defined]
     exposure.close()
     started.join(30)
     assert not started.is_alive()

@@ -90,11 +90,11 @@ def test_a_file_that_shrinks_while_it_is_packed_is_filled_up(tmp_path: Path) -> 
         assert opened.getmember("file").size == 1_000_000
 
 
-def test_what_is_bounded_takes_no_more() -> None:
-    bounded = trees.Bounded(io.BytesIO(), 10)
-    bounded.write(b"0123456789")
-    with pytest.raises(ValueError, match="more than 10 bytes"):
-        bounded.write(b"x")
+def test_a_tree_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"0123456789")
+    trees.pack(str(tmp_path / "file"), io.BytesIO(), max_bytes=522)
+    with pytest.raises(ValueError, match="more than 521 bytes"):
+        trees.pack(str(tmp_path / "file"), io.BytesIO(), max_bytes=521)
 
 
 @pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", "..", "a/.."])

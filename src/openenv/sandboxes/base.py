@@ -8,16 +8,24 @@ from any thread; `kill` from another thread ends a running `exec` at once.
 from __future__ import annotations
 
 import importlib
+import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast, runtime_checkable
+
+from openenv.errors import SandboxError
+from openenv.sandboxes import trees
 
 HOME = "/home/user"
 WORKDIR = "/home/user/workdir"
 TIMED_OUT = 124
 """The exit code of a command that was killed because its time was over, as in timeout(1)."""
+
+MAX_TREE = 512 * 1024 * 1024
+"""The most that comes out of a sandbox where the caller sets no limit: a file inside can claim any size."""
 
 FEATURES = frozenset({"isolation", "limits", "trees", "mounts", "ports", "expiry"})
 """Optional features of a backend: isolation from host and network, limits, killing whole process trees even when they
@@ -243,7 +251,7 @@ class Sandbox(ABC):
         """Return whether there is such a file or folder."""
 
     @abstractmethod
-    def pack(self, path: str, archive: Path, *, max_bytes: int = 512 * 1024 * 1024) -> None:
+    def pack(self, path: str, archive: Path, *, max_bytes: int = MAX_TREE) -> None:
         """Write the tree at `path` into a tar file of the host. Links stay links; devices and sockets are left out.
 
         Raises:
@@ -254,13 +262,30 @@ class Sandbox(ABC):
     def unpack(self, archive: Path, path: str) -> None:
         """Unpack a tar file of the host below `path`, inside, as the sandbox's user: a hostile one harms only it."""
 
-    @abstractmethod
     def upload(self, source: Path, path: str) -> None:
         """Copy a file or a tree of the host into the sandbox."""
+        if not source.is_dir():
+            self.write_bytes(path, source.read_bytes(), mode=source.stat().st_mode & 0o777)
+            return
+        with _scratch_archive(source) as archive:
+            with archive.open("wb") as file:
+                trees.pack(str(source), file)
+            self.unpack(archive, path)
 
-    @abstractmethod
     def download(self, path: str, target: Path) -> None:
         """Copy a file or a tree to the host. No entry lands outside `target`, whatever links the sandbox made."""
+        try:
+            content = self.read_bytes(path)
+        except IsADirectoryError:
+            with _scratch_archive(path) as archive:
+                self.pack(path, archive)
+                with archive.open("rb") as file:
+                    trees.unpack(file, str(target), keep_outer_links=False, max_bytes=MAX_TREE)
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_symlink():
+            target.unlink()
+        target.write_bytes(content)
 
     @abstractmethod
     def expose(self, socket: Path, *, port: int) -> str:
@@ -283,6 +308,16 @@ class Sandbox(ABC):
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+@contextmanager
+def _scratch_archive(tree: str | Path) -> Iterator[Path]:
+    """Make room for the archive of a tree; what the block says against the archive becomes a `SandboxError`."""
+    with tempfile.TemporaryDirectory(prefix="openenv-tree-") as folder:
+        try:
+            yield Path(folder, "tree.tar")
+        except ValueError as error:
+            raise SandboxError(f"{tree}: {error}") from error
 
 
 class Sandboxes(ABC):

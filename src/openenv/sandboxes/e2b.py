@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from openenv import settings
 from openenv.errors import SandboxError, SandboxTreeError, SandboxUnavailable, SandboxUnsupported, message_of
 from openenv.sandboxes.base import Limits, OnOutput, Sandboxes, SandboxSpec, Stream
-from openenv.sandboxes.shell import Input, ShellSandbox
+from openenv.sandboxes.shell import Input, ShellSandbox, archive_limit
 from openenv.sandboxes.shell_command import READ_SCRIPT, Channel, ShellRun, framed
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class E2BSandbox(ShellSandbox):
 
     def _fetch_tree(self, path: str, raw: Path, max_bytes: int) -> None:
         place = f"/tmp/.openenv-{secrets.token_hex(8)}.tar"
-        limit = max_bytes + max_bytes // 4 + (64 << 20)
+        limit = archive_limit(max_bytes)
         kilobytes = limit // 1024 + 1
         self._tool(f"ulimit -f {kilobytes * 2}\n{self._tar_out(path, place)}")  # in blocks of 512 bytes
         try:

@@ -11,24 +11,23 @@ import os
 import shutil
 import signal
 import socket as sockets
-import stat
 import subprocess
 import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from openenv.errors import SandboxError, SandboxGone, SandboxTreeError, SandboxUnavailable, SandboxUnsupported
 from openenv.sandboxes import trees
-from openenv.sandboxes.base import HOME, TIMED_OUT, CommandSpec, ExecResult, Sandbox, Sandboxes, SandboxSpec
+from openenv.sandboxes.base import HOME, MAX_TREE, TIMED_OUT, CommandSpec, ExecResult, Sandbox, Sandboxes, SandboxSpec
 from openenv.sandboxes.relay import Exposure, Relay
 from openenv.sandboxes.streams import OutputBuffer, PipePump, Pipes, follow_output
 
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 _SERIALS = "openenv-process-"
-_MAX_TREE = 512 * 1024 * 1024
 
 
 class ProcessSandboxes(Sandboxes):
@@ -87,7 +86,7 @@ class ProcessSandbox(Sandbox):
         self._root = root
         self._relay = relay
         self._lock = threading.RLock()
-        self._running: set[_ChildProcess] = set()
+        self._running: set[ProcessJob] = set()
         self._exposures: list[Exposure] = []
         self._reason: str | None = None
         Path(self.workdir).mkdir(parents=True)
@@ -104,36 +103,34 @@ class ProcessSandbox(Sandbox):
         buffer = OutputBuffer(command.max_output, command.on_output)
         pipes = Pipes.open(with_stdin=command.stdin is not None)
         try:
-            try:
-                running = self._start(command, pipes)
-            except _CannotStart as refusal:
-                return ExecResult(refusal.exit_code, "", f"{refusal}\n", duration_s=time.monotonic() - started)
+            job = self._start(command, pipes)
             pump = PipePump(pipes, command.stdin, buffer.feed)
             try:
-                ended = pump.run(running.ended.fileno(), None if timeout is None else started + timeout)
+                ended = pump.run(job.ended.fileno(), None if timeout is None else started + timeout)
             except BaseException:
-                running.kill()
+                job.kill()
                 raise
             if not ended:
-                running.kill()
-            code = running.wait()
+                job.kill()
+            code = job.wait()
             pump.drain()
+        except _CannotStart as refusal:
+            return replace(refusal.result, duration_s=time.monotonic() - started)
         finally:
             pipes.close()
-        self._check_alive()
         return buffer.result(code if ended else TIMED_OUT, began=started, timed_out=not ended)
 
     def _start_bg(self, command: CommandSpec) -> ProcessJob:
-        pipes = Pipes.open(with_stdin=False) if command.on_output is not None else None
+        if command.on_output is None:
+            return self._start(command, None)
+        pipes = Pipes.open(with_stdin=False)
         try:
-            running = self._start(command, pipes)
-        except _CannotStart as refusal:
-            if pipes is not None:
-                pipes.close()
-            raise SandboxError(f"The command cannot be started: {refusal}") from refusal
-        if pipes is not None and command.on_output is not None:
-            follow_output(pipes, command.on_output)
-        return ProcessJob(running, self._check_alive)
+            job = self._start(command, pipes)
+        except BaseException:
+            pipes.close()
+            raise
+        follow_output(pipes, command.on_output)
+        return job
 
     def read_bytes(self, path: str, *, max_bytes: int | None = None) -> bytes:
         """Return a file's content."""
@@ -154,59 +151,33 @@ class ProcessSandbox(Sandbox):
         self._check_alive()
         return self._path(path).exists()
 
-    def pack(self, path: str, archive: Path, *, max_bytes: int = _MAX_TREE) -> None:
+    def pack(self, path: str, archive: Path, *, max_bytes: int = MAX_TREE) -> None:
         """Write the tree at `path` into a tar file."""
         self._check_alive()
         try:
             with archive.open("wb") as file:
-                trees.pack(str(self._path(path)), trees.Bounded(file, max_bytes), force=True)
-        except ValueError as error:
+                trees.pack(str(self._path(path)), file, force=True, max_bytes=max_bytes)
+        except BaseException as error:
             archive.unlink(missing_ok=True)
-            raise SandboxTreeError(f"{path}: {error}") from error
-        except BaseException:
-            archive.unlink(missing_ok=True)
+            if isinstance(error, ValueError):
+                raise SandboxTreeError(f"{path}: {error}") from error
             raise
 
     def unpack(self, archive: Path, path: str) -> None:
         """Unpack a tar file below `path`."""
         self._check_alive()
-        with archive.open("rb") as file, _as_sandbox_error(path):
-            trees.unpack(file, str(self._path(path)))
-
-    def upload(self, source: Path, path: str) -> None:
-        """Copy a file or a tree into the sandbox."""
-        self._check_alive()
-        if not source.is_dir():
-            self.write_bytes(path, source.read_bytes(), mode=stat.S_IMODE(source.stat().st_mode))
-            return
-        with tempfile.TemporaryFile() as file, _as_sandbox_error(path):
-            trees.pack(str(source), file)
-            file.seek(0)
-            trees.unpack(file, str(self._path(path)))
-
-    def download(self, path: str, target: Path) -> None:
-        """Copy a file or a tree out of the sandbox."""
-        self._check_alive()
-        source = self._path(path)
-        if not source.is_dir():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(self._opened(path).read_bytes())
-            return
-        with tempfile.TemporaryFile() as file, _as_sandbox_error(path):
-            trees.pack(str(source), trees.Bounded(file, _MAX_TREE), force=True)
-            file.seek(0)
-            trees.unpack(file, str(target), keep_outer_links=False)
+        try:
+            with archive.open("rb") as file:
+                trees.unpack(file, str(self._path(path)))
+        except ValueError as error:
+            raise SandboxError(f"{path}: {error}") from error
 
     def expose(self, socket: Path, *, port: int) -> str:
         """Open the port on this machine's loopback address and pass it on to a unix socket."""
         self._check_alive()
-        listener = sockets.socket(sockets.AF_INET, sockets.SOCK_STREAM)
         try:
-            listener.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
-            listener.bind(("127.0.0.1", port))
-            listener.listen(256)
+            listener = sockets.create_server(("127.0.0.1", port), backlog=256)
         except OSError as error:
-            listener.close()
             raise SandboxError(f"Port {port} cannot be opened on this machine: {error}") from error
         self._exposures.append(self._relay.add(listener, socket))
         return f"http://127.0.0.1:{port}"
@@ -246,10 +217,10 @@ class ProcessSandbox(Sandbox):
     def _kill_all(self) -> None:
         with self._lock:
             running, self._running = self._running, set()
-        for one in running:
-            one.free()
+        for job in running:
+            job.free()
 
-    def _start(self, command: CommandSpec, pipes: Pipes | None) -> _ChildProcess:
+    def _start(self, command: CommandSpec, pipes: Pipes | None) -> ProcessJob:
         self._check_alive()
         argv = command.argv
         ends = list(pipes.theirs) if pipes is not None else []
@@ -265,15 +236,15 @@ class ProcessSandbox(Sandbox):
                 process = subprocess.Popen(
                     argv, stdin=stdin, stdout=stdout, stderr=stderr, cwd=folder, env=environment, start_new_session=True
                 )
-                running = _ChildProcess(process)
-                self._running.add(running)
+                job = ProcessJob(process, self._check_alive)
+                self._running.add(job)
         except OSError as error:
             code = 127 if isinstance(error, FileNotFoundError) else 126
             raise _CannotStart(f"{argv[0]}: {error.strerror}", code) from error
         finally:
             if pipes is not None:
                 pipes.close_theirs()
-        return running
+        return job
 
     def _check_alive(self) -> None:
         if self._reason is not None:
@@ -289,90 +260,66 @@ class ProcessSandbox(Sandbox):
         return file
 
 
-class _CannotStart(Exception):
-    """A command cannot be started: the reason, and the exit code that a shell would have."""
+class _CannotStart(SandboxError):
+    """A command cannot be started. A job raises this; a command to its end has the result that a shell would have."""
 
     def __init__(self, reason: str, exit_code: int) -> None:
-        super().__init__(reason)
-        self.exit_code = exit_code
+        super().__init__(f"The command cannot be started: {reason}")
+        self.result = ExecResult(exit_code, "", f"{reason}\n")
 
 
-class _ChildProcess:
-    """A child process with its group, and a socket that becomes readable when it ends.
+class ProcessJob:
+    """A child process with its group, and a socket `ended` that becomes readable when it ends.
 
     The child is not reaped before its group is killed, so that no other group can get its number in between.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.process = process
+    def __init__(self, process: subprocess.Popen[bytes], check_alive: Callable[[], None]) -> None:
+        self._process = process
+        self._check_alive = check_alive
         self.ended, self._end = sockets.socketpair()
         self._code: int | None = None
         self._waiter = threading.Thread(target=self._wait, name="openenv-wait", daemon=True)
         self._waiter.start()
+
+    @property
+    def pid(self) -> int:
+        """Return the process id."""
+        return self._process.pid
 
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit code; raise TimeoutError when it is not there in time."""
         self._waiter.join(timeout)
         if self._code is None:
             raise TimeoutError("the command still runs")
+        self._check_alive()
         return self._code
 
     def kill(self) -> None:
         """Kill the whole group."""
-        if self.process.returncode is None:
+        if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def free(self) -> None:
         """Kill the whole group and free what it holds."""
         self.kill()
         self._waiter.join()
-        self.process.wait()
+        self._process.wait()
         self.ended.close()
 
     def _wait(self) -> None:
         if hasattr(os, "waitid"):
-            result = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
+            result = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
             status = 0 if result is None else result.si_status
             self._code = status if result is None or result.si_code == os.CLD_EXITED else 128 + status
         else:
-            code = self.process.wait()
+            code = self._process.wait()
             self._code = 128 - code if code < 0 else code
         self._end.close()
-
-
-class ProcessJob:
-    """A child process in the background."""
-
-    def __init__(self, running: _ChildProcess, check_alive: Callable[[], None]) -> None:
-        self._running = running
-        self._check_alive = check_alive
-
-    @property
-    def pid(self) -> int:
-        """Return the process id."""
-        return self._running.process.pid
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code; raise TimeoutError when it is not there in time."""
-        code = self._running.wait(timeout)
-        self._check_alive()
-        return code
-
-    def kill(self) -> None:
-        """Kill the job's process group."""
-        self._running.kill()
 
 
 def _expire(sandbox: weakref.ref[ProcessSandbox]) -> None:
     living = sandbox()
     if living is not None:
         living.expire()
-
-
-@contextlib.contextmanager
-def _as_sandbox_error(path: str) -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise SandboxError(f"{path}: {error}") from error

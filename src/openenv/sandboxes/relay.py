@@ -16,27 +16,23 @@ reader slow down its writer.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ctypes
-import errno
-import logging
 import os
 import queue
-import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, cast
 
 from openenv.sandboxes import stdio_relay
 from openenv.sandboxes.base import Stream
-from openenv.sandboxes.stdio_relay import CUT, DATA, END, HEAD, OPEN, READY
+from openenv.sandboxes.stdio_relay import CUT, HEAD, OPEN, READY, FrameTunnel
 
-_T = TypeVar("_T")
-_log = logging.getLogger(__name__)
 _CHUNK = 64 * 1024
 _MAX_CONNECTIONS = 512
 """Per listener; further ones wait in its backlog."""
@@ -45,12 +41,193 @@ _MAX_PATH = 100
 _RETRY_S = 0.005
 _CLONE_NEWNET = 0x40000000
 _BACKLOG = 128
-_TUNNEL_CHUNK = 1 << 15
 _TUNNEL_BATCH = 1 << 18
 _TUNNEL_CONNECT_S = 10.0
 
 
-def _connect(far: socket.socket, path: str) -> None:
+class Relay:
+    """Passes bytes on, in a thread with an event loop that runs while there is a listener."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # reentrant: the garbage collector may close an exposure at any point
+        self._loop: asyncio.SelectorEventLoop | None = None
+        self._exposures: set[Exposure] = set()
+
+    def add(self, listener: socket.socket, target: Path) -> Exposure:
+        """Pass what connects to `listener` on to the unix socket `target`, until the exposure is closed."""
+        listener.setblocking(False)
+        exposure = Exposure(self, listener, str(target))
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.SelectorEventLoop()
+                threading.Thread(target=_run, args=(self._loop,), name="openenv-relay", daemon=True).start()
+            self._exposures.add(exposure)
+            self._loop.call_soon_threadsafe(exposure.start)
+        return exposure
+
+    def remove(self, exposure: Exposure) -> None:
+        """Close a listener and its connections."""
+        with self._lock:
+            if exposure not in self._exposures or self._loop is None:
+                return
+            self._exposures.discard(exposure)
+            self._loop.call_soon_threadsafe(exposure.stop)
+            if not self._exposures:
+                # The last call that this loop gets: the next listener starts a loop and a thread of its own.
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._loop = None
+
+
+def _run(loop: asyncio.SelectorEventLoop) -> None:
+    loop.run_forever()
+    loop.run_until_complete(_settle())  # the cancelled tasks still have to close their sockets
+    loop.close()
+
+
+async def _settle() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    if tasks:
+        await asyncio.wait(tasks)
+
+
+class Exposure:
+    """A listening socket whose connections go to a unix socket of the host."""
+
+    _serving: asyncio.Task[None]
+
+    def __init__(self, relay: Relay, listener: socket.socket, target: str) -> None:
+        self._relay = relay
+        self._listener = listener
+        self._target = target
+
+    def close(self) -> None:
+        """Stop listening and close what is connected."""
+        self._relay.remove(self)
+
+    def start(self) -> None:
+        """Begin to accept; the relay's loop calls it."""
+        self._serving = _task(self._serve(), self._listener)
+
+    def stop(self) -> None:
+        """Close the listener and its connections; the relay's loop calls it."""
+        self._serving.cancel()
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        # Every connection takes two descriptors of the host, and code inside can open as many as it likes.
+        free = asyncio.Semaphore(_MAX_CONNECTIONS)
+        connections: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                await free.acquire()
+                try:
+                    near, _ = await loop.sock_accept(self._listener)
+                except OSError:  # the client is gone again, or the host is out of descriptors: do not spin
+                    free.release()
+                    await asyncio.sleep(_RETRY_S)
+                    continue
+                task = _task(self._carry(near), near)
+                connections.add(task)
+                task.add_done_callback(connections.discard)
+                task.add_done_callback(lambda _: free.release())
+        finally:
+            for task in connections:
+                task.cancel()
+
+    async def _carry(self, near: socket.socket) -> None:
+        """Carry one connection until both halves of it have ended, or one end broke."""
+        loop = asyncio.get_running_loop()
+        near_end, far_end = _ConnectionEnd(), _ConnectionEnd()
+        near_end.other, far_end.other = far_end, near_end
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as far, contextlib.suppress(OSError):
+            far.setblocking(False)
+            await self._connect(far)
+            # Together: both transports are made in one turn of the loop, before either of them can receive anything.
+            await asyncio.gather(
+                loop.connect_accepted_socket(lambda: near_end, near), loop.connect_accepted_socket(lambda: far_end, far)
+            )
+            try:
+                await near_end.closed.wait()
+                await far_end.closed.wait()
+            finally:
+                # Leaves the selector at once; the sockets may close after that, and not before: the next socket of this
+                # process may get the number of a closed one.
+                near_end.transport.abort()
+                far_end.transport.abort()
+
+    async def _connect(self, far: socket.socket) -> None:
+        give_up = time.monotonic() + _CONNECT_S
+        while True:
+            try:
+                _connect_unix(far, self._target)
+                return
+            except BlockingIOError:
+                # EAGAIN: the server's backlog is full. Unlike TCP, such a connect is not under way, and no event
+                # follows it: `loop.sock_connect` would take the socket for connected.
+                if time.monotonic() > give_up:
+                    raise
+            await asyncio.sleep(_RETRY_S)
+
+
+def _task(work: Coroutine[Any, Any, None], owned: socket.socket) -> asyncio.Task[None]:
+    """Start a task that owns a socket: it closes it in the end, also if it is cancelled before its first step."""
+    task = asyncio.get_running_loop().create_task(work)
+    task.add_done_callback(lambda _: owned.close())
+    return task
+
+
+class _ConnectionEnd(asyncio.BufferedProtocol):
+    """One end of a connection: what it receives is written to the other end.
+
+    open ──EOF here──> half closed ──EOF at the other end──> closed, after what is buffered was written
+      └──── an error at either end ────────────────────────> closed at once
+    """
+
+    other: _ConnectionEnd
+    transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self.closed = asyncio.Event()
+        self.at_eof = False
+        self._buffer = bytearray(_CHUNK)  # `asyncio.Protocol` would make one of 256 KB for every part
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self.transport = cast(asyncio.Transport, transport)
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        """Return where to receive."""
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Write to the other end at once: a model's tokens come in small parts."""
+        self.other.transport.write(self._buffer[:nbytes])
+
+    def pause_writing(self) -> None:
+        """Read no more from the other end: a slow reader slows down its writer."""
+        self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Read from the other end again."""
+        self.other.transport.resume_reading()
+
+    def eof_received(self) -> bool:
+        """End this half of the other connection, too; the other half stays open until its own end."""
+        self.at_eof = True
+        self.other.transport.write_eof()
+        if self.other.at_eof:
+            self.transport.close()
+            self.other.transport.close()
+        return True  # else asyncio would close the whole connection
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Break the other end off if this one broke."""
+        self.closed.set()
+        if error is not None:
+            self.other.transport.abort()
+
+
+def _connect_unix(far: socket.socket, path: str) -> None:
     """Connect to a unix socket, also where its path is longer than sockaddr_un can hold."""
     if len(os.fsencode(path)) <= _MAX_PATH:
         far.connect(path)
@@ -60,258 +237,6 @@ def _connect(far: socket.socket, path: str) -> None:
         far.connect(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
     finally:
         os.close(folder)
-
-
-class Relay:
-    """Passes bytes on in a thread, which runs while there is a listener."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()  # reentrant: the garbage collector may close an exposure at any point
-        self._loop: _RelayLoop | None = None
-        self._listeners: set[Exposure] = set()
-
-    def add(self, listener: socket.socket, target: Path) -> Exposure:
-        """Pass what connects to `listener` on to the unix socket `target`, until the exposure is closed."""
-        listener.setblocking(False)
-        exposure = Exposure(listener, str(target), self)
-        with self._lock:
-            self._listeners.add(exposure)
-            if self._loop is None:
-                self._loop = _RelayLoop()
-                threading.Thread(target=self._loop.run, name="openenv-relay", daemon=True).start()
-            self._loop.call(lambda loop: loop.listen(exposure))
-        return exposure
-
-    def remove(self, exposure: Exposure) -> None:
-        """Close a listener and its connections."""
-        with self._lock:
-            if exposure not in self._listeners or self._loop is None:
-                return
-            self._listeners.discard(exposure)
-            self._loop.call(lambda loop: loop.forget(exposure))
-            if not self._listeners:
-                loop, self._loop = self._loop, None
-                loop.call(_RelayLoop.stop)
-
-
-@dataclass(eq=False, slots=True)
-class Exposure:
-    """A listening socket and where its connections go."""
-
-    listener: socket.socket
-    target: str
-    relay: Relay
-    connections: set[_RelayedConnection] = field(default_factory=set)
-    paused: bool = False
-
-    def close(self) -> None:
-        """Stop listening and close what is connected."""
-        self.relay.remove(self)
-
-
-@dataclass(eq=False, slots=True)
-class _ConnectionEnd:
-    """One end of a connection; `waiting` has still to be written to it."""
-
-    socket: socket.socket
-    waiting: bytearray = field(default_factory=bytearray)
-    ended: bool = False
-    """Its sender is done: nothing more will be read from it."""
-    events: int = 0
-
-
-@dataclass(eq=False, slots=True)
-class _RelayedConnection:
-    exposure: Exposure
-    near: _ConnectionEnd
-    far: _ConnectionEnd | None = None
-    give_up: float = 0.0
-
-
-class _RelayLoop:
-    """The selector and what it watches. Only `call` may be used from other threads."""
-
-    def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
-        self._calls: list[Callable[[_RelayLoop], None]] = []
-        self._lock = threading.RLock()
-        self._woken, self._wake = socket.socketpair()
-        self._woken.setblocking(False)
-        self._wake.setblocking(False)
-        self._selector.register(self._woken, selectors.EVENT_READ, None)
-        self._connecting: list[_RelayedConnection] = []
-        self._running = True
-        self._ended = False
-
-    def call(self, function: Callable[[_RelayLoop], None]) -> None:
-        """Run a function in the loop's thread."""
-        with self._lock:
-            self._calls.append(function)
-            if self._ended:
-                return  # `stop` came first, and closed everything
-            try:
-                self._wake.send(b"!")
-            except BlockingIOError:
-                pass  # it is awake
-
-    def run(self) -> None:
-        """Serve until `stop`."""
-        while self._running:
-            timeout = _RETRY_S if self._connecting else None
-            for key, _ in self._selector.select(timeout):
-                self._safely(self._handle, key)
-            for connection in list(self._connecting):
-                self._safely(self._connect, connection)
-            with self._lock:
-                calls, self._calls = self._calls, []
-            for function in calls:
-                self._safely(function, self)
-        with self._lock:
-            self._ended = True
-            self._selector.close()
-            self._woken.close()
-            self._wake.close()
-
-    def _safely(self, work: Callable[[_T], None], argument: _T) -> None:
-        try:
-            work(argument)
-        except Exception:  # the failure of one connection must not end the others
-            _log.exception("relay")
-
-    def stop(self) -> None:
-        """End the thread."""
-        self._running = False
-
-    def listen(self, exposure: Exposure) -> None:
-        """Start to accept."""
-        self._selector.register(exposure.listener, selectors.EVENT_READ, exposure)
-
-    def forget(self, exposure: Exposure) -> None:
-        """Close a listener and its connections."""
-        if not exposure.paused:
-            self._selector.unregister(exposure.listener)
-        exposure.listener.close()
-        exposure.paused = True
-        for connection in list(exposure.connections):
-            self._close(connection)
-
-    def _handle(self, key: selectors.SelectorKey) -> None:
-        if key.data is None:
-            try:
-                self._woken.recv(4096)
-            except BlockingIOError:
-                pass
-        elif isinstance(key.data, Exposure):
-            self._accept(key.data)
-        else:
-            self._move(*key.data)
-
-    def _accept(self, exposure: Exposure) -> None:
-        try:
-            accepted, _ = exposure.listener.accept()
-        except BlockingIOError:
-            return
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                time.sleep(_RETRY_S)  # out of descriptors, and the selector is level triggered: do not spin
-            return
-        accepted.setblocking(False)
-        if accepted.family == socket.AF_INET:
-            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = _RelayedConnection(exposure, _ConnectionEnd(accepted), give_up=time.monotonic() + _CONNECT_S)
-        exposure.connections.add(connection)
-        if len(exposure.connections) >= _MAX_CONNECTIONS:
-            self._selector.unregister(exposure.listener)
-            exposure.paused = True
-        self._connecting.append(connection)
-        self._connect(connection)
-
-    def _connect(self, connection: _RelayedConnection) -> None:
-        far = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        far.setblocking(False)
-        try:
-            _connect(far, connection.exposure.target)
-        except OSError as error:
-            far.close()
-            busy = error.errno in (errno.EAGAIN, errno.EINPROGRESS)
-            if not busy or time.monotonic() > connection.give_up:
-                self._close(connection)
-            return
-        self._connecting.remove(connection)
-        connection.far = _ConnectionEnd(far)
-        self._watch(connection)
-
-    def _move(self, connection: _RelayedConnection, side: _ConnectionEnd, other: _ConnectionEnd) -> None:
-        try:
-            if side.waiting:
-                self._flush(side, other)
-            if not side.ended and not other.waiting:
-                self._pass_on(side, other)
-        except OSError:
-            self._close(connection)
-            return
-        if side.ended and other.ended and not side.waiting and not other.waiting:
-            self._close(connection)
-        else:
-            self._watch(connection)
-
-    def _flush(self, side: _ConnectionEnd, other: _ConnectionEnd) -> None:
-        try:
-            del side.waiting[: side.socket.send(side.waiting)]
-        except BlockingIOError:
-            return
-        if not side.waiting and other.ended:
-            side.socket.shutdown(socket.SHUT_WR)
-
-    def _pass_on(self, side: _ConnectionEnd, other: _ConnectionEnd) -> None:
-        try:
-            data = side.socket.recv(_CHUNK)
-        except BlockingIOError:
-            return
-        if not data:
-            side.ended = True
-            other.socket.shutdown(socket.SHUT_WR)
-            return
-        try:
-            sent = other.socket.send(data)
-        except BlockingIOError:
-            sent = 0
-        other.waiting += data[sent:]
-
-    def _watch(self, connection: _RelayedConnection) -> None:
-        near, far = connection.near, connection.far
-        if far is None:
-            return
-        for side, other in ((near, far), (far, near)):
-            events = selectors.EVENT_WRITE if side.waiting else 0
-            if not side.ended and not other.waiting:
-                events |= selectors.EVENT_READ
-            if events == side.events:
-                continue
-            if side.events == 0:
-                self._selector.register(side.socket, events, (connection, side, other))
-            elif events == 0:
-                self._selector.unregister(side.socket)
-            else:
-                self._selector.modify(side.socket, events, (connection, side, other))
-            side.events = events
-
-    def _close(self, connection: _RelayedConnection) -> None:
-        exposure = connection.exposure
-        if connection not in exposure.connections:
-            return
-        exposure.connections.discard(connection)
-        if connection in self._connecting:
-            self._connecting.remove(connection)
-        for side in (connection.near, connection.far):
-            if side is not None:
-                if side.events:
-                    self._selector.unregister(side.socket)
-                    side.events = 0
-                side.socket.close()
-        if exposure.paused and exposure.listener.fileno() >= 0:
-            exposure.paused = False
-            self.listen(exposure)
 
 
 def listen_in(namespace: Path, *, host: str, port: int) -> socket.socket:
@@ -336,15 +261,7 @@ def _listen(namespace: Path, host: str, port: int) -> socket.socket:
             raise OSError(number, os.strerror(number))
     finally:
         os.close(descriptor)
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(_BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
+    return socket.create_server((host, port), backlog=_BACKLOG)
 
 
 def relay_source() -> str:
@@ -352,15 +269,14 @@ def relay_source() -> str:
     return Path(stdio_relay.__file__).read_text()
 
 
-class StdioTunnel:
+class StdioTunnel(FrameTunnel):
     """The host's end of a tunnel: `received` takes the output of `stdio_relay`, `frames` yields its input."""
 
     def __init__(self, target: Path) -> None:
+        super().__init__()
         self.ready = threading.Event()
-        self._target = target
+        self._target = str(target)
         self._outgoing: queue.Queue[bytes | None] = queue.Queue(maxsize=256)
-        self._buffer = bytearray()
-        self._ends: dict[int, socket.socket] = {}
         self._closed = False
 
     def frames(self) -> Iterator[bytes]:
@@ -368,6 +284,7 @@ class StdioTunnel:
         frame = self._outgoing.get()
         while frame is not None:
             batch = bytearray(frame)
+            # One write of the batch instead of one for each frame: every write may be a request to a remote engine.
             try:
                 while len(batch) < _TUNNEL_BATCH and (frame := self._outgoing.get_nowait()) is not None:
                     batch += frame
@@ -379,22 +296,13 @@ class StdioTunnel:
 
     def received(self, stream: Stream, data: bytes) -> None:
         """Take output of the relay."""
-        if stream == "stderr" or self._closed:
-            return
-        self._buffer += data
-        while len(self._buffer) >= HEAD.size:
-            kind, number, size = HEAD.unpack_from(self._buffer)
-            if len(self._buffer) < HEAD.size + size:
-                return
-            body = bytes(self._buffer[HEAD.size : HEAD.size + size])
-            del self._buffer[: HEAD.size + size]
-            self._handle(kind, number, body)
+        if stream == "stdout" and not self._closed:
+            self.feed(data)
 
     def close(self) -> None:
         """Cut every connection and end the relay's input."""
         self._closed = True
-        for end in list(self._ends.values()):
-            _cut(end)
+        self.cut_all()
         while True:
             try:
                 self._outgoing.put_nowait(None)
@@ -402,46 +310,29 @@ class StdioTunnel:
             except queue.Full:  # its reader is gone: make room for the end
                 self._outgoing.get()
 
-    def _handle(self, kind: int, number: int, body: bytes) -> None:
+    def take(self, kind: int, number: int, body: bytes) -> None:
+        """Handle a frame of the relay."""
         if kind == READY:
             self.ready.set()
         elif kind == OPEN:
             self._open(number)
-        end = self._ends.get(number)
-        if end is None:
-            return
-        try:
-            if kind == DATA:
-                end.sendall(body)
-            elif kind == END:
-                end.shutdown(socket.SHUT_WR)
-        except OSError:
-            _cut(end)  # its reader thread then tells the other side
+        else:
+            super().take(kind, number, body)
 
     def _open(self, number: int) -> None:
         end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             end.settimeout(_TUNNEL_CONNECT_S)
-            end.connect(str(self._target))
+            _connect_unix(end, self._target)
             end.settimeout(None)
         except OSError:  # no listener there: the client inside sees its connection close
             end.close()
-            self._put(CUT, number)
+            self.send(CUT, number)
             return
-        self._ends[number] = end
-        threading.Thread(target=self._follow, args=(number, end), name="tunnel", daemon=True).start()
+        self.add(number, end)
 
-    def _follow(self, number: int, end: socket.socket) -> None:
-        with end:
-            try:
-                while data := end.recv(_TUNNEL_CHUNK):
-                    self._put(DATA, number, data)
-                self._put(END, number)
-            except OSError:
-                self._put(CUT, number)
-            self._ends.pop(number, None)
-
-    def _put(self, kind: int, number: int, body: bytes = b"") -> None:
+    def send(self, kind: int, number: int, body: bytes = b"") -> None:
+        """Queue a frame; waits while the relay is slow to read."""
         frame = HEAD.pack(kind, number, len(body)) + body
         while not self._closed:
             try:
@@ -449,10 +340,3 @@ class StdioTunnel:
             except queue.Full:
                 continue
             return
-
-
-def _cut(end: socket.socket) -> None:
-    try:
-        end.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass

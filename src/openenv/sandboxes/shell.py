@@ -17,16 +17,16 @@ import tempfile
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
 from openenv.errors import SandboxError, SandboxGone, SandboxTreeError, SandboxUnsupported
 from openenv.sandboxes import shell_command, trees
-from openenv.sandboxes.base import TIMED_OUT, CommandSpec, ExecResult, OnOutput, Sandbox, SandboxSpec, Stream
+from openenv.sandboxes.base import MAX_TREE, TIMED_OUT, CommandSpec, ExecResult, OnOutput, Sandbox, SandboxSpec, Stream
 from openenv.sandboxes.relay import StdioTunnel, relay_source
 from openenv.sandboxes.shell_command import Channel, Invocation, ShellRun
+from openenv.sandboxes.streams import slices
 
 START_S = 120.0
 _KILLED = 137
@@ -385,40 +385,18 @@ class ShellSandbox(Sandbox):
         """Say whether there is such a file or folder."""
         return self._tool(f"[ -e {self._path(path)} ] && printf yes; :").output("stdout") == b"yes"
 
-    def pack(self, path: str, archive: Path, *, max_bytes: int = 512 * 1024 * 1024) -> None:
+    def pack(self, path: str, archive: Path, *, max_bytes: int = MAX_TREE) -> None:
         """Write the tree at `path` into a tar file of the host."""
-        with _scratch() as folder:
-            raw = folder / "tree.tar"
+        with tempfile.TemporaryDirectory(prefix="openenv-tree-") as folder:
+            raw = Path(folder, "tree.tar")
             self._fetch_tree(path, raw, max_bytes)
             clean_archive(raw, archive, max_bytes=max_bytes)
 
     def unpack(self, archive: Path, path: str) -> None:
         """Unpack a tar file of the host below `path`, inside."""
-        self._put_tree(archive, path)
-
-    def upload(self, source: Path, path: str) -> None:
-        """Copy a file or a tree of the host into the sandbox."""
-        if not source.is_dir():
-            self.write_bytes(path, source.read_bytes(), mode=source.stat().st_mode & 0o777)
-            return
-        with _scratch() as folder:
-            with (folder / "tree.tar").open("wb") as file:
-                trees.pack(str(source), file)
-            self._put_tree(folder / "tree.tar", path)
-
-    def download(self, path: str, target: Path) -> None:
-        """Copy a file or a tree to the host."""
-        try:
-            content = self.read_bytes(path)
-        except IsADirectoryError:
-            with _scratch() as folder:
-                self.pack(path, folder / "tree.tar")
-                _unpack_here(folder / "tree.tar", target)
-            return
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if target.is_symlink():
-            target.unlink()
-        target.write_bytes(content)
+        # The tar inside does it, so a hostile archive harms only the sandbox.
+        with archive.open("rb") as file:
+            self._tool(self._tar_in(path), stdin=lambda: iter(lambda: file.read(_CHUNK), b""))
 
     def _tar_out(self, path: str, destination: str = "-") -> str:
         # The owner of a file may always make it readable. GNU tar ends with 1 or 2 for files that changed or cannot be
@@ -437,22 +415,18 @@ class ShellSandbox(Sandbox):
 
     def _fetch_tree(self, path: str, raw: Path, max_bytes: int) -> None:
         """Write the tree at `path` into a file of the host, as the tar inside makes it."""
-        sink = _FileSink(raw, max_bytes)
-        try:
-            self._tool(self._tar_out(path), on_output=sink)
-        finally:
-            sink.close()
+        left = archive_limit(max_bytes)
 
-    def _put_tree(self, archive: Path, path: str) -> None:
-        """Let the tar inside unpack a file of the host."""
-        with archive.open("rb") as file:
-            self._tool(self._tar_in(path), stdin=lambda: iter(lambda: file.read(_CHUNK), b""))
+        def keep(stream: Stream, data: bytes) -> None:
+            nonlocal left
+            if stream == "stdout":
+                left -= len(data)
+                if left < 0:
+                    raise SandboxTreeError(f"The tree holds more than {max_bytes} bytes.")
+                file.write(data)
 
-
-def slices(data: bytes) -> Iterator[bytes]:
-    """Cut bytes into pieces that a pipe can take."""
-    for start in range(0, len(data), _CHUNK):
-        yield data[start : start + _CHUNK]
+        with raw.open("wb") as file:
+            self._tool(self._tar_out(path), on_output=keep)
 
 
 def _pour(channel: Channel, parts: Iterable[bytes]) -> None:
@@ -464,39 +438,9 @@ def _pour(channel: Channel, parts: Iterable[bytes]) -> None:
     channel.end_input()
 
 
-class _FileSink:
-    """Writes standard output to a file, and raises beyond the size of any archive of `max_bytes` of files."""
-
-    def __init__(self, path: Path, max_bytes: int) -> None:
-        self._file = path.open("wb")
-        self._max_bytes = max_bytes
-        self._left = max_bytes + max_bytes // 4 + (64 << 20)
-
-    def __call__(self, stream: Stream, data: bytes) -> None:
-        if stream == "stderr":
-            return
-        self._left -= len(data)
-        if self._left < 0:
-            raise SandboxTreeError(f"The tree holds more than {self._max_bytes} bytes.")
-        self._file.write(data)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-def _unpack_here(archive: Path, target: Path) -> None:
-    with archive.open("rb") as file:
-        try:
-            trees.unpack(file, str(target), keep_outer_links=False)
-        except ValueError as error:
-            raise SandboxError(f"The sandbox sent an archive that cannot be unpacked: {error}") from error
-
-
-@contextmanager
-def _scratch() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="openenv-tree-") as folder:
-        yield Path(folder)
+def archive_limit(max_bytes: int) -> int:
+    """Return how large the archive of a tree may be whose files hold at most `max_bytes`: headers and padding count."""
+    return max_bytes + max_bytes // 4 + (64 << 20)
 
 
 # Archives that a tar inside made, by code that may be hostile: cleaned before anything on the host reads them.
@@ -510,11 +454,10 @@ def clean_archive(source: Path, archive: Path, *, max_bytes: int) -> None:
     """
     try:
         _copy_clean(source, archive, max_bytes)
-    except (tarfile.TarError, OSError, ValueError, EOFError) as error:
+    except BaseException as error:
         archive.unlink(missing_ok=True)
-        raise SandboxError(f"The sandbox sent no readable archive: {error}") from error
-    except SandboxError:
-        archive.unlink(missing_ok=True)
+        if isinstance(error, (tarfile.TarError, OSError, ValueError, EOFError)):
+            raise SandboxError(f"The sandbox sent no readable archive: {error}") from error
         raise
 
 
@@ -535,26 +478,17 @@ def _copy_clean(source: Path, archive: Path, max_bytes: int) -> None:
 
 
 def _clean(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    name = _inner_name(member.name)
-    if name is None or not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+    if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
         return None
-    entry = tarfile.TarInfo(name)
+    try:
+        entry = tarfile.TarInfo(trees.inner_name(member.name.lstrip("/")) or ".")
+        # A symbolic link may name anything: `trees.unpack` and the tar inside decide where it may lead. A hard link
+        # names an entry of this archive.
+        entry.linkname = trees.inner_name(member.linkname.lstrip("/")) if member.islnk() else member.linkname
+    except ValueError:
+        return None
     entry.type = tarfile.REGTYPE if member.isreg() else member.type
     entry.mode = member.mode & 0o777
     entry.mtime = int(member.mtime)
     entry.size = member.size if member.isreg() else 0
-    if member.issym():
-        entry.linkname = member.linkname
-    elif member.islnk():
-        first = _inner_name(member.linkname)
-        if first is None:
-            return None
-        entry.linkname = first
     return entry
-
-
-def _inner_name(name: str) -> str | None:
-    parts = [part for part in name.split("/") if part not in ("", ".")]
-    if ".." in parts:
-        return None
-    return "/".join(parts) or "."

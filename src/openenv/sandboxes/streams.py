@@ -8,7 +8,7 @@ import select
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from openenv.sandboxes.base import ExecResult, OnOutput, Stream
@@ -204,51 +204,7 @@ class PipePump:
         return len(data)
 
 
-class PipeReader:
-    """A pipe to read a stream from; raises TimeoutError when its writer sends nothing for `idle_s` seconds."""
-
-    def __init__(self, fd: int, *, idle_s: float) -> None:
-        self._fd = fd
-        self._idle_s = idle_s
-        self._poll = select.poll()
-        self._poll.register(fd, select.POLLIN)
-
-    def read(self, size: int = _CHUNK) -> bytes:
-        """Return exactly `size` bytes, fewer only at the end."""
-        parts = []
-        while size > 0:
-            data = self.read_some(size)
-            if not data:
-                break
-            parts.append(data)
-            size -= len(data)
-        return b"".join(parts)
-
-    def read_some(self, size: int = _CHUNK) -> bytes:
-        """Return the next bytes, none at the end."""
-        if not self._poll.poll(self._idle_s * 1000):
-            raise TimeoutError("the sandbox sends nothing")
-        return os.read(self._fd, size)
-
-
-class PipeWriter:
-    """A pipe to write a stream to; raises TimeoutError when its reader takes nothing for `idle_s` seconds."""
-
-    def __init__(self, fd: int, *, idle_s: float) -> None:
-        self._fd = fd
-        self._idle_s = idle_s
-        os.set_blocking(fd, False)
-        self._poll = select.poll()
-        self._poll.register(fd, select.POLLOUT)
-
-    def write(self, data: bytes) -> int:
-        """Write all of it."""
-        left = memoryview(data)
-        while left:
-            if not self._poll.poll(self._idle_s * 1000):
-                raise TimeoutError("the sandbox reads nothing")
-            try:
-                left = left[os.write(self._fd, left[:_CHUNK]) :]
-            except BlockingIOError:
-                continue
-        return len(data)
+def slices(data: bytes) -> Iterator[bytes]:
+    """Cut bytes into pieces, each of which a pipe or socket takes within its time."""
+    for start in range(0, len(data), _CHUNK):
+        yield data[start : start + _CHUNK]

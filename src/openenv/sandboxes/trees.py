@@ -8,29 +8,13 @@ from __future__ import annotations
 import os
 import stat
 import tarfile
-from typing import IO, Protocol, cast
+from typing import IO, cast
 
 _CHUNK = 256 * 1024
 _READABLE, _ENTERABLE = 0o400, 0o500
 
 
-class TarSink(Protocol):
-    """Anything that a tar stream can be written to."""
-
-    def write(self, data: bytes, /) -> int:
-        """Write all of it."""
-        ...
-
-
-class TarSource(Protocol):
-    """Anything that a tar stream can be read from."""
-
-    def read(self, size: int = ..., /) -> bytes:
-        """Return `size` bytes, fewer only at the end."""
-        ...
-
-
-def pack(root: str, stream: TarSink, *, force: bool = False) -> None:
+def pack(root: str, stream: IO[bytes], *, force: bool = False, max_bytes: int | None = None) -> None:
     """Write the tree (or the single file) at `root`. Links stay links; devices, sockets and pipes are left out.
 
     What vanishes in the meantime is left out; what cannot be read raises ValueError.
@@ -39,26 +23,104 @@ def pack(root: str, stream: TarSink, *, force: bool = False) -> None:
         root: The folder or file; OSError when it is missing.
         stream: Where to write to.
         force: Also read files without read permission, by granting it for a moment; the archive keeps their modes.
+        max_bytes: Raise ValueError when the archive would be larger than this.
     """
-    about = os.stat(root)
-    file = cast("IO[bytes]", stream)
-    with tarfile.open(fileobj=file, mode="w|", format=tarfile.GNU_FORMAT, errors="surrogateescape") as archive:
+    with tarfile.open(fileobj=stream, mode="w|", format=tarfile.GNU_FORMAT, errors="surrogateescape") as archive:
+        _Packing(archive, force, max_bytes).run(root)
+
+
+class _Packing:
+    """One run of `pack`."""
+
+    def __init__(self, archive: tarfile.TarFile, force: bool, max_bytes: int | None) -> None:
+        self.archive = archive
+        self.force = force
+        self.max_bytes = max_bytes
+        self.size = 0
+
+    def run(self, root: str) -> None:
+        """Add what is at `root`; folders come before what they hold."""
+        about = os.stat(root)
         if stat.S_ISREG(about.st_mode):
-            _add(archive, root, os.path.basename(root), about, force)
+            self.add(root, os.path.basename(root), about)
             return
         pending = [("", about)]
         while pending:
             name, about = pending.pop()
-            archive.addfile(_entry(name or ".", about, tarfile.DIRTYPE))
-            for child, status in _listed(os.path.join(root, name) if name else root, about, force):
+            self.put(_entry(name or ".", about, tarfile.DIRTYPE))
+            for child, status in self.listed(os.path.join(root, name) if name else root, about):
                 below = f"{name}/{child.name}" if name else child.name
                 if stat.S_ISDIR(status.st_mode):
                     pending.append((below, status))
                 else:
-                    _add(archive, child.path, below, status, force)
+                    self.add(child.path, below, status)
+
+    def put(self, entry: tarfile.TarInfo, content: _Padded | None = None) -> None:
+        """Write one entry."""
+        self.size += tarfile.BLOCKSIZE + entry.size
+        if self.max_bytes is not None and self.size > self.max_bytes:
+            raise ValueError(f"the tree holds more than {self.max_bytes} bytes")
+        self.archive.addfile(entry, cast("IO[bytes] | None", content))
+
+    def add(self, path: str, name: str, about: os.stat_result) -> None:
+        """Add a file or a link; skip anything else, and what is gone."""
+        if stat.S_ISLNK(about.st_mode):
+            link = _entry(name, about, tarfile.SYMTYPE)
+            try:
+                link.linkname = os.readlink(path)
+            except OSError:
+                return
+            self.put(link)
+        elif stat.S_ISREG(about.st_mode):
+            try:
+                fd = self.opened(path, about)
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                raise ValueError(f"{name} cannot be read: {error.strerror}") from error
+            try:
+                entry = _entry(name, about, tarfile.REGTYPE)
+                entry.size = os.fstat(fd).st_size
+                self.put(entry, _Padded(fd, entry.size))
+            finally:
+                os.close(fd)
+
+    def opened(self, path: str, about: os.stat_result) -> int:
+        """Open a file, also one without read permission if that is wanted."""
+        flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+        try:
+            return os.open(path, flags)
+        except PermissionError:
+            if not self.force:
+                raise
+        os.chmod(path, stat.S_IMODE(about.st_mode) | _READABLE)  # the owner may always do that
+        fd = os.open(path, flags)
+        os.fchmod(fd, stat.S_IMODE(about.st_mode))
+        return fd
+
+    def listed(self, path: str, about: os.stat_result) -> list[tuple[os.DirEntry[str], os.stat_result]]:
+        """Return the entries of a folder with their status, by name."""
+        try:
+            if self.force and about.st_mode & _ENTERABLE != _ENTERABLE:
+                os.chmod(path, stat.S_IMODE(about.st_mode) | _ENTERABLE)
+            with os.scandir(path) as listing:
+                children = sorted(listing, key=lambda entry: entry.name)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise ValueError(f"a folder cannot be read: {error.strerror}") from error
+        listed = []
+        for child in children:
+            try:
+                listed.append((child, child.stat(follow_symlinks=False)))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise ValueError(f"{child.name} cannot be read: {error.strerror}") from error
+        return listed
 
 
-def unpack(stream: TarSource, root: str, *, keep_outer_links: bool = True, max_bytes: int | None = None) -> None:
+def unpack(stream: IO[bytes], root: str, *, keep_outer_links: bool = True, max_bytes: int | None = None) -> None:
     """Unpack a tar stream below `root`, which is made when it is missing.
 
     Raises ValueError for an invalid archive, and for entries that would land outside, by their name or through a link.
@@ -88,10 +150,9 @@ class _Unpacking:
         self.modes: dict[str, int] = {}
         self.links: list[tuple[str, str]] = []
 
-    def run(self, stream: TarSource) -> None:
+    def run(self, stream: IO[bytes]) -> None:
         """Make files and folders first and links last, so that no entry is written through a link of the archive."""
-        file = cast("IO[bytes]", stream)
-        with tarfile.open(fileobj=file, mode="r|*", errors="surrogateescape") as archive:
+        with tarfile.open(fileobj=stream, mode="r|*", errors="surrogateescape") as archive:
             for member in archive:
                 self.add(archive, member)
         for name, target in self.links:
@@ -102,7 +163,7 @@ class _Unpacking:
 
     def add(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         """Make one entry."""
-        name = _inner_name(member.name)
+        name = inner_name(member.name)
         if member.isdir():
             self.enter(name)
             self.modes[name] = member.mode & 0o777
@@ -114,7 +175,7 @@ class _Unpacking:
             if self.keep_outer_links or _stays_inside(name, member.linkname):
                 self.links.append((name, member.linkname))
         elif member.islnk():
-            source = _inner_name(member.linkname)
+            source = inner_name(member.linkname)
             self.enter(os.path.dirname(name))
             self.enter(os.path.dirname(source))
             self.clear(name)
@@ -165,20 +226,6 @@ class _Unpacking:
         return os.path.join(self.root, name) if name else self.root
 
 
-class Bounded:
-    """A file to write to that raises ValueError beyond `max_bytes`."""
-
-    def __init__(self, file: TarSink, max_bytes: int) -> None:
-        self._file, self._left, self._max = file, max_bytes, max_bytes
-
-    def write(self, data: bytes, /) -> int:
-        """Write all of it, or raise ValueError."""
-        self._left -= len(data)
-        if self._left < 0:
-            raise ValueError(f"the tree holds more than {self._max} bytes")
-        return self._file.write(data)
-
-
 class _Padded:
     """A file that yields exactly the size in its tar header, even if it shrinks or grows while it is read."""
 
@@ -195,65 +242,6 @@ class _Padded:
         return data if len(data) == wanted else data + self.read(wanted - len(data))
 
 
-def _add(archive: tarfile.TarFile, path: str, name: str, about: os.stat_result, force: bool) -> None:
-    """Add a file or a link; skip anything else, and what is gone."""
-    if stat.S_ISLNK(about.st_mode):
-        link = _entry(name, about, tarfile.SYMTYPE)
-        try:
-            link.linkname = os.readlink(path)
-        except OSError:
-            return
-        archive.addfile(link)
-    elif stat.S_ISREG(about.st_mode):
-        try:
-            fd = _opened(path, about, force)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise ValueError(f"{name} cannot be read: {error.strerror}") from error
-        try:
-            entry = _entry(name, about, tarfile.REGTYPE)
-            entry.size = os.fstat(fd).st_size
-            archive.addfile(entry, cast("IO[bytes]", _Padded(fd, entry.size)))
-        finally:
-            os.close(fd)
-
-
-def _opened(path: str, about: os.stat_result, force: bool) -> int:
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    try:
-        return os.open(path, flags)
-    except PermissionError:
-        if not force:
-            raise
-    os.chmod(path, stat.S_IMODE(about.st_mode) | _READABLE)  # the owner may always do that
-    fd = os.open(path, flags)
-    os.fchmod(fd, stat.S_IMODE(about.st_mode))
-    return fd
-
-
-def _listed(path: str, about: os.stat_result, force: bool) -> list[tuple[os.DirEntry[str], os.stat_result]]:
-    """Return the entries of a folder with their status, by name."""
-    try:
-        if force and about.st_mode & _ENTERABLE != _ENTERABLE:
-            os.chmod(path, stat.S_IMODE(about.st_mode) | _ENTERABLE)
-        with os.scandir(path) as listing:
-            children = sorted(listing, key=lambda entry: entry.name)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise ValueError(f"a folder cannot be read: {error.strerror}") from error
-    listed = []
-    for child in children:
-        try:
-            listed.append((child, child.stat(follow_symlinks=False)))
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise ValueError(f"{child.name} cannot be read: {error.strerror}") from error
-    return listed
-
-
 def _entry(name: str, about: os.stat_result, kind: bytes) -> tarfile.TarInfo:
     entry = tarfile.TarInfo(name)
     entry.type = kind
@@ -262,7 +250,8 @@ def _entry(name: str, about: os.stat_result, kind: bytes) -> tarfile.TarInfo:
     return entry
 
 
-def _inner_name(name: str) -> str:
+def inner_name(name: str) -> str:
+    """Return the name of an entry in its plain form, empty for the tree itself; ValueError if it lies outside."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if name.startswith("/") or ".." in parts:
         raise ValueError(f"the archive's entry {name!r} lies outside of it")

@@ -9,7 +9,6 @@ import marshal
 import os
 import select
 import socket
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -57,13 +56,13 @@ class ReplyChannel:
 
     def receive(self, timeout: float | None = None) -> InitReply | None:
         """Return the next reply, or None when the other end is gone; TimeoutError when none comes in time."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        poll = select.poll()
-        poll.register(self._end.fileno(), select.POLLIN)
-        while not poll.poll(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000):
-            if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError("the sandbox did not answer in time")
-        return self._parsed(self._received())
+        self._end.settimeout(timeout)
+        try:
+            return self._parsed(self._end.recv(_REPLY))
+        except (TimeoutError, BlockingIOError):  # a timeout of 0 makes the socket a nonblocking one
+            raise TimeoutError("no reply in time") from None
+        except ConnectionError:
+            return None
 
     def receive_fd(self, timeout: float) -> tuple[InitReply | None, int | None]:
         """Return the next reply with the file descriptor that comes with it."""
@@ -80,12 +79,6 @@ class ReplyChannel:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-    def _received(self) -> bytes:
-        try:
-            return self._end.recv(_REPLY)
-        except ConnectionError:
-            return b""
 
     def _parsed(self, data: bytes) -> InitReply | None:
         return InitReply(data[:1].decode("latin-1"), data[1:]) if data else None

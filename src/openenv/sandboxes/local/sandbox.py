@@ -20,9 +20,7 @@ import contextlib
 import itertools
 import os
 import secrets
-import shutil
 import socket as sockets
-import stat
 import threading
 import time
 import weakref
@@ -31,24 +29,23 @@ from dataclasses import replace
 from pathlib import Path
 
 from openenv.errors import SandboxError, SandboxGone, SandboxTreeError, SandboxUnavailable
-from openenv.sandboxes import trees
 from openenv.sandboxes.base import (
     FEATURES,
+    MAX_TREE,
     TIMED_OUT,
     CommandSpec,
     ExecResult,
-    OnOutput,
     Sandbox,
     Sandboxes,
     SandboxSpec,
 )
 from openenv.sandboxes.local import bubblewrap, cgroups
 from openenv.sandboxes.local.bubblewrap import LaunchKit, Processes, SandboxUser, launch
-from openenv.sandboxes.local.cgroups import Group, Hierarchy
+from openenv.sandboxes.local.cgroups import Hierarchy
 from openenv.sandboxes.local.control import InitReply, ReplyChannel
 from openenv.sandboxes.owners import Owner
 from openenv.sandboxes.relay import Relay
-from openenv.sandboxes.streams import OutputBuffer, PipePump, PipeReader, Pipes, PipeWriter, follow_output
+from openenv.sandboxes.streams import OutputBuffer, PipePump, Pipes, follow_output, slices
 
 _KILLED = 128 + 9
 
@@ -61,16 +58,15 @@ def exit_code(status: int) -> int:
 class LocalJob:
     """A command that runs in the background."""
 
-    def __init__(
-        self, pid: int, channel: ReplyChannel, kill: Callable[[], None], gone: Callable[[], SandboxGone | None]
-    ) -> None:
+    def __init__(self, sandbox: LocalSandbox, number: int, pid: int, channel: ReplyChannel) -> None:
+        self._sandbox = sandbox
+        self._number = number
         self._pid = pid
         self._channel = channel
-        self._kill = kill
-        self._gone = gone
         self._lock = threading.Lock()
         self._code: int | None = None
-        self._reader: threading.Thread | None = None
+        self.reader: threading.Thread | None = None
+        """The thread that passes its output on."""
 
     @property
     def pid(self) -> int:
@@ -84,36 +80,23 @@ class LocalJob:
             raise TimeoutError("the job still runs")
         try:
             if self._code is None:
-                self._code = self._received(None if deadline is None else max(0.0, deadline - time.monotonic()))
+                answer = self._channel.receive(None if deadline is None else max(0.0, deadline - time.monotonic()))
+                code = self._sandbox.exit_code_in(answer)
+                self._code = _KILLED if code is None else code
                 self._channel.close()
         finally:
             self._lock.release()
-        reader = self._reader
-        if reader is not None and reader is not threading.current_thread():
-            reader.join(0.5)  # the last of its output; what it left behind may keep the pipe open
+        if self.reader is not None and self.reader is not threading.current_thread():
+            self.reader.join(0.5)  # the last of its output; what it left behind may keep the pipe open
         return self._code
 
     def kill(self) -> None:
         """Kill the job and every process that it started."""
         with contextlib.suppress(SandboxGone):  # then it is dead
-            self._kill()
-
-    def follow(self, pipes: Pipes, on_output: OnOutput) -> None:
-        """Pass the job's output on, from a thread."""
-        self._reader = follow_output(pipes, on_output)
-
-    def _received(self, timeout: float | None) -> int:
-        answer = self._channel.receive(timeout)
-        if answer is not None and answer.kind == "x":
-            return exit_code(answer.number)
-        gone = self._gone()
-        if gone is not None:
-            raise gone
-        return _KILLED
+            self._sandbox.kill_job(self._number)
 
 
-MAX_FILE = 512 * 1024 * 1024
-"""The most that is read out of a sandbox without another limit: a file inside can claim any size."""
+_CHUNK = 256 * 1024
 _IDLE_S = 60.0
 _ANSWER_S = 60.0
 
@@ -151,7 +134,7 @@ class LocalSandbox(Sandbox):
                     self._kill_quietly(job)
                     raise
                 if code is None:
-                    self._kill_job(job)
+                    self.kill_job(job)
                 pump.drain()
         finally:
             pipes.close()
@@ -169,9 +152,9 @@ class LocalSandbox(Sandbox):
             if first.kind == "e":
                 raise SandboxError(f"The command cannot be started: {os.strerror(first.number)}.")
             failing.pop_all()
-        job = LocalJob(first.number, channel, lambda: self._kill_job(number), self._gone)
+        job = LocalJob(self, number, first.number, channel)
         if pipes is not None and command.on_output is not None:
-            job.follow(pipes, command.on_output)
+            job.reader = follow_output(pipes, command.on_output)
         return job
 
     def stop_processes(self) -> None:
@@ -182,17 +165,17 @@ class LocalSandbox(Sandbox):
 
     def read_bytes(self, path: str, *, max_bytes: int | None = None) -> bytes:
         """Return a file's content."""
-        limit = MAX_FILE + 1 if max_bytes is None else max_bytes
+        limit = MAX_TREE + 1 if max_bytes is None else max_bytes
         parts: list[bytes] = []
-        self._copy_out({"op": "read", "limit": limit}, path, lambda reader: _read_to(reader, parts.append))
+        self._copy({"op": "read", "limit": limit}, path, lambda end: _receive(end, parts.append))
         content = b"".join(parts)
-        if max_bytes is None and len(content) > MAX_FILE:
-            raise SandboxError(f"{path} holds more than {MAX_FILE} bytes; pass max_bytes to read the beginning.")
+        if max_bytes is None and len(content) > MAX_TREE:
+            raise SandboxError(f"{path} holds more than {MAX_TREE} bytes; pass max_bytes to read the beginning.")
         return content
 
     def write_bytes(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
         """Write a file as the sandbox's user."""
-        self._copy_in({"op": "write", "mode": mode}, path, lambda writer: writer.write(content))
+        self._copy({"op": "write", "mode": mode}, path, lambda end: _send(end, content))
 
     def exists(self, path: str) -> bool:
         """Return whether there is such a file or folder."""
@@ -202,11 +185,11 @@ class LocalSandbox(Sandbox):
             return False
         return True
 
-    def pack(self, path: str, archive: Path, *, max_bytes: int = MAX_FILE) -> None:
+    def pack(self, path: str, archive: Path, *, max_bytes: int = MAX_TREE) -> None:
         """Write the tree at `path` into a tar file of the host."""
         try:
             with archive.open("wb") as file:
-                self._copy_out({"op": "pack"}, path, lambda reader: _read_to(reader, file.write, max_bytes))
+                self._copy({"op": "pack"}, path, lambda end: _receive(end, file.write, max_bytes))
         except BaseException:
             archive.unlink(missing_ok=True)
             raise
@@ -214,33 +197,7 @@ class LocalSandbox(Sandbox):
     def unpack(self, archive: Path, path: str) -> None:
         """Unpack a tar file of the host below `path`, inside."""
         with archive.open("rb") as file:
-            self._copy_in({"op": "unpack"}, path, lambda writer: shutil.copyfileobj(file, writer))
-
-    def upload(self, source: Path, path: str) -> None:
-        """Copy a file or a tree of the host into the sandbox."""
-        if source.is_dir():
-            try:
-                self._copy_in({"op": "unpack"}, path, lambda writer: trees.pack(str(source), writer))
-            except ValueError as error:
-                raise SandboxError(f"{source}: {error}") from error
-            return
-        with source.open("rb") as file:
-            request = {"op": "write", "mode": stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o777}
-            self._copy_in(request, path, lambda writer: shutil.copyfileobj(file, writer))
-
-    def download(self, path: str, target: Path) -> None:
-        """Copy a file or a tree to the host."""
-        if self._kind(path) == b"d":
-            self._copy_out({"op": "pack"}, path, lambda reader: _unpack_to(reader, target))
-            return
-        target.parent.mkdir(parents=True, exist_ok=True)
-        request = {"op": "read", "limit": MAX_FILE + 1}
-        try:
-            with target.open("wb") as file:
-                self._copy_out(request, path, lambda reader: _read_to(reader, file.write, MAX_FILE))
-        except (OSError, SandboxError):
-            target.unlink(missing_ok=True)
-            raise
+            self._copy({"op": "unpack"}, path, lambda end: end.sendfile(file))
 
     # Ports
 
@@ -333,24 +290,34 @@ class LocalSandbox(Sandbox):
     def _await_exit(self, channel: ReplyChannel, pump: PipePump, deadline: float | None) -> int | None:
         """Return a command's exit code, or None at the deadline."""
         while pump.run(channel.fileno(), deadline):
-            answer = channel.receive(_ANSWER_S)
-            if answer is None:
-                gone = self._gone()
-                if gone is not None:
-                    raise gone
-                return _KILLED  # a process inside killed its supervisor, and with it the command
-            if answer.kind == "e":
-                raise SandboxError(f"The command cannot be started: {os.strerror(answer.number)}.")
-            if answer.kind == "x":
-                return exit_code(answer.number)
+            code = self.exit_code_in(channel.receive(_ANSWER_S))
+            if code is not None:
+                return code
         return None
 
-    def _kill_job(self, job: int) -> None:
+    def exit_code_in(self, answer: InitReply | None) -> int | None:
+        """Return the exit code that a reply has; None for one that came before the end.
+
+        Raises:
+            SandboxGone: There is no reply because the sandbox has ended.
+            SandboxError: The command could not be started.
+        """
+        if answer is None:
+            gone = self._gone()
+            if gone is not None:
+                raise gone
+            return _KILLED  # a process inside killed its supervisor, and with it the command
+        if answer.kind == "e":
+            raise SandboxError(f"The command cannot be started: {os.strerror(answer.number)}.")
+        return exit_code(answer.number) if answer.kind == "x" else None
+
+    def kill_job(self, job: int) -> None:
+        """Kill a command and every process that it started."""
         self._request({"op": "kill", "job": job}, _ANSWER_S)
 
     def _kill_quietly(self, job: int) -> None:
         with contextlib.suppress(SandboxError):
-            self._kill_job(job)
+            self.kill_job(job)
 
     def _kind(self, path: str) -> bytes:
         request = {"op": "kind", "job": next(self._jobs), "path": self._path(path)}
@@ -358,45 +325,29 @@ class LocalSandbox(Sandbox):
         answer.raise_for_path(path)
         return answer.value
 
-    def _copy_out(self, request: Mapping[str, object], path: str, take: Callable[[PipeReader], object]) -> None:
-        ours, theirs = os.pipe()
-        self._copy(request, path, ours, theirs, lambda: take(PipeReader(ours, idle_s=_IDLE_S)))
-
-    def _copy_in(self, request: Mapping[str, object], path: str, give: Callable[[PipeWriter], object]) -> None:
-        theirs, ours = os.pipe()
-        self._copy(request, path, ours, theirs, lambda: give(PipeWriter(ours, idle_s=_IDLE_S)))
-
-    def _copy(
-        self, request: Mapping[str, object], path: str, ours: int, theirs: int, copy: Callable[[], object]
-    ) -> None:
-        """Do a file operation with a pipe; an error that the other side reports wins over a broken pipe on ours."""
+    def _copy(self, request: Mapping[str, object], path: str, copy: Callable[[sockets.socket], object]) -> None:
+        """Do a file operation whose bytes go through a socket; an error that the other side reports wins over ours."""
         job = next(self._jobs)
-        try:
-            try:
-                channel = self._call({**request, "job": job, "path": self._path(path)}, [theirs])
-            finally:
-                os.close(theirs)
+        ours, theirs = sockets.socketpair()
+        with ours:
+            with theirs:
+                channel = self._call({**request, "job": job, "path": self._path(path)}, [theirs.fileno()])
             with channel:
-                failure: BaseException | None = None
+                ours.settimeout(_IDLE_S)
+                broken = False
                 try:
-                    copy()
-                except BrokenPipeError as error:
-                    failure = error
-                except TimeoutError as error:
+                    copy(ours)
+                except ConnectionError:
+                    broken = True
+                except BaseException as error:
                     self._kill_quietly(job)
-                    raise SandboxError(f"{path}: {error}.") from error
-                except BaseException:
-                    self._kill_quietly(job)
+                    if isinstance(error, TimeoutError):
+                        raise SandboxError(f"{path}: the sandbox sends or takes nothing.") from error
                     raise
-                finally:
-                    os.close(ours)
-                    ours = -1
+                ours.close()  # the end of what is written inside
                 self._answer(channel, _IDLE_S).raise_for_path(path)
-                if failure is not None:
+                if broken:
                     raise SandboxError(f"{path}: the sandbox did not take all of it.")
-        finally:
-            if ours >= 0:
-                os.close(ours)
 
     def _request(self, request: Mapping[str, object], timeout: float) -> InitReply:
         with self._call(request) as channel:
@@ -425,23 +376,19 @@ class LocalSandbox(Sandbox):
         return os.fsencode(os.path.join(self.workdir, path))
 
 
-def _read_to(reader: PipeReader, take: Callable[[bytes], object], max_bytes: int | None = None) -> None:
+def _send(end: sockets.socket, content: bytes) -> None:
+    for part in slices(content):  # `sendall` has one timeout for all that it gets
+        end.sendall(part)
+
+
+def _receive(end: sockets.socket, take: Callable[[bytes], object], max_bytes: int | None = None) -> None:
     left = max_bytes
-    while data := reader.read_some():
+    while data := end.recv(_CHUNK):
         if left is not None:
             left -= len(data)
             if left < 0:
                 raise SandboxTreeError(f"There is more to read than {max_bytes} bytes.")
         take(data)
-
-
-def _unpack_to(reader: PipeReader, target: Path) -> None:
-    try:
-        trees.unpack(reader, str(target), keep_outer_links=False, max_bytes=MAX_FILE)
-    except ValueError as error:
-        raise SandboxError(f"The tree cannot be taken out: {error}") from error
-    while reader.read_some():
-        pass  # the padding at the end of an archive
 
 
 class LocalSandboxes(Sandboxes):
@@ -484,7 +431,9 @@ class LocalSandboxes(Sandboxes):
         kit = self._prepared()
         user = SandboxUser(self._uid, self._uid, bubblewrap.checked_home(spec.home), bubblewrap.is_privileged())
         name = f"{self._tail}x{next(self._serial)}"
-        group = self._group(name, spec)
+        group = None
+        if self._hierarchy is not None and self._owner is not None:
+            group = self._hierarchy.create(self._owner, name, spec.limits)
         try:
             processes = launch(kit, spec, user, group)
         except BaseException:
@@ -536,11 +485,6 @@ class LocalSandboxes(Sandboxes):
             if self._require_cgroup:
                 raise
             return None
-
-    def _group(self, name: str, spec: SandboxSpec) -> Group | None:
-        if self._hierarchy is None or self._owner is None:
-            return None
-        return self._hierarchy.create(self._owner, name, spec.limits)
 
 
 def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
