@@ -130,3 +130,11 @@ def test_an_answer_of_an_odd_shape_is_recorded_and_the_rollout_can_be_exported(
     recording = agent.capture.recording()
     assert [call.response for call in recording.calls] == [answer] * 3
     json.dumps(export.document(recording))
+
+
+def test_an_agents_own_value_that_looks_like_a_number_of_an_item_is_recorded_as_it_is(agent: Any) -> None:
+    odd = {"$item": 99}
+    assert agent.chat(metadata=odd, system=odd, input={"$plain": odd}).status_code == 200
+    (call,) = agent.capture.calls()
+    assert (call.request["metadata"], call.request["system"]) == (odd, odd)
+    assert call.sent["input"] == {"$plain": odd}

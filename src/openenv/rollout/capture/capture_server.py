@@ -19,7 +19,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from openenv.errors import CaptureError
@@ -30,10 +29,10 @@ from . import export
 from .captured_rollout import EXHAUSTED, CapturedRollout, RolloutRegistry, Spending, Stats, key_digest
 from .control_routes import ControlRoutes
 from .dialects import BRIDGES, DIALECTS, Route, route
-from .dialects.dialect import ModelDialect
-from .encoding import Json, dumps, load_object
+from .dialects.dialect import MALFORMED, ModelDialect
+from .encoding import Json, load_object
 from .export import Sequence
-from .inbound import JSON_TYPE, AgentConnections, AgentReply, AgentRequest, InboundLimits, RequestRefused
+from .inbound import AgentConnections, AgentReply, AgentRequest, InboundLimits, RequestRefused
 from .model_call import EVENT_STREAM, CallRequest, ProxiedCall, Services
 from .outbound import Endpoints
 from .records import FILE, Call, JournalFull, Recorder, Recording, read
@@ -89,9 +88,7 @@ class Capture:
     def __enter__(self) -> Capture:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
 
@@ -111,23 +108,23 @@ class AgentRoutes:
         dialect = target.dialect if target is not None else by_headers
         try:
             if request.method == "GET" and path in ("/health", "/healthz"):
-                await _send(reply, {"status": "ok"})
+                await reply.send_json({"status": "ok"})
                 return
             rollout = self._registry.by_key(request.key)
             if rollout is None or rollout.revoked:
                 raise RequestRefused(401, "this key is not known here")
             if request.method == "GET" and path.rstrip("/").endswith("/models"):
-                await _send(reply, _models(rollout))
+                await reply.send_json(_models(rollout))
             elif request.method == "GET" and "/models/" in path:
-                await _send(reply, _model(rollout))
+                await reply.send_json(_model(rollout))
             elif target is None or request.method != "POST":
                 raise RequestRefused(404, f"there is no {request.method} {path} here")
             else:
                 await self._post(request, reply, rollout, target)
         except RequestRefused as exc:
-            await _send(reply, dialect.error(exc.status, str(exc)), exc.status)
+            await reply.send_json(dialect.error(exc.status, str(exc)), exc.status)
         except JournalFull as exc:
-            await _send(reply, dialect.error(507, f"this call could not be recorded: {exc}"), 507)
+            await reply.send_json(dialect.error(507, f"this call could not be recorded: {exc}"), 507)
 
     async def _post(self, request: AgentRequest, reply: AgentReply, rollout: CapturedRollout, target: Route) -> None:
         dialect = target.dialect
@@ -135,7 +132,7 @@ class AgentRoutes:
         if body is None:
             raise RequestRefused(400, "the body must be a JSON object, not compressed")
         if target.kind == "count":
-            await _send(reply, dialect.count_tokens(body))
+            await reply.send_json(dialect.count_tokens(body))
             return
         if body.get("n") not in (None, 1):
             raise RequestRefused(400, "n must be 1: each call is one turn")
@@ -157,7 +154,7 @@ class AgentRoutes:
         except JournalFull:
             rollout.call_ended("record_failed")
             raise
-        except (ValueError, TypeError, KeyError, AttributeError) as exc:
+        except MALFORMED as exc:
             if bridge is None:
                 raise
             rollout.spending.calls -= 1
@@ -169,18 +166,14 @@ class AgentRoutes:
     ) -> None:
         """Answer as a model that ends its turn: agents stop at that, where an error would make them try again."""
         rollout.spending.refused += 1
-        rollout.recorder.stopped({"limit": limit, "dialect": dialect.name})
+        rollout.recorder.note("stop", limit=limit, dialect=dialect.name)
         answer = dialect.final_answer(body, EXHAUSTED)
         if body.get("stream") is True:
             await reply.start(200, [EVENT_STREAM])
             await reply.write(b"".join(dialect.stream(body, answer)))
             await reply.end()
         else:
-            await _send(reply, answer)
-
-
-async def _send(reply: AgentReply, value: Json, status: int = 200) -> None:
-    await reply.send(status, dumps(value), [JSON_TYPE])
+            await reply.send_json(answer)
 
 
 def _models(rollout: CapturedRollout) -> Json:
@@ -275,9 +268,7 @@ class CaptureServer:
     def __enter__(self) -> CaptureServer:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.stop()
 
     @property
@@ -333,15 +324,8 @@ class CaptureServer:
         )
         self._registry.add(rollout)
         try:
-            about = model.model_dump(mode="json", exclude={"api_key", "extra_headers"})
-            recorder.create(
-                {
-                    "rollout_id": rollout_id,
-                    "metadata": rollout.metadata,
-                    "model": about,
-                    "budget": budget.model_dump(mode="json"),
-                }
-            )
+            about = {"rollout_id": rollout_id, "metadata": rollout.metadata, "budget": budget.model_dump(mode="json")}
+            recorder.create({**about, "model": model.model_dump(mode="json", exclude={"api_key", "extra_headers"})})
         except BaseException:
             self._registry.discard(rollout)
             raise
@@ -374,7 +358,7 @@ class CaptureServer:
             await call.over.wait()
         if is_first:
             with contextlib.suppress(JournalFull):  # the recorder keeps that as `failure`
-                rollout.recorder.note("revoked")
+                rollout.recorder.note("note", what="revoked")
 
     async def finish(self, rollout: CapturedRollout) -> None:
         """Revoke a rollout's key and release memory."""

@@ -18,8 +18,8 @@ from openenv.errors import CaptureError
 from ..task import Budget, Dialect, Model
 from . import export
 from .captured_rollout import CapturedRollout
-from .encoding import Json, dumps, load_object
-from .inbound import JSON_TYPE, AgentReply, AgentRequest, RequestRefused
+from .encoding import Json, load_object
+from .inbound import AgentReply, AgentRequest, RequestRefused
 from .records import read
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class ControlRoutes:
             status, answer = exc.status, {"error": {"message": str(exc), "code": exc.status}}
         except CaptureError as exc:
             status, answer = 409, {"error": {"message": str(exc), "code": exc.code}}
-        await reply.send(status, dumps(answer), [JSON_TYPE])
+        await reply.send_json(answer, status)
 
     async def _answer(self, request: AgentRequest) -> Json:
         path, _, query = request.path.partition("?")

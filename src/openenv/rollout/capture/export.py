@@ -363,36 +363,26 @@ def write_parquet(path: Path | str, recordings: Iterable[Recording]) -> int:
         import pyarrow.parquet  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as exc:
         raise ImportError("Parquet needs pyarrow: pip install pyarrow") from exc
+    string, integers = pyarrow.string(), pyarrow.list_(pyarrow.int64())
+    types = {
+        "role": string,
+        "trainable": pyarrow.bool_(),
+        "node_ids": integers,
+        "prompt_len": pyarrow.int64(),
+        "input_ids": integers,
+        "loss_mask": pyarrow.list_(pyarrow.int8()),
+        "logprobs": pyarrow.list_(pyarrow.float64()),
+        "policy_versions": pyarrow.list_(string),
+    }
     rows = [
         {
             "rollout_id": recording.rollout_id,
-            "role": item.role,
-            "trainable": item.trainable,
-            "node_ids": item.node_ids,
-            "prompt_len": item.prompt_len,
-            "input_ids": item.input_ids,
-            "loss_mask": item.loss_mask,
-            "logprobs": item.logprobs,
-            "policy_versions": item.policy_versions,
+            **{name: getattr(item, name) for name in types},
             "metadata": json.dumps(recording.metadata),
         }
         for recording in recordings
         for item in sequences(recording)
     ]
-    integers = pyarrow.list_(pyarrow.int64())
-    schema = pyarrow.schema(
-        [
-            ("rollout_id", pyarrow.string()),
-            ("role", pyarrow.string()),
-            ("trainable", pyarrow.bool_()),
-            ("node_ids", integers),
-            ("prompt_len", pyarrow.int64()),
-            ("input_ids", integers),
-            ("loss_mask", pyarrow.list_(pyarrow.int8())),
-            ("logprobs", pyarrow.list_(pyarrow.float64())),
-            ("policy_versions", pyarrow.list_(pyarrow.string())),
-            ("metadata", pyarrow.string()),
-        ]
-    )
+    schema = pyarrow.schema({"rollout_id": string, **types, "metadata": string})
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema=schema), path)
     return len(rows)

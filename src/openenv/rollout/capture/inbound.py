@@ -17,6 +17,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from .encoding import Json, dumps
+
 log = logging.getLogger("openenv.rollout.capture")
 
 HEADER_LIMIT = 64 * 1024
@@ -81,6 +83,10 @@ class AgentReply:
         await self.start(status, [*headers, ("content-length", str(len(body)))])
         self.ended = True
         await self._cycle.send({"type": "http.response.body", "body": body})
+
+    async def send_json(self, value: Json, status: int = 200, headers: Headers = ()) -> None:
+        """Answer with a JSON object."""
+        await self.send(status, dumps(value), [JSON_TYPE, *headers])
 
     async def start(self, status: int, headers: Headers = ()) -> None:
         """Begin an answer; one without a length is chunked."""
@@ -242,7 +248,7 @@ class AgentConnection(HttpToolsProtocol):
         """Refuse what the parser cannot read, and hang up."""
         if self._reply is None:
             status, text = self._refusal
-            body = _error_body(text)
+            body = dumps(_error(text))
             head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[status] + head + body)
         self.transport.close()
@@ -269,11 +275,11 @@ class AgentConnection(HttpToolsProtocol):
             self._reply = reply
             await self._handler(request, reply)
         except RequestRefused as exc:
-            await reply.send(exc.status, _error_body(str(exc)), [JSON_TYPE, ("connection", "close")])
+            await reply.send_json(_error(str(exc)), exc.status, [("connection", "close")])
         except Exception:  # the boundary of a request
             log.exception("a request failed: %s %s", request.method, request.path.partition("?")[0])
             if not reply.started:
-                await reply.send(500, _error_body("the capture proxy failed", "api_error"), [JSON_TYPE])
+                await reply.send_json(_error("the capture proxy failed", "api_error"), 500)
         finally:
             self._shared.hold(request.key, -sum(map(len, pieces)))
             if self._reply is reply:  # the next pipelined request may be under way by now
@@ -311,8 +317,8 @@ class AgentConnection(HttpToolsProtocol):
         return True
 
 
-def _error_body(text: str, kind: str = "invalid_request_error") -> bytes:
-    return b'{"error":{"message":"%b","type":"%b"}}' % (text.encode(), kind.encode())
+def _error(text: str, kind: str = "invalid_request_error") -> Json:
+    return {"error": {"message": text, "type": kind}}
 
 
 async def _no_app(scope: Scope, receive: Receive, send: Send) -> None:

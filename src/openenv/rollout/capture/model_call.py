@@ -45,6 +45,7 @@ from .records import CallRecorder, JournalFull
 log = logging.getLogger("openenv.rollout.capture")
 
 ATTEMPTS = 3
+# An endpoint that asks for a longer pause is not waited for: agents have timeouts of their own, and retry themselves.
 RETRY_AFTER_LIMIT_S = 30.0
 POLICY_S = 2.0
 PROMPT_IDS_S = 5.0
@@ -65,6 +66,10 @@ ANSWER_FIELDS = ("choices", "content", "output")
 EVENT_STREAM = ("content-type", "text/event-stream; charset=utf-8")
 NO_CACHE = ("cache-control", "no-cache")
 
+# Engines differ in what they accept, and there is no way to ask: the proxy sends what it wants, and leaves out what an
+# error names. For example, of vLLM with `--max-logprobs 0`:
+#     400 {"message": "Requested sample logprobs of 5, which is greater than max allowed: 0"}
+# has the word "logprobs": `top_logprobs` goes first, as `logprobs` alone may be accepted.
 NAMED_IN_ERRORS = (
     ("return_token_ids", ("return_token_ids",)),
     ("logprobs", ("top_logprobs", "logprobs")),
@@ -124,6 +129,7 @@ class StreamTap:
             JournalFull: they could not be written, so the agent must not see them.
             EndpointError: an event has no end.
         """
+        # Events, not network chunks: an endpoint may cut an event anywhere, and half an event cannot be stripped.
         events = self._splitter.feed(data)
         if not events:
             if len(self._splitter) > EVENT_LIMIT:
@@ -142,6 +148,7 @@ class StreamTap:
                     kept_event, seen_event = self._read(event, chunk)
             kept.append(kept_event)
             seen.append(seen_event)
+        # One system call for all events that came together, not one for each token.
         self._recorder.events(b"".join(kept))
         return b"".join(seen)
 
@@ -164,6 +171,7 @@ class StreamTap:
         self.prompt_tokens = self.prompt_tokens or tokens_read(chunk)
         self.finished = self.finished or dialect.is_end(chunk)
         kept, shown = event, chunk
+        # The end of `prompt_token_ids` and `input_token_ids`: looked for in the bytes, as few events have them.
         ids = dialect.take_prompt_ids(chunk) if b"t_token_ids" in event else None
         if ids:  # long, and nearly the same in each call: `prompt` entries hold only what is new
             self._recorder.prompt(ids)
@@ -254,7 +262,7 @@ class ProxiedCall:
         self._reply = reply
         self.over = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._stopped: str | None = None
+        self._stopped: str | None = None  # why `stop` was called: tells it from a cancelled server
         self._settled = False
         self._response: EndpointResponse | None = None
         self._tokens = 0
@@ -280,6 +288,12 @@ class ProxiedCall:
         if self._rollout.policy_url:
             self._policy_task = asyncio.create_task(self._ask_policy(self._rollout.policy_url))
             helpers.append(self._policy_task)
+        #   _carry: _answered -> head -> _relay_stream or _relay_whole -> _complete --> settled "complete"
+        #      |        |                      |
+        #      +--------+----------------------+--> _Failed, cancelled, JournalFull --> settled, then the agent's error
+        #
+        # `finally` settles what is left: a call must not be without an end in the records, also where the task is
+        # cancelled while it sends an error.
         try:
             failure = await self._carry_guarded()
             if failure is not None:
@@ -360,7 +374,7 @@ class ProxiedCall:
                 self._rollout.no_prompt_ids = True
             else:
                 self._recorder.prompt(ids, is_separate=True)
-        if self._policy_task is not None:
+        if self._policy_task is not None:  # asked when the call began: the policy may have changed since
             self._policy = await self._policy_task or self._policy
         self._settle("complete")
 
@@ -392,6 +406,7 @@ class ProxiedCall:
                 response = self._response = await self._send()
             except EndpointError as exc:
                 failure = self._unreachable(exc)
+                # After a timeout the endpoint may still be sampling: asking again would double its load.
                 delay_s = self._delay_s("") if exc.kind == "connect" else None
             else:
                 if 200 <= response.status < 300:
@@ -400,7 +415,7 @@ class ProxiedCall:
                     return response
                 failure = await self._refused(response)
                 if self._leave_out_refused(response.status, failure.error):
-                    self._attempts -= 1
+                    self._attempts -= 1  # not the endpoint's failure; there is an end, as options only shrink
                     self._recorder.tried(response.status, failure.error)
                     continue
                 delay_s = self._delay_s(response.headers.get("retry-after", ""))
@@ -414,6 +429,7 @@ class ProxiedCall:
     def _headers(self) -> dict[str, str]:
         """Return the headers for the endpoint, the real key among them."""
         model, request = self._rollout.model, self._request
+        # `identity`: compressed events would come in blocks, later than they were sampled.
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         headers.update({name: value for name, value in request.headers.items() if name in SENT_HEADERS})
         key = model.api_key.get_secret_value()
@@ -513,6 +529,7 @@ class ProxiedCall:
         finally:
             with contextlib.suppress(JournalFull):
                 tap.flush()
+        # HTTP alone does not show it: the last chunk of a response may come without the last event of the model.
         if not tap.finished:
             raise EndpointError("the stream ended before the model did", kind="broken")
         if tap.failure is not None:  # the agent has seen it, in the stream itself
@@ -521,6 +538,7 @@ class ProxiedCall:
             self._settle("broken", {"message": message})
         else:
             await self._complete(None if tap.has_prompt_ids else tap.prompt_tokens)
+        # After the end is on disk: an agent that has its answer may end, and its rollout be read, at once.
         await self._reply.write(tap.end())
         await self._reply.end()
 
@@ -537,9 +555,10 @@ class ProxiedCall:
         ids = endpoint.take_prompt_ids(answer) if b"token_ids" in raw else None
         if ids:
             self._recorder.prompt(ids)
-        self._recorder.body(dumps(answer) if ids else raw)
+        self._recorder.body(dumps(answer) if ids else raw)  # the endpoint's own bytes where they stay as they are
         completion = endpoint.completion(answer)
         self._tokens = max(len(completion.sampled), endpoint.completion_tokens(answer))
+        # Some gateways answer 200 with an error in the body.
         if completion.finish_reason is None and not any(answer.get(name) for name in ANSWER_FIELDS):
             message = stream_error(answer) or "the endpoint answered with nothing that a model said"
             raise EndpointError(self._redacted(message), kind="garbage")
@@ -581,6 +600,7 @@ class ProxiedCall:
             await reply.send(failure.status, body, [JSON_TYPE, *failure.headers])
 
     def _redacted(self, text: str) -> str:
+        # An endpoint's error may quote the key that was sent. "intercepted" is the default, and no secret.
         secret = self._rollout.model.api_key.get_secret_value()
         return text.replace(secret, "***") if len(secret) >= 4 and secret != "intercepted" else text
 

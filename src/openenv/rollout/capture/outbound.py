@@ -23,6 +23,7 @@ import httptools
 from openenv.client.network import Address, open_plain_socket, proxy_for
 
 CONNECT_S = 10.0
+# Servers may close an idle connection sooner (uvicorn after 5 s): `Endpoints.send` then takes another one.
 IDLE_S = 20.0
 BUFFER_LIMIT = 256 * 1024
 FailureKind: TypeAlias = Literal["connect", "timeout", "broken", "garbage"]
@@ -88,7 +89,15 @@ class EndpointResponse:
 
 
 class _EndpointConnection(asyncio.Protocol):
-    """One connection to an endpoint; one request at a time. Whatever comes together is handed on together."""
+    """One connection to an endpoint; one request at a time. Whatever comes together is handed on together.
+
+        idle -- send --> waiting -- status, headers --> headed -- end of the body --> complete -- keep-alive --> idle
+                            |                             |                             +----------------------> closed
+                            +-- hung up: "connect"        +-- hung up: "broken"
+                            +-- silence: "timeout"        +-- silence: "timeout"
+
+    `EndpointError.kind` has the words in quotes; after any of them the connection is closed.
+    """
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -128,6 +137,8 @@ class _EndpointConnection(asyncio.Protocol):
                 return None
             await self._wait()
         pieces, self._pieces, self._buffered = self._pieces, [], 0
+        # Backpressure from end to end: while the agent does not read, nothing is taken from here, the buffer fills,
+        # reading pauses, and TCP holds the endpoint back.
         if self._is_paused:
             self._is_paused = False
             if self._transport is not None and not self.is_closed:
@@ -137,6 +148,7 @@ class _EndpointConnection(asyncio.Protocol):
     async def _wait(self) -> None:
         if self._failure is not None:
             raise self._failure
+        # A plain timer: before Python 3.12, `wait_for` makes a task, here for every chunk.
         self._waiter = self._loop.create_future()
         timer = self._loop.call_later(self._timeout_s, self._time_out)
         try:
@@ -181,7 +193,7 @@ class _EndpointConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as exc:
-            if not self._complete:
+            if not self._complete:  # after the end, what the parser complains about is the next response
                 self._fail(EndpointError(f"the endpoint does not speak HTTP: {exc}", kind="garbage"))
                 return
         if self._buffered > BUFFER_LIMIT and not self._is_paused and self._transport is not None:
@@ -194,6 +206,7 @@ class _EndpointConnection(asyncio.Protocol):
         self.is_closed = True
         if self._complete:
             return
+        # RFC 9112, 6.3: a response with neither a length nor chunks ends with its connection.
         if self._headed and self._until_close and exc is None:
             self._complete = True
             self._wake()
@@ -212,7 +225,7 @@ class _EndpointConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
-        if self.status < 200:  # 100 Continue and the like: the real one follows
+        if self.status < 200:  # RFC 9110, 15.2: 100 Continue and the like; the final response follows
             return
         self._headed = True
         has_length = "content-length" in self.headers or "chunked" in self.headers.get("transfer-encoding", "").lower()
@@ -247,6 +260,7 @@ class Endpoints:
         secure = parts.scheme == "https"
         address = Address(parts.hostname or "", parts.port or (443 if secure else 80), "/", secure)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        # `host` first, so that a header of the model's `extra_headers` may replace it.
         fields = {"host": parts.netloc.rpartition("@")[2], **headers, "content-length": str(len(body))}
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         request = f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1", "replace") + body
@@ -257,10 +271,11 @@ class Endpoints:
             try:
                 await connection.head()
             except EndpointError as exc:
-                # The endpoint may have closed a kept connection by now, which is no failure of its own.
+                # The endpoint may have closed a kept connection by now, which is no failure of its own. "connect"
+                # means that nothing came back, so the agent cannot get anything twice.
                 if kept is None or exc.kind != "connect":
                     raise
-            except BaseException:
+            except BaseException:  # cancelled: a connection with an answer on its way is of no use for the next call
                 connection.abort()
                 raise
             else:
@@ -269,7 +284,7 @@ class Endpoints:
     def _take(self, address: Address) -> _EndpointConnection | None:
         idle = self._idle.get(address)
         while idle:
-            connection = idle.pop()
+            connection = idle.pop()  # the latest: it is the least likely to be closed, and the others can end
             if not connection.is_closed and time.monotonic() - connection.idle_since < IDLE_S:
                 return connection
             connection.abort()

@@ -26,7 +26,6 @@ import os
 import time
 from array import array
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -40,9 +39,14 @@ from .encoding import STREAM_DONE, EventSplitter, Json, dumps, event_data, load_
 
 FILE = "calls.log"
 """The name of the records in a rollout's folder."""
+# An agent sends its whole conversation with every call: call n repeats what call n-1 sent, and adds a message or two.
+# Written as it comes, the file would grow with the square of the calls. The parts of requests in which dialects have
+# what repeats are written as items, each of them once.
 ITEM_LISTS = ("messages", "input", "tools", "system")
 ITEM_TEXTS = ("instructions", "system", "input")
-_TEXT_LIMIT = 200
+ITEM_FIELDS = frozenset((*ITEM_LISTS, *ITEM_TEXTS))
+_TEXT_LIMIT = 200  # a shorter text takes hardly more room than its number
+# More than one, since agents switch between conversations: with sub-agents, or with a call for a title in between.
 _PROMPTS_KEPT = 4
 
 
@@ -58,9 +62,10 @@ class Recorder:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        # Open while it has users, which are calls under way: a proxy may have more rollouts than it may open files.
         self._fd: int | None = None
         self._users = 0
-        self._size = 0
+        self._size = 0  # up to the last whole entry
         self._numbers: dict[bytes, int] = {}  # of items in the file, by their digests
         self._prompts: deque[tuple[int, array[int]]] = deque(maxlen=_PROMPTS_KEPT)
         self._calls = 0
@@ -76,13 +81,13 @@ class Recorder:
         """
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # O_EXCL: the records of an earlier rollout of this id must not be continued by another's.
             os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600))
         except FileExistsError:
             raise CaptureError(f"There are records already in {self._path}.") from None
         except OSError as exc:
             raise CaptureError(f"Cannot make {self._path}: {exc}") from exc
-        with self._opened():
-            self.append({"k": "open", "v": 1, "at": time.time(), **about})
+        self.note("open", v=1, **about)
 
     def begin(self, facts: Json, request: Json, sent: Json) -> CallRecorder:
         """Record a request, and return the recorder of its call.
@@ -105,19 +110,18 @@ class Recorder:
         """Record that a call sends something else than at first."""
         self._append_packed({"k": "resent", "n": number}, request, sent, is_first=False)
 
-    def stopped(self, facts: Json) -> None:
-        """Record that the budget answered a call."""
-        with self._opened():
-            self.append({"k": "stop", "at": time.time(), **facts})
-
-    def note(self, what: str) -> None:
-        """Record what happened to the rollout."""
-        with self._opened():
-            self.append({"k": "note", "what": what, "at": time.time()})
+    def note(self, kind: str, **facts: Any) -> None:
+        """Record what belongs to no call: `open`, `stop` or `note`."""
+        self._acquire()
+        try:
+            self.append({"k": kind, "at": time.time(), **facts})
+        finally:
+            self.release()
 
     def prompt(self, number: int, ids: list[int], *, is_separate: bool) -> None:
         """Record a prompt's ids: how many it shares with one of the last calls, and the rest."""
         head: Json = {"k": "prompt", "n": number, **({"asked": True} if is_separate else {})}
+        # Four bytes for each of up to a million ids: the last prompts stay in memory, and compare fast.
         try:
             packed = array("I", ids)
         except (TypeError, OverflowError, ValueError):  # not ids: recorded as they came
@@ -143,6 +147,8 @@ class Recorder:
             JournalFull: it could not be written; the next entry that can be is preceded by a note of it.
         """
         line = dumps({**head, "len": len(payload)}) + b"\n" + payload + b"\n" if payload else dumps(head) + b"\n"
+        # What could not be written leaves no trace in the file. Without the note, a reader would take the records for
+        # whole and a trainer would train on them.
         try:
             if self._owes_note:
                 note = {"k": "note", "what": "failed", "reason": self.failure, "at": time.time()}
@@ -162,7 +168,8 @@ class Recorder:
                 view = view[os.write(self._fd, view) :]
         except OSError as exc:
             with contextlib.suppress(OSError):
-                os.ftruncate(self._fd, self._size)  # no half entry, or nothing after it could be read
+                # The disk may take half an entry before it is full. Nothing after that half could be read.
+                os.ftruncate(self._fd, self._size)
             raise JournalFull(f"Cannot write the records: {exc.strerror or exc}") from exc
         self._size += len(data)
 
@@ -183,18 +190,12 @@ class Recorder:
             os.close(self._fd)
             self._fd = None
 
-    @contextlib.contextmanager
-    def _opened(self) -> Iterator[None]:
-        self._acquire()
-        try:
-            yield
-        finally:
-            self.release()
-
     def _append_packed(self, head: Json, request: Json, sent: Json, *, is_first: bool) -> None:
         """Write a request, or how it differs from what the agent asked, with the items that are new in it."""
         new: list[Any] = []
-        fresh: dict[bytes, int] = {}  # numbers count only once the entry is written
+        # Numbers count once the entry is written: after a full disk, later requests must not name items that are
+        # in no entry.
+        fresh: dict[bytes, int] = {}
 
         def number_of(item: object) -> int:
             digest = hashlib.blake2b(dumps(item), digest_size=16).digest()
@@ -211,14 +212,15 @@ class Recorder:
                     packed[key] = {"$items": _runs([number_of(item) for item in value])}
                 elif key in ITEM_TEXTS and isinstance(value, str) and len(value) > _TEXT_LIMIT:
                     packed[key] = {"$item": number_of(value)}
-                elif key in (*ITEM_LISTS, *ITEM_TEXTS):
-                    packed[key] = {"$plain": value}
+                elif key in ITEM_FIELDS:
+                    packed[key] = {"$plain": value}  # or an agent's own {"$item": 7} would be read as an item
                 else:
                     packed[key] = value
             return packed
 
         payload: Json = {"asked": pack(request)} if is_first else {}
-        # `is` first: most values are the agent's own objects, and long conversations take time to compare
+        # Only how the sent request differs: a conversation that was not translated is there as `asked` already.
+        # `is` first: most values are the agent's own objects, and long conversations take time to compare.
         changed = {
             key: value
             for key, value in sent.items()
@@ -235,7 +237,6 @@ class CallRecorder:
     def __init__(self, recorder: Recorder, number: int) -> None:
         self._recorder = recorder
         self.number = number
-        self._ended = False
 
     def tried(self, status: int | None, error: Json) -> None:
         """Record an attempt that failed."""
@@ -262,10 +263,7 @@ class CallRecorder:
         self._append("body", {}, data)
 
     def end(self, how: str, facts: Json) -> None:
-        """Record how the call ended; the first end counts."""
-        if self._ended:
-            return
-        self._ended = True
+        """Record how the call ended, once."""
         try:
             self._append("end", {"how": how, "at": time.time(), **facts})
         finally:
@@ -287,7 +285,12 @@ def _runs(numbers: list[int]) -> list[list[int]]:
 
 
 def _shared_length(one: array[int], other: array[int]) -> int:
-    """Return how many leading ids are the same, by halving: comparing blocks of memory is faster than numbers."""
+    """Return how many leading ids are the same.
+
+    By halving: blocks of memory are compared in one step, ids only one by one.
+
+        [1 2 3 4 5 6 7 8] and [1 2 3 4 5 9 9 9]:  1-4 same, 5-6 differ, 5 same  ->  5
+    """
     low, high = 0, min(len(one), len(other))
     left, right = memoryview(one), memoryview(other)
     while low < high:
@@ -369,20 +372,8 @@ class JournalEntry:
     payload: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class JournalEntries:
-    """All entries of a file; `torn` is how many bytes at its end are no whole entry."""
-
-    entries: list[JournalEntry]
-    torn: int
-
-
-def read_entries(path: Path) -> JournalEntries:
-    """Read a file of entries, also one whose writer was killed.
-
-    Raises:
-        CaptureError: it cannot be read.
-    """
+def _read_entries(path: Path) -> tuple[list[JournalEntry], int]:
+    """Return the entries of a file, and how many bytes at its end are no whole entry."""
     try:
         data = path.read_bytes()
     except OSError as exc:
@@ -393,9 +384,10 @@ def read_entries(path: Path) -> JournalEntries:
         end = data.find(b"\n", position)
         head = load_object(data[position:end]) if end >= 0 else None
         if head is None:
-            break
+            break  # a line without its end: the writer was killed while it wrote
         length, start = head.get("len"), end + 1
         if isinstance(length, int):
+            # The line break after the payload proves that all of it is there.
             if data[start + length : start + length + 1] != b"\n":
                 break
             entries.append(JournalEntry(head, data[start : start + length]))
@@ -403,7 +395,7 @@ def read_entries(path: Path) -> JournalEntries:
         else:
             entries.append(JournalEntry(head))
             position = start
-    return JournalEntries(entries, len(data) - position)
+    return entries, len(data) - position
 
 
 def read(path: Path | str) -> Recording:
@@ -414,10 +406,10 @@ def read(path: Path | str) -> Recording:
     """
     file = Path(path)
     file = file / FILE if file.is_dir() else file
-    journal = read_entries(file)
-    if not journal.entries or journal.entries[0].head.get("k") != "open":
+    entries, torn_bytes = _read_entries(file)
+    if not entries or entries[0].head.get("k") != "open":
         raise CaptureError(f"{file} does not hold records of a rollout.")
-    opening = journal.entries[0].head
+    opening = entries[0].head
     recording = Recording(
         rollout_id=str(opening.get("rollout_id", "")),
         path=file,
@@ -425,11 +417,11 @@ def read(path: Path | str) -> Recording:
         metadata=opening.get("metadata") or {},
         model=opening.get("model") or {},
         budget=opening.get("budget") or {},
-        torn_bytes=journal.torn,
+        torn_bytes=torn_bytes,
     )
     items: list[Any] = []
     drafts: dict[int, _Draft] = {}
-    for entry in journal.entries[1:]:
+    for entry in entries[1:]:
         kind, number = entry.head.get("k"), entry.head.get("n")
         if kind == "call":
             drafts[entry.head["n"]] = _Draft(_call(entry, items))
@@ -438,7 +430,7 @@ def read(path: Path | str) -> Recording:
         elif kind == "note":
             recording.notes.append(entry.head)
         elif kind == "prompt":
-            base = drafts.get(entry.head["base"])
+            base = drafts.get(entry.head["base"])  # 0, which no call has: the prompt shares nothing
             shared = (base.prompt_ids or [])[: entry.head["keep"]] if base is not None else []
             drafts[entry.head["n"]].take_prompt(entry, shared)
         elif number in drafts and kind == "resent":
@@ -463,7 +455,7 @@ def _call(entry: JournalEntry, items: list[Any]) -> Call:
         sent=request,
         started_at=head["at"],
     )
-    _resend(call, {**body, "new": []}, items)
+    _resend(call, {**body, "new": []}, items)  # its items are numbered already
     return call
 
 
@@ -478,9 +470,9 @@ def _resend(call: Call, body: Json, items: list[Any]) -> None:
 def _unpack(packed: Json, items: list[Any]) -> Json:
     body: Json = {}
     for key, value in packed.items():
-        if isinstance(value, dict) and len(value) == 1:
+        if key in ITEM_FIELDS:
             if "$items" in value:
-                value = [items[start + index] for start, count in value["$items"] for index in range(count)]
+                value = [item for start, count in value["$items"] for item in items[start : start + count]]
             elif "$item" in value:
                 value = items[value["$item"]]
             elif "$plain" in value:
@@ -511,7 +503,7 @@ class _Draft:
             call.attempts += 1
             call.status, call.error = head.get("status"), head.get("error")
         elif kind == "head":
-            call.status, call.error = head["status"], None
+            call.status, call.error = head["status"], None  # the attempts before this one no longer matter
             call.first_byte_s = head["at"] - call.started_at
             call.policy_version = head.get("policy")
         elif kind == "up":
@@ -533,10 +525,10 @@ class _Draft:
         if response is None:
             return call
         if self.prompt_ids is not None:
-            response["prompt_token_ids"] = self.prompt_ids
+            response["prompt_token_ids"] = self.prompt_ids  # back where vLLM has them: `prompt` entries took them out
         call.response = response
         if call.status is not None and call.status >= 400:
-            return call
+            return call  # an error body is no completion
         try:
             call.completion = call.reader.completion(response)
         except MALFORMED as exc:

@@ -286,12 +286,15 @@ def _limit_tokens(sent: Json, options: CallOptions) -> None:
         sent.setdefault("max_completion_tokens", limit)
     if options.max_tokens is None:
         return
+    # Both are capped where an agent sends both: engines differ in which one counts.
     names = [name for name in ("max_tokens", "max_completion_tokens") if sent.get(name) is not None]
     for name in names or ["max_completion_tokens" if renames else "max_tokens"]:
         sent[name] = capped(sent.get(name), options.max_tokens)
 
 
 def _strip(value: Json, choices: Any, forced: frozenset[str]) -> Json:
+    # Runs for every chunk: a chunk without anything to strip is returned as it is, and its bytes need not be written
+    # again.
     unwanted = _unwanted(forced)
     top = TOKEN_IDS in forced and any(key in value for key in (*_PROMPT_IDS, "sglext"))
     dirty = [isinstance(choice, dict) and not unwanted.isdisjoint(choice) for choice in choices or ()]
@@ -322,6 +325,8 @@ def _unwanted(forced: frozenset[str]) -> frozenset[str]:
 
 def _worth_sending(chunk: Json, seen: Json) -> bool:
     """Say whether a chunk has more than ids: engines send some with nothing else in them."""
+    # For example {"choices": [{"index": 0, "delta": {"content": ""}, "token_ids": [151645]}]}: a special token, or
+    # half a character. Clients that count chunks or measure their pace would see more than the model said.
     for choice in seen.get("choices") or ():
         if not isinstance(choice, dict) or choice.get("finish_reason") is not None:
             return True
@@ -349,6 +354,7 @@ def _leading(messages: list[Json]) -> int:
 
 
 def _reduced(message: Json) -> list[Any]:
+    # Agents send back what they parsed: a text as a list of one part, calls with new ids, without the thoughts.
     content = message.get("content")
     if isinstance(content, list):
         texts = [part.get("text") for part in dicts_in(content) if part.get("type") == "text"]
