@@ -194,8 +194,7 @@ class Speaker:
 
 
 def _prompt(event: Json) -> list[int]:
-    found = event.get("prompt_token_ids") or event["choices"][0].get("prompt_token_ids")
-    return found or []
+    return event.get("prompt_token_ids") or event["choices"][0].get("prompt_token_ids") or []
 
 
 def _carried(events: list[Json]) -> tuple[list[int], list[float]]:

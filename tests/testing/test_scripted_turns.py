@@ -113,8 +113,8 @@ def test_a_request_without_tools_gets_a_harmless_answer_when_the_script_calls_to
     reply = agent.ask()
     assert (reply.text, reply.calls, reply.finish) == ("Scripted answer", [], "stop")
     schema = {"type": "object", "properties": {"title": {"type": "string"}, "new": {"type": "boolean"}}}
-    wanted = {"type": "json_schema", "json_schema": {"schema": {**schema, "required": ["title", "new"]}}}
-    assert agent.try_ask(response_format=wanted).text == '{"new":false,"title":"Scripted answer"}'
+    answer_format = {"type": "json_schema", "json_schema": {"schema": {**schema, "required": ["title", "new"]}}}
+    assert agent.try_ask(response_format=answer_format).text == '{"new":false,"title":"Scripted answer"}'
 
 
 def test_a_script_of_texts_is_played_without_tools(scripted: Start, speak: Speak) -> None:

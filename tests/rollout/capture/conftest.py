@@ -95,8 +95,8 @@ def open_agent(server: CaptureServer, engine: Any) -> Iterator[Callable[..., Age
     with contextlib.ExitStack() as stack:
 
         def opened(rollout_id: str | None = None, *, budget: Budget | None = None, **model: Any) -> Agent:
-            wanted = {"base_url": engine.url, "name": "real-model", "api_key": "sk-real-secret", **model}
-            agent = Agent(server, server.open(rollout_id, Model(**wanted), budget=budget))
+            fields = {"base_url": engine.url, "name": "real-model", "api_key": "sk-real-secret", **model}
+            agent = Agent(server, server.open(rollout_id, Model(**fields), budget=budget))
             stack.callback(agent.client.close)
             return agent
 

@@ -63,7 +63,7 @@ class Answer:
 
 
 @dataclass
-class Seen:
+class EngineRequest:
     """A request that came."""
 
     method: str
@@ -72,7 +72,7 @@ class Seen:
     body: Body
 
 
-Respond = Callable[[Seen], Answer]
+Respond = Callable[[EngineRequest], Answer]
 
 
 def prompt_ids(body: Body) -> list[int]:
@@ -86,8 +86,8 @@ def prompt_ids(body: Body) -> list[int]:
 def vllm(tokens: list[int], *, delay_s: float = 0.0) -> Respond:
     """Answer chat completions with these tokens in vLLM's shape, as far as the request asks for it."""
 
-    def respond(seen: Seen) -> Answer:
-        body = seen.body
+    def respond(request: EngineRequest) -> Answer:
+        body = request.body
         wants_ids, wants_logprobs = body.get("return_token_ids"), body.get("logprobs")
         usage = {"prompt_tokens": 5, "completion_tokens": len(tokens), "total_tokens": 5 + len(tokens)}
         top = {"prompt_token_ids": prompt_ids(body)} if wants_ids else {}
@@ -121,7 +121,7 @@ class FakeEngine:
 
     def __init__(self, respond: Respond | None = None, *, tls: ssl.SSLContext | None = None) -> None:
         self.respond: Respond = respond or vllm([11, 12, 13])
-        self.seen: list[Seen] = []
+        self.requests: list[EngineRequest] = []
         self.written: list[tuple[int, bytes]] = []
         """Every piece that was handed to the kernel, with the number of its request."""
         self.hung_up: list[int] = []
@@ -167,9 +167,9 @@ class FakeEngine:
         self.connections += 1
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            async for seen in requests(reader):
-                self.seen.append(seen)
-                if not await self._answer(len(self.seen), self.respond(seen), writer, reader):
+            async for request in read_requests(reader):
+                self.requests.append(request)
+                if not await self._answer(len(self.requests), self.respond(request), writer, reader):
                     break
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
@@ -208,7 +208,7 @@ class FakeEngine:
         return True
 
 
-async def requests(reader: asyncio.StreamReader) -> AsyncIterator[Seen]:
+async def read_requests(reader: asyncio.StreamReader) -> AsyncIterator[EngineRequest]:
     """The requests of one connection."""
     while True:
         line = await reader.readline()
@@ -220,7 +220,7 @@ async def requests(reader: asyncio.StreamReader) -> AsyncIterator[Seen]:
             name, _, value = line.decode().partition(":")
             headers[name.strip().lower()] = value.strip()
         raw = await reader.readexactly(int(headers.get("content-length", 0)))
-        yield Seen(method, path, headers, json.loads(raw) if raw else {})
+        yield EngineRequest(method, path, headers, json.loads(raw) if raw else {})
 
 
 def main() -> None:
@@ -228,11 +228,11 @@ def main() -> None:
     log = open(sys.argv[1], "ab", buffering=0)  # noqa: SIM115
     counter = iter(range(1, 1 << 60))
 
-    def respond(seen: Seen) -> Answer:
-        order = json.loads(seen.body["messages"][-1]["content"])
+    def respond(request: EngineRequest) -> Answer:
+        order = json.loads(request.body["messages"][-1]["content"])
         tokens = [next(counter) for _ in range(order["tokens"])]
         log.write(json.dumps({"call": order["call"], "tokens": tokens}).encode() + b"\n")
-        return vllm(tokens, delay_s=order.get("delay_s", 0.0))(seen)
+        return vllm(tokens, delay_s=order.get("delay_s", 0.0))(request)
 
     with FakeEngine(respond) as engine:
         sys.stdout.write(f"{engine.port}\n")

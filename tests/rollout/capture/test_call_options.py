@@ -35,14 +35,14 @@ def test_the_agents_own_request_is_left_alone() -> None:
 
 
 def test_what_the_agent_asks_for_itself_is_not_forced_and_not_taken_away() -> None:
-    asked = {"messages": [], "logprobs": True, "top_logprobs": 2, "return_token_ids": True}
-    done = DIALECTS["openai_chat"].rewrite(asked, CallOptions(model="m"))
+    body = {"messages": [], "logprobs": True, "top_logprobs": 2, "return_token_ids": True}
+    done = DIALECTS["openai_chat"].rewrite(body, CallOptions(model="m"))
     assert done.forced == frozenset()
     assert done.body["top_logprobs"] == 2
 
 
 @pytest.mark.parametrize(
-    ("model", "asked", "cap", "expected"),
+    ("model", "limits", "cap", "expected"),
     [
         ("m", {"max_tokens": 9000}, 4096, {"max_tokens": 4096}),
         ("m", {"max_tokens": 10}, 4096, {"max_tokens": 10}),
@@ -58,9 +58,9 @@ def test_what_the_agent_asks_for_itself_is_not_forced_and_not_taken_away() -> No
     ],
 )
 def test_token_limits_are_capped_and_named_as_the_model_knows_them(
-    model: str, asked: dict[str, int], cap: int | None, expected: dict[str, int]
+    model: str, limits: dict[str, int], cap: int | None, expected: dict[str, int]
 ) -> None:
-    sent = rewritten(asked, model=model, max_tokens=cap)
+    sent = rewritten(limits, model=model, max_tokens=cap)
     assert {key: value for key, value in sent.items() if key.startswith("max_")} == expected
 
 
@@ -72,17 +72,17 @@ def test_thinking_is_switched_off_beside_other_template_arguments() -> None:
 def test_a_refused_parameter_is_left_out_from_then_on(agent: Any, engine: Any, fake: Any) -> None:
     good = fake.vllm([1, 2])
 
-    def respond(seen: Any) -> Any:
+    def respond(request: Any) -> Any:
         for name in ("return_token_ids", "stream_options"):
-            if name in seen.body:
+            if name in request.body:
                 return fake.Answer.json({"error": {"message": f"Unrecognized request argument: {name}"}}, 400)
-        return good(seen)
+        return good(request)
 
     engine.respond = respond
     agent.chat_stream()
-    assert len(engine.seen) == 3
+    assert len(engine.requests) == 3
     agent.chat_stream()
-    assert len(engine.seen) == 4
+    assert len(engine.requests) == 4
     first, second = agent.capture.calls()
     assert (first.ended, first.attempts, "return_token_ids" in first.sent) == ("complete", 1, False)
     assert second.completion.sampled.logprobs == (-0.001, -0.002)
@@ -94,8 +94,8 @@ def test_top_logprobs_are_left_out_before_logprobs_are(agent: Any, engine: Any, 
     good = fake.vllm([1])
     complaint = "Requested sample logprobs of 5, which is greater than max allowed: 0"
 
-    def respond(seen: Any) -> Any:
-        return fake.Answer.json({"message": complaint}, 400) if "top_logprobs" in seen.body else good(seen)
+    def respond(request: Any) -> Any:
+        return fake.Answer.json({"message": complaint}, 400) if "top_logprobs" in request.body else good(request)
 
     engine.respond = respond
     agent.chat()
@@ -107,12 +107,12 @@ def test_an_engine_with_ids_for_whole_answers_only_is_asked_for_those_and_the_ag
 ) -> None:
     good = fake.vllm([5, 6, 7])
 
-    def respond(seen: Any) -> Any:
-        if seen.body.get("stream") and seen.body.get("return_token_ids"):
+    def respond(request: Any) -> Any:
+        if request.body.get("stream") and request.body.get("return_token_ids"):
             message = "return_token_ids is not supported with stream=true"
             return fake.Answer.json({"object": "error", "message": message, "code": 400}, 400)
-        answer = good(seen)
-        if not seen.body.get("stream"):  # SGLang names the prompt's ids in the choice
+        answer = good(request)
+        if not request.body.get("stream"):  # SGLang names the prompt's ids in the choice
             whole = json.loads(answer.pieces[0])
             whole["choices"][0]["prompt_token_ids"] = whole.pop("prompt_token_ids")
             whole["metadata"] = {"weight_version": "w7"}
@@ -139,10 +139,10 @@ def test_an_agent_that_waits_for_such_a_stream_gets_comments(
     monkeypatch.setattr("openenv.rollout.capture.model_call.PING_S", 0.05)
     good = fake.vllm([5])
 
-    def respond(seen: Any) -> Any:
-        if seen.body.get("stream"):
+    def respond(request: Any) -> Any:
+        if request.body.get("stream"):
             return fake.Answer.json({"message": "return_token_ids cannot be combined with stream"}, 400)
-        answer = good(seen)
+        answer = good(request)
         return fake.Answer([0.3, *answer.pieces], 200, answer.headers)
 
     engine.respond = respond
@@ -154,7 +154,7 @@ def test_an_agent_that_waits_for_such_a_stream_gets_comments(
 
 
 def test_an_endpoint_that_sends_elsewhere_is_an_error(agent: Any, engine: Any, fake: Any) -> None:
-    engine.respond = lambda seen: fake.Answer.json({}, 307, location="http://elsewhere")
+    engine.respond = lambda request: fake.Answer.json({}, 307, location="http://elsewhere")
     assert agent.chat().status_code == 502
     (call,) = agent.capture.calls()
     assert (call.ended, call.status) == ("failed", 307)
@@ -163,18 +163,18 @@ def test_an_endpoint_that_sends_elsewhere_is_an_error(agent: Any, engine: Any, f
 def test_the_base_address_may_omit_its_version(open_agent: Callable[..., Any], engine: Any) -> None:
     agent = open_agent(base_url=engine.url.removesuffix("/v1"), extra_headers={"X-Team": "a"})
     agent.chat()
-    assert engine.seen[0].path == "/v1/chat/completions"
-    assert engine.seen[0].headers["x-team"] == "a"
-    assert "cookie" not in engine.seen[0].headers
+    assert engine.requests[0].path == "/v1/chat/completions"
+    assert engine.requests[0].headers["x-team"] == "a"
+    assert "cookie" not in engine.requests[0].headers
 
 
 def llama(fake: Any, ids: list[int], sampled: list[int], *, completion_tokens: int) -> Callable[[Any], Any]:
-    """llama.cpp: ids in the entries, none of the prompt; those it tells when it is asked apart."""
+    """llama.cpp: ids in the entries, none of the prompt; those are on routes of their own."""
 
-    def respond(seen: Any) -> Any:
-        if seen.path == "/apply-template":
-            return fake.Answer.json({"prompt": "<|user|>" + seen.body["messages"][-1]["content"]})
-        if seen.path == "/tokenize":
+    def respond(request: Any) -> Any:
+        if request.path == "/apply-template":
+            return fake.Answer.json({"prompt": "<|user|>" + request.body["messages"][-1]["content"]})
+        if request.path == "/tokenize":
             return fake.Answer.json({"tokens": ids})
         chunks = [
             fake.chat_chunk({"content": "x"}, logprobs={"content": [{"id": token, "token": "x", "logprob": -0.5}]})
@@ -191,8 +191,8 @@ def llama(fake: Any, ids: list[int], sampled: list[int], *, completion_tokens: i
 def test_llama_cpp_is_asked_for_the_ids_of_the_prompt(agent: Any, engine: Any, fake: Any) -> None:
     engine.respond = llama(fake, [7, 8, 9], [1, 2], completion_tokens=3)
     agent.chat_stream("hello")
-    assert [seen.path for seen in engine.seen] == ["/v1/chat/completions", "/apply-template", "/tokenize"]
-    assert engine.seen[2].body["content"] == "<|user|>hello"
+    assert [request.path for request in engine.requests] == ["/v1/chat/completions", "/apply-template", "/tokenize"]
+    assert engine.requests[2].body["content"] == "<|user|>hello"
     (call,) = agent.capture.calls()
     assert (call.completion.prompt_ids, call.completion.sampled.ids) == ((7, 8, 9), (1, 2))
     (sequence,) = agent.capture.sequences()
@@ -206,7 +206,7 @@ def test_ids_of_a_prompt_that_are_not_as_many_as_the_engine_read_do_not_count(
     engine.respond = llama(fake, [7, 8], [1], completion_tokens=2)
     agent.chat_stream()
     agent.chat_stream()
-    assert len(engine.seen) == 4  # asked once, and not again
+    assert len(engine.requests) == 4  # the routes are tried once
     assert all(call.completion.prompt_ids is None for call in agent.capture.calls())
     assert all(call.ended == "complete" for call in agent.capture.calls())
 
@@ -224,10 +224,10 @@ def test_tokens_that_the_engine_counts_and_does_not_name_make_a_turn_untrainable
 def test_a_kept_connection_that_the_endpoint_has_closed_costs_no_attempt(agent: Any, engine: Any, fake: Any) -> None:
     good = fake.vllm([1])
 
-    def respond(seen: Any) -> Any:
-        if len(engine.seen) == 2:
+    def respond(request: Any) -> Any:
+        if len(engine.requests) == 2:
             return fake.Answer([None])  # hangs up on the second request without an answer
-        return good(seen)
+        return good(request)
 
     engine.respond = respond
     agent.chat()

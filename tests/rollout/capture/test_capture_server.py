@@ -97,7 +97,7 @@ def test_sessions_are_opened_shown_exported_and_closed_over_http(server: Capture
 
 def test_a_session_that_is_not_trainable_has_no_trace_entries(server: CaptureServer, engine: Any, fake: Any) -> None:
     plain = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "x"}, "finish_reason": "stop"}]}
-    engine.respond = lambda seen: fake.Answer.json(plain)
+    engine.respond = lambda request: fake.Answer.json(plain)
     with http_calls.Client(base_url=server.url, headers=ADMIN, trust_env=False) as client:
         opened = client.post("/sessions", json={"llm_url": engine.url, "model": "m"}).json()
         ask = {"messages": [{"role": "user", "content": "hi"}]}
@@ -169,9 +169,9 @@ def test_the_socket_of_a_killed_proxy_is_removed_by_the_next_one(tmp_path: Path)
 
 
 def test_many_rollouts_at_once_never_mix(open_agent: Callable[..., Any], engine: Any, fake: Any) -> None:
-    def respond(seen: Any) -> Any:
-        number = int(seen.body["messages"][0]["content"])
-        return fake.vllm([number * 1000 + position for position in range(20)], delay_s=0.001)(seen)
+    def respond(request: Any) -> Any:
+        number = int(request.body["messages"][0]["content"])
+        return fake.vllm([number * 1000 + position for position in range(20)], delay_s=0.001)(request)
 
     engine.respond = respond
     agents = [open_agent(f"r{number}") for number in range(20)]
@@ -203,7 +203,7 @@ def test_an_exhausted_budget_answers_in_the_models_place_and_is_no_turn(
     assert message["content"][0]["text"] == "Step budget exhausted; stopping."
     events = agent.stream("/responses", {"model": "m", "input": "hi", "stream": True})
     assert events[-1]["type"] == "response.completed"
-    assert len(engine.seen) == 1
+    assert len(engine.requests) == 1
     stats = agent.capture.stats()
     assert (stats.calls, stats.budget_exhausted, stats.budget_stops) == (1, "calls", 4)
     assert len(agent.capture.turns()) == 1
@@ -214,7 +214,7 @@ def test_tokens_and_seconds_are_budgets_too(open_agent: Callable[..., Any], engi
     agent = open_agent(budget=Budget(max_completion_tokens=5))
     agent.chat_stream()
     agent.chat()
-    assert [seen.body["max_tokens"] for seen in engine.seen] == [5, 2]
+    assert [request.body["max_tokens"] for request in engine.requests] == [5, 2]
     assert "budget" in agent.chat().text
     assert agent.capture.stats().budget_exhausted == "completion_tokens"
     late = open_agent(budget=Budget(max_seconds=0))
@@ -227,10 +227,10 @@ def test_the_version_of_the_policy_comes_from_a_header_or_an_address(
 ) -> None:
     good = fake.vllm([1])
 
-    def respond(seen: Any) -> Any:
-        if seen.method == "GET":
+    def respond(request: Any) -> Any:
+        if request.method == "GET":
             return fake.Answer.json({"version": 43})
-        answer = good(seen)
+        answer = good(request)
         answer.headers["X-Policy-Version"] = "42"
         return answer
 
@@ -238,10 +238,10 @@ def test_the_version_of_the_policy_comes_from_a_header_or_an_address(
     agent = open_agent()
     agent.chat_stream()
     assert agent.capture.calls()[0].policy_version == "42"
-    asked = server.open("asked", Model(base_url=engine.url, name="m"), policy_url=f"{engine.url}/version")
-    agent.headers = {"x-api-key": asked.key}
+    capture = server.open("asked", Model(base_url=engine.url, name="m"), policy_url=f"{engine.url}/version")
+    agent.headers = {"x-api-key": capture.key}
     agent.chat()
-    assert asked.calls()[0].policy_version == "43"
+    assert capture.calls()[0].policy_version == "43"
 
 
 def test_memory_of_closed_rollouts_is_released_and_their_records_stay(tmp_path: Path, engine: Any) -> None:

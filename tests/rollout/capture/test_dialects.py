@@ -77,15 +77,19 @@ def test_messages_pass_through_untouched_and_are_put_together(
 ) -> None:
     agent = open_agent(dialect="anthropic", disable_thinking=True)
     pieces = [fake.event(one, one["type"]) for one in MESSAGE_EVENTS]
-    engine.respond = lambda seen: fake.Answer.events(*pieces)
+    engine.respond = lambda request: fake.Answer.events(*pieces)
     body = {"model": "x", "max_tokens": 99999, "thinking": {"type": "enabled"}, "messages": [], "stream": True}
     agent.headers = {"x-api-key": agent.capture.key, "anthropic-version": "2023-06-01", "anthropic-beta": "b"}
     assert agent.post("/messages", body).content == b"".join(pieces)
-    seen = engine.seen[0]
-    assert seen.path == "/v1/messages"
-    assert seen.headers["x-api-key"] == "sk-real-secret"
-    assert seen.headers["anthropic-beta"] == "b"
-    assert (seen.body["max_tokens"], seen.body["model"], "thinking" in seen.body) == (4096, "real-model", False)
+    request = engine.requests[0]
+    assert request.path == "/v1/messages"
+    assert request.headers["x-api-key"] == "sk-real-secret"
+    assert request.headers["anthropic-beta"] == "b"
+    assert (request.body["max_tokens"], request.body["model"], "thinking" in request.body) == (
+        4096,
+        "real-model",
+        False,
+    )
     (call,) = agent.capture.calls()
     thinking, text, tool = call.response["content"]
     assert (thinking["thinking"], thinking["signature"], text["text"]) == ("hm", "sig", "Hello")
@@ -100,11 +104,13 @@ def test_responses_are_captured_with_log_probabilities_and_shown_without(
 ) -> None:
     agent = open_agent(dialect="openai_responses")
     pieces = [fake.event(one, one["type"]) for one in RESPONSE_EVENTS]
-    engine.respond = lambda seen: fake.Answer.events(*pieces) if seen.body.get("stream") else fake.Answer.json(RESPONSE)
+    engine.respond = lambda request: (
+        fake.Answer.events(*pieces) if request.body.get("stream") else fake.Answer.json(RESPONSE)
+    )
     events = agent.stream("/responses", {"model": "x", "input": "hi", "stream": True, "max_output_tokens": 9000})
     assert "Hi" in json.dumps(events)
     assert "-0.25" not in json.dumps(events)
-    sent = engine.seen[0].body
+    sent = engine.requests[0].body
     assert (sent["include"], sent["top_logprobs"]) == (["message.output_text.logprobs"], 5)
     assert sent["max_output_tokens"] == 4096
     whole = agent.post("/responses", {"model": "x", "input": "hi"}).json()
@@ -241,7 +247,7 @@ def test_messages_become_chat_completions() -> None:
 def test_an_agent_that_speaks_messages_talks_to_an_engine_that_speaks_chat(
     agent: Any, engine: Any, fake: Any, stream: bool
 ) -> None:
-    engine.respond = lambda seen: chat_answer(fake, bool(seen.body.get("stream")))
+    engine.respond = lambda request: chat_answer(fake, bool(request.body.get("stream")))
     response = agent.post("/messages", {**ANTHROPIC_BODY, "stream": stream})
     if stream:
         assembler = ANTHROPIC.assembler()
@@ -262,12 +268,12 @@ def test_an_agent_that_speaks_messages_talks_to_an_engine_that_speaks_chat(
     assert message["stop_reason"] == "tool_use"
     assert (message["usage"]["input_tokens"], message["usage"]["output_tokens"]) == (20, 9)
     assert "logprob" not in response.text
-    assert engine.seen[0].path == "/v1/chat/completions"
-    assert engine.seen[0].body["max_tokens"] == 4096
+    assert engine.requests[0].path == "/v1/chat/completions"
+    assert engine.requests[0].body["max_tokens"] == 4096
     (call,) = agent.capture.calls()
     assert (call.dialect, call.endpoint_dialect) == ("anthropic", "openai_chat")
     assert call.request["system"] == ANTHROPIC_BODY["system"]
-    assert call.sent == engine.seen[0].body
+    assert call.sent == engine.requests[0].body
     assert call.completion.sampled.ids == tuple(range(1, 10))
     assert call.completion.prompt_ids == (4, 5, 6)
 
@@ -314,7 +320,7 @@ def test_responses_become_chat_completions() -> None:
 def test_an_agent_that_speaks_responses_talks_to_an_engine_that_speaks_chat(
     agent: Any, engine: Any, fake: Any, stream: bool
 ) -> None:
-    engine.respond = lambda seen: chat_answer(fake, bool(seen.body.get("stream")))
+    engine.respond = lambda request: chat_answer(fake, bool(request.body.get("stream")))
     if stream:
         events = agent.stream("/responses", {**RESPONSES_BODY, "stream": True})
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
@@ -342,7 +348,7 @@ def test_an_agent_that_speaks_responses_talks_to_an_engine_that_speaks_chat(
 def test_a_stream_is_translated_as_it_comes(agent: Any, engine: Any, fake: Any) -> None:
     chunks = [fake.event(fake.chat_chunk({"content": f"w{n} "})) for n in range(4)]
     end = fake.event(fake.chat_chunk({}, finish="length"))
-    engine.respond = lambda seen: fake.Answer.events(
+    engine.respond = lambda request: fake.Answer.events(
         *(one for chunk in chunks for one in (chunk, 0.15)), end, fake.DONE
     )
     body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}], "stream": True}
@@ -358,7 +364,7 @@ def test_a_stream_is_translated_as_it_comes(agent: Any, engine: Any, fake: Any) 
 
 def test_an_error_inside_a_stream_is_translated(agent: Any, engine: Any, fake: Any) -> None:
     first = fake.event(fake.chat_chunk({"content": "a"}))
-    engine.respond = lambda seen: fake.Answer.events(
+    engine.respond = lambda request: fake.Answer.events(
         first, fake.event({"error": {"message": "out of memory"}}), fake.DONE
     )
     body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}], "stream": True}
@@ -373,7 +379,7 @@ def test_tokens_are_counted_by_an_estimate_that_is_no_call(agent: Any, engine: A
     assert 100 <= counted["input_tokens"] <= 110
     counted = agent.post("/responses/input_tokens", {"input": "x" * 400}).json()
     assert counted["input_tokens"] == 100
-    assert engine.seen == []
+    assert engine.requests == []
     assert agent.capture.calls() == []
 
 
@@ -382,7 +388,7 @@ def test_an_endpoint_that_cannot_be_spoken_to_is_refused(open_agent: Callable[..
     response = agent.chat()
     assert response.status_code == 400
     assert "anthropic" in response.json()["error"]["message"]
-    assert engine.seen == []
+    assert engine.requests == []
 
 
 @pytest.mark.parametrize("path", ["/messages", "/responses"])

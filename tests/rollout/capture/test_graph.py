@@ -115,8 +115,8 @@ def test_a_prompt_with_other_ids_for_the_same_text_is_not_linked(talk: Conversat
 
 
 def test_calls_without_ids_are_linked_by_their_messages(agent: Any, engine: Any, fake: Any) -> None:
-    def respond(seen: Any) -> Any:
-        message = {"role": "assistant", "content": f"answer {len(seen.body['messages'])}"}
+    def respond(request: Any) -> Any:
+        message = {"role": "assistant", "content": f"answer {len(request.body['messages'])}"}
         return fake.Answer.json({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
 
     engine.respond = respond
@@ -156,7 +156,7 @@ def test_missing_log_probabilities_make_tokens_untrainable_and_are_reported(agen
     chunk = fake.chat_chunk({"content": "ab"}, token_ids=[1, 2], logprobs=entries)
     end = fake.chat_chunk({}, finish="length")
     first = {**chunk, "prompt_token_ids": [9]}
-    engine.respond = lambda seen: fake.Answer.events(fake.event(first), fake.event(end), fake.DONE)
+    engine.respond = lambda request: fake.Answer.events(fake.event(first), fake.event(end), fake.DONE)
     agent.chat_stream(top_p=0.5)
     (sequence,) = agent.capture.sequences()
     assert (sequence.input_ids, sequence.loss_mask) == ([9, 1, 2], [0, 1, 0])
@@ -167,7 +167,7 @@ def test_missing_log_probabilities_make_tokens_untrainable_and_are_reported(agen
 
 
 def test_failed_calls_are_turns_but_no_sequences(agent: Any, engine: Any, fake: Any) -> None:
-    engine.respond = lambda seen: fake.Answer.json({"error": {"message": "no"}}, 400)
+    engine.respond = lambda request: fake.Answer.json({"error": {"message": "no"}}, 400)
     agent.chat()
     assert [turn.upstream_status for turn in agent.capture.turns()] == [400]
     document = export.document(agent.capture.recording())

@@ -123,7 +123,7 @@ def test_a_bridge_reads_any_value_or_raises_malformed(pair: Any, body: Any, chun
 def test_an_answer_of_an_odd_shape_is_recorded_and_the_rollout_can_be_exported(
     agent: Any, engine: Any, fake: Any, answer: Any
 ) -> None:
-    engine.respond = lambda seen: fake.Answer.json(answer)
+    engine.respond = lambda request: fake.Answer.json(answer)
     for path in ("/chat/completions", "/messages", "/responses"):
         body = {"messages": [{"role": "user", "content": "hi"}], "input": "hi", "max_tokens": 5}
         assert agent.post(path, body).status_code in (200, 502)

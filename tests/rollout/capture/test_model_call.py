@@ -34,10 +34,10 @@ def test_a_stream_reaches_the_agent_without_what_was_forced_and_is_captured_with
         "logprobs" not in choice and "token_ids" not in choice for chunk in chunks for choice in chunk["choices"]
     )
     assert all("prompt_token_ids" not in chunk and not chunk.get("usage") for chunk in chunks)
-    sent = engine.seen[0].body
+    sent = engine.requests[0].body
     assert (sent["logprobs"], sent["top_logprobs"], sent["return_token_ids"]) == (True, 5, True)
     assert sent["model"] == "real-model"
-    assert engine.seen[0].headers["authorization"] == "Bearer sk-real-secret"
+    assert engine.requests[0].headers["authorization"] == "Bearer sk-real-secret"
     (call,) = agent.capture.calls()
     assert call.ended == "complete"
     assert call.completion.sampled.ids == (11, 12, 13)
@@ -67,8 +67,8 @@ def test_a_whole_answer_reaches_the_agent_without_what_was_forced_and_is_capture
 
 
 def test_an_agent_that_asks_for_ids_itself_gets_them_byte_for_byte(agent: Any, engine: Any) -> None:
-    asked = {"logprobs": True, "top_logprobs": 0, "return_token_ids": True, "stream_options": {"include_usage": True}}
-    body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}], **asked}
+    options = {"logprobs": True, "top_logprobs": 0, "return_token_ids": True, "stream_options": {"include_usage": True}}
+    body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}], **options}
     response = agent.post("/chat/completions", body)
     assert response.content == b"".join(piece for _, piece in engine.written)
     (call,) = agent.capture.calls()
@@ -98,7 +98,7 @@ def test_tool_calls_reasoning_and_odd_fields_survive_a_stream(agent: Any, engine
     ]
     pieces = [fake.event(fake.chat_chunk(delta)) for delta in deltas]
     end = fake.event(fake.chat_chunk({}, finish="tool_calls", stop_reason=151645))
-    engine.respond = lambda seen: fake.Answer.events(b": keep-alive\n\n", *pieces, end, fake.DONE)
+    engine.respond = lambda request: fake.Answer.events(b": keep-alive\n\n", *pieces, end, fake.DONE)
     chunks = agent.chat_stream()
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
     message = agent.capture.calls()[0].response["choices"][0]["message"]
@@ -114,7 +114,7 @@ def test_a_chunk_that_only_carries_ids_is_captured_and_not_shown(agent: Any, eng
     hidden = fake.chat_chunk({}, token_ids=[5, 6], logprobs={"content": [fake.entry(5), fake.entry(6)]})
     shown = fake.chat_chunk({"content": "x"}, token_ids=[7], logprobs={"content": [fake.entry(7)]})
     end = fake.chat_chunk({}, finish="stop")
-    engine.respond = lambda seen: fake.Answer.events(*(fake.event(one) for one in (hidden, shown, end)), fake.DONE)
+    engine.respond = lambda request: fake.Answer.events(*(fake.event(one) for one in (hidden, shown, end)), fake.DONE)
     assert len(agent.chat_stream()) == 2
     assert agent.capture.calls()[0].completion.sampled.ids == (5, 6, 7)
 
@@ -150,8 +150,8 @@ def test_a_conversation_is_stored_once_however_often_it_is_sent(agent: Any, engi
     assert max(growth) < 2 * min(growth)
     calls = agent.capture.calls()
     assert calls[-1].request["messages"] == messages[:-1]
-    assert calls[-1].sent == engine.seen[-1].body
-    assert list(calls[-1].completion.prompt_ids) == fake.prompt_ids(engine.seen[-1].body)
+    assert calls[-1].sent == engine.requests[-1].body
+    assert list(calls[-1].completion.prompt_ids) == fake.prompt_ids(engine.requests[-1].body)
     assert calls[0].request["tools"][0]["function"]["name"] == "f" * 3000
 
 
@@ -182,8 +182,8 @@ def test_agents_connections_are_used_again_also_for_requests_sent_ahead(server: 
 def test_compressed_answers_are_read(agent: Any, engine: Any, fake: Any) -> None:
     whole = fake.vllm([1, 2])
 
-    def respond(seen: Any) -> Any:
-        answer = whole(seen)
+    def respond(request: Any) -> Any:
+        answer = whole(request)
         zipped = gzip.compress(b"".join(answer.pieces))
         half = len(zipped) // 2
         return fake.Answer([zipped[:half], 0.01, zipped[half:]], 200, {**answer.headers, "content-encoding": "gzip"})
@@ -278,4 +278,4 @@ def test_endpoints_elsewhere_are_reached_through_the_proxy_of_the_environment(
     agent = open_agent(base_url="http://engine.test/v1")
     assert text_of(agent.chat_stream()) == "t11 t12 t13 "
     assert tunnel.head.startswith(b"CONNECT engine.test:80 ")
-    assert engine.seen[0].headers["host"] == "engine.test"
+    assert engine.requests[0].headers["host"] == "engine.test"

@@ -19,14 +19,14 @@ from openenv.rollout.capture import CaptureServer
 def hang_up_after(agent: Any, chunks: int, **body: Any) -> list[str]:
     """Read some lines of a stream, and hang up."""
     request = {"model": "any", "messages": [{"role": "user", "content": "hi"}], "stream": True, **body}
-    seen: list[str] = []
+    lines: list[str] = []
     with agent.client.stream("POST", "/chat/completions", json=request, headers=agent.headers) as response:
         for line in response.iter_lines():
             if line:
-                seen.append(line)
-            if len(seen) >= chunks:
+                lines.append(line)
+            if len(lines) >= chunks:
                 break
-    return seen
+    return lines
 
 
 def test_an_agent_that_hangs_up_ends_the_call_at_the_endpoint_and_what_was_sampled_stays(
@@ -65,10 +65,10 @@ def test_an_unreachable_endpoint_is_recorded_and_is_an_error_in_the_agents_diale
 def test_a_busy_endpoint_is_tried_again(agent: Any, engine: Any, fake: Any, status: int) -> None:
     good = fake.vllm([7, 8])
 
-    def respond(seen: Any) -> Any:
-        if len(engine.seen) < 3:
+    def respond(request: Any) -> Any:
+        if len(engine.requests) < 3:
             return fake.Answer.json({"error": {"message": "busy"}}, status, retry_after="0")
-        return good(seen)
+        return good(request)
 
     engine.respond = respond
     assert agent.chat().status_code == 200
@@ -78,10 +78,10 @@ def test_a_busy_endpoint_is_tried_again(agent: Any, engine: Any, fake: Any, stat
 
 
 def test_an_error_that_lasts_is_passed_on_with_its_status(agent: Any, engine: Any, fake: Any) -> None:
-    engine.respond = lambda seen: fake.Answer.json({"error": {"message": "on fire"}}, 503)
+    engine.respond = lambda request: fake.Answer.json({"error": {"message": "on fire"}}, 503)
     response = agent.chat(stream=True)
     assert (response.status_code, response.json()) == (503, {"error": {"message": "on fire"}})
-    assert len(engine.seen) == 3
+    assert len(engine.requests) == 3
     (call,) = agent.capture.calls()
     assert (call.ended, call.status, call.error["message"]) == ("failed", 503, "on fire")
     (turn,) = agent.capture.turns()
@@ -89,21 +89,23 @@ def test_an_error_that_lasts_is_passed_on_with_its_status(agent: Any, engine: An
 
 
 def test_an_endpoint_that_asks_for_a_long_wait_is_not_waited_for(agent: Any, engine: Any, fake: Any) -> None:
-    engine.respond = lambda seen: fake.Answer.json({"error": {"message": "later"}}, 429, retry_after="3600")
+    engine.respond = lambda request: fake.Answer.json({"error": {"message": "later"}}, 429, retry_after="3600")
     response = agent.chat()
     assert response.status_code == 429
     assert response.headers["retry-after"] == "3600"
-    assert len(engine.seen) == 1
+    assert len(engine.requests) == 1
 
 
 def test_a_request_that_the_endpoint_rejects_is_not_repeated(agent: Any, engine: Any, fake: Any) -> None:
-    engine.respond = lambda seen: fake.Answer.json({"error": {"message": "messages: too short"}}, 400)
+    engine.respond = lambda request: fake.Answer.json({"error": {"message": "messages: too short"}}, 400)
     assert agent.chat().status_code == 400
-    assert len(engine.seen) == 1
+    assert len(engine.requests) == 1
 
 
 def test_an_answer_that_is_not_json_is_recorded_and_becomes_an_error(agent: Any, engine: Any, fake: Any) -> None:
-    engine.respond = lambda seen: fake.Answer([b"<html>no</html>"], 200, {"content-type": "text/html"}, chunked=False)
+    engine.respond = lambda request: fake.Answer(
+        [b"<html>no</html>"], 200, {"content-type": "text/html"}, chunked=False
+    )
     response = agent.chat()
     assert response.status_code == 502
     assert "not a JSON object" in response.json()["error"]["message"]
@@ -114,7 +116,7 @@ def test_an_answer_that_is_not_json_is_recorded_and_becomes_an_error(agent: Any,
 
 def test_a_stream_that_breaks_keeps_its_tokens_and_the_agent_can_tell(agent: Any, engine: Any, fake: Any) -> None:
     whole = fake.vllm([1, 2, 3, 4])
-    engine.respond = lambda seen: fake.Answer.events(*whole(seen).pieces[:3], 0.05, None)
+    engine.respond = lambda request: fake.Answer.events(*whole(request).pieces[:3], 0.05, None)
     request = {"model": "any", "messages": [{"role": "user", "content": "hi"}], "stream": True}
     with pytest.raises(httpx2.RemoteProtocolError):
         agent.post("/chat/completions", request)
@@ -124,7 +126,7 @@ def test_a_stream_that_breaks_keeps_its_tokens_and_the_agent_can_tell(agent: Any
 
 def test_a_stream_that_ends_without_a_reason_is_not_taken_for_a_whole_one(agent: Any, engine: Any, fake: Any) -> None:
     whole = fake.vllm([1, 2, 3, 4])
-    engine.respond = lambda seen: fake.Answer.events(*whole(seen).pieces[:4])
+    engine.respond = lambda request: fake.Answer.events(*whole(request).pieces[:4])
     with pytest.raises(httpx2.RemoteProtocolError):
         agent.chat(stream=True)
     (call,) = agent.capture.calls()
@@ -133,7 +135,7 @@ def test_a_stream_that_ends_without_a_reason_is_not_taken_for_a_whole_one(agent:
 
 def test_a_silent_endpoint_times_out(open_agent: Callable[..., Any], engine: Any, fake: Any) -> None:
     agent = open_agent(request_timeout_s=0.2)
-    engine.respond = lambda seen: fake.Answer.events(fake.event(fake.chat_chunk({"content": "a"})), 5.0)
+    engine.respond = lambda request: fake.Answer.events(fake.event(fake.chat_chunk({"content": "a"})), 5.0)
     with pytest.raises(httpx2.RemoteProtocolError):
         agent.chat(stream=True)
     (call,) = agent.capture.calls()
@@ -143,13 +145,13 @@ def test_a_silent_endpoint_times_out(open_agent: Callable[..., Any], engine: Any
 
 def test_the_real_key_is_in_nothing_that_the_agent_gets(agent: Any, engine: Any, fake: Any) -> None:
     secret = "sk-real-secret"
-    engine.respond = lambda seen: fake.Answer.json(
-        {"error": {"message": f"bad key {secret}", "body": seen.headers["authorization"]}}, 400, x_debug=secret
+    engine.respond = lambda request: fake.Answer.json(
+        {"error": {"message": f"bad key {secret}", "body": request.headers["authorization"]}}, 400, x_debug=secret
     )
     response = agent.chat()
     assert response.status_code == 400
     assert secret not in response.text + str(response.headers)
-    engine.respond = lambda seen: fake.Answer.json({"error": {"message": f"incorrect key {secret[:6]}"}}, 401)
+    engine.respond = lambda request: fake.Answer.json({"error": {"message": f"incorrect key {secret[:6]}"}}, 401)
     response = agent.chat()
     assert response.status_code == 401
     assert "does not accept the key" in response.json()["error"]["message"]
@@ -159,8 +161,8 @@ def test_the_real_key_is_in_nothing_that_the_agent_gets(agent: Any, engine: Any,
 def test_headers_of_the_endpoint_are_kept_from_the_agent_but_for_a_few(agent: Any, engine: Any, fake: Any) -> None:
     good = fake.vllm([1])
 
-    def respond(seen: Any) -> Any:
-        answer = good(seen)
+    def respond(request: Any) -> Any:
+        answer = good(request)
         answer.headers.update({"set-cookie": "a=b", "server": "x", "x-request-id": "r1"})
         return answer
 
@@ -183,9 +185,9 @@ def test_revoking_ends_calls_under_way_and_lets_none_through(
         assert agent.capture.stats().active == 0
         with pytest.raises(httpx2.RemoteProtocolError):
             list(lines)
-    before = len(engine.seen)
+    before = len(engine.requests)
     assert agent.chat().status_code == 401
-    assert len(engine.seen) == before
+    assert len(engine.requests) == before
     wait_for(lambda: engine.hung_up == [1])
     (call,) = agent.capture.calls()
     assert call.ended == "revoked"
@@ -235,7 +237,7 @@ def test_bodies_that_are_too_large_or_no_json_are_refused(server: Any, agent: An
     assert agent.chat(n=2).status_code == 400
     response = agent.client.post("/nothing", json={}, headers=agent.headers)
     assert response.status_code == 404
-    assert engine.seen == []
+    assert engine.requests == []
     assert agent.capture.calls() == []
     with socket.create_connection(("127.0.0.1", server.port)) as raw:
         raw.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n")
@@ -256,7 +258,9 @@ def test_a_slow_agent_does_not_make_the_proxy_hold_the_whole_stream(
 ) -> None:
     text = "x" * 60_000
     pieces = [fake.event(fake.chat_chunk({"content": text})) for _ in range(300)]
-    engine.respond = lambda seen: fake.Answer.events(*pieces, fake.event(fake.chat_chunk({}, finish="stop")), fake.DONE)
+    engine.respond = lambda request: fake.Answer.events(
+        *pieces, fake.event(fake.chat_chunk({}, finish="stop")), fake.DONE
+    )
     request = {"model": "any", "messages": [{"role": "user", "content": "hi"}], "stream": True}
     with agent.client.stream("POST", "/chat/completions", json=request, headers=agent.headers) as response:
         time.sleep(0.3)
@@ -270,11 +274,11 @@ def test_a_slow_agent_does_not_make_the_proxy_hold_the_whole_stream(
 def test_an_agent_cannot_make_the_proxy_stop_capturing(open_agent: Callable[..., Any], engine: Any, fake: Any) -> None:
     good = fake.vllm([1, 2])
 
-    def respond(seen: Any) -> Any:
-        if seen.body.get("temperature") == "logprobs return_token_ids":
-            complaint = f"temperature: not a number: {seen.body['temperature']}"
+    def respond(request: Any) -> Any:
+        if request.body.get("temperature") == "logprobs return_token_ids":
+            complaint = f"temperature: not a number: {request.body['temperature']}"
             return fake.Answer.json({"error": {"message": complaint}}, 400)
-        return good(seen)
+        return good(request)
 
     engine.respond = respond
     cheat, other = open_agent(), open_agent()
@@ -300,7 +304,7 @@ def test_revoking_ends_a_call_whose_agent_does_not_read(
     server: Any, agent: Any, engine: Any, fake: Any, wait_for: Callable[..., None]
 ) -> None:
     pieces = [fake.event(fake.chat_chunk({"content": "x" * 60_000})) for _ in range(2000)]
-    engine.respond = lambda seen: fake.Answer.events(*pieces)
+    engine.respond = lambda request: fake.Answer.events(*pieces)
     body = b'{"stream": true, "messages": [{"role": "user", "content": "hi"}]}'
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-api-key: {agent.capture.key}\r\n"
     with socket.create_connection(("127.0.0.1", server.port)) as raw:

@@ -43,7 +43,7 @@ class Result:
 
 @contextlib.contextmanager
 def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run Python, and give the first line that it says."""
+    """Run Python, and yield the process and the first line of its output."""
     child = subprocess.Popen([sys.executable, *arguments], env=ENVIRON, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     try:
@@ -58,18 +58,18 @@ def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 def proxy(root: Path, engine_port: str, rollouts: int) -> Iterator[tuple[subprocess.Popen[str], int, list[str]]]:
     """Run a proxy, and open rollouts at it."""
     with process("-m", "openenv.rollout.capture", "--root", str(root), "--port", "0") as (child, line):
-        said = json.loads(line)
-        headers = {"authorization": f"Bearer {said['admin_key']}"}
+        about = json.loads(line)
+        headers = {"authorization": f"Bearer {about['admin_key']}"}
         body = {"llm_url": f"http://127.0.0.1:{engine_port}/v1", "model": "m", "top_logprobs": 0}
-        with httpx2.Client(base_url=said["url"], headers=headers, trust_env=False, timeout=20) as client:
+        with httpx2.Client(base_url=about["url"], headers=headers, trust_env=False, timeout=20) as client:
             keys = [client.post("/sessions", json=body).json()["api_key"] for _ in range(rollouts)]
-        yield child, int(said["url"].rpartition(":")[2]), keys
+        yield child, int(about["url"].rpartition(":")[2]), keys
 
 
 async def call(
     port: int, key: str, result: Result, *, tokens: int, hang_up_after: int | None, delay_s: float = 0.0
 ) -> None:
-    """Make one streamed call; hang up after some tokens where asked to."""
+    """Make one streamed call; hang up after some tokens where the plan says so."""
     order = json.dumps({"call": result.call, "tokens": tokens, "delay_s": delay_s})
     body = json.dumps({"model": "any", "stream": True, "messages": [{"role": "user", "content": order}]}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\nconnection: close\r\n"
@@ -90,7 +90,7 @@ async def call(
 
 @dataclass
 class Plan:
-    """Calls to be made, and what came of those that were."""
+    """Calls to be recorded, and what came of those that were."""
 
     waiting: list[tuple[Result, int, int | None]]
     results: list[Result] = field(default_factory=list)
@@ -110,8 +110,8 @@ async def storm(port: int, keys: list[str], plan: Plan, rng: random.Random, *, u
             planned = plan.waiting.pop()
             result, tokens, after = planned
             try:
-                made = call(port, rng.choice(keys), result, tokens=tokens, hang_up_after=after)
-                await asyncio.wait_for(made, 60)
+                one_call = call(port, rng.choice(keys), result, tokens=tokens, hang_up_after=after)
+                await asyncio.wait_for(one_call, 60)
             except ConnectionRefusedError:
                 plan.waiting.append(planned)
                 return
@@ -134,21 +134,21 @@ async def killed_storm(port: int, keys: list[str], plan: Plan, child: Any) -> No
 
 def verify(results: list[Result], records: Path, planned: dict[str, list[int]]) -> dict[str, int]:
     """Compare what agents saw, what the engine sampled and what is on disk."""
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     torn = 0
     for folder in records.iterdir():
         recording = read(folder)
         torn += bool(recording.torn_bytes)
-        for made in recording.calls:
-            found[json.loads(made.request["messages"][-1]["content"])["call"]] = made
+        for recorded in recording.calls:
+            by_name[json.loads(recorded.request["messages"][-1]["content"])["call"]] = recorded
     counts = {"calls": len(results), "whole": 0, "cut": 0, "unseen": 0, "tokens": 0, "torn": torn}
     for result in results:
-        made = found.get(result.call)
-        if made is None:
+        recorded = by_name.get(result.call)
+        if recorded is None:
             assert not result.tokens, f"call {result.call} was seen by an agent and is not on disk"
             counts["unseen"] += 1
             continue
-        sampled = made.completion.sampled
+        sampled = recorded.completion.sampled
         assert len(sampled.ids) == len(sampled.logprobs) == len(sampled.texts)
         assert None not in sampled.ids
         assert None not in sampled.logprobs
@@ -159,8 +159,8 @@ def verify(results: list[Result], records: Path, planned: dict[str, list[int]]) 
         counts["tokens"] += len(sampled)
         if result.whole:
             assert list(sampled.ids) == planned[result.call]
-            assert made.ended == "complete"
-            assert made.completion.prompt_ids
+            assert recorded.ended == "complete"
+            assert recorded.completion.prompt_ids
             counts["whole"] += 1
         else:
             counts["cut"] += 1
@@ -168,7 +168,7 @@ def verify(results: list[Result], records: Path, planned: dict[str, list[int]]) 
 
 
 def run_storm(folder: Path, calls: int) -> dict[str, int]:
-    """Run it all; give the counts."""
+    """Run it all; return the counts."""
     records, log = folder / "records", folder / "engine.log"
     plan = Plan.of(calls, random.Random(1))
     with process(str(HERE / "fake_engine.py"), str(log)) as (_, line):
@@ -193,11 +193,11 @@ def test_two_hundred_streams_at_once_are_all_captured_whole(tmp_path: Path) -> N
     results = [Result(str(number)) for number in range(200)]
 
     async def run(port: int, keys: list[str]) -> None:
-        made = (
+        calls = (
             call(port, keys[number % 20], one, tokens=20, hang_up_after=None, delay_s=0.05)
             for number, one in enumerate(results)
         )
-        await asyncio.wait_for(asyncio.gather(*made), 60)
+        await asyncio.wait_for(asyncio.gather(*calls), 60)
 
     with (
         process(str(HERE / "fake_engine.py"), str(log)) as (_, line),

@@ -127,13 +127,13 @@ EVENTS = [
 def test_events_are_the_same_however_the_bytes_are_cut(events: list[bytes], data: Any) -> None:
     whole = b"".join(events) + b"data: half"
     splitter = EventSplitter()
-    seen: list[bytes] = []
+    cut: list[bytes] = []
     position = 0
     while position < len(whole):
         size = data.draw(st.integers(1, 12))
-        seen += splitter.feed(whole[position : position + size])
+        cut += splitter.feed(whole[position : position + size])
         position += size
-    assert seen == events
+    assert cut == events
     assert splitter.rest() == b"data: half"
 
 

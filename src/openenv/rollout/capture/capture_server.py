@@ -103,7 +103,7 @@ class AgentRoutes:
         """Answer one request."""
         path = request.path.partition("?")[0]
         target = route(path)
-        # A path that belongs to no dialect has only its headers to tell which errors the agent can read.
+        # A path that belongs to no dialect has only its headers to show which errors the agent can read.
         by_headers = DIALECTS["anthropic"] if "anthropic-version" in request.headers else DIALECTS["openai_chat"]
         dialect = target.dialect if target is not None else by_headers
         try:

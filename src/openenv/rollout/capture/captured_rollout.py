@@ -182,9 +182,9 @@ class RolloutRegistry:
 
     def by_key(self, key: str) -> CapturedRollout | None:
         """Return the rollout that a key belongs to."""
-        wanted = key_digest(key)
-        rollout = self._by_key.get(wanted)
-        return rollout if rollout is not None and hmac.compare_digest(rollout.key_digest, wanted) else None
+        digest = key_digest(key)
+        rollout = self._by_key.get(digest)
+        return rollout if rollout is not None and hmac.compare_digest(rollout.key_digest, digest) else None
 
     def by_id(self, rollout_id: str) -> CapturedRollout | None:
         """Return a rollout by its id."""

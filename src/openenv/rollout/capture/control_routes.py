@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote
 
-from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
+from pydantic import Field, ValidationError
 
 from openenv.errors import CaptureError
 
@@ -25,34 +25,15 @@ from .records import read
 if TYPE_CHECKING:
     from .capture_server import CaptureServer
 
-_SAME_IN_MODEL = {
-    "api_key",
-    "top_logprobs",
-    "return_token_ids",
-    "max_tokens_cap",
-    "disable_thinking",
-    "request_timeout_s",
-    "extra_headers",
-}
 
+class NewSession(Model):
+    """The body of `POST /sessions`: an endpoint as in `Model`, with other names for three fields, and its limits."""
 
-class NewSession(BaseModel):
-    """The body of `POST /sessions`."""
-
-    model_config = ConfigDict(extra="forbid")
-
+    base_url: str = Field(alias="llm_url")
+    name: str = Field(alias="model")
+    dialect: Dialect = Field(default="openai_chat", alias="provider")
     session_id: str | None = None
-    metadata: dict[str, Any] = {}
-    llm_url: str
-    model: str
-    api_key: SecretStr = SecretStr("intercepted")
-    provider: Dialect = "openai_chat"
-    top_logprobs: int = 5
-    return_token_ids: bool = True
-    max_tokens_cap: int | None = 4096
-    disable_thinking: bool = False
-    request_timeout_s: float = 600.0
-    extra_headers: dict[str, str] = {}
+    metadata: dict[str, Any] = Field(default_factory=dict)
     max_model_calls: int | None = None
     max_completion_tokens: int | None = None
     max_seconds: float | None = None
@@ -60,8 +41,7 @@ class NewSession(BaseModel):
 
     def as_model(self) -> Model:
         """Return the endpoint that it describes."""
-        same = self.model_dump(include=_SAME_IN_MODEL)
-        return Model(base_url=self.llm_url, name=self.model, dialect=self.provider, **same)
+        return Model.model_validate(self.model_dump(include=set(Model.model_fields)))
 
     def as_budget(self) -> Budget:
         """Return the budget that it describes."""
@@ -125,16 +105,16 @@ class ControlRoutes:
         if body is None:
             raise RequestRefused(400, "the body must be a JSON object")
         try:
-            wanted = NewSession.model_validate(body)
+            session = NewSession.model_validate(body)
         except ValidationError as exc:
             problems = exc.errors(include_url=False, include_input=False, include_context=False)
             raise RequestRefused(422, str(problems)) from None
         capture = self._server.open(
-            wanted.session_id,
-            wanted.as_model(),
-            budget=wanted.as_budget(),
-            metadata=wanted.metadata,
-            policy_url=wanted.policy_url,
+            session.session_id,
+            session.as_model(),
+            budget=session.as_budget(),
+            metadata=session.metadata,
+            policy_url=session.policy_url,
         )
         return {"session_id": capture.rollout_id, "api_key": capture.key, "path": str(capture.path)}
 

@@ -248,7 +248,7 @@ def document(recording: Recording, *, include_discarded: bool = True, include_me
     captured = level(recording.calls)
     trainable = not any(finding.severity == "FATAL" for finding in findings)
     discarded = {node.number for node in graph.nodes if node.discarded}
-    shown = [item for item in all_sequences if include_discarded or item.role != "discarded"]
+    listed = [item for item in all_sequences if include_discarded or item.role != "discarded"]
     parents = {node.number: node.parent.number if node.parent else None for node in graph.nodes}
     return {
         "session_id": recording.rollout_id,
@@ -270,7 +270,7 @@ def document(recording: Recording, *, include_discarded: bool = True, include_me
             "n_trainable_sequences": sum(item.trainable for item in all_sequences),
             "n_trainable_tokens": sum(item.n_trainable for item in all_sequences if item.trainable),
         },
-        "sequences": [item.document() for item in shown],
+        "sequences": [item.document() for item in listed],
         "validation": [asdict(finding) for finding in findings],
         "trainable": trainable,
         "capture_level": captured,
@@ -280,7 +280,7 @@ def document(recording: Recording, *, include_discarded: bool = True, include_me
 
 def _turn_document(call: Call, parents: Mapping[int, int | None], discarded: set[int], messages: bool) -> Json:
     done = call.completion
-    shown: Json = {
+    fields: Json = {
         **turn(call).model_dump(),
         "node_id": call.number,
         "parent_id": parents.get(call.number),
@@ -292,8 +292,8 @@ def _turn_document(call: Call, parents: Mapping[int, int | None], discarded: set
         "policy_version": call.policy_version,
     }
     if messages:
-        shown["request"], shown["response"] = call.sent, call.response
-    return shown
+        fields["request"], fields["response"] = call.sent, call.response
+    return fields
 
 
 def _findings(recording: Recording, graph: CallGraph, all_sequences: list[Sequence]) -> list[Finding]:

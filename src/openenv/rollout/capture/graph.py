@@ -96,7 +96,7 @@ def _link(nodes: list[CallNode], marks_of: Callable[[CallNode], tuple[bytes, byt
 
     Comparing every node with every other would take n * n prompts of up to a million tokens. Instead the ends of all
     calls (question and answer) go into a table by digest, and each question is digested once from its start: at every
-    length that some end has, one lookup tells whether a call ended exactly there.
+    length that some end has, one lookup says whether a call ended exactly there.
     """
     pieces = [marks_of(node) for node in nodes]
     ends: dict[bytes, list[CallNode]] = {}
@@ -175,9 +175,9 @@ def _mark_discarded(nodes: list[CallNode]) -> None:
     for group in groups.values():
         if len(group) > 1:
             whole = [node for node in group if node.call.ended == "complete"]
-            kept = next((node for node in reversed(group) if node.children), (whole or group)[-1])
+            final = next((node for node in reversed(group) if node.children), (whole or group)[-1])
             for node in group:
-                node.discarded = node is not kept and not node.children
+                node.discarded = node is not final and not node.children
     for node in nodes:
         siblings = node.parent.children if node.parent is not None else []
         if not node.children and any(other.children for other in siblings):

@@ -309,10 +309,10 @@ class AgentConnection(HttpToolsProtocol):
             piece, more = message["body"], message["more_body"]
             pieces.append(piece)
             size += len(piece)
-            held = shared.hold(key, len(piece))
+            total = shared.hold(key, len(piece))
             if size > limit:
                 raise RequestRefused(413, f"a request may have {limit} bytes")
-            if held > limits.held:
+            if total > limits.held:
                 raise RequestRefused(429, f"all requests together may have {limits.held} bytes")
         return True
 

@@ -135,22 +135,22 @@ class StreamTap:
             if len(self._splitter) > EVENT_LIMIT:
                 raise EndpointError(f"an event has more than {EVENT_LIMIT} bytes", kind="garbage")
             return b""
-        kept: list[bytes] = []
-        seen: list[bytes] = []
+        for_records: list[bytes] = []
+        for_agent: list[bytes] = []
         for event in events:
             data_line = event_data(event)
             if data_line == STREAM_DONE:
                 self.finished = True
             chunk = load_object(data_line) if data_line is not None else None
-            kept_event, seen_event = event, event if self._translator is None else b""
+            record, visible = event, event if self._translator is None else b""
             if chunk is not None:
                 with contextlib.suppress(*MALFORMED):  # not in the dialect: recorded and passed on as it is
-                    kept_event, seen_event = self._read(event, chunk)
-            kept.append(kept_event)
-            seen.append(seen_event)
+                    record, visible = self._read(event, chunk)
+            for_records.append(record)
+            for_agent.append(visible)
         # One system call for all events that came together, not one for each token.
-        self._recorder.events(b"".join(kept))
-        return b"".join(seen)
+        self._recorder.events(b"".join(for_records))
+        return b"".join(for_agent)
 
     def flush(self) -> None:
         """Record what came of an event that never ended."""
@@ -170,23 +170,23 @@ class StreamTap:
         self.reported = max(self.reported, dialect.completion_tokens(chunk))
         self.prompt_tokens = self.prompt_tokens or tokens_read(chunk)
         self.finished = self.finished or dialect.is_end(chunk)
-        kept, shown = event, chunk
+        record, agent_chunk = event, chunk
         # The end of `prompt_token_ids` and `input_token_ids`: looked for in the bytes, as few events have them.
         ids = dialect.take_prompt_ids(chunk) if b"t_token_ids" in event else None
         if ids:  # long, and nearly the same in each call: `prompt` entries hold only what is new
             self._recorder.prompt(ids)
             self.has_prompt_ids = True
-            kept = _with_data(event, chunk)
+            record = _with_data(event, chunk)
             if TOKEN_IDS in self._forced:
-                event = kept
+                event = record
             else:
-                shown = load_object(event_data(event) or b"") or chunk
+                agent_chunk = load_object(event_data(event) or b"") or chunk
         if self._translator is not None:
-            return kept, self._translator.feed(chunk)
-        visible = dialect.strip_event(shown, self._forced)
+            return record, self._translator.feed(chunk)
+        visible = dialect.strip_event(agent_chunk, self._forced)
         if visible is None:
-            return kept, b""
-        return kept, event if visible is shown else _with_data(event, visible)
+            return record, b""
+        return record, event if visible is agent_chunk else _with_data(event, visible)
 
 
 def stream_error(chunk: Json) -> str | None:
@@ -262,7 +262,7 @@ class ProxiedCall:
         self._reply = reply
         self.over = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._stopped: str | None = None  # why `stop` was called: tells it from a cancelled server
+        self._stopped: str | None = None  # why `stop` was called; None where the server cancels the task
         self._settled = False
         self._response: EndpointResponse | None = None
         self._tokens = 0
@@ -523,9 +523,9 @@ class ProxiedCall:
         try:
             async with contextlib.aclosing(response.pieces()) as pieces:
                 async for piece in pieces:
-                    seen = tap.feed(piece)
+                    visible = tap.feed(piece)
                     self._tokens = tap.tokens
-                    await self._reply.write(seen)
+                    await self._reply.write(visible)
         finally:
             with contextlib.suppress(JournalFull):
                 tap.flush()

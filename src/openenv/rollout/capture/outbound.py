@@ -265,15 +265,15 @@ class Endpoints:
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         request = f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1", "replace") + body
         while True:
-            kept = self._take(address)
-            connection = kept or await self._connect(address, min(CONNECT_S, timeout_s))
+            idle = self._take(address)
+            connection = idle or await self._connect(address, min(CONNECT_S, timeout_s))
             connection.send(request, timeout_s)
             try:
                 await connection.head()
             except EndpointError as exc:
                 # The endpoint may have closed a kept connection by now, which is no failure of its own. "connect"
                 # means that nothing came back, so the agent cannot get anything twice.
-                if kept is None or exc.kind != "connect":
+                if idle is None or exc.kind != "connect":
                     raise
             except BaseException:  # cancelled: a connection with an answer on its way is of no use for the next call
                 connection.abort()

@@ -128,10 +128,10 @@ class Recorder:
             self.append({**head, "base": 0, "keep": 0, "ids": ids})
             return
         base, keep = 0, 0
-        for other, known in self._prompts:
-            shared = _shared_length(known, packed)
+        for earlier_number, earlier_ids in self._prompts:
+            shared = _shared_length(earlier_ids, packed)
             if shared > keep:
-                base, keep = other, shared
+                base, keep = earlier_number, shared
         self.append({**head, "base": base, "keep": keep, "ids": ids[keep:]})
         self._prompts.append((number, packed))
 

@@ -24,44 +24,20 @@ def binary_search(items, target):
 '''
 
 
-def opencode_write(path: str, content: str) -> ScriptedCall:
-    """Return OpenCode's call that writes a file below its folder."""
-    return ScriptedCall(name="write", arguments={"filePath": f"${{cwd}}/{path}", "content": content})
+@dataclass(frozen=True, slots=True)
+class AgentTools:
+    """The tool calls of one agent."""
+
+    write: Callable[[str, str], ScriptedCall]
+    """Writes a file below the agent's folder: path and content."""
+    shell: Callable[[str], ScriptedCall]
+    """Runs a command; Claude Code has to be allowed to."""
+    ending: tuple[ScriptedCall, ...] = ()
+    """The call that ends the run, for an agent that does not end by saying something."""
 
 
-def opencode_shell(command: str) -> ScriptedCall:
-    """Return OpenCode's call that runs a command."""
-    return ScriptedCall(name="bash", arguments={"command": command, "description": "Run a command"})
-
-
-def claude_code_write(path: str, content: str) -> ScriptedCall:
-    """Return Claude Code's call that writes a new file below its folder."""
-    return ScriptedCall(name="Write", arguments={"file_path": f"${{cwd}}/{path}", "content": content})
-
-
-def claude_code_shell(command: str) -> ScriptedCall:
-    """Return Claude Code's call that runs a command; it has to be allowed to."""
-    return ScriptedCall(name="Bash", arguments={"command": command, "description": "Run a command"})
-
-
-def codex_write(path: str, content: str) -> ScriptedCall:
-    """Return Codex's call that writes a file below its folder: a shell command, it has no tool for that."""
-    return codex_shell(_here_document(path, content))
-
-
-def codex_shell(command: str) -> ScriptedCall:
-    """Return Codex's call that runs a command."""
-    return ScriptedCall(name="exec_command", arguments={"cmd": command})
-
-
-def mini_swe_agent_write(path: str, content: str) -> ScriptedCall:
-    """Return mini-swe-agent's call that writes a file below its folder: a shell command, it has no other tool."""
-    return mini_swe_agent_shell(_here_document(path, content))
-
-
-def mini_swe_agent_shell(command: str) -> ScriptedCall:
-    """Return mini-swe-agent's call that runs a command."""
-    return ScriptedCall(name="bash", arguments={"command": command})
+def _tool(name: str, **arguments: str) -> ScriptedCall:
+    return ScriptedCall(name=name, arguments=arguments)
 
 
 def _here_document(path: str, content: str) -> str:
@@ -70,24 +46,24 @@ def _here_document(path: str, content: str) -> str:
     return f"{folder}cat > {quote(path)} <<'END_OF_FILE'\n{content}{end}END_OF_FILE\n"
 
 
-@dataclass(frozen=True, slots=True)
-class AgentTools:
-    """The tool calls of one agent."""
-
-    write: Callable[[str, str], ScriptedCall]
-    shell: Callable[[str], ScriptedCall]
-    ending: tuple[ScriptedCall, ...] = ()
-    """The call that ends the run, for an agent that does not end by saying something."""
-
-
 AGENTS: Mapping[str, AgentTools] = {
-    "opencode": AgentTools(opencode_write, opencode_shell),
-    "claude-code": AgentTools(claude_code_write, claude_code_shell),
-    "codex": AgentTools(codex_write, codex_shell),
+    "opencode": AgentTools(
+        write=lambda path, content: _tool("write", filePath=f"${{cwd}}/{path}", content=content),
+        shell=lambda command: _tool("bash", command=command, description="Run a command"),
+    ),
+    "claude-code": AgentTools(
+        write=lambda path, content: _tool("Write", file_path=f"${{cwd}}/{path}", content=content),
+        shell=lambda command: _tool("Bash", command=command, description="Run a command"),
+    ),
+    # These two have no tool that writes a file.
+    "codex": AgentTools(
+        write=lambda path, content: _tool("exec_command", cmd=_here_document(path, content)),
+        shell=lambda command: _tool("exec_command", cmd=command),
+    ),
     "mini-swe-agent": AgentTools(
-        mini_swe_agent_write,
-        mini_swe_agent_shell,
-        (mini_swe_agent_shell("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),),
+        write=lambda path, content: _tool("bash", command=_here_document(path, content)),
+        shell=lambda command: _tool("bash", command=command),
+        ending=(_tool("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),),
     ),
 }
 """The agents that there are ready scripts for."""

@@ -69,10 +69,9 @@ class TokenLog:
 
     def add(self, ids: Any, entries: Any) -> None:
         """Add what one chunk names: `ids` and `entries` are the engine's lists, or anything where it has none."""
-        known = [token for token in as_list(ids) if isinstance(token, int) and not isinstance(token, bool)]
-        listed = as_list(entries)
-        if known or listed:
-            self._pieces.append((known, listed))
+        tokens = [token for token in as_list(ids) if isinstance(token, int) and not isinstance(token, bool)]
+        if tokens or as_list(entries):
+            self._pieces.append((tokens, as_list(entries)))
 
     def sampled(self) -> Sampled:
         """Return the tokens, aligned."""
@@ -88,15 +87,15 @@ def _aligned(pieces: Iterable[tuple[list[int], list[Any]]]) -> Sampled:
     logprobs: list[float | None] = []
     texts: list[str] = []
     problems: set[str] = set()
-    for known, entries in pieces:
-        if known and entries and len(known) != len(entries):
+    for tokens, entries in pieces:
+        if tokens and entries and len(tokens) != len(entries):
             problems.add("logprob_misalign")
-        usable: Sequence[Any] = entries if not known or len(known) == len(entries) else []
-        for position in range(max(len(known), len(usable))):
+        usable: Sequence[Any] = entries if not tokens or len(tokens) == len(entries) else []
+        for position in range(max(len(tokens), len(usable))):
             entry = usable[position] if position < len(usable) else None
             named, logprob, text = _entry(entry)
-            token = known[position] if known else named
-            if known and named is not None and named != token:
+            token = tokens[position] if tokens else named
+            if tokens and named is not None and named != token:
                 problems.add("id_mismatch")
             if logprob is not None and logprob > 0:
                 problems.add("positive_logprob")
@@ -306,7 +305,7 @@ class StreamTranslator:
         """Take a whole completion instead of chunks, and return it in the other dialect."""
         choice = (response.get("choices") or [{}])[0]
         message = dict(choice.get("message") or {})
-        # The index tells tool calls apart in a stream; in a whole answer it is missing, or null (SGLang).
+        # The index distinguishes tool calls in a stream; in a whole answer it is missing, or null (SGLang).
         message["tool_calls"] = [{**call, "index": index} for index, call in enumerate(message.get("tool_calls") or ())]
         end = {"delta": message, "finish_reason": choice.get("finish_reason")}
         self.feed({"choices": [end], "usage": response.get("usage"), "error": response.get("error")})

@@ -180,8 +180,8 @@ class OpenAIChat(ModelDialect):
         # expect a chunk without a choice.
         if USAGE in forced and choices == [] and chunk.get("usage") is not None and "error" not in chunk:
             return None
-        seen = _strip(chunk, choices, forced)
-        return seen if seen is chunk or _worth_sending(chunk, seen) else None
+        visible = _strip(chunk, choices, forced)
+        return visible if visible is chunk or _worth_sending(chunk, visible) else None
 
     def strip_response(self, response: Json, forced: frozenset[str]) -> Json:
         return _strip(response, response.get("choices"), forced)
@@ -300,16 +300,16 @@ def _strip(value: Json, choices: Any, forced: frozenset[str]) -> Json:
     dirty = [isinstance(choice, dict) and not unwanted.isdisjoint(choice) for choice in choices or ()]
     if not top and not any(dirty):
         return value
-    seen = dict(value)
+    visible = dict(value)
     if top:
         for key in (*_PROMPT_IDS, "sglext"):
-            seen.pop(key, None)
+            visible.pop(key, None)
     if any(dirty):
-        seen["choices"] = [
+        visible["choices"] = [
             {key: item for key, item in choice.items() if key not in unwanted} if is_dirty else choice
             for choice, is_dirty in zip(choices, dirty, strict=True)
         ]
-    return seen
+    return visible
 
 
 @functools.cache
@@ -323,18 +323,18 @@ def _unwanted(forced: frozenset[str]) -> frozenset[str]:
     return frozenset(names)
 
 
-def _worth_sending(chunk: Json, seen: Json) -> bool:
+def _worth_sending(chunk: Json, visible: Json) -> bool:
     """Say whether a chunk has more than ids: engines send some with nothing else in them."""
     # For example {"choices": [{"index": 0, "delta": {"content": ""}, "token_ids": [151645]}]}: a special token, or
     # half a character. Clients that count chunks or measure their pace would see more than the model said.
-    for choice in seen.get("choices") or ():
+    for choice in visible.get("choices") or ():
         if not isinstance(choice, dict) or choice.get("finish_reason") is not None:
             return True
         if any(value not in (None, "", []) for value in (choice.get("delta") or {}).values()):
             return True
         if "text" in choice:
             return True
-    return not seen.get("choices") and (bool(chunk.get("usage")) or "error" in chunk)
+    return not visible.get("choices") and (bool(chunk.get("usage")) or "error" in chunk)
 
 
 def _take_prompt_ids(value: Json) -> list[int] | None:

@@ -103,14 +103,14 @@ class OpenAIResponses(ModelDialect):
     def strip_event(self, chunk: Json, forced: frozenset[str]) -> Json | None:
         if LOGPROBS not in forced:
             return chunk
-        seen = _without_logprobs(chunk)
+        visible = _without_logprobs(chunk)
         for key, strip in (("part", _without_logprobs), ("item", _strip_item), ("response", _strip_whole)):
-            inner = seen.get(key)
+            inner = visible.get(key)
             if isinstance(inner, dict):
                 stripped = strip(inner)
                 if stripped is not inner:
-                    seen = {**seen, key: stripped}
-        return seen
+                    visible = {**visible, key: stripped}
+        return visible
 
     def strip_response(self, response: Json, forced: frozenset[str]) -> Json:
         return _strip_whole(response) if LOGPROBS in forced else response
@@ -217,13 +217,13 @@ def _strip_item(item: Json) -> Json:
 
 
 def _strip_whole(response: Json) -> Json:
-    seen = {**response, "top_logprobs": 0} if response.get("top_logprobs") else response
-    output = seen.get("output")
+    visible = {**response, "top_logprobs": 0} if response.get("top_logprobs") else response
+    output = visible.get("output")
     if not isinstance(output, list):
-        return seen
+        return visible
     stripped = [_strip_item(item) if isinstance(item, dict) else item for item in output]
     same = all(one is other for one, other in zip(output, stripped, strict=True))
-    return seen if same else {**seen, "output": stripped}
+    return visible if same else {**visible, "output": stripped}
 
 
 def _finish_reason(response: Json, output: list[Json]) -> str | None:

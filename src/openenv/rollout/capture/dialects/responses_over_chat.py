@@ -38,8 +38,8 @@ def request(body: Json) -> Json:
         sent.pop("parallel_tool_calls", None)
     shape = (body.get("text") or {}).get("format") or {}
     if shape.get("type") == "json_schema":
-        kept = {key: shape[key] for key in ("name", "schema", "strict") if key in shape}
-        sent["response_format"] = {"type": "json_schema", "json_schema": kept}
+        fields = {key: shape[key] for key in ("name", "schema", "strict") if key in shape}
+        sent["response_format"] = {"type": "json_schema", "json_schema": fields}
     elif shape.get("type") == "json_object":
         sent["response_format"] = shape
     return sent
@@ -55,8 +55,10 @@ def _tools(body: Json) -> list[Json]:
 
 def _tool(tool: Json) -> Json | None:
     if tool.get("type") == "function":
-        kept = {key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key) is not None}
-        return {"type": "function", "function": kept}
+        fields = {
+            key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key) is not None
+        }
+        return {"type": "function", "function": fields}
     if tool.get("type") == "custom":
         function = {"name": tool.get("name"), "description": tool.get("description") or "", "parameters": _TEXT_TOOL}
         return {"type": "function", "function": function}
