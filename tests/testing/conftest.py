@@ -142,10 +142,10 @@ class Speaker:
             token_ids += choice.get("token_ids", [])
             logprobs += [entry["logprob"] for entry in (choice.get("logprobs") or {}).get("content", [])]
             for call in choice["delta"].get("tool_calls", []):
-                known = opened.setdefault(call["index"], ["", "", ""])
-                known[0] = call.get("id", known[0])
-                known[1] += call["function"].get("name", "")
-                known[2] += call["function"]["arguments"]
+                parts = opened.setdefault(call["index"], ["", "", ""])
+                parts[0] = call.get("id", parts[0])
+                parts[1] += call["function"].get("name", "")
+                parts[2] += call["function"]["arguments"]
         calls = [(call_id, name, json.loads(arguments)) for call_id, name, arguments in opened.values()]
         return Reply(text, calls, finish, _prompt(events[0]), token_ids, logprobs, events)
 

@@ -32,10 +32,10 @@ DIALECTS = {"opencode": "openai_chat", "claude-code": "anthropic", "codex": "ope
 def program(agent: str) -> str:
     """Return where an agent is, or skip."""
     path = os.pathsep.join(filter(None, (os.environ.get("OPENENV_AGENT_BIN"), os.environ.get("PATH"))))
-    found = shutil.which(PROGRAMS[agent], path=path)
-    if found is None:
+    program = shutil.which(PROGRAMS[agent], path=path)
+    if program is None:
         pytest.skip(f"{agent} is not here: no {PROGRAMS[agent]} on the PATH or in OPENENV_AGENT_BIN")
-    return found
+    return program
 
 
 @dataclass(frozen=True)
@@ -119,13 +119,13 @@ def test_an_agent_writes_what_the_script_says_and_its_prompts_extend_each_other(
     turns = [one for one in model.played() if one.turn >= 0]
     assert [one.turn for one in turns] == [0, 1]
     assert {one.dialect for one in turns} == {DIALECTS.get(agent, "openai_chat")}
-    known = turns[0].prompt_ids + turns[0].token_ids
-    assert turns[1].prompt_ids[: len(known)] == known
+    history = turns[0].prompt_ids + turns[0].token_ids
+    assert turns[1].prompt_ids[: len(history)] == history
 
 
 @pytest.mark.parametrize("agent", ["opencode", "claude-code", "codex"])
 @pytest.mark.parametrize("failure", [StatusFailure(status=500), CutFailure(after_chunks=30)])
-def test_an_agent_gets_over_a_failure_and_the_script_goes_on(
+def test_an_agent_retries_after_a_failure_and_the_script_goes_on(
     scripted: Start, tmp_path: Path, agent: str, failure: StatusFailure | CutFailure
 ) -> None:
     first, *rest = scripts.binary_search(agent).turns

@@ -38,7 +38,7 @@ def test_special_tokens_cannot_be_written_as_text() -> None:
         decode([vocabulary.SIZE])
 
 
-def test_what_was_seen_last_is_remembered_and_nothing_more() -> None:
+def test_the_tokenizer_remembers_the_latest_texts_only() -> None:
     tokenizer = Tokenizer(remembered=2)
     texts = [letter * 100 for letter in "abc"]
     assert [tokenizer.encode(text) for text in texts * 2] == [encode(text) for text in texts * 2]

@@ -108,7 +108,7 @@ def test_usage_counts_the_tokens(scripted: Start, speak: Speak) -> None:
     assert usage["completion_tokens"] == len(reply.token_ids)
 
 
-def test_several_tokens_go_out_together_when_asked(scripted: Start, speak: Speak) -> None:
+def test_a_chunk_has_several_tokens_if_configured(scripted: Start, speak: Speak) -> None:
     replies = []
     for size in (1, 8):
         agent = speak(scripted(talk(Turn(text="many words " * 10)), tokens_per_chunk=size))
@@ -122,12 +122,12 @@ def test_a_status_failure_comes_as_often_as_it_says(scripted: Start, speak: Spea
     failures = (StatusFailure(status=429, retry_after_s=0.5), StatusFailure(status=503, attempts=2))
     agent = speak(scripted(talk(Turn(text="at last", failures=failures))))
     agent.say("talk")
-    seen = []
+    answers = []
     for _ in range(3):
         with pytest.raises(httpx2.HTTPStatusError) as caught:
             agent.try_ask()
-        seen.append((caught.value.response.status_code, caught.value.response.headers.get("retry-after")))
-    assert seen == [(429, "0.5"), (503, None), (503, None)]
+        answers.append((caught.value.response.status_code, caught.value.response.headers.get("retry-after")))
+    assert answers == [(429, "0.5"), (503, None), (503, None)]
     assert agent.ask().text == "at last"
     other = speak(scripted(talk(Turn(text="never", failures=(StatusFailure(attempts=None),)))), "anthropic")
     other.say("talk")
@@ -147,7 +147,7 @@ def test_failures_are_counted_per_conversation(scripted: Start, speak: Speak) ->
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_cut_connection_is_seen_as_one(scripted: Start, speak: Speak, stream: bool) -> None:
+def test_a_cut_connection_is_an_error_at_the_client(scripted: Start, speak: Speak, stream: bool) -> None:
     model = scripted(talk(Turn(text="one two three four five six", failures=(CutFailure(after_chunks=4),))))
     agent = speak(model, stream=stream)
     agent.say("talk")
@@ -184,7 +184,7 @@ def test_a_short_hang_only_delays(scripted: Start, speak: Speak) -> None:
         assert agent.ask().text == "late"
 
 
-def test_bad_requests_are_refused_in_the_dialects_own_words(scripted: Start, http: httpx2.Client) -> None:
+def test_bad_requests_are_refused_in_the_shape_of_the_dialect(scripted: Start, http: httpx2.Client) -> None:
     model = scripted()
     assert http.post(f"{model.url}/chat/completions", content=b"{").status_code == 400
     assert http.post(f"{model.url}/chat/completions", json=[]).status_code == 400
@@ -200,7 +200,7 @@ def test_bad_requests_are_refused_in_the_dialects_own_words(scripted: Start, htt
     assert http.post(f"{model.url}/embeddings", json={}).status_code == 404
 
 
-def test_a_key_is_asked_for_when_one_is_set(scripted: Start, http: httpx2.Client) -> None:
+def test_a_key_is_required_when_one_is_set(scripted: Start, http: httpx2.Client) -> None:
     model = scripted(api_key="secret")
     body = {"model": "x", **HELLO}
     assert http.post(f"{model.url}/chat/completions", json=body).status_code == 401
@@ -238,8 +238,8 @@ def test_a_free_form_tool_is_called_as_codex_wants_it(scripted: Start, http: htt
     item = http.post(f"{model.url}/responses", json=body).json()["output"][0]
     assert (item["type"], item["input"]) == ("custom_tool_call", "*** Begin Patch\n*** End Patch")
     done = {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "ok"}
-    asked = [{"role": "user", "content": "patch it"}, item, {"type": "reasoning", "summary": []}, done]
-    reply = http.post(f"{model.url}/responses", json={**body, "input": asked}).json()
+    items = [{"role": "user", "content": "patch it"}, item, {"type": "reasoning", "summary": []}, done]
+    reply = http.post(f"{model.url}/responses", json={**body, "input": items}).json()
     assert reply["output"][0]["content"][0]["text"] == "patched"
 
 

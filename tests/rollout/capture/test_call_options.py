@@ -57,7 +57,7 @@ def test_what_the_agent_asks_for_itself_is_not_forced_and_not_taken_away() -> No
         ("olmo", {"max_tokens": 5}, None, {"max_tokens": 5}),
     ],
 )
-def test_token_limits_are_capped_and_named_as_the_model_knows_them(
+def test_token_limits_are_capped_and_named_as_the_model_expects(
     model: str, limits: dict[str, int], cap: int | None, expected: dict[str, int]
 ) -> None:
     sent = rewritten(limits, model=model, max_tokens=cap)
@@ -153,7 +153,7 @@ def test_an_agent_that_waits_for_such_a_stream_gets_comments(
     assert text.endswith("data: [DONE]\n\n")
 
 
-def test_an_endpoint_that_sends_elsewhere_is_an_error(agent: Any, engine: Any, fake: Any) -> None:
+def test_a_redirect_of_the_endpoint_is_an_error(agent: Any, engine: Any, fake: Any) -> None:
     engine.respond = lambda request: fake.Answer.json({}, 307, location="http://elsewhere")
     assert agent.chat().status_code == 502
     (call,) = agent.capture.calls()

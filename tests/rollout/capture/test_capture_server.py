@@ -142,9 +142,9 @@ def test_the_process_says_where_it_listens_and_stops_on_a_signal(tmp_path: Path)
     command = [sys.executable, "-m", "openenv.rollout.capture", "--root", str(tmp_path), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        said = json.loads(process.stdout.readline())
-        folder = Path(said["socket"]).parent
-        assert http_calls.get(f"{said['url']}/health", trust_env=False).json() == {"status": "ok"}
+        about = json.loads(process.stdout.readline())
+        folder = Path(about["socket"]).parent
+        assert http_calls.get(f"{about['url']}/health", trust_env=False).json() == {"status": "ok"}
         process.terminate()
         assert process.wait(20) == 0
     assert not folder.exists()

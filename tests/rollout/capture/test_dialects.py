@@ -244,9 +244,7 @@ def test_messages_become_chat_completions() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_an_agent_that_speaks_messages_talks_to_an_engine_that_speaks_chat(
-    agent: Any, engine: Any, fake: Any, stream: bool
-) -> None:
+def test_an_agent_of_the_messages_api_can_use_a_chat_endpoint(agent: Any, engine: Any, fake: Any, stream: bool) -> None:
     engine.respond = lambda request: chat_answer(fake, bool(request.body.get("stream")))
     response = agent.post("/messages", {**ANTHROPIC_BODY, "stream": stream})
     if stream:
@@ -317,7 +315,7 @@ def test_responses_become_chat_completions() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_an_agent_that_speaks_responses_talks_to_an_engine_that_speaks_chat(
+def test_an_agent_of_the_responses_api_can_use_a_chat_endpoint(
     agent: Any, engine: Any, fake: Any, stream: bool
 ) -> None:
     engine.respond = lambda request: chat_answer(fake, bool(request.body.get("stream")))
@@ -383,7 +381,9 @@ def test_tokens_are_counted_by_an_estimate_that_is_no_call(agent: Any, engine: A
     assert agent.capture.calls() == []
 
 
-def test_an_endpoint_that_cannot_be_spoken_to_is_refused(open_agent: Callable[..., Any], engine: Any) -> None:
+def test_an_endpoint_without_a_bridge_from_the_agents_dialect_is_refused(
+    open_agent: Callable[..., Any], engine: Any
+) -> None:
     agent = open_agent(dialect="anthropic")
     response = agent.chat()
     assert response.status_code == 400
@@ -393,7 +393,7 @@ def test_an_endpoint_that_cannot_be_spoken_to_is_refused(open_agent: Callable[..
 
 @pytest.mark.parametrize("path", ["/messages", "/responses"])
 @pytest.mark.parametrize("body", [{"messages": "x", "input": 5}, {"messages": [1], "input": [1]}, {}, {"tools": [1]}])
-def test_a_request_that_makes_no_sense_is_refused_and_not_a_crash(agent: Any, path: str, body: Any) -> None:
+def test_a_malformed_request_is_refused_without_a_crash(agent: Any, path: str, body: Any) -> None:
     response = agent.post(path, body)
     assert response.status_code in (200, 400)
     assert agent.chat().status_code == 200

@@ -112,9 +112,9 @@ def test_tool_calls_reasoning_and_odd_fields_survive_a_stream(agent: Any, engine
 
 def test_a_chunk_that_only_carries_ids_is_captured_and_not_shown(agent: Any, engine: Any, fake: Any) -> None:
     hidden = fake.chat_chunk({}, token_ids=[5, 6], logprobs={"content": [fake.entry(5), fake.entry(6)]})
-    shown = fake.chat_chunk({"content": "x"}, token_ids=[7], logprobs={"content": [fake.entry(7)]})
+    text = fake.chat_chunk({"content": "x"}, token_ids=[7], logprobs={"content": [fake.entry(7)]})
     end = fake.chat_chunk({}, finish="stop")
-    engine.respond = lambda request: fake.Answer.events(*(fake.event(one) for one in (hidden, shown, end)), fake.DONE)
+    engine.respond = lambda request: fake.Answer.events(*(fake.event(one) for one in (hidden, text, end)), fake.DONE)
     assert len(agent.chat_stream()) == 2
     assert agent.capture.calls()[0].completion.sampled.ids == (5, 6, 7)
 

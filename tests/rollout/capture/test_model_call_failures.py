@@ -114,7 +114,9 @@ def test_an_answer_that_is_not_json_is_recorded_and_becomes_an_error(agent: Any,
     assert "<html>" in call.error["text"]
 
 
-def test_a_stream_that_breaks_keeps_its_tokens_and_the_agent_can_tell(agent: Any, engine: Any, fake: Any) -> None:
+def test_a_stream_that_breaks_keeps_its_tokens_and_is_incomplete_for_the_agent(
+    agent: Any, engine: Any, fake: Any
+) -> None:
     whole = fake.vllm([1, 2, 3, 4])
     engine.respond = lambda request: fake.Answer.events(*whole(request).pieces[:3], 0.05, None)
     request = {"model": "any", "messages": [{"role": "user", "content": "hi"}], "stream": True}

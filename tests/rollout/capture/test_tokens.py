@@ -78,7 +78,7 @@ def test_a_chunk_whose_lists_differ_leaves_a_gap_and_shifts_nothing() -> None:
     assert done.problems == ("logprob_misalign",)
 
 
-def test_ids_that_come_apart_from_their_log_probabilities_are_put_together() -> None:
+def test_ids_and_log_probabilities_of_different_chunks_are_aligned() -> None:
     log = TokenLog()
     log.add(None, [entry("a", -0.1)])
     log.add(None, [entry("b", -0.2)])
@@ -87,7 +87,7 @@ def test_ids_that_come_apart_from_their_log_probabilities_are_put_together() -> 
     assert log.sampled().logprobs == (-0.1, -0.2)
 
 
-def test_a_log_probability_above_nothing_is_pointed_out() -> None:
+def test_a_log_probability_above_zero_is_a_problem() -> None:
     assert completion({"token_ids": [1], "logprobs": {"content": [entry("a", 0.5)]}}).sampled.problems == (
         "positive_logprob",
     )
@@ -103,15 +103,15 @@ PIECES = st.lists(
 
 
 @given(PIECES)
-def test_whatever_comes_the_three_lists_have_one_length(pieces: Any) -> None:
+def test_the_three_lists_have_one_length_for_any_input(pieces: Any) -> None:
     log = TokenLog()
     for ids, entries in pieces:
         log.add(ids, entries)
     done = log.sampled()
     assert len(done.ids) == len(done.logprobs) == len(done.texts)
-    known = [token for ids, _ in pieces for token in ids]
-    if known:
-        assert [token for token in done.ids if token is not None][: len(known)] == known or None in done.ids
+    all_ids = [token for ids, _ in pieces for token in ids]
+    if all_ids:
+        assert [token for token in done.ids if token is not None][: len(all_ids)] == all_ids or None in done.ids
 
 
 EVENTS = [

@@ -58,10 +58,10 @@ def test_a_cheat_that_pays_is_reported(local: Sandboxes) -> None:
 
 def in_one_line(check: Check) -> str:
     """A check as it would have to be written there: what runs and what judges share everything."""
-    kept = "".join(f'cp -r {path} "$OUTPUT/files/"; ' for path in check.keep)
+    copies = "".join(f'cp -r {path} "$OUTPUT/files/"; ' for path in check.keep)
     return (
         f'export OUTPUT="$HOME/logs/output"; mkdir -p "$OUTPUT/files"; ({check.run}) > "$OUTPUT/stdout"; '
-        f"{kept}{check.judge}"
+        f"{copies}{check.judge}"
     )
 
 

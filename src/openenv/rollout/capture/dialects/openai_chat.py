@@ -114,14 +114,14 @@ class _Choice:
         # call in one piece may leave the index out: then each piece is a call.
         index = call.get("index")
         index = index if isinstance(index, int) else max(self._tool_calls, default=-1) + 1
-        known = self._tool_calls.setdefault(index, {"type": "function", "function": {"name": "", "arguments": ""}})
+        whole = self._tool_calls.setdefault(index, {"type": "function", "function": {"name": "", "arguments": ""}})
         if call.get("id"):
-            known["id"] = call["id"]
+            whole["id"] = call["id"]
         if call.get("type"):
-            known["type"] = call["type"]
+            whole["type"] = call["type"]
         function = call.get("function") or {}
-        known["function"]["name"] += function.get("name") or ""
-        known["function"]["arguments"] += function.get("arguments") or ""
+        whole["function"]["name"] += function.get("name") or ""
+        whole["function"]["arguments"] += function.get("arguments") or ""
 
     def whole(self, index: int) -> Json:
         message: Json = {"role": self._role, "content": None}
@@ -236,8 +236,8 @@ class OpenAIChat(ModelDialect):
         }
 
     def stream(self, body: Json, response: Json) -> list[bytes]:
-        kept = ("id", "created", "model", "system_fingerprint")
-        top: Json = {key: value for key, value in response.items() if key in kept}
+        copied = ("id", "created", "model", "system_fingerprint")
+        top: Json = {key: value for key, value in response.items() if key in copied}
         top["object"] = "chat.completion.chunk"
         events = []
         for choice in response.get("choices") or ():
