@@ -21,7 +21,7 @@ from websockets.sync.client import connect
 import http_calls
 import openenv
 from openenv import GenericEnvClient
-from openenv.cli.serve import _show_banner
+from openenv.cli.serve import Introduction
 
 Start = Callable[..., Any]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -147,7 +147,7 @@ def test_a_quiet_server_on_any_port_says_which(started: Start) -> None:
 def test_the_banner_shows_an_address_that_can_be_used_and_warns_of_the_network(
     capsys: pytest.CaptureFixture[str], host: str, place: str, warned: bool
 ) -> None:
-    _show_banner(object(), "[target]", host, 80)
+    Introduction("[target]", host, 80).announce(object(), 80)
     shown = capsys.readouterr().err
     assert f"http://{place}" in shown
     assert ("without authentication" in shown) is warned

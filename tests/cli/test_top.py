@@ -21,9 +21,8 @@ from websockets.sync.client import connect
 import openenv
 from environments import Move, Place
 from openenv import Observation, create_app
-from openenv.cli.top import _durations, _is_another
+from openenv.cli.top import Snapshot, _durations, _is_another, read_snapshot
 from openenv.server.access import AccessPolicy
-from openenv.telemetry.snapshot import Snapshot, read_snapshot
 
 PLACE = """
 from openenv import Action, Environment, Observation, State

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from openenv.cli.top import parse
 from openenv.telemetry.prometheus import Family, Histograms, render
-from openenv.telemetry.snapshot import parse
 
 # Lines are split at more characters than the format knows; none of them is in a label that we write.
 LABEL = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), max_size=20) | st.sampled_from(

@@ -23,20 +23,26 @@ _GAP = 2
 _OPTIONS = "Options"
 
 
-class HelpCommand(TyperCommand):
-    """A command whose help `_help` writes."""
+class _PlainHelp:
+    """Writes the help with `_help`."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help."""
         formatter.write(_help(self, ctx))
 
 
-class HelpGroup(TyperGroup):
-    """A group of commands whose help `_help` writes."""
+class HelpCommand(_PlainHelp, TyperCommand):
+    """A command with help as plain text."""
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help."""
-        formatter.write(_help(self, ctx))
+
+class HelpGroup(_PlainHelp, TyperGroup):
+    """A group of commands with help as plain text."""
+
+
+def command_group(help_text: str) -> typer.Typer:
+    """Return a group of commands; its own texts stay plain, too."""
+    return typer.Typer(
+        cls=HelpGroup, help=help_text, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False
+    )
 
 
 def _help(command: Any, ctx: Any) -> str:
@@ -68,9 +74,9 @@ def _heading(text: str) -> str:
 
 def _paragraphs(text: str, width: int) -> Iterable[str]:
     for paragraph in re.split(r"\n\s*\n", text.strip("\n")):
-        if paragraph.startswith(" ") or not paragraph:
-            yield from [paragraph] if paragraph else []
-        else:
+        if paragraph.startswith(" "):
+            yield paragraph
+        elif paragraph:
             yield textwrap.fill(" ".join(paragraph.split()), width, break_on_hyphens=False)
 
 
@@ -124,6 +130,19 @@ def check_choice(option: str, value: str | None, choices: tuple[str, ...]) -> No
     """Raise for a value of an option that is none of its choices."""
     if value is not None and value not in choices:
         raise typer.BadParameter(f"{value!r} is not one of {', '.join(choices)}", param_hint=option)
+
+
+@contextmanager
+def target_failures() -> Iterator[None]:
+    """End the command where its target cannot be loaded; what the target's own code raised is shown in full."""
+    from ..server.loading import TargetError, TargetFailed  # most commands need no server
+
+    try:
+        yield
+    except TargetError as exc:
+        if isinstance(exc, TargetFailed):
+            typer.echo(exc.report(), err=True)
+        raise failure(exc) from None
 
 
 @contextmanager

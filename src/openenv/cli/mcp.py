@@ -6,7 +6,7 @@ import logging
 
 import typer
 
-from .command import check_choice, failure
+from .command import check_choice, target_failures
 
 _EXAMPLES = """
 Offer an environment's tools to an MCP client that starts it.
@@ -31,24 +31,19 @@ def mcp(
     ),
 ) -> None:
     from ..server.app import parse_mode  # servers load only for this command
-    from ..server.loading import TargetError, TargetFailed, load_app
+    from ..server.loading import TargetError, load_app
     from ..server.mcp.stdio import serve_stdio
     from ..server.run import environment_server
 
     check_choice("--mode", mode, ("simulation", "production"))
     check_choice("--log-level", log_level, ("critical", "error", "warning", "info", "debug"))
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
-    try:
+    with target_failures():
         server = environment_server(load_app(target))
         if server is None:
             raise TargetError(f"{target} was not made by create_app, so its environment is not known")
         server.service.mode = parse_mode(mode)
-    except TargetFailed as exc:
-        typer.echo(exc.report(), err=True)
-        raise failure(exc) from None
-    except (TargetError, ValueError) as exc:
-        raise failure(exc) from None
-    serve_stdio(server.service)
+        serve_stdio(server.service)
 
 
 mcp.__doc__ = _EXAMPLES

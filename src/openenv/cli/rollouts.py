@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -13,7 +14,7 @@ import typer
 
 from .. import settings
 from ..errors import OpenEnvError
-from .command import HelpCommand, HelpGroup, check_choice, failure
+from .command import HelpCommand, check_choice, command_group, failure
 from .sandboxes import import_from_here
 
 if TYPE_CHECKING:
@@ -32,9 +33,7 @@ Run agents on tasks; list, show, export and re-verify stored rollouts.
   openenv rollouts export good.parquet --status ok
 """
 
-rollouts = typer.Typer(
-    cls=HelpGroup, help=_EXAMPLES, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False
-)
+rollouts = command_group(_EXAMPLES)
 
 STATUSES = ("ok", "policy_failed", "truncated", "env_failed", "sandbox_failed", "grader_failed", "cancelled")
 """Those of `openenv.rollout.outcome`, which is not loaded to show help."""
@@ -121,7 +120,7 @@ def run(
             store=opened,
             concurrency=concurrency,
             on_progress=_print_progress,
-            on_outcome=_Countdown(len(loaded)),
+            on_outcome=_countdown(len(loaded)),
             on_install=lambda message: typer.echo(message, err=True),
         )
         _print_outcomes(outcomes, as_json=as_json)
@@ -312,18 +311,16 @@ def _print_progress(event: Progress) -> None:
     typer.echo(f"{event.rollout_id} {event.elapsed_s:7.1f} s  {event.phase:8} {event.message}", err=True)
 
 
-class _Countdown:
-    """Prints after each of several rollouts how many are done."""
+def _countdown(count: int) -> Callable[[int, Outcome], None]:
+    """Return what prints after each of several rollouts how many are done."""
+    done = itertools.count(1)
 
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._done = 0
-
-    def __call__(self, number: int, outcome: Outcome) -> None:
-        self._done += 1
-        if self._count > 1:
-            line = f"{self._done} of {self._count} done: {outcome.status}, reward {_reward(outcome.reward)}"
+    def show(number: int, outcome: Outcome) -> None:
+        if count > 1:
+            line = f"{next(done)} of {count} done: {outcome.status}, reward {_reward(outcome.reward)}"
             typer.echo(f"{outcome.rollout_id} {line}", err=True)
+
+    return show
 
 
 def _print_cheat(result: CheatResult) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..errors import message_of
-from .command import HelpCommand, HelpGroup
+from .command import HelpCommand, command_group
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,13 +18,7 @@ if TYPE_CHECKING:
     from ..sandboxes import Sandboxes
     from ..sandboxes.self_check import CheckResult
 
-sandboxes = typer.Typer(
-    name="sandboxes",
-    cls=HelpGroup,
-    help="List the sandboxes that can run here, and check that one isolates as it should.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+sandboxes = command_group("List the sandboxes that can run here, and check that one isolates as it should.")
 _MARKS = {"passed": "[green]✓[/]", "failed": "[red]✗[/]", "not offered": "[dim]–[/]"}
 _UNSAFE = "i_know_there_is_no_isolation"
 

@@ -12,13 +12,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from .. import settings
-from .command import check_choice, failure
+from .command import check_choice, target_failures
 
 if TYPE_CHECKING:
     from ..server.app import HTTPEnvServer
@@ -43,9 +44,9 @@ For other machines, with a token that is made and printed:
   openenv serve my_env.py --host 0.0.0.0
 """
 
-_SESSIONS = "Sessions"
-_ACCESS = "Access"
-_LOGS = "Logs"
+_of_sessions = partial(typer.Option, None, rich_help_panel="Sessions")
+_of_access = partial(typer.Option, rich_help_panel="Access")
+_of_logs = partial(typer.Option, rich_help_panel="Logs")
 
 
 def serve(
@@ -64,95 +65,59 @@ def serve(
         min=0.001,
         help="The largest request that is accepted; by default 100, or what the application says.",
     ),
-    max_sessions: int | None = typer.Option(
-        None,
+    max_sessions: int | None = _of_sessions(
         metavar="N",
         min=1,
         help="Sessions held at once; by default what the application says. A bare class gets 256 if it sets "
         "SUPPORTS_CONCURRENT_SESSIONS, else 1.",
-        rich_help_panel=_SESSIONS,
     ),
-    runner: str | None = typer.Option(
-        None,
+    runner: str | None = _of_sessions(
         metavar="NAME",
         help="Where environment code runs: thread, inline (on the event loop, for steps of microseconds), process "
         "(in worker processes, for code that needs all cores or may crash), or auto, which is thread.",
-        rich_help_panel=_SESSIONS,
     ),
-    env_processes: int | None = typer.Option(
-        None,
+    env_processes: int | None = _of_sessions(
         metavar="N",
         min=1,
         help="With --runner process: how many processes share the sessions; by default one per core.",
-        rich_help_panel=_SESSIONS,
     ),
-    sessions_per_process: int | None = typer.Option(
-        None,
-        metavar="N",
-        min=1,
-        help="With --runner process: how many sessions one process may hold; by default any number.",
-        rich_help_panel=_SESSIONS,
+    sessions_per_process: int | None = _of_sessions(
+        metavar="N", min=1, help="With --runner process: how many sessions one process may hold; by default any number."
     ),
-    session_timeout: float | None = typer.Option(
-        None,
-        metavar="SECONDS",
-        min=0.001,
-        help="How long an unused HTTP session is kept; by default 900.",
-        rich_help_panel=_SESSIONS,
+    session_timeout: float | None = _of_sessions(
+        metavar="SECONDS", min=0.001, help="How long an unused HTTP session is kept; by default 900."
     ),
-    grace: float | None = typer.Option(
-        None,
+    grace: float | None = _of_sessions(
         metavar="SECONDS",
         min=0.0,
         help="How long a session waits for a client whose connection broke; by default 60. 0: it ends at once.",
-        rich_help_panel=_SESSIONS,
     ),
-    max_agent_sessions: int | None = typer.Option(
-        None,
-        metavar="N",
-        min=0,
-        help="How many of the sessions agents may open; by default any number.",
-        rich_help_panel=_SESSIONS,
+    max_agent_sessions: int | None = _of_sessions(
+        metavar="N", min=0, help="How many of the sessions agents may open; by default any number."
     ),
-    token: str | None = typer.Option(
+    token: str | None = _of_access(
         None,
         metavar="TOKEN",
         help="Ask clients for this token. Better set OPENENV_TOKEN, which others on this machine cannot see.",
-        rich_help_panel=_ACCESS,
     ),
-    agent_token: str | None = typer.Option(
-        None,
-        metavar="TOKEN",
-        help="A second token, for agents: it may call tools and nothing else.",
-        rich_help_panel=_ACCESS,
+    agent_token: str | None = _of_access(
+        None, metavar="TOKEN", help="A second token, for agents: it may call tools and nothing else."
     ),
-    observer_token: str | None = typer.Option(
-        None,
-        metavar="TOKEN",
-        help="A third token, for observers: it may read and change nothing.",
-        rich_help_panel=_ACCESS,
+    observer_token: str | None = _of_access(
+        None, metavar="TOKEN", help="A third token, for observers: it may read and change nothing."
     ),
-    no_token: bool = typer.Option(
-        False,
-        "--no-token",
-        help="Never make a token, not even on an address that others can reach.",
-        rich_help_panel=_ACCESS,
+    no_token: bool = _of_access(
+        False, "--no-token", help="Never make a token, not even on an address that others can reach."
     ),
-    log_level: str = typer.Option(
-        "info", metavar="LEVEL", help="critical, error, warning, info, debug or trace.", rich_help_panel=_LOGS
-    ),
-    log_format: str | None = typer.Option(
-        None,
-        metavar="FORMAT",
-        help="text, or json: one object per line, with session and request.",
-        rich_help_panel=_LOGS,
+    log_level: str = _of_logs("info", metavar="LEVEL", help="critical, error, warning, info, debug or trace."),
+    log_format: str | None = _of_logs(
+        None, metavar="FORMAT", help="text, or json: one object per line, with session and request."
     ),
 ) -> None:
     gc.disable()  # nothing is garbage while everything loads; `run` turns it on again
     import_fastapi()
-    from ..server.loading import TargetError, TargetFailed  # servers load only for this command
-    from ..server.options import ServerOverrides, in_bytes
-    from ..server.run import AccessOptions, ServeOptions
+    from ..server.options import ServerOverrides, in_bytes  # servers load only for this command
+    from ..server.run import AccessOptions, ServeOptions, serve_reloading
     from ..server.run import serve as run
 
     check_choice("--runner", runner, ("auto", "thread", "inline", "process"))
@@ -186,17 +151,8 @@ def serve(
     )
     introduction = Introduction(target, host, port, spare, log_level, log_format, watches=reload)
     try:
-        if reload:
-            from ..server.run import serve_reloading
-
-            serve_reloading(target, options, introduction)
-        else:
-            run(target, options, introduction)
-    except TargetFailed as exc:
-        typer.echo(exc.report(), err=True)
-        raise failure(exc) from None
-    except TargetError as exc:
-        raise failure(exc) from None
+        with target_failures():
+            (serve_reloading if reload else run)(target, options, introduction)
     finally:
         gc.enable()
 
@@ -211,22 +167,78 @@ class Introduction:
     target: str
     host: str
     port: int
-    spare: str | None
-    log_level: str
-    log_format: str
+    spare: str | None = None
+    log_level: str = "info"
+    log_format: str = "text"
     watches: bool = False
 
     def __call__(self, app: Any, actual: int) -> None:
-        """Print the announcement for an application and its actual port."""
+        """Announce an application and its actual port, from its running server."""
         _leave_on_second_interrupt()
+        self.announce(app, actual)
+
+    def announce(self, app: Any, actual: int) -> None:
+        """Print what a user needs: addresses, token, a quick start."""
+        from ..server.access import Role
+        from ..server.run import environment_server
+
+        server = environment_server(app)
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # programs on this machine use it
+        place = f"[{host}]:{actual}" if ":" in host else f"{host}:{actual}"
+        accepted = self.spare is not None and server is not None and server.access.role(self.spare) is Role.ORCHESTRATOR
+        token = self.spare if accepted else None
         is_silent = self.log_level in ("critical", "error", "warning")
         if not is_silent and self.log_format != "json":
-            _show_banner(app, self.target, self.host, actual, self.spare, watches=self.watches)
+            self._show_banner(app, server, place, token)
             return
         if self.port == 0 and is_silent:
-            typer.echo(f"http://{_place(self.host, actual)}", err=True)
-        if (made := _made(app, self.spare)) is not None:
-            typer.echo(f"token: {made}", err=True)
+            typer.echo(f"http://{place}", err=True)
+        if token is not None:
+            typer.echo(f"token: {token}", err=True)
+
+    def _show_banner(self, app: Any, server: HTTPEnvServer | None, place: str, token: str | None) -> None:
+        from rich.console import Console  # a server that starts quietly need not load it
+        from rich.markup import escape
+        from rich.panel import Panel
+        from rich.table import Table
+
+        from ..types import ServerMode
+
+        is_open = server is None or server.access.is_open
+        has_page = any(getattr(route, "path", None) == "/web" for route in getattr(app, "routes", ()))
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim")
+        table.add_column(no_wrap=True)
+        table.add_row("WebSocket", f"ws://{place}/ws")
+        table.add_row("HTTP", f"http://{place}")
+        table.add_row("MCP", f"http://{place}/mcp")
+        table.add_row("API docs", f"http://{place}/docs{'' if is_open else '?token=TOKEN'}")
+        if server is not None:
+            table.add_row("Sessions", f"up to {server.max_concurrent_envs}, {server.manager.runner.name} runner")
+        if server is not None and has_page:
+            table.add_row("Web page", f"http://{place}/web")
+        if self.watches:
+            table.add_row("Sources", "are watched; a change restarts the server")
+        if not is_open:
+            table.add_row("Token", token or "as configured")
+        elif not _is_loopback(self.host):
+            table.add_row("Network", f"[yellow]{escape(self.host)}: open to others, without authentication[/]")
+        console = Console(stderr=True)
+        name = self.target if server is None else server.service.env_name
+        console.print(Panel(table, title=f"[bold]{escape(name)}[/] is served", subtitle="Ctrl-C stops", expand=False))
+        for note in () if server is None else _notes(server):
+            console.print(f"Note: {note}", style="yellow", markup=False, highlight=False)
+        # What follows is outside of the frame and never wrapped, so that it can be copied.
+        lines = []
+        if has_page and token is not None:
+            # The token stands behind a '#', which no browser sends to any server; the page takes it from there.
+            lines += ["Open the page:", f"http://{place}/web/#token={token}"]
+        if server is not None and server.service.mode is ServerMode.SIMULATION:
+            argument = "" if is_open else f', token="{token or "..."}"'
+            lines += ["Try it:", "from openenv import GenericEnvClient"]
+            lines.append(f'with GenericEnvClient("http://{place}"{argument}).sync() as env: print(env.reset())')
+        if lines:
+            console.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)
 
 
 def _leave_on_second_interrupt() -> None:
@@ -299,28 +311,11 @@ def _has_page(web: bool | None) -> bool:
     return web if web is not None else settings.web_interface_setting() is not False
 
 
-def _place(host: str, port: int) -> str:
-    """Return the address at which a program on this machine reaches the server."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _made(app: Any, spare: str | None) -> str | None:
-    """Return the token that was made for this run, if the application accepts it."""
-    from ..server.access import Role
-    from ..server.run import environment_server
-
-    server = environment_server(app)
-    if spare is None or server is None or server.access.role(spare) is not Role.ORCHESTRATOR:
-        return None
-    return spare
 
 
 def _notes(server: HTTPEnvServer) -> Iterator[str]:
@@ -339,59 +334,3 @@ def _notes(server: HTTPEnvServer) -> Iterator[str]:
         )
     if server.action_cls is Action and not names_action(env_cls):
         yield f"actions have no fields, since {name} names no action class: Environment[MyAction, MyObservation, State]"
-
-
-def _show_banner(
-    app: Any, target: str, host: str, port: int, spare: str | None = None, *, watches: bool = False
-) -> None:
-    from rich.console import Console  # a server that starts quietly need not load it
-    from rich.markup import escape
-    from rich.panel import Panel
-    from rich.table import Table
-
-    from ..server.run import environment_server
-    from ..types import ServerMode
-
-    place = _place(host, port)
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column(no_wrap=True)
-    table.add_row("WebSocket", f"ws://{place}/ws")
-    table.add_row("HTTP", f"http://{place}")
-    table.add_row("MCP", f"http://{place}/mcp")
-    server = environment_server(app)
-    made = _made(app, spare)
-    is_open = server is None or server.access.is_open
-    table.add_row("API docs", f"http://{place}/docs{'' if is_open else '?token=TOKEN'}")
-    name = target
-    if server is not None:
-        name = server.service.env_name
-        table.add_row("Sessions", f"up to {server.max_concurrent_envs}, {server.manager.runner.name} runner")
-    has_page = any(getattr(route, "path", None) == "/web" for route in getattr(app, "routes", ()))
-    if server is not None and has_page:
-        table.add_row("Web page", f"http://{place}/web")
-    if watches:
-        table.add_row("Sources", "are watched; a change restarts the server")
-    if made is not None:
-        table.add_row("Token", made)
-    elif not is_open:
-        table.add_row("Token", "as configured")
-    if is_open and not _is_loopback(host):
-        table.add_row("Network", f"[yellow]{escape(host)}: open to others, without authentication[/]")
-    console = Console(stderr=True)
-    console.print(Panel(table, title=f"[bold]{escape(name)}[/] is served", subtitle="Ctrl-C stops", expand=False))
-    for note in () if server is None else _notes(server):
-        console.print(f"Note: {note}", style="yellow", markup=False, highlight=False)
-    # What follows is outside of the frame and never wrapped, so that it can be copied.
-    if has_page and made is not None:
-        # The token stands behind a '#', which no browser sends to any server; the page takes it from there.
-        page = f"Open the page:\nhttp://{place}/web/#token={made}"
-        console.print(page, soft_wrap=True, markup=False, highlight=False)
-    if server is not None and server.service.mode is ServerMode.SIMULATION:
-        token = f', token="{made}"' if made is not None else "" if is_open else ', token="..."'
-        lines = (
-            "Try it:",
-            "from openenv import GenericEnvClient",
-            f'with GenericEnvClient("http://{place}"{token}).sync() as env: print(env.reset())',
-        )
-        console.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)

@@ -6,16 +6,13 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from .. import settings
 from ..errors import message_of
 from .command import failure, tidy_on_sigterm
-
-if TYPE_CHECKING:
-    from .validation.report import Display
 
 _EXAMPLES = """
 Check an environment: its files, its rewards, schemas, seeds and sessions.
@@ -66,6 +63,12 @@ def validate(
     token: str | None = typer.Option(None, metavar="TOKEN", help="The server's token; by default OPENENV_TOKEN."),
     verbose: bool = typer.Option(False, "--verbose", "-v", help="Show the evidence of checks that passed, too."),
 ) -> None:
+    from rich.console import Console  # all of this loads only for this command
+
+    from .validation.package import NoPackage, check_package
+    from .validation.report import Display, Report
+    from .validation.running_server import RunningReport, check_running
+
     if target is not None and target.startswith(("http://", "https://")):
         if url is not None:
             raise failure("give one URL, not two", 1)
@@ -81,65 +84,31 @@ def validate(
         raise failure("the rules v1 are for --level static; runtime and semantic need v2", 3)
     token = token or settings.client_token()
     try:
-        display = _display(as_json, verbose)
+        display = Display(Console(highlight=False, quiet=as_json), verbose=verbose)
+        report: Report | RunningReport
         if url is not None:
-            code = _running(url, level, timeout, token, display, as_json, output)
+            report = check_running(
+                url, timeout_s=timeout, token=token, with_episodes=level != "static", listen=display.criterion
+            )
+            display.running_summary(report)
         else:
+            started = time.monotonic()
+            folder = Path(target or ".").resolve()
             with tidy_on_sigterm():  # else the server of the package would outlive us
-                code = _package(Path(target or "."), level, chosen, not skip_build, token, display, as_json, output)
-    except typer.Exit:
-        raise
+                report = check_package(
+                    folder, level=level, policy=chosen, may_run=not skip_build, token=token, listen=display.result
+                )
+                display.summary(report, time.monotonic() - started)
+        _deliver(report.json(), as_json, output)
+    except NoPackage as error:
+        raise failure(error, 2) from error
     except (OSError, ValueError, RuntimeError) as error:
         raise failure(f"the checks could not be run: {type(error).__name__}: {message_of(error)}", 3) from error
-    raise typer.Exit(code)
+    if not report.passed:
+        raise typer.Exit(1)
 
 
 validate.__doc__ = _EXAMPLES
-
-
-def _package(
-    folder: Path,
-    level: str,
-    policy: str,
-    may_run: bool,
-    token: str | None,
-    display: Display,
-    as_json: bool,
-    output: Path | None,
-) -> int:
-    from .validation.package import NoPackage, check_package
-
-    started = time.monotonic()
-    try:
-        report = check_package(
-            folder.resolve(), level=level, policy=policy, may_run=may_run, token=token, listen=display.result
-        )
-    except NoPackage as error:
-        raise failure(error, 2) from error
-    display.summary(report, time.monotonic() - started)
-    _deliver(report.json(), as_json, output)
-    return 1 if report.verdict == "fail" else 0
-
-
-def _running(
-    url: str, level: str, timeout: float, token: str | None, display: Display, as_json: bool, output: Path | None
-) -> int:
-    from .validation.running_server import check_running
-
-    report = check_running(
-        url, timeout_s=timeout, token=token, with_episodes=level != "static", listen=display.criterion
-    )
-    display.running_summary(report)
-    _deliver(report.json(), as_json, output)
-    return 0 if report.passed else 1
-
-
-def _display(as_json: bool, verbose: bool) -> Display:
-    from rich.console import Console
-
-    from .validation.report import Display
-
-    return Display(Console(highlight=False, quiet=as_json), verbose=verbose)
 
 
 def _deliver(report: dict[str, Any], as_json: bool, output: Path | None) -> None:

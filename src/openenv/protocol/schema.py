@@ -1,4 +1,4 @@
-"""Models of actions, observations and states as validators and JSON schemas.
+"""Models of actions, observations and states as validators and JSON schemas; example values of such schemas.
 
 Knows pydantic models; must not know which environment they belong to.
 """
@@ -6,6 +6,7 @@ Knows pydantic models; must not know which environment they belong to.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -158,3 +159,96 @@ def has_plain_validation(action_cls: type[Any]) -> bool:
 
 def _function(model: type[BaseModel]) -> Any:
     return getattr(model.model_validate, "__func__", None)
+
+
+# -- JSON schemas as pydantic writes them -----------------------------------------------------------------------------
+
+_DEEPEST = 24
+
+
+class Unmakeable(ValueError):
+    """No value can be made for a schema; the text says why."""
+
+
+def resolve_reference(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Follow a schema's `$ref` into the definitions of its document; keywords beside the reference stay."""
+    for _ in range(_DEEPEST):
+        reference = schema.get("$ref")
+        if not isinstance(reference, str) or not reference.startswith("#/"):
+            break
+        target: Any = root
+        for part in reference[2:].split("/"):
+            target = target.get(part, {}) if isinstance(target, Mapping) else {}
+        schema = {**target, **{key: value for key, value in schema.items() if key != "$ref"}}
+    return schema
+
+
+def make_example(schema: Mapping[str, Any], text: Callable[[Mapping[str, Any]], str], *, variant: int = 0) -> Any:
+    """Make a small value that satisfies a schema: required fields only, the shortest lists, numbers near zero.
+
+    Args:
+        schema: The schema, with its definitions.
+        text: Makes a string that satisfies a schema.
+        variant: 0 takes defaults and first choices; others differ from it where they can.
+
+    Raises:
+        Unmakeable: The schema requires itself.
+    """
+    return _ExampleMaker(schema, text, variant).value(schema)
+
+
+@dataclass(frozen=True, slots=True)
+class _ExampleMaker:
+    root: Mapping[str, Any]
+    text: Callable[[Mapping[str, Any]], str]
+    variant: int
+
+    def value(self, schema: Any, depth: int = 0) -> Any:
+        if depth > _DEEPEST:
+            raise Unmakeable("it requires itself, without end")
+        if not isinstance(schema, Mapping):  # `true` allows anything
+            return None
+        schema = resolve_reference(schema, self.root)
+        if "const" in schema:
+            return schema["const"]
+        if self.variant == 0 and "default" in schema:
+            return schema["default"]
+        for keyword in ("examples", "enum"):
+            if choices := schema.get(keyword):
+                return choices[self.variant % len(choices)]
+        for keyword in ("anyOf", "oneOf", "allOf"):
+            if parts := schema.get(keyword):
+                return self.value(next((part for part in parts if part.get("type") != "null"), {}), depth + 1)
+        return self._typed(schema, depth)
+
+    def _typed(self, schema: Mapping[str, Any], depth: int) -> Any:
+        kind = schema.get("type")
+        kind = kind[0] if isinstance(kind, list) else kind
+        if kind == "object" or "properties" in schema:
+            fields = schema.get("properties", {})
+            return {name: self.value(fields.get(name), depth + 1) for name in schema.get("required", ())}
+        if kind == "array":
+            first = schema.get("prefixItems", ())
+            rest = [schema.get("items")] * (schema.get("minItems", 0) - len(first))
+            return [self.value(item, depth + 1) for item in (*first, *rest)]
+        if kind == "boolean":
+            return bool(self.variant % 2)
+        if kind in ("integer", "number"):
+            number = self._number(schema)
+            return number if kind == "integer" else float(number)
+        return self.text(schema) if kind == "string" else None
+
+    def _number(self, schema: Mapping[str, Any]) -> int | float:
+        """Return the number within the bounds that is nearest to zero; higher variants are further away."""
+        low, high, unit = schema.get("minimum"), schema.get("maximum"), schema.get("multipleOf", 1)
+        above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+        if above is not None and below is not None and above + unit > below - unit:  # an open interval of fractions
+            return float(above + below) / 2
+        low = above + unit if low is None and above is not None else low
+        high = below - unit if high is None and below is not None else high
+        first: int | float = max(0, 0 if low is None else low)
+        first = first if high is None else min(first, high)
+        for number in (first + self.variant, first - self.variant):
+            if (low is None or number >= low) and (high is None or number <= high):
+                return number
+        return first

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -88,20 +89,24 @@ class Histograms:
                 counts[place] += bisect_right(values, bound)
 
 
+@dataclass(slots=True)
 class Family:
     """One metric: name, type, help text and lines."""
 
-    __slots__ = ("help", "lines", "name", "type")
-
-    def __init__(self, name: str, type: FamilyType, help: str) -> None:
-        self.name = name
-        self.type = type
-        self.help = help
-        self.lines: list[str] = []
+    name: str
+    type: FamilyType
+    help: str
+    lines: list[str] = field(default_factory=list)
 
     def add(self, value: float, labels: Labels | None = None) -> Family:
         """Add a value."""
         self.lines.append(_line(self.name, labels or {}, value))
+        return self
+
+    def add_all(self, label: str, values: Iterable[tuple[str, float]]) -> Family:
+        """Add values, one for each value of a label."""
+        for name, value in values:
+            self.add(value, {label: name})
         return self
 
     def add_distribution(self, distribution: Distribution, labels: Labels) -> Family:

@@ -79,42 +79,31 @@ class ServerMetrics:
     def _session_families(self) -> list[Family]:
         manager = self._manager
         with self._lock:  # ended sessions before live ones, so that none is counted twice
-            opened, closed, errors = self._opened, dict(self._closed), dict(self._errors)
+            opened, closed, errors = self._opened, sorted(self._closed.items()), sorted(self._errors.items())
             steps, repeats = self._ended_steps, self._ended_repeats
         sessions = manager.sessions()
         steps += sum(session.step_count for session in sessions)
         repeats += sum(session.ledger.hits for session in sessions)
         states = Counter(map(_state, sessions))
-        by_state = Family("openenv_sessions", "gauge", "Open sessions, by state.")
-        for state in _STATES:
-            by_state.add(states.get(state, 0), {"state": state})
-        endings = Family("openenv_sessions_closed_total", "counter", "Ended sessions, by reason.")
-        for reason, count in sorted(closed.items()):
-            endings.add(count, {"reason": reason})
-        by_code = Family("openenv_errors_total", "counter", "Requests answered with an error, by code.")
-        for code, count in sorted(errors.items()):
-            by_code.add(count, {"code": code})
+        ready = int(not manager.is_draining)
+        resumes, hits = manager.attachments.resumes, self._growing("repeats", repeats)
         return [
             Family("openenv_info", "gauge", "Name, version and mode of the server, as labels.").add(1, self._info()),
-            Family("openenv_ready", "gauge", "1 while the server opens sessions, 0 while it shuts down.").add(
-                int(not manager.is_draining)
+            Family("openenv_ready", "gauge", "1 while the server opens sessions, 0 while it shuts down.").add(ready),
+            Family("openenv_sessions", "gauge", "Open sessions, by state.").add_all(
+                "state", ((state, states[state]) for state in _STATES)
             ),
-            by_state,
             Family("openenv_session_slots", "gauge", "Limit of open sessions.").add(manager.max_sessions),
             Family("openenv_session_slots_used", "gauge", "Slots in use.").add(len(sessions)),
             Family("openenv_queue_length", "gauge", "Clients waiting for a slot.").add(len(manager.queue)),
             Family("openenv_sessions_opened_total", "counter", "Sessions opened.").add(opened),
-            endings,
+            Family("openenv_sessions_closed_total", "counter", "Ended sessions, by reason.").add_all("reason", closed),
             Family("openenv_steps_total", "counter", "Steps taken.").add(self._growing("steps", steps)),
-            by_code,
-            Family("openenv_resumes_total", "counter", "Sessions resumed by their client.").add(
-                manager.attachments.resumes
+            Family("openenv_errors_total", "counter", "Requests answered with an error, by code.").add_all(
+                "code", errors
             ),
-            Family(
-                "openenv_ledger_hits_total",
-                "counter",
-                "Repeated requests answered from the ledger.",
-            ).add(self._growing("repeats", repeats)),
+            Family("openenv_resumes_total", "counter", "Sessions resumed by their client.").add(resumes),
+            Family("openenv_ledger_hits_total", "counter", "Repeated requests answered from the ledger.").add(hits),
         ]
 
     def _growing(self, name: str, value: int) -> int:
@@ -134,15 +123,12 @@ class ServerMetrics:
         return [family]
 
     def _process_families(self) -> list[Family]:
+        started, uptime = round(self._started_at, 3), round(self._clock() - self._started_at, 3)
         return [
             Family("process_resident_memory_bytes", "gauge", "Resident memory.").add(_resident_bytes()),
             Family("process_threads", "gauge", "Live Python threads.").add(threading.active_count()),
-            Family("process_start_time_seconds", "gauge", "Start of the process, in seconds since 1970.").add(
-                round(self._started_at, 3)
-            ),
-            Family("openenv_uptime_seconds", "gauge", "Seconds since the start of the process.").add(
-                round(self._clock() - self._started_at, 3)
-            ),
+            Family("process_start_time_seconds", "gauge", "Start of the process, in seconds since 1970.").add(started),
+            Family("openenv_uptime_seconds", "gauge", "Seconds since the start of the process.").add(uptime),
         ]
 
 

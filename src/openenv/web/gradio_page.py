@@ -52,7 +52,7 @@ def mount_gradio(app: FastAPI, page: WebPage, builder: Callable[..., Any]) -> We
         served=(service, page.visitors, page.actions),
     )
     app.state.openenv_web_manager = manager
-    title = title_of(metadata, page.options.title)
+    title = title_of(metadata, page.arguments.title)
     quick_start = get_quick_start_markdown(metadata, service.action_cls or dict, service.observation_cls or dict)
     fields = action_fields(service.action_cls)
     blocks = builder(manager, fields, metadata, is_chat(service.action_cls), title, quick_start)

@@ -11,7 +11,6 @@ import inspect
 import logging
 import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,9 @@ from pydantic import TypeAdapter
 from .. import settings
 from ..env.binding import bind, factory_name
 from ..env.environment import Environment
-from ..protocol.schema import json_schema
+from ..protocol.schema import json_schema, resolve_reference
 from ..server.access import Role
+from ..server.app import PageArguments
 from ..server.mcp.tool_calls import NoTools
 from ..server.service import EnvService
 from ..types import EnvironmentMetadata, ServerMode
@@ -39,49 +39,23 @@ _FRONT_MATTER = re.compile(r"\A---\s*\n.*?\n---\s*(?:\n|\Z)", re.S)
 _MOST_CHARS = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class CustomTab:
-    """A page of the environment's own, beside the standard one.
-
-    Args:
-        name: Its label.
-        is_primary: Whether it comes first.
-        is_alone: Whether it replaces the standard page.
-    """
-
-    name: str = "Custom"
-    is_primary: bool = False
-    is_alone: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PageOptions:
-    """An application's options for its page.
-
-    Args:
-        title: The page's title; by default made from the name.
-        custom: A tab of the environment's own.
-        folder: The environment's own folder, for its README.
-    """
-
-    title: str | None = None
-    custom: CustomTab | None = None
-    folder: Path | None = None
-
-
 class PageDescription:
     """Describes the page of one served environment.
 
     Args:
         service: The served environment.
         actions: Lists the tools.
-        options: The application's options.
+        arguments: The page's arguments of `create_app`.
+        folder: The environment's folder, for its README.
     """
 
-    def __init__(self, service: EnvService, actions: VisitorActions, options: PageOptions) -> None:
+    def __init__(
+        self, service: EnvService, actions: VisitorActions, arguments: PageArguments, folder: Path | None
+    ) -> None:
         self._service = service
         self._actions = actions
-        self._options = options
+        self._arguments = arguments
+        self._folder = folder
         self._metadata: EnvironmentMetadata | None = None
         self._tools: list[dict[str, Any]] | None = None
         self._knows_tools = False
@@ -93,7 +67,7 @@ class PageDescription:
         """Describe the environment, with its README; by its name alone if it cannot be built."""
         if self._metadata is None:
             service = self._service
-            readme = await asyncio.to_thread(find_readme, service.env_name, self._options.folder)
+            readme = await asyncio.to_thread(find_readme, service.env_name, self._folder)
             plain = await asyncio.to_thread(load_environment_metadata, service.factory, service.env_name)
             plain = metadata = plain.model_copy(update={"readme_content": readme})
             if getattr(service.manager.env_cls, "get_metadata", None) is not Environment.get_metadata:
@@ -119,7 +93,7 @@ class PageDescription:
             action_cls, url=url, asks_for_token=asks_for_token, plays=plays, has_tools=_steps_tools(action_cls, tools)
         )
         return {
-            "title": title_of(metadata, self._options.title),
+            "title": title_of(metadata, self._arguments.title),
             "name": metadata.name,
             "description": metadata.description,
             "version": metadata.version,
@@ -156,10 +130,11 @@ class PageDescription:
         return asking.result()
 
     def _custom_tab(self) -> dict[str, Any] | None:
-        custom = self._options.custom
-        if custom is None:
+        own = self._arguments
+        if own.gradio_builder is None:
             return None
-        return {"name": custom.name, "href": CUSTOM_PATH, "primary": custom.is_primary, "only": custom.is_alone}
+        shown = {"primary": own.tab_is_primary, "only": not own.shows_default}
+        return {"name": own.tab_name, "href": CUSTOM_PATH, **shown}
 
     async def _find_tools(self) -> list[dict[str, Any]] | None:
         if not self._knows_tools:
@@ -310,20 +285,15 @@ def _kind(name: str, schema: Mapping[str, Any]) -> str:
     return "textarea" if kind == "text" and schema.get("type") == "string" and is_long else kind
 
 
-def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
+def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
     """Follow references and unwrap optional types."""
-    resolved = dict(schema)
-    for _ in range(8):
-        if "$ref" in resolved:
-            target = root.get("$defs", {}).get(str(resolved.pop("$ref")).rsplit("/", 1)[-1], {})
-            resolved = {**target, **resolved}
-        options = [option for option in resolved.get("anyOf", ()) if option.get("type") != "null"]
-        if len(options) == 1:
-            del resolved["anyOf"]
-            resolved = {**options[0], **resolved}
-        elif "$ref" not in resolved:
+    for _ in range(8):  # a class may refer to itself
+        schema = resolve_reference(schema, root)
+        options = [option for option in schema.get("anyOf", ()) if option.get("type") != "null"]
+        if len(options) != 1:
             break
-    return resolved
+        schema = {**options[0], **{key: value for key, value in schema.items() if key != "anyOf"}}
+    return schema
 
 
 def _placeholder(name: str, kind: str) -> str:

@@ -11,12 +11,11 @@ from pprint import pformat
 from typing import Any
 
 from .. import settings
-from ..protocol.schema import json_schema, takes_tool_actions
+from ..protocol.schema import json_schema, make_example, takes_tool_actions
 from ..tool_types import CallToolAction, ListToolsAction
 from ..types import EnvironmentMetadata
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-_DEEPEST = 6
 _FORMATS = {
     "date": "2024-01-01",
     "date-time": "2024-01-01T00:00:00Z",
@@ -81,61 +80,13 @@ def example_action(action_cls: type[Any] | None) -> dict[str, Any]:
         return {}
     try:
         schema = json_schema(action_cls)
-    except Exception:  # a class without a schema
+        fields, required = schema.get("properties", {}), schema.get("required", ())
+        wanted = [name for name in fields if name in required or fields[name].get("default") is not None]
+        schema["required"] = [name for name in wanted if name != "metadata"]
+        example = make_example(schema, _example_text)
+    except Exception:  # a class without a schema, or with one that no value satisfies
         return {}
-    parts, required = schema.get("properties", {}), schema.get("required", ())
-    wanted = [name for name in parts if name in required or parts[name].get("default") is not None]
-    return {name: example(parts[name], schema) for name in wanted if name != "metadata"}
-
-
-def example(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0) -> Any:
-    """Make a value that fits a schema."""
-    if depth > _DEEPEST:
-        return None
-    if "$ref" in schema:
-        target = root.get("$defs", {}).get(str(schema["$ref"]).rsplit("/", 1)[-1], {})
-        schema = {**target, **{key: value for key, value in schema.items() if key != "$ref"}}
-    for key in ("default", "const"):
-        if key in schema:
-            return schema[key]
-    for key in ("examples", "enum"):
-        if schema.get(key):
-            return schema[key][0]
-    options = schema.get("anyOf") or schema.get("oneOf") or schema.get("allOf")
-    if options:
-        return example(next((one for one in options if one.get("type") != "null"), {}), root, depth + 1)
-    kind = schema.get("type")
-    if kind == "object" or "properties" in schema:
-        wanted = schema.get("required", ())
-        parts = schema.get("properties", {})
-        return {name: example(part, root, depth + 1) for name, part in parts.items() if name in wanted}
-    if kind == "array":
-        return _example_list(schema, root, depth)
-    if kind in ("integer", "number"):
-        return _example_number(schema, is_whole=kind == "integer")
-    return _example_text(schema) if kind == "string" else {"boolean": False}.get(str(kind))
-
-
-def _example_list(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> list[Any]:
-    fixed = [example(part, root, depth + 1) for part in schema.get("prefixItems", ())]
-    missing = max(0, schema.get("minItems", 0) - len(fixed))
-    return fixed + [example(schema.get("items") or {}, root, depth + 1) for _ in range(min(missing, 32))]
-
-
-def _example_number(schema: Mapping[str, Any], *, is_whole: bool) -> float:
-    unit = schema.get("multipleOf", 1 if is_whole else 0.5)
-    low = schema.get("minimum")
-    if low is None and "exclusiveMinimum" in schema:
-        low = schema["exclusiveMinimum"] + unit
-    high = schema.get("maximum")
-    if high is None and "exclusiveMaximum" in schema:
-        high = schema["exclusiveMaximum"] - unit
-    value: float = 0
-    if low is not None and low > 0:
-        value = low
-    elif high is not None and high < 0:
-        value = high
-    return int(value) if is_whole else float(value)
+    return example if isinstance(example, dict) else {}
 
 
 def _example_text(schema: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, ParamSpec
 
@@ -19,7 +19,7 @@ from ..server.app import HTTPEnvServer, PageArguments, create_app
 from ..server.asgi import Handler, HeaderList, Receive, Scope, Send, cookie, header, respond_json
 from ..server.routes import DocumentedRoute
 from ..types import EnvironmentMetadata, ServerMode
-from .page_description import CustomTab, PageDescription, PageOptions
+from .page_description import PageDescription
 from .page_routes import PageRoutes, UiEndpoint, is_https
 from .visitor_actions import VisitorActions
 from .visitors import COOKIE, Visitors, new_key
@@ -53,16 +53,17 @@ class WebPage:
 
     Args:
         server: The environment's server, with its mode set.
-        options: The application's options for the page.
+        arguments: The page's arguments of `create_app`.
+        folder: The environment's folder, where a README may be.
     """
 
-    def __init__(self, server: HTTPEnvServer, options: PageOptions) -> None:
+    def __init__(self, server: HTTPEnvServer, arguments: PageArguments, folder: Path | None) -> None:
         service = server.service
         self.service = service
-        self.options = options
+        self.arguments = arguments
         self.visitors = Visitors(service.manager)
         self.actions = VisitorActions(service)
-        description = PageDescription(service, self.actions, options)
+        description = PageDescription(service, self.actions, arguments, folder)
         self._routes = PageRoutes(service, self.visitors, self.actions, description, lambda: server.access)
         framed_by = {origin for origin in settings.allowed_origins() if origin != "*"}
         if settings.space_host():
@@ -93,49 +94,35 @@ class WebPage:
         ]
 
     def _documented(self) -> list[DocumentedRoute]:
+        page = self._routes
+        info, play, state = "Environment Info", "Environment Control", "State Management"
+        rows = (
+            (
+                "GET /web/metadata",
+                page.metadata,
+                _web_metadata_signature,
+                info,
+                "Describe the environment for the page",
+            ),
+            ("POST /web/reset", page.reset, _web_reset_signature, play, "Begin an episode in the visitor's session"),
+            ("POST /web/step", page.step, _web_step_signature, play, "Take an action in the visitor's session"),
+            ("GET /web/state", page.state, _web_state_signature, state, "Show the state of the visitor's episode"),
+        )
         return [
             DocumentedRoute(
-                "/web/metadata",
-                _web_metadata_signature,
-                self._routes.metadata,
-                methods=["GET"],
-                response_model=EnvironmentMetadata,
-                tags=["Environment Info"],
-                summary="Describe the environment for the page",
-            ),
-            DocumentedRoute(
-                "/web/reset",
-                _web_reset_signature,
-                self._routes.reset,
-                methods=["POST"],
-                tags=["Environment Control"],
-                summary="Begin an episode in the visitor's session",
-            ),
-            DocumentedRoute(
-                "/web/step",
-                _web_step_signature,
-                self._routes.step,
-                methods=["POST"],
-                tags=["Environment Control"],
-                summary="Take an action in the visitor's session",
-            ),
-            DocumentedRoute(
-                "/web/state",
-                _web_state_signature,
-                self._routes.state,
-                methods=["GET"],
-                tags=["State Management"],
-                summary="Show the state of the visitor's episode",
-            ),
+                request.split()[1], signature, handler, methods=request.split()[:1], tags=[tag], summary=summary
+            )
+            for request, handler, signature, tag, summary in rows
         ]
 
 
-def attach_web(app: FastAPI, options: PageOptions | None = None) -> WebPage | None:
-    """Add the page to the application of an environment.
+def attach_web(app: FastAPI, arguments: PageArguments | None = None, *, folder: Path | None = None) -> WebPage | None:
+    """Add the page to the application of an environment, with a tab for a page of its own if it has a builder.
 
     Args:
         app: The result of `create_app` or `create_fastapi_app`.
-        options: The application's options for the page.
+        arguments: The page's arguments of `create_app`; by default the standard page.
+        folder: The environment's folder, where a README may be.
 
     Returns:
         The page; None for an application that already has one, or has no environment.
@@ -144,7 +131,7 @@ def attach_web(app: FastAPI, options: PageOptions | None = None) -> WebPage | No
     taken = {getattr(route, "path", None) for route in app.router.routes}
     if not isinstance(server, HTTPEnvServer) or "/ws" not in taken or taken & {"/web", "/web/"}:
         return None
-    page = WebPage(server, options or PageOptions())
+    page = WebPage(server, arguments or PageArguments(), folder)
     added = [route for route in page.routes() if getattr(route, "path", None) not in taken]
     server.guard(added)
     app.router.routes += added
@@ -155,41 +142,26 @@ def attach_web(app: FastAPI, options: PageOptions | None = None) -> WebPage | No
 
 
 def add_page(app: FastAPI, arguments: PageArguments | None = None, *, folder: Path | None = None) -> WebPage | None:
-    """Add the page to an application, with a Gradio page of the environment's own if it has a builder of one.
+    """Add the page as `attach_web` does, and the Gradio page that the environment has a builder of.
 
     If Gradio is not installed, the standard page is alone and the log says so: trainers do not need it.
-
-    Args:
-        app: The result of `create_app` or `create_fastapi_app`.
-        arguments: The page's arguments of `create_app`; by default the standard page.
-        folder: The environment's folder, where a README may be.
-
-    Returns:
-        The page; None for an application that already has one, or has no environment.
 
     Raises:
         TypeError: The builder returned no Gradio page.
     """
     arguments = arguments or PageArguments()
-    mount = None if arguments.gradio_builder is None else _gradio_mount()
-    custom = None
-    if mount is not None:
-        custom = CustomTab(
-            arguments.tab_name, is_primary=arguments.tab_is_primary, is_alone=not arguments.shows_default
-        )
-    page = attach_web(app, PageOptions(title=arguments.title, custom=custom, folder=folder))
-    if page is not None and mount is not None:
-        mount(app, page, arguments.gradio_builder)
-    return page
-
-
-def _gradio_mount() -> Callable[..., Any] | None:
+    builder = arguments.gradio_builder
+    if builder is None:
+        return attach_web(app, arguments, folder=folder)
     try:
         from .gradio_page import mount_gradio  # loads Gradio
     except ImportError as exc:
         logger.warning("the standard page is shown alone: %s", exc)
-        return None
-    return mount_gradio
+        return attach_web(app, replace(arguments, gradio_builder=None), folder=folder)
+    page = attach_web(app, arguments, folder=folder)
+    if page is not None:
+        mount_gradio(app, page, builder)
+    return page
 
 
 def _with_page(make: Callable[_P, FastAPI]) -> Callable[_P, FastAPI]:
@@ -239,7 +211,7 @@ async def _unused(request: Any) -> None:
     """Satisfy Starlette, which wants a function; the handler replaces it."""
 
 
-async def _web_metadata_signature() -> None:
+async def _web_metadata_signature() -> EnvironmentMetadata:  # type: ignore[empty-body]
     """Documents `GET /web/metadata`."""
 
 

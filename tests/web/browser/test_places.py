@@ -11,17 +11,16 @@ from starlette.routing import Route
 
 from environments import Greeter, Spot, Track, Walk
 from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
-from openenv.server.app import create_app
-from openenv.web.page_description import CustomTab, PageOptions
+from openenv.server.app import PageArguments, create_app
 from openenv.web.web_page import attach_web
 
 expect = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright").expect
 
 
-def application(options: PageOptions | None = None) -> Any:
+def application(arguments: PageArguments | None = None) -> Any:
     """An application with a page."""
     app = create_app(Track, Walk, Spot, env_name="walk", max_concurrent_envs=4)
-    attach_web(app, options)
+    attach_web(app, arguments)
     return app
 
 
@@ -87,7 +86,7 @@ def test_in_production_there_are_tools_and_nothing_to_reset(
 def test_a_page_of_ones_own_is_a_tab(
     is_primary: bool, is_alone: bool, serve: Callable[..., Any], visit: Callable[..., Any]
 ) -> None:
-    app = application(PageOptions(title="My walk", custom=CustomTab("Mine", is_primary=is_primary, is_alone=is_alone)))
+    app = application(PageArguments(print, "Mine", is_primary, not is_alone, title="My walk"))
 
     async def own(request: Any) -> HTMLResponse:
         return HTMLResponse("<h1>my own page</h1>")

@@ -20,7 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ...client.env_client import GenericEnvClient, SyncEnvClient
 from ...client.network import with_token
 from ...errors import OpenEnvError, RequestValidationError, ServerError, SessionCapacityError, message_of
-from .json_schema import Unmakeable, make
+from ...protocol.schema import Unmakeable
+from .json_schema import make
 from .manifest import Manifest
 from .rules import CheckFailed, CheckSkipped
 from .served_package import NotServed, ServedPackage
@@ -56,33 +57,29 @@ class ActionPlan(BaseModel):
         return self._generated
 
 
-class NoPlan(Exception):
-    """There are no actions to check with; the text says why and what to do."""
-
-
 def read_plan(path: Path) -> ActionPlan:
     """Read the plan of a package.
 
     Raises:
-        NoPlan: It cannot be read, or it is invalid.
+        CheckSkipped: It cannot be read, or it is invalid.
     """
     try:
         text = path.read_bytes()
         if len(text) > _LONGEST:
-            raise NoPlan(f"{path.name} is longer than {_LONGEST} bytes")
+            raise CheckSkipped(f"{path.name} is longer than {_LONGEST} bytes")
         return ActionPlan.model_validate_json(text)
     except OSError as error:
-        raise NoPlan(f"{path} cannot be read: {error.strerror}") from error
+        raise CheckSkipped(f"{path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
         where = "; ".join(f"{'.'.join(map(str, one['loc'])) or path.name}: {one['msg']}" for one in error.errors()[:3])
-        raise NoPlan(f"{path.name} is no plan: {where}") from error
+        raise CheckSkipped(f"{path.name} is no plan: {where}") from error
 
 
 def make_plan(schema: Mapping[str, Any]) -> ActionPlan:
     """Generate a plan from the schema of an environment's actions.
 
     Raises:
-        NoPlan: No action can be generated.
+        CheckSkipped: No action can be generated.
     """
     if has_tool_actions(schema):
         # Calling a tool may cost money or do harm: without a plan, tools are listed and not called.
@@ -91,9 +88,10 @@ def make_plan(schema: Mapping[str, Any]) -> ActionPlan:
         try:
             plan = ActionPlan(actions=[make(schema, variant) for variant in range(_GENERATED_STEPS)])
         except Unmakeable as error:
-            raise NoPlan(f"no action can be generated from the schema ({error}); write {PLAN} with actions") from error
+            problem = f"no action can be generated from the schema ({error}); write {PLAN} with actions"
+            raise CheckSkipped(problem) from error
         except ValidationError as error:
-            raise NoPlan(f"actions are no objects; write {PLAN} with actions") from error
+            raise CheckSkipped(f"actions are no objects; write {PLAN} with actions") from error
     plan._generated = True
     return plan
 
@@ -218,10 +216,10 @@ class Probe:
         self.folder = folder
         self.package = package
         self.slowest_s = 0.0
+        self.http_timeout_s = http_timeout_s
         self._url = url
         self._token = token
         self._reply_s = reply_s
-        self._http_timeout_s = http_timeout_s
         self._cache: dict[str, Any] = {}
         self._failures: dict[str, str] = {}
 
@@ -231,16 +229,24 @@ class Probe:
         Raises:
             CheckFailed: The server does not reply, or with an error.
         """
-        url = self._url.rstrip("/") + path
-        headers = with_token(None, self._token)
         try:
-            reply = httpx2.request(
-                method, url, json=body, headers=headers, timeout=self._http_timeout_s, trust_env=False
-            )
+            reply = self.request(method, path, body)
             reply.raise_for_status()
             return reply.json()
         except (httpx2.HTTPError, ValueError) as error:
             raise CheckFailed(f"{method} {path}: {message_of(error)}") from error
+
+    def request(self, method: str, path: str, body: Any = None) -> httpx2.Response:
+        """Send an HTTP request and return the reply, whatever it is."""
+        return httpx2.request(
+            method,
+            self._url.rstrip("/") + path,
+            json=body,
+            headers=with_token(None, self._token),
+            timeout=self.http_timeout_s,
+            trust_env=False,
+            follow_redirects=True,
+        )
 
     def _once(self, what: str, make: Callable[[], _T]) -> _T:
         """Do something once for all checks: the first check that needs it fails with it, later ones are skipped."""
@@ -285,13 +291,10 @@ class Probe:
     def _find_plan(self) -> ActionPlan:
         declared = self.manifest.execution if self.manifest is not None else None
         path = None if self.folder is None else self.folder / (declared.probe_path if declared else PLAN)
-        try:
-            if path is not None and (declared is not None or path.exists()):
-                return read_plan(path)
-            action = self.schema.get("action")
-            return make_plan(action if isinstance(action, dict) else {})
-        except NoPlan as error:
-            raise CheckSkipped(str(error)) from error
+        if path is not None and (declared is not None or path.exists()):
+            return read_plan(path)
+        action = self.schema.get("action")
+        return make_plan(action if isinstance(action, dict) else {})
 
     def open(self) -> Client:
         """Return a client with a session of its own; a context manager."""

@@ -58,6 +58,11 @@ class Report:
         """What follows from the results."""
         return verdict((one.check_id, one.status) for one in self.results)
 
+    @property
+    def passed(self) -> bool:
+        """Whether nothing is known to be wrong."""
+        return self.verdict != "fail"
+
     def json(self) -> dict[str, Any]:
         """Return the report."""
         done = {RULE[one.check_id].level for one in self.results if one.status != "skip"}

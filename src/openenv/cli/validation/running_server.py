@@ -8,7 +8,6 @@ from typing import Any
 
 import httpx2
 
-from ...client.network import with_token
 from ...errors import message_of
 from .package import check
 from .probe import Probe
@@ -99,15 +98,16 @@ def check_running(
         listen(one)
         return one
 
-    ask = _Requests(url, timeout_s, token)
-    opening = add(_openapi(ask))
-    version = str(opening.actual.get("info.version", _UNKNOWN)) if opening.passed else _UNKNOWN
-    for criterion in (_health, _metadata, _schema, _mcp):
-        add(criterion(ask))
-    consistency = add(_mode(ask.paths))
+    probe = Probe(url, token=token, http_timeout_s=timeout_s)
+    bodies = {}
+    for endpoint in _ENDPOINTS:
+        criterion, bodies[endpoint.id] = endpoint.check(probe)
+        add(criterion)
+    version = str(criteria[0].actual["info.version"]) if criteria[0].passed else _UNKNOWN
+    consistency = add(_mode(bodies[_OPENAPI].get("paths")))
     mode = str(consistency.actual.get("mode", _UNKNOWN))
     if with_episodes and mode == "simulation" and all(one.passed for one in criteria):
-        probe = Probe(url, token=token, http_timeout_s=max(timeout_s, 10.0))
+        probe.http_timeout_s = max(timeout_s, 10.0)
         for rule in RULES:
             if rule.any_server and (result := check(rule.id, probe)).status != "skip":
                 details = "; ".join(result.evidence) or None
@@ -116,109 +116,93 @@ def check_running(
     return RunningReport(url, version, mode, tuple(criteria))
 
 
-class _Requests:
-    """Sends requests to a server, and remembers the paths of its OpenAPI document."""
+@dataclass(frozen=True, slots=True)
+class _Endpoint:
+    """An endpoint that every server has.
 
-    def __init__(self, url: str, timeout_s: float, token: str | None) -> None:
-        self.paths: set[str] | None = None
-        self._url = url
-        self._timeout_s = timeout_s
-        self._headers = with_token(None, token)
+    Args:
+        id: The criterion's id.
+        request: Method and path.
+        says: What the reply has to be, as the end of a sentence that begins with the request.
+        fields: The fields of the body that count: the value of each, or its type.
+        expected: The same in the words of the report; by default the values.
+    """
 
-    def __call__(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """Return the status and the JSON of the reply; raise ValueError where there is none."""
-        options: dict[str, Any] = {} if body is None else {"json": body}
+    id: str
+    request: str
+    says: str
+    fields: dict[str, Any]
+    expected: dict[str, Any] | None = None
+
+    def check(self, probe: Probe) -> tuple[Criterion, dict[str, Any]]:
+        """Send the request; return the criterion and the body, empty where there is none."""
+        says, expected = f"{self.request} {self.says}", {"status_code": 200, **(self.expected or self.fields)}
         try:
-            reply = httpx2.request(
-                method,
-                self._url + path,
-                headers=self._headers,
-                timeout=self._timeout_s,
-                trust_env=False,
-                follow_redirects=True,
-                **options,
-            )
+            status, reply = self._reply(probe)
+        except ValueError as error:
+            return Criterion(self.id, says, False, details=str(error), expected=expected), {}
+        body = reply if isinstance(reply, dict) else {}
+        passed = status == 200
+        actual: dict[str, Any] = {"status_code": status}
+        for name, wanted in self.fields.items():
+            value: Any = body
+            for key in name.split("."):
+                value = value.get(key) if isinstance(value, dict) else None
+            passed &= isinstance(value, wanted) if isinstance(wanted, type) else value == wanted
+            actual[name] = type(value).__name__ if wanted is dict else value  # a whole schema would be too long
+        details = None if passed else f"answered {status} with {str(reply)[:120]}"
+        if status == 401:
+            details = "the server asks for a token: --token, or OPENENV_TOKEN"
+        return Criterion(self.id, says, passed, details=details, expected=expected, actual=actual), body
+
+    def _reply(self, probe: Probe) -> tuple[int, Any]:
+        """Return the status and the JSON of the reply; raise ValueError where there is none."""
+        method, path = self.request.split()
+        try:
+            reply = probe.request(method, path, {} if method == "POST" else None)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             reason = f"{type(error).__name__}: {message_of(error)}"
-            raise ValueError(f"{method} {path} was not answered ({reason})") from error
+            raise ValueError(f"{self.request} was not answered ({reason})") from error
         try:
             return reply.status_code, reply.json()
         except ValueError as error:
-            raise ValueError(f"{method} {path} answered {reply.status_code} with no JSON") from error
+            raise ValueError(f"{self.request} answered {reply.status_code} with no JSON") from error
 
 
-def _criterion(
-    ask: _Requests, id_: str, says: str, request: tuple[Any, ...], expected: dict[str, Any], judge: Callable[[Any], Any]
-) -> Criterion:
-    """Send a request; `judge` returns whether the body is right, and the part of it that the report shows."""
-    wanted = {"status_code": 200, **expected}
-    try:
-        status, body = ask(*request)
-    except ValueError as error:
-        return Criterion(id_, says, False, details=str(error), expected=wanted)
-    right, shown = judge(body if isinstance(body, dict) else {})
-    actual = {"status_code": status, **shown}
-    details = None
-    if status == 401:
-        details = "the server asks for a token: --token, or OPENENV_TOKEN"
-    elif status != 200 or not right:
-        details = f"answered {status} with {str(body)[:120]}"
-    return Criterion(id_, says, status == 200 and bool(right), details=details, expected=wanted, actual=actual)
+_OPENAPI = "openapi_version_available"
+_TEXTS = ("name", "description")
+_SCHEMAS = ("action", "observation", "state")
+_ENDPOINTS = (
+    _Endpoint(
+        _OPENAPI,
+        "GET /openapi.json",
+        "gives the version of the interface",
+        {"info.version": str},
+        {"info.version": "string"},
+    ),
+    _Endpoint("health_endpoint", "GET /health", "says healthy", {"status": "healthy"}),
+    _Endpoint(
+        "metadata_endpoint",
+        "GET /metadata",
+        "gives name and description",
+        dict.fromkeys(_TEXTS, str),
+        {"fields": [*_TEXTS]},
+    ),
+    _Endpoint(
+        "schema_endpoint",
+        "GET /schema",
+        "gives the schemas of action, observation and state",
+        dict.fromkeys(_SCHEMAS, dict),
+        {"fields": [*_SCHEMAS]},
+    ),
+    _Endpoint("mcp_endpoint", "POST /mcp", "answers in JSON-RPC", {"jsonrpc": "2.0"}),
+)
 
 
-def _openapi(ask: _Requests) -> Criterion:
-    def judge(body: Any) -> tuple[bool, dict[str, Any]]:
-        if isinstance(body.get("paths"), dict):
-            ask.paths = set(body["paths"])
-        info = body.get("info")
-        version = info.get("version") if isinstance(info, dict) else None
-        return isinstance(version, str), {"info.version": version}
-
-    says = "GET /openapi.json gives the version of the interface"
-    request = ("GET", "/openapi.json")
-    return _criterion(ask, "openapi_version_available", says, request, {"info.version": "string"}, judge)
-
-
-def _health(ask: _Requests) -> Criterion:
-    def judge(body: Any) -> tuple[bool, dict[str, Any]]:
-        return body.get("status") == "healthy", {"status": body.get("status")}
-
-    says = "GET /health says healthy"
-    return _criterion(ask, "health_endpoint", says, ("GET", "/health"), {"status": "healthy"}, judge)
-
-
-def _metadata(ask: _Requests) -> Criterion:
-    def judge(body: Any) -> tuple[bool, dict[str, Any]]:
-        shown = {name: body.get(name) for name in ("name", "description")}
-        return all(isinstance(value, str) for value in shown.values()), shown
-
-    says = "GET /metadata gives name and description"
-    return _criterion(ask, "metadata_endpoint", says, ("GET", "/metadata"), {"fields": ["name", "description"]}, judge)
-
-
-def _schema(ask: _Requests) -> Criterion:
-    names = ["action", "observation", "state"]
-
-    def judge(body: Any) -> tuple[bool, dict[str, Any]]:
-        kinds = {name: type(body.get(name)).__name__ for name in names}
-        return all(kind == "dict" for kind in kinds.values()), kinds
-
-    says = "GET /schema gives the schemas of action, observation and state"
-    return _criterion(ask, "schema_endpoint", says, ("GET", "/schema"), {"fields": names}, judge)
-
-
-def _mcp(ask: _Requests) -> Criterion:
-    def judge(body: Any) -> tuple[bool, dict[str, Any]]:
-        return body.get("jsonrpc") == "2.0", {"jsonrpc": body.get("jsonrpc")}
-
-    says = "POST /mcp answers in JSON-RPC"
-    return _criterion(ask, "mcp_endpoint", says, ("POST", "/mcp", {}), {"jsonrpc": "2.0"}, judge)
-
-
-def _mode(paths: set[str] | None) -> Criterion:
+def _mode(paths: Any) -> Criterion:
     says = "the endpoints are those of one mode: reset, step and state all there, or none"
     id_ = "mode_endpoint_consistency"
-    if paths is None:
+    if not isinstance(paths, dict):
         missing = {"openapi.paths": "missing"}
         reason = "the mode is not known without the paths of /openapi.json"
         return Criterion(id_, says, False, details=reason, expected={"openapi.paths": "present"}, actual=missing)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ...errors import OpenEnvError, ServerError, SessionCapacityError, message_of
 from ...protocol.json_values import NONFINITE_REWARD_KEY
-from .json_schema import violations
+from .json_schema import shown, violations
 from .probe import LIST_TOOLS, PLAN, Client, PlayedEpisode, Probe, has_tool_actions, is_tool_call, play, reset, step
 from .rules import CheckEvidence, CheckFailed, CheckSkipped
 from .served_package import CLOSE_FAILED, Handles
@@ -167,14 +168,29 @@ def network_policy(probe: Probe) -> CheckEvidence:
 
 
 def resource_bounds(probe: Probe) -> CheckEvidence:
-    """The server's memory and the slowest episode are within what is declared."""
+    """The server's memory and the slowest episode so far are within what is declared."""
     _ = probe.first
-    return _within_resources(probe)
+    resources = probe.promises.resources
+    memory = probe.package.peak_memory_mb() if probe.package is not None else None
+    measured = {"memory_mb": None if memory is None else round(memory, 1), "episode_s": round(probe.slowest_s, 3)}
+    problems = []
+    if memory is not None and memory > resources.memory_mb:
+        problems.append(f"{memory:.0f} MB of memory were used, and {resources.memory_mb} are declared")
+    if probe.slowest_s > resources.episode_timeout_s:
+        problems.append(f"an episode took {probe.slowest_s:.1f} s, and {resources.episode_timeout_s:g} are declared")
+    if problems:
+        fix = "declare what is needed in validation.resources, or use less"
+        raise CheckFailed(*problems, fix=fix, measured=measured)
+    used = "memory is not known here" if memory is None else f"{memory:.0f} MB"
+    return CheckEvidence(f"{used}, slowest episode {probe.slowest_s:.2f} s", measured)
+
+
+resource_envelope = resource_bounds  # the same again, after the episodes of many more checks
 
 
 def episode_isolation(probe: Probe) -> CheckEvidence:
     """Two sessions at once, step by step in turn: neither sees anything of the other."""
-    is_same = _is_same(probe.first, probe.again)
+    is_same = _holds(lambda: _compare(probe.first, probe.again, ""))
     episode = PlayedEpisode()
     with probe.session() as env:
         episode.moments.append(reset(env, probe.plan))
@@ -183,7 +199,7 @@ def episode_isolation(probe: Probe) -> CheckEvidence:
                 wrong = _play_beside(probe, env, neighbour, episode)
         except SessionCapacityError:
             return CheckEvidence("one session at a time, by its own word", {"sessions": 1})
-    if wrong and not _has_state_faults(probe):
+    if wrong and _holds(lambda: state_contract(probe)):
         raise CheckFailed(*wrong, fix=_ALONE)
     if is_same:
         _compare(probe.first, episode, "played beside another session", fix=_ALONE)
@@ -305,30 +321,6 @@ def replayability(probe: Probe) -> CheckEvidence:
     return CheckEvidence(f"{len(probe.elsewhere.rewards)} steps, the same", {"steps": len(probe.elsewhere.rewards)})
 
 
-def resource_envelope(probe: Probe) -> CheckEvidence:
-    """After all episodes, memory and the slowest of them are within what is declared."""
-    _ = probe.first
-    return _within_resources(probe)
-
-
-def _within_resources(probe: Probe) -> CheckEvidence:
-    promises = probe.promises
-    resources = promises.resources
-    memory = probe.package.peak_memory_mb() if probe.package is not None else None
-    measured = {"memory_mb": None if memory is None else round(memory, 1), "episode_s": round(probe.slowest_s, 3)}
-    problems = []
-    if memory is not None and memory > resources.memory_mb:
-        problems.append(f"{memory:.0f} MB of memory were used, and {resources.memory_mb} are declared")
-    if probe.slowest_s > resources.episode_timeout_s:
-        problems.append(f"an episode took {probe.slowest_s:.1f} s, and {resources.episode_timeout_s:g} are declared")
-    if problems:
-        raise CheckFailed(
-            *problems, fix="declare what is needed in validation.resources, or use less", measured=measured
-        )
-    used = "memory is not known here" if memory is None else f"{memory:.0f} MB"
-    return CheckEvidence(f"{used}, slowest episode {probe.slowest_s:.2f} s", measured)
-
-
 def _same_rewards(probe: Probe, runs: list[list[Any]], when: str) -> CheckEvidence:
     if probe.manifest is not None and probe.manifest.capabilities.verifier.kind == "script":
         raise CheckSkipped("rewards come from a script, which is not run here")
@@ -352,17 +344,9 @@ def _is_judged(probe: Probe) -> bool:
     return probe.manifest is not None and probe.manifest.capabilities.llm_judged
 
 
-def _has_state_faults(probe: Probe) -> bool:
+def _holds(check: Callable[[], object]) -> bool:
     try:
-        state_contract(probe)
-    except CheckFailed:
-        return True
-    return False
-
-
-def _is_same(one: PlayedEpisode, other: PlayedEpisode) -> bool:
-    try:
-        _compare(one, other, "")
+        check()
     except CheckFailed:
         return False
     return True
@@ -374,7 +358,7 @@ def _compare(one: PlayedEpisode, other: PlayedEpisode, when: str, *, fix: str = 
         changed = [name for name in _differing(first.core, second.core) if rewards or name != "reward"]
         if changed:
             name = changed[0]
-            values = f"{_short(first.core.get(name))} and {_short(second.core.get(name))}"
+            values = f"{shown(first.core.get(name))} and {shown(second.core.get(name))}"
             where = f"step {index}" if index else "reset"
             raise CheckFailed(f"{when}: {where} differs in {', '.join(changed)} ({values})", fix=fix)
     if len(one.moments) != len(other.moments):
@@ -383,11 +367,6 @@ def _compare(one: PlayedEpisode, other: PlayedEpisode, when: str, *, fix: str = 
 
 def _differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _grown(probe: Probe, before: Handles) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from openenv.cli.top import NotOurs, Snapshot, quantile, read_snapshot
 from openenv.telemetry.prometheus import Family, Histograms, render
-from openenv.telemetry.snapshot import NotOurs, Snapshot, quantile, read_snapshot
 
 
 def reading(times: Histograms, steps: int = 0) -> Snapshot:
@@ -27,7 +27,7 @@ def test_a_snapshot_has_what_the_metrics_say() -> None:
     assert seen.sessions == {"ready": 2, "busy": 1}
     assert seen.errors == {"EXECUTION_ERROR": 4}
     assert seen.value("openenv_steps_total") == 7
-    assert seen.value("nobody_counts_this") == 0
+    assert seen.value("no_such_metric") == 0
     assert seen.quantile("step", "run", 0.5) is None
 
 
