@@ -20,6 +20,7 @@ from fastmcp.server.middleware import Middleware
 from fastmcp.tools import Tool as FastMcpTool
 
 from openenv.env.tools.execution import TOOL_THREADS
+from openenv.env.tools.source import ToolRequest
 
 BRIEF = 0.3
 SOON = 30.0
@@ -143,13 +144,12 @@ def test_environments_that_share_a_server_hang_apart(make_env: Any, build: Any) 
     server = build(wait_for_release)
     one, other = make_env(server=server), make_env(server=server)
     results: list[Any] = []
-    patient = threading.Thread(
-        target=lambda: results.append(one.tools.call_blocking("endless", {"patient": True}, timeout_s=SOON).data)
-    )
+    request = ToolRequest("endless", {"patient": True}, timeout_s=SOON)
+    patient = threading.Thread(target=lambda: results.append(one.tools.call_blocking(request).data))
     patient.start()
     ended.clear()
     with pytest.raises(TimeoutError):
-        other.tools.call_blocking("endless", {"patient": False}, timeout_s=BRIEF)
+        other.tools.call_blocking(ToolRequest("endless", {"patient": False}, timeout_s=BRIEF))
     assert ended.wait(SOON)
     release.set()
     patient.join(SOON)

@@ -50,7 +50,7 @@ def test_it_plays_the_shared_episode_and_knows_what_others_do_in_it(
     program.get("/web/sessions")  # now the page knows its loop
 
     async def play() -> None:
-        manager.began(asyncio.get_running_loop())
+        manager.begin()
         began = await manager.reset_environment({"episode_id": "shared", "start": 1})
         assert began["observation"]["place"] == 1
         went = await manager.step_environment({"direction": "right"})
@@ -81,7 +81,7 @@ def test_the_environment_itself_is_used_from_threads_and_from_the_loop(
     walk = envs["Walk"](direction="right")
 
     async def use() -> Any:
-        manager.began(asyncio.get_running_loop())
+        manager.begin()
         assert manager.env.threads == set()  # no session yet: it is opened
         await manager._run_sync_in_thread_pool(manager.env.reset, start=1)
         seen = await manager._run_sync_in_thread_pool(manager.env.step, walk)

@@ -163,12 +163,11 @@ def staged(folder: Path, *, context: Path | None = None, dockerfile: Path | None
     with tempfile.TemporaryDirectory(prefix="openenv-build-", ignore_cleanup_errors=True) as home:
         copy = Path(home, source.name or "context")
         shutil.copytree(source, copy, symlinks=True, ignore=_excluded)
-        inside = recipe.relative_to(source) if recipe.is_relative_to(source) else None
-        if inside is None:
+        if recipe.is_relative_to(source):
+            target = copy / recipe.relative_to(source)
+        else:
             target = Path(home, "Dockerfile")
             shutil.copyfile(recipe, target)
-        else:
-            target = copy / inside
         repository = None if context is not None else _repository(source)
         if repository is not None:
             _vendor(repository, copy, target)
@@ -176,14 +175,12 @@ def staged(folder: Path, *, context: Path | None = None, dockerfile: Path | None
 
 
 def _recipe(folder: Path, chosen: Path | None) -> Path:
+    places = [folder / name for name in _DOCKERFILES] if chosen is None else [chosen, folder / chosen]
+    for path in places:
+        if path.is_file():
+            return path.resolve()
     if chosen is not None:
-        for path in (chosen, folder / chosen):
-            if path.is_file():
-                return path.resolve()
         raise StagingError(f"there is no Dockerfile {chosen}")
-    for name in _DOCKERFILES:
-        if (folder / name).is_file():
-            return (folder / name).resolve()
     raise StagingError(f"{folder} has no {' and no '.join(_DOCKERFILES)}")
 
 

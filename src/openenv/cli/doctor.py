@@ -100,7 +100,6 @@ EXTRAS = {
     "e2b": ("e2b", "E2B sandboxes"),
     "gradio": ("gradio", "web pages made with Gradio"),
 }
-_OLDEST_PYTHON = (3, 10)
 _PORT = 8000
 _TRY_S = 60.0
 
@@ -166,10 +165,7 @@ def _diagnosed(area: Area, name: str, check: Callable[[], str]) -> Diagnosis:
 
 
 def _python() -> Diagnosis:
-    version = platform.python_version()
-    if sys.version_info < _OLDEST_PYTHON:
-        return Diagnosis("serve", "Python", "missing", f"{version} is too old: 3.10 or later is needed")
-    return Diagnosis("serve", "Python", "ok", f"{version}, {sys.executable}")
+    return Diagnosis("serve", "Python", "ok", f"{platform.python_version()}, {sys.executable}")
 
 
 def _packages() -> Diagnosis:

@@ -174,15 +174,9 @@ def write_package(names: Names, folder: Path) -> list[Path]:
 
 def _files(names: Names) -> Iterator[tuple[Path, Path]]:
     """Yield each file of the template, and its path in the package."""
-    pending = [(_TEMPLATE, Path())]
-    while pending:
-        folder, place = pending.pop()
-        for entry in sorted(folder.iterdir()):
-            if entry.is_dir():
-                pending.append((entry, place / entry.name))
-            elif entry.name.endswith(SUFFIX):
-                name = entry.name.removesuffix(SUFFIX).replace("dot.", ".").replace("NAME", names.package)
-                yield entry, place / name
+    for template in sorted(_TEMPLATE.rglob(f"*{SUFFIX}")):
+        name = template.name.removesuffix(SUFFIX).replace("dot.", ".").replace("NAME", names.package)
+        yield template, template.relative_to(_TEMPLATE).with_name(name)
 
 
 def _write(names: Names, template: Path, path: Path) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import ipaddress
 import os
@@ -271,37 +270,21 @@ def import_fastapi() -> None:
     """
     if "fastapi" in sys.modules:
         return
-    with _models_built_on_use(), _without("email_validator"):
-        import fastapi.openapi.models  # noqa: F401
-
-
-@contextlib.contextmanager
-def _models_built_on_use() -> Iterator[None]:
-    """Let models that are declared in the block be built on first use, where pydantic has a switch for it."""
+    config: dict[str, Any]
     try:
-        from pydantic._internal._config import config_defaults
+        from pydantic._internal._config import config_defaults as config  # type: ignore[assignment]
     except ImportError:  # another pydantic: the models are built at once, as usual
-        yield
-        return
-    before = config_defaults["defer_build"]
-    config_defaults["defer_build"] = True
+        config = {"defer_build": False}
+    before, config["defer_build"] = config["defer_build"], True
+    hidden = {"email_validator"} - sys.modules.keys()
+    for name in hidden:
+        sys.modules[name] = None  # type: ignore[assignment]  # its import fails, as if it were not installed
     try:
-        yield
+        import fastapi.openapi.models  # noqa: F401
     finally:
-        config_defaults["defer_build"] = before
-
-
-@contextlib.contextmanager
-def _without(module: str) -> Iterator[None]:
-    """Let an import of `module` fail in the block, as if it were not installed; it can be imported afterwards."""
-    if module in sys.modules:
-        yield
-        return
-    sys.modules[module] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del sys.modules[module]
+        config["defer_build"] = before
+        for name in hidden:
+            del sys.modules[name]
 
 
 def _has_page(web: bool | None) -> bool:
@@ -320,7 +303,7 @@ def _is_loopback(host: str) -> bool:
 
 def _notes(server: HTTPEnvServer) -> Iterator[str]:
     """Yield notes on two settings that newcomers often forget."""
-    from ..env.binding import names_action
+    from ..env.binding import declared_action
     from ..types import Action
 
     env_cls = server.manager.env_cls
@@ -332,5 +315,5 @@ def _notes(server: HTTPEnvServer) -> Iterator[str]:
             f"one session at a time, since {name} does not set SUPPORTS_CONCURRENT_SESSIONS = True; "
             "the web page takes one, too"
         )
-    if server.action_cls is Action and not names_action(env_cls):
+    if server.action_cls is Action and declared_action(env_cls) is None:
         yield f"actions have no fields, since {name} names no action class: Environment[MyAction, MyObservation, State]"

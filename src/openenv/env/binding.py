@@ -65,11 +65,6 @@ class RemoteEnvironment(ABC):
         """Close the environment."""
 
 
-def step_argument(action: Any, kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the argument of the operation `step_with`."""
-    return action, dict(kwargs)
-
-
 def class_of(env: Any) -> type[Any]:
     """Return an environment's own class, also where it runs in another process."""
     return env.served_class if isinstance(env, RemoteEnvironment) else type(env)
@@ -191,7 +186,7 @@ def factory_class(factory: EnvFactory) -> type[Any] | None:
 def infer_models(env_cls: type[Any]) -> Models:
     """Find an environment's models from its generic parameters or, failing that, its annotations."""
     generic = _generic_arguments(env_cls)
-    action = _model(generic.get("action")) or _annotation(env_cls, "step", "action") or Action
+    action = declared_action(env_cls) or Action
     observation = _model(generic.get("observation")) or _annotation(env_cls, "step", "return") or Observation
     state = _model(generic.get("state"))
     if state is None or state is State:  # a base class may name `State` where the annotation names more
@@ -199,10 +194,9 @@ def infer_models(env_cls: type[Any]) -> Models:
     return Models(action, observation, state)
 
 
-def names_action(env_cls: type[Any]) -> bool:
-    """Say whether a class declares its action model, by its generic parameters or an annotation."""
-    generic = _model(_generic_arguments(env_cls).get("action"))
-    return generic is not None or _annotation(env_cls, "step", "action") is not None
+def declared_action(env_cls: type[Any]) -> type[Any] | None:
+    """Return the action model that a class declares, by its generic parameters or an annotation."""
+    return _model(_generic_arguments(env_cls).get("action")) or _annotation(env_cls, "step", "action")
 
 
 def _generic_arguments(env_cls: type[Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from .binding import run_blocking
 from .environment import Environment, Transform
 from .tools.fastmcp_client import new_client
 from .tools.function_tools import ServerTools
+from .tools.source import ToolOutcome, ToolRequest
 from .tools.tool_registry import ToolRegistry, check_names
 
 MCP_TOOL_CALL_TIMEOUT = 30.0
@@ -57,7 +58,7 @@ class MCPEnvironment(Environment[Action, Observation, State]):
         self.mcp_server = mcp_server
         self._mode: str | None = None
         self.tools = ToolRegistry(mcp_server, mode=self._active_mode)
-        self.tools.check_names()
+        check_names(get_server_tools(mcp_server))
         self._mcp_client: Any = None
 
     def _active_mode(self) -> str | None:
@@ -131,35 +132,33 @@ class MCPEnvironment(Environment[Action, Observation, State]):
         """List tools, call one, or take another action."""
         if isinstance(action, ListToolsAction):
             try:
-                tools = self.tools.list_tools_blocking()
+                observation: Observation = ListToolsObservation(tools=self.tools.list_tools_blocking())
             except Exception as exc:
-                return self._apply_transform(_list_failed(exc))
-            return self._apply_transform(ListToolsObservation(tools=tools))
-        if isinstance(action, CallToolAction):
-            name = action.tool_name
+                observation = _list_failed(exc)
+        elif isinstance(action, CallToolAction):
             try:
-                outcome = self.tools.call_blocking(name, action.arguments, timeout_s=_limit(timeout_s))
+                observation = _called(action, self.tools.call_blocking(_request(action, timeout_s)))
             except ToolCallError as exc:
-                return self._apply_transform(_call_failed(name, exc))
-            return self._apply_transform(CallToolObservation(tool_name=name, result=outcome))
-        return self._step_impl(action, timeout_s=timeout_s, **kwargs)
+                observation = _call_failed(action, exc)
+        else:
+            return self._step_impl(action, timeout_s=timeout_s, **kwargs)
+        return self._apply_transform(observation)
 
     async def step_async(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
         """List tools, call one, or take another action, without blocking the event loop."""
         if isinstance(action, ListToolsAction):
             try:
-                tools = await self.tools.list_tools()
+                observation: Observation = ListToolsObservation(tools=await self.tools.list_tools())
             except Exception as exc:
-                return self._apply_transform(_list_failed(exc))
-            return self._apply_transform(ListToolsObservation(tools=tools))
-        if isinstance(action, CallToolAction):
-            name = action.tool_name
+                observation = _list_failed(exc)
+        elif isinstance(action, CallToolAction):
             try:
-                outcome = await self.tools.call(name, action.arguments, timeout_s=_limit(timeout_s))
+                observation = _called(action, await self.tools.call(_request(action, timeout_s)))
             except ToolCallError as exc:
-                return self._apply_transform(_call_failed(name, exc))
-            return self._apply_transform(CallToolObservation(tool_name=name, result=outcome))
-        return await run_blocking(functools.partial(self._step_impl, action, timeout_s=timeout_s, **kwargs))
+                observation = _call_failed(action, exc)
+        else:
+            return await run_blocking(functools.partial(self._step_impl, action, timeout_s=timeout_s, **kwargs))
+        return self._apply_transform(observation)
 
     # A subclass that overrides `step` alone is called by `step`: see `env.binding`.
     step_async.yields_to_sync = True  # type: ignore[attr-defined]
@@ -181,14 +180,19 @@ class MCPEnvironment(Environment[Action, Observation, State]):
         self.mcp_server = None
 
 
-def _limit(timeout_s: float | None) -> float:
-    return MCP_TOOL_CALL_TIMEOUT if timeout_s is None else timeout_s
+def _request(action: CallToolAction, timeout_s: float | None) -> ToolRequest:
+    limit = MCP_TOOL_CALL_TIMEOUT if timeout_s is None else timeout_s
+    return ToolRequest(action.tool_name, action.arguments, limit)
 
 
 def _list_failed(exc: Exception) -> Observation:
     return ListToolsObservation(tools=[], metadata={"error": message_of(exc), "error_type": "list_tools_failed"})
 
 
-def _call_failed(name: str, exc: ToolCallError) -> Observation:
+def _called(action: CallToolAction, outcome: ToolOutcome) -> Observation:
+    return CallToolObservation(tool_name=action.tool_name, result=outcome)
+
+
+def _call_failed(action: CallToolAction, exc: ToolCallError) -> Observation:
     error = ToolError(error_type=ToolErrorType(exc.error_type), message=str(exc))
-    return CallToolObservation(tool_name=name, error=error)
+    return CallToolObservation(tool_name=action.tool_name, error=error)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..env.binding import Encoder, RemoteEnvironment, bind, step_argument
+from ..env.binding import Encoder, RemoteEnvironment, bind
 from ..env.tools.source import ToolSource
 
 OperationKind = Literal["construct", "reset", "step", "state", "tool", "call", "close"]
@@ -79,7 +79,7 @@ def build_operations(encode_observation: Encoder, encode_state: Encoder) -> Oper
 
     async def step_with_async(env: Any, step: StepInput) -> Any:
         if isinstance(env, RemoteEnvironment):
-            return await env.ask("step_with", step_argument(step.action, step.kwargs), encode_observation)
+            return await env.ask("step_with", (step.action, dict(step.kwargs)), encode_observation)
         method = bind(type(env)).step
         observation = await getattr(env, method.name)(step.action, **method.accept(step.kwargs))
         return encode_observation(observation)

@@ -70,7 +70,7 @@ def mount_gradio(app: FastAPI, page: WebPage, builder: Callable[..., Any]) -> We
         server.stream_enders.append(streams.end)
         wrap_lifespan(app, on_start=streams.begin)
     server.guard(mounts)
-    wrap_lifespan(app, on_start=lambda: manager.began(asyncio.get_running_loop()))
+    wrap_lifespan(app, on_start=manager.begin)
     return manager
 
 

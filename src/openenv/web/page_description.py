@@ -40,14 +40,7 @@ _MOST_CHARS = 1_000_000
 
 
 class PageDescription:
-    """Describes the page of one served environment.
-
-    Args:
-        service: The served environment.
-        actions: Lists the tools.
-        arguments: The page's arguments of `create_app`.
-        folder: The environment's folder, for its README.
-    """
+    """Describes the page of one served environment; its README may be in `folder`."""
 
     def __init__(
         self, service: EnvService, actions: VisitorActions, arguments: PageArguments, folder: Path | None
@@ -338,12 +331,7 @@ def load_environment_metadata(env: Any, env_name: str | None = None) -> Environm
 
 
 def find_readme(env_name: str | None, folder: Path | None = None) -> str | None:
-    """Return the text of an environment's README, if there is one.
-
-    Args:
-        env_name: The environment's name.
-        folder: The environment's own folder, if known.
-    """
+    """Return the text of an environment's README, if there is one; `folder` is the environment's own."""
     for place in _places(env_name, folder):
         try:
             if place.is_file():

@@ -19,14 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class EncodedObservation(NamedTuple):
-    """The result of a reset or step for the page; all fields but `done` are JSON text.
-
-    Args:
-        observation: The observation's fields.
-        reward: The reward, or null.
-        metadata: The observation's metadata, if any.
-        done: Whether the episode is over.
-    """
+    """The result of a reset or step for the page; all fields but `done` are JSON text."""
 
     observation: bytes
     reward: bytes

@@ -36,7 +36,6 @@ from ..server.asgi import (
     header,
     read_body,
     respond,
-    respond_json,
 )
 from ..server.fast.frame_socket import open_socket
 from ..server.mcp.tool_calls import NoTools
@@ -76,9 +75,9 @@ class PageAnswer:
     headers: HeaderList = _NO_STORE
 
     @classmethod
-    def of(cls, value: Any, status: int = 200) -> PageAnswer:
+    def of(cls, value: Any, status: int = 200, headers: HeaderList = _NO_STORE) -> PageAnswer:
         """Encode a response."""
-        return cls(encode(value), status)
+        return cls(encode(value), status, headers)
 
 
 def _handler(
@@ -100,15 +99,7 @@ def _handler(
 
 
 class PageRoutes:
-    """The ASGI handlers of the page's HTTP routes.
-
-    Args:
-        service: The served environment.
-        visitors: The page's visitors.
-        actions: What visitors can do.
-        page: Describes the page.
-        access: Returns the server's tokens and roles.
-    """
+    """The ASGI handlers of the page's HTTP routes; `access` returns the server's tokens and roles."""
 
     def __init__(
         self,
@@ -170,8 +161,7 @@ class PageRoutes:
         name, arguments = body.get("name"), body.get("arguments") or {}
         if not isinstance(name, str) or not isinstance(arguments, dict):
             raise InvalidBody("expected the 'name' of a tool, and its 'arguments' as an object")
-        called = await self._actions.call(self._visitor(scope), name, arguments)
-        return PageAnswer.of({"result": called.result, "error": called.error})
+        return PageAnswer.of(await self._actions.call(self._visitor(scope), name, arguments))
 
     @_handler
     async def close(self, scope: Scope, receive: Receive) -> PageAnswer:
@@ -202,18 +192,18 @@ class PageRoutes:
         if session is None or session.is_ending:
             missing = SessionNotFoundError(session_id)
             self._manager.report_error(missing.code)
-            return PageAnswer(encode({"detail": str(missing), "code": missing.code}), 404, ())
+            return PageAnswer.of({"detail": str(missing), "code": missing.code}, 404, ())
         session.close(ENDED_BY_OPERATOR)
-        visitor = self._visitors.in_session(session_id)
+        visitor = self._visitors.by_session.get(session_id)
         if visitor is not None:  # its page learns at once, even if the session takes long to close
             visitor.lose(ENDED_BY_OPERATOR)
-        return PageAnswer(encode({"session_id": session_id, "closed": True}), headers=())
+        return PageAnswer.of({"session_id": session_id, "closed": True}, headers=())
 
     def _session_entry(self, session: Session, *, is_mine: bool) -> dict[str, Any] | None:
         info = self._manager.info(session.id)
         if info is None:  # it has just ended
             return None
-        visitor = self._visitors.in_session(session.id)
+        visitor = self._visitors.by_session.get(session.id)
         idle_s = session.unused_s if visitor is None else visitor.unused_s
         return {
             "session_id": session.id,
@@ -230,39 +220,37 @@ class PageRoutes:
 
     # -- login ----------------------------------------------------------------------------------------------------
 
-    async def login(self, scope: Scope, receive: Receive, send: Send) -> None:
+    @_handler
+    async def login(self, scope: Scope, receive: Receive) -> PageAnswer:
         """Handle `POST /web/login`: exchange a token for a cookie that scripts cannot read.
 
         The cookie is valid for the page's own routes only; `server.access` decides what each role may do.
         """
         try:
             body = decode(await read_body(receive, _MAX_LOGIN_BODY))
-        except ClientGone:
-            return
         except (ValueError, BodyTooLarge):
             body = None
         access = self._access()
         if access.is_open:
-            await respond_json(send, 200, {"role": Role.ORCHESTRATOR.value})
-            return
+            return PageAnswer.of({"role": Role.ORCHESTRATOR.value}, headers=())
         token = body.get("token") if isinstance(body, dict) else None
-        role = access.role(token.strip()) if isinstance(token, str) else None
+        token = token.strip() if isinstance(token, str) else ""
+        role = access.role(token)
         if role is None:
-            await self._refuse_login(send, 401, "UNAUTHORIZED", "This server does not know that token.")
-        elif role is Role.AGENT:
-            text = "The token is an agent's, who may call tools and nothing else."
-            await self._refuse_login(send, 403, "FORBIDDEN", text)
-        else:
-            assert isinstance(token, str)
-            await respond_json(send, 200, {"role": role.value}, [_token_cookie(scope, page_key(token.strip()))])
+            return self._refuse_login(401, "UNAUTHORIZED", "This server does not know that token.")
+        if role is Role.AGENT:
+            text = "The token is an agent's, which may call tools and nothing else."
+            return self._refuse_login(403, "FORBIDDEN", text)
+        return PageAnswer.of({"role": role.value}, headers=[_token_cookie(scope, page_key(token))])
 
-    async def logout(self, scope: Scope, receive: Receive, send: Send) -> None:
+    @_handler
+    async def logout(self, scope: Scope, receive: Receive) -> PageAnswer:
         """Handle `POST /web/logout`."""
-        await respond_json(send, 200, {"role": None}, [_token_cookie(scope, "", life="; Max-Age=0")])
+        return PageAnswer.of({"role": None}, headers=[_token_cookie(scope, "", life="; Max-Age=0")])
 
-    async def _refuse_login(self, send: Send, status: int, code: str, text: str) -> None:
+    def _refuse_login(self, status: int, code: str, text: str) -> PageAnswer:
         self._manager.report_error(code)
-        await respond_json(send, status, {"detail": text, "code": code})
+        return PageAnswer.of({"detail": text, "code": code}, status, ())
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -348,13 +336,8 @@ class UiConnection:
     """One socket that shows a visitor's episode.
 
     The page asks for the subprotocol `openenv.ui.v1` and gets one frame for each change; other clients get the whole
-    state after each change, as in the contract. A peer that reads too slowly misses frames and gets the whole state
-    once it reads again: backpressure of a socket never delays the episode.
-
-    Args:
-        visitor: The visitor.
-        socket: The socket.
-        is_whole: Whether it gets the contract's frames.
+    state after each change (`is_whole`), as in the contract. A peer that reads too slowly misses frames and gets the
+    whole state once it reads again: backpressure of a socket never delays the episode.
     """
 
     def __init__(self, visitor: Visitor, socket: Socket, *, is_whole: bool) -> None:

@@ -11,7 +11,7 @@ from pprint import pformat
 from typing import Any
 
 from .. import settings
-from ..protocol.schema import json_schema, make_example, takes_tool_actions
+from ..protocol.schema import json_schema, make_example
 from ..tool_types import CallToolAction, ListToolsAction
 from ..types import EnvironmentMetadata
 
@@ -26,17 +26,9 @@ _FORMATS = {
 def quick_start(
     action_cls: type[Any] | None, *, url: str, asks_for_token: bool = False, plays: bool = True, has_tools: bool = False
 ) -> str:
-    """Write the program.
-
-    Args:
-        action_cls: The action model.
-        url: The server's address.
-        asks_for_token: Whether it asks for a token.
-        plays: Whether it can be reset and stepped, as in simulation mode.
-        has_tools: Whether the environment has tools.
-    """
+    """Write the program; `plays` says whether the server can be reset and stepped, as in simulation mode."""
     token = "# The server asks for a token: set OPENENV_TOKEN to it first.\n" if asks_for_token else ""
-    if has_tools or _is_of_tools(action_cls) or not plays:
+    if has_tools or action_cls in (CallToolAction, ListToolsAction) or not plays:
         reset = "    env.reset()\n" if plays else ""
         return (
             f"{token}from openenv import MCPToolClient\n\n"
@@ -67,11 +59,6 @@ def get_quick_start_markdown(
     if space:
         lines = [*lines[:2], f"It runs as the Space [{space}](https://huggingface.co/spaces/{space}).", "", *lines[2:]]
     return "\n".join([*lines, "```python", quick_start(action_cls, url=url).rstrip(), "```"])
-
-
-def _is_of_tools(action_cls: type[Any] | None) -> bool:
-    is_tool = isinstance(action_cls, type) and issubclass(action_cls, (CallToolAction, ListToolsAction))
-    return is_tool and takes_tool_actions(action_cls)
 
 
 def example_action(action_cls: type[Any] | None) -> dict[str, Any]:

@@ -15,11 +15,11 @@ from typing import Any
 
 from ..env.binding import class_of
 from ..env.environment import Environment
-from ..env.tools.source import ToolEvents, ToolOutcome
+from ..env.tools.source import ToolEvents, ToolOutcome, ToolRequest
 from ..errors import ExecutionError, OpenEnvError, SessionClosedError, SessionLost, ToolCallError, message_of
 from ..protocol.json_values import decode, encode
 from ..protocol.schema import deserialize_action_with_preprocessing
-from ..server.mcp.tool_calls import NoTools, ToolOperations, ToolRequest
+from ..server.mcp.tool_calls import NoTools, ToolOperations
 from ..server.service import EnvService
 from ..sessions.lifetime import client_reason
 from ..sessions.operations import CALL
@@ -39,28 +39,16 @@ class NoState(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class PageToolResult:
-    """A tool call's result or error."""
+class _Scene:
+    """What the page shows beside an observation: the environment's own picture, and the episode as it reports it."""
 
-    result: Any
-    error: dict[str, Any] | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Position:
-    """The episode's id and step count, as the environment reports them."""
-
+    render: Render
     episode_id: str | None
     step_count: int | None
 
 
 class VisitorActions:
-    """Acts for the visitors of one served environment.
-
-    Args:
-        service: The served environment.
-        now: Returns the time of history entries.
-    """
+    """Acts for the visitors of one served environment; `now` returns the time of history entries."""
 
     def __init__(self, service: EnvService, now: Callable[[], datetime] = lambda: datetime.now(timezone.utc)) -> None:
         self._service = service
@@ -71,10 +59,8 @@ class VisitorActions:
         """Begin an episode, in a new session if the last one was lost."""
         async with self._turn(visitor, renew=True) as session:
             outcome: EncodedObservation = await visitor.unless_gone(session.run(RESET, dict(kwargs)))
-            position = await self._position(visitor, session)
-            render = await self._render(visitor, session, outcome)
-            _check(session, visitor)
-            visitor.begin(outcome, render, position.episode_id)
+            scene = await self._scene(visitor, session, outcome)
+            visitor.begin(outcome, scene.render, scene.episode_id)
             return outcome
 
     async def step(self, visitor: Visitor, fields: Mapping[str, Any]) -> EncodedObservation:
@@ -101,16 +87,14 @@ class VisitorActions:
         taken_at, began = self._now().isoformat(), time.perf_counter()
         outcome: EncodedObservation = await visitor.unless_gone(session.run(STEP, Move(action, self._events(visitor))))
         duration_ms = (time.perf_counter() - began) * 1000
-        position = await self._position(visitor, session)
-        render = await self._render(visitor, session, outcome)
-        _check(session, visitor)
-        count = visitor.episode.step_count + 1 if position.step_count is None else position.step_count
+        scene = await self._scene(visitor, session, outcome)
+        count = visitor.episode.step_count + 1 if scene.step_count is None else scene.step_count
         entry = HistoryEntry.of_step(taken_at, shown, outcome, step_count=count, duration_ms=duration_ms)
-        visitor.stepped(entry, outcome, render, episode_id=position.episode_id, step_count=count)
+        visitor.stepped(entry, outcome, scene.render, episode_id=scene.episode_id, step_count=count)
         return outcome
 
-    async def call(self, visitor: Visitor, name: str, arguments: Mapping[str, Any]) -> PageToolResult:
-        """Call a tool.
+    async def call(self, visitor: Visitor, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Call a tool and return its `result` or `error`.
 
         Raises:
             NoTools: It has none.
@@ -119,14 +103,17 @@ class VisitorActions:
         async with self._turn(visitor) as session:
             taken_at, began = self._now().isoformat(), time.perf_counter()
             call = ToolRequest(name, arguments, events=self._events(visitor))
+            result = error = None
             try:
-                result = PageToolResult(_result(await visitor.unless_gone(session.run(self._tools.call, call))), None)
+                value = await visitor.unless_gone(session.run(self._tools.call, call))
+                result = value.as_mcp() if isinstance(value, ToolOutcome) else decode(encode(value))
             except ToolCallError as exc:
-                result = PageToolResult(None, {"type": exc.error_type, "code": exc.code, "message": str(exc)})
+                error = {"type": exc.error_type, "code": exc.code, "message": str(exc)}
             duration_ms = (time.perf_counter() - began) * 1000
-            shown = {"name": name, "arguments": arguments, "result": result.result, "error": result.error}
+            outcome = {"result": result, "error": error}
+            shown = {"name": name, "arguments": arguments, **outcome}
             visitor.called(HistoryEntry.of_call(taken_at, shown, duration_ms=duration_ms))
-            return result
+            return outcome
 
     async def state(self, visitor: Visitor) -> bytes:
         """Return the state of the visitor's episode as JSON; without a session, that of a new environment.
@@ -203,7 +190,9 @@ class VisitorActions:
                 visitor.touch()
                 visitor.publish_activity()
 
-    async def _position(self, visitor: Visitor, session: Session) -> _Position:
+    async def _scene(self, visitor: Visitor, session: Session, outcome: EncodedObservation) -> _Scene:
+        """Read the state and the environment's own picture: two more calls, whose failure does not undo the step."""
+        episode_id = count = None
         try:
             state = decode(await visitor.unless_gone(session.run(STATE)))
             episode_id, count = state.get("episode_id"), state.get("step_count")
@@ -211,20 +200,19 @@ class VisitorActions:
             if _lost(session, exc) is not None:
                 raise
             logger.debug("session %s: the state cannot be read", session.id, exc_info=True)
-            return _Position(None, None)
-        return _Position(None if episode_id is None else str(episode_id), count if isinstance(count, int) else None)
-
-    async def _render(self, visitor: Visitor, session: Session, outcome: EncodedObservation) -> Render:
-        if not _draws(class_of(session.env)):
-            return Render()
+        render = Render()
         try:
-            render: Render = await visitor.unless_gone(session.run(RENDER, outcome))
-        except Exception as exc:  # the step was taken all the same
+            if _draws(class_of(session.env)):
+                render = await visitor.unless_gone(session.run(RENDER, outcome))
+        except Exception as exc:
             if _lost(session, exc) is not None:
                 raise
             logger.warning("session %s: the environment's own picture cannot be shown", session.id, exc_info=True)
-            return Render()
-        return render
+        if visitor.session is not session or session.is_ending:  # it ended between these calls
+            raise SessionLost(client_reason(session.close_reason))
+        return _Scene(
+            render, None if episode_id is None else str(episode_id), count if isinstance(count, int) else None
+        )
 
     def _events(self, visitor: Visitor) -> ToolEvents:
         def on_progress(progress: float, total: float | None, message: str | None) -> None:
@@ -246,12 +234,6 @@ def _draws(env_cls: type[Any]) -> bool:
     )
 
 
-def _check(session: Session, visitor: Visitor) -> None:
-    """Raise if the session is no longer the visitor's after a call."""
-    if visitor.session is not session or session.is_ending:
-        raise SessionLost(client_reason(session.close_reason))
-
-
 def _lost(session: Session | None, exc: Exception) -> SessionLost | None:
     """Return the session's end if that is why a call failed.
 
@@ -269,9 +251,3 @@ def _action_json(action: Any) -> bytes:
     if isinstance(fields, dict):
         fields.pop("metadata", None)
     return encode(fields)
-
-
-def _result(result: Any) -> Any:
-    if isinstance(result, ToolOutcome):
-        return result.as_mcp()
-    return decode(encode(result))

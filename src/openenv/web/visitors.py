@@ -168,22 +168,10 @@ class Visitor:
     The session is soft: it counts, and is the first to give its slot to a session that needs one. While `lost`, steps,
     calls and states raise `SessionLost` with the reason. Only a reset opens a new session, so that a visitor never
     continues in a fresh environment unawares.
-
-    Args:
-        manager: Opens the session.
-        by_session: The visitors of open sessions, by session id.
-        clock: Returns seconds.
     """
 
-    def __init__(
-        self,
-        manager: SessionManager,
-        by_session: dict[str, Visitor],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._manager = manager
-        self._by_session = by_session
-        self._clock = clock
+    def __init__(self, visitors: Visitors) -> None:
+        self._visitors = visitors
         self.session: Session | None = None
         self.lost: str | None = None
         self._gone = asyncio.Event()
@@ -192,7 +180,7 @@ class Visitor:
         self.turn = asyncio.Lock()
         self.busy = 0
         self.n = 0
-        self.used_at = clock()
+        self.used_at = visitors.clock()
 
     # -- the session ----------------------------------------------------------------------------------------------
 
@@ -208,11 +196,11 @@ class Visitor:
     @property
     def unused_s(self) -> float:
         """Seconds since the visitor's last action."""
-        return self._clock() - self.used_at
+        return self._visitors.clock() - self.used_at
 
     def touch(self) -> None:
         """Note that the visitor acts."""
-        self.used_at = self._clock()
+        self.used_at = self._visitors.clock()
 
     async def enter(self, *, renew: bool) -> Session:
         """Return the visitor's session; opens one if there is none. The caller holds `turn`.
@@ -243,14 +231,14 @@ class Visitor:
 
         def note(session: Session) -> None:  # a constructor may hang, and an operator end its session
             reserved.append(session)
-            self._by_session[session.id] = self
+            self._visitors.by_session[session.id] = self
 
         self._gone = asyncio.Event()
         try:
-            session = await self.unless_gone(self._manager.open(SessionKind.SOFT, on_reserved=note))
+            session = await self.unless_gone(self._visitors.manager.open(SessionKind.SOFT, on_reserved=note))
         except BaseException:
             for session in reserved:
-                self._by_session.pop(session.id, None)
+                self._visitors.by_session.pop(session.id, None)
             raise
         self._gone = asyncio.Event()  # the first may belong to a loop that ended with the opening
         return session
@@ -291,7 +279,7 @@ class Visitor:
         session, self.session = self.session, None
         self._gone.set()
         if session is not None:
-            self._by_session.pop(session.id, None)
+            self._visitors.by_session.pop(session.id, None)
         return session
 
     # -- frames for watchers --------------------------------------------------------------------------------------
@@ -361,21 +349,16 @@ class Visitor:
 
 
 class Visitors:
-    """All visitors of one server.
-
-    Args:
-        manager: The server's sessions.
-        clock: Returns seconds.
-    """
+    """All visitors of one server; `by_session` has those of open sessions, by session id."""
 
     def __init__(self, manager: SessionManager, clock: Callable[[], float] = time.monotonic) -> None:
-        self._manager = manager
-        self._clock = clock
+        self.manager = manager
+        self.clock = clock
         self._known: OrderedDict[bytes, Visitor] = OrderedDict()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._by_session: dict[str, Visitor] = {}
-        self.shared = self._new()
+        self.by_session: dict[str, Visitor] = {}
+        self.shared = Visitor(self)
         manager.listeners.append(self._on_event)
 
     def of(self, key: str | None) -> Visitor:
@@ -387,7 +370,7 @@ class Visitors:
         visitor = self._known.get(digest)
         if visitor is None:
             self._forget()
-            visitor = self._known[digest] = self._new()
+            visitor = self._known[digest] = Visitor(self)
         self._known.move_to_end(digest)
         return visitor
 
@@ -398,16 +381,9 @@ class Visitors:
         """
         if key is None or _digest(key) in self._known:
             return self.of(key)
-        unknown = self._new()
+        unknown = Visitor(self)
         unknown.lost = UNKNOWN
         return unknown
-
-    def _new(self) -> Visitor:
-        return Visitor(self._manager, self._by_session, self._clock)
-
-    def in_session(self, session_id: str) -> Visitor | None:
-        """Return the visitor of a session."""
-        return self._by_session.get(session_id)
 
     def all(self) -> list[Visitor]:
         """List all visitors."""
@@ -456,14 +432,14 @@ class Visitors:
     def _on_event(self, event: SessionEvent) -> None:
         """Handle the end of a session, on any thread."""
         loop = self._loop
-        if event.name == "closed" and event.session_id in self._by_session and loop is not None:
+        if event.name == "closed" and event.session_id in self.by_session and loop is not None:
             try:
                 loop.call_soon_threadsafe(self._ended, event)
             except RuntimeError:  # the loop is closed
                 return
 
     def _ended(self, event: SessionEvent) -> None:
-        visitor = self._by_session.get(event.session_id)
+        visitor = self.by_session.get(event.session_id)
         if visitor is not None:
             visitor.lose(client_reason(event.reason))
 
@@ -478,7 +454,7 @@ class Visitors:
             for watcher in tuple(visitor.watchers):
                 watcher.shut_down(SHUTTING_DOWN)
         self._known.clear()
-        self.shared = self._new()
+        self.shared = Visitor(self)
 
 
 def _digest(key: str) -> bytes:

@@ -11,7 +11,7 @@ import concurrent.futures
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
@@ -76,9 +76,7 @@ class WebInterfaceManager:
 
     async def reset_environment(self, reset_kwargs: dict[str, Any] | None = None) -> dict[str, Any]:
         """Begin an episode and return `observation`, `reward` and `done`."""
-        outcome = await self._on_own_loop(self._reset(reset_kwargs or {}))
-        payload: dict[str, Any] = decode(outcome.payload)
-        return payload
+        return await self._act(self._actions.reset, reset_kwargs or {})
 
     async def step_environment(self, action_data: dict[str, Any]) -> dict[str, Any]:
         """Take an action and return `observation`, `reward` and `done`.
@@ -88,11 +86,9 @@ class WebInterfaceManager:
             SessionLost: The session is gone; a reset opens a new one.
         """
         try:
-            outcome = await self._on_own_loop(self._step(action_data))
+            return await self._act(self._actions.step, action_data)
         except UnfitAction as exc:
             raise exc.__cause__ or exc from None
-        payload: dict[str, Any] = decode(outcome.payload)
-        return payload
 
     def get_state(self) -> dict[str, Any]:
         """Return the environment's state as a dict."""
@@ -174,23 +170,20 @@ class WebInterfaceManager:
         visitor.watchers.add(self)
         return visitor
 
-    async def _reset(self, kwargs: dict[str, Any]) -> EncodedObservation:
-        return await self._actions.reset(self._here(), kwargs)
+    async def _act(
+        self, action: Callable[[Visitor, dict[str, Any]], Awaitable[EncodedObservation]], argument: dict[str, Any]
+    ) -> dict[str, Any]:
+        async def act() -> dict[str, Any]:
+            payload: dict[str, Any] = decode((await action(self.begin(), argument)).payload)
+            return payload
 
-    async def _step(self, fields: dict[str, Any]) -> EncodedObservation:
-        return await self._actions.step(self._here(), fields)
+        return await self._on_own_loop(act())
 
-    def _here(self) -> Visitor:
-        """Note the visitor's loop."""
+    def begin(self) -> Visitor:
+        """Note the running loop as the one of the visitor, which follows the episode from now on."""
         self._loop = asyncio.get_running_loop()
         self._visitors.of(None)
         return self.visitor
-
-    def began(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Note the loop of the server, which has started."""
-        self._loop = loop
-        self._visitors.of(None)
-        self.visitor.watchers.add(self)
 
     async def _on_own_loop(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine on the server's loop: a custom page may have a loop of its own."""

@@ -49,13 +49,7 @@ _PLAY_ROUTES = frozenset({"/web/reset", "/web/step", "/web/state"})
 
 
 class WebPage:
-    """The page of one served environment.
-
-    Args:
-        server: The environment's server, with its mode set.
-        arguments: The page's arguments of `create_app`.
-        folder: The environment's folder, where a README may be.
-    """
+    """The page of one served environment; the server's mode has been set."""
 
     def __init__(self, server: HTTPEnvServer, arguments: PageArguments, folder: Path | None) -> None:
         service = server.service

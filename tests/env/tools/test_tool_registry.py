@@ -15,7 +15,7 @@ from fastmcp import Context, FastMCP
 from fastmcp.dependencies import Depends
 from fastmcp.server.middleware import Middleware
 
-from openenv.env.tools.source import ToolEvents
+from openenv.env.tools.source import ToolEvents, ToolRequest
 from openenv.env.tools.tool_registry import ToolRegistry
 from openenv.errors import (
     ToolArgumentsError,
@@ -98,13 +98,13 @@ async def test_errors_are_exceptions_of_their_kind(server: Any, registry: ToolRe
     for function in (add, fail, hang):
         server.tool(function)
     with pytest.raises(ToolNotFoundError, match="not found") as missing:
-        await registry.call("nothing", {})
+        await registry.call(ToolRequest("nothing"))
     with pytest.raises(ToolArgumentsError, match="a"):
-        await registry.call("add", {"a": "x"})
+        await registry.call(ToolRequest("add", {"a": "x"}))
     with pytest.raises(ToolCallError, match="invalid argument") as failed:
-        await registry.call("fail", {})
+        await registry.call(ToolRequest("fail"))
     with pytest.raises(TimeoutError) as late:
-        await registry.call("hang", {}, timeout_s=0.2)
+        await registry.call(ToolRequest("hang", {}, timeout_s=0.2))
     assert type(failed.value) is ToolCallError
     assert isinstance(late.value, ToolTimeout)
     assert missing.value.tool_name == "nothing"
@@ -123,7 +123,7 @@ async def test_progress_and_messages_reach_the_listeners_of_the_call(server: Any
         heard.append((progress, total, message))
 
     events = ToolEvents(on_progress, lambda level, logger, data: messages.append((level, data)))
-    outcome = await registry.call("steps", {}, events=events)
+    outcome = await registry.call(ToolRequest("steps", {}, events=events))
     assert outcome.data == "done"
     await _until(lambda: len(heard) == 2 and len(messages) == 1)
     assert heard == [(1, 2, "half"), (2, 2, None)]
@@ -144,13 +144,13 @@ async def test_cancelling_the_wait_cancels_an_asynchronous_tool(server: Any, reg
 
     server.tool(wait)
     server.tool(add)
-    task = asyncio.ensure_future(registry.call("wait", {}))
+    task = asyncio.ensure_future(registry.call(ToolRequest("wait")))
     await _until(begun.is_set)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     await _until(ended.is_set)
-    assert (await registry.call("add", {"a": 1})).data == 2
+    assert (await registry.call(ToolRequest("add", {"a": 1}))).data == 2
 
 
 @pytest.mark.anyio
@@ -158,7 +158,7 @@ async def test_cancelling_the_wait_stops_a_synchronous_tool() -> None:
     server = plain()
     server.tool(spin)
     registry = ToolRegistry(server)
-    task = asyncio.ensure_future(registry.call("spin", {}))
+    task = asyncio.ensure_future(registry.call(ToolRequest("spin")))
     await _until(_is_spinning)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -172,13 +172,13 @@ async def test_a_blocking_call_is_interrupted_from_another_thread() -> None:
     server.tool(spin)
     server.tool(add)
     registry = ToolRegistry(server)
-    call = asyncio.create_task(asyncio.to_thread(registry.call_blocking, "spin", {}))
+    call = asyncio.create_task(asyncio.to_thread(registry.call_blocking, ToolRequest("spin")))
     await _until(_is_spinning)
     registry.interrupt()
     with pytest.raises(ToolTimeout, match="spin"):
         await call
     registry.interrupt()  # nothing runs any more
-    assert registry.call_blocking("add", {"a": 1}).data == 2
+    assert registry.call_blocking(ToolRequest("add", {"a": 1})).data == 2
 
 
 def test_a_plain_function_only_blocks_and_nothing_else_does() -> None:
@@ -209,8 +209,8 @@ async def test_calls_at_the_same_time_do_not_mix(server: Any, registry: ToolRegi
 
     server.tool(twice)
     server.tool(add)
-    calls = [registry.call("twice", {"text": str(n)}) for n in range(20)]
-    calls += [registry.call("add", {"a": n}) for n in range(20)]
+    calls = [registry.call(ToolRequest("twice", {"text": str(n)})) for n in range(20)]
+    calls += [registry.call(ToolRequest("add", {"a": n})) for n in range(20)]
     outcomes = await asyncio.gather(*calls)
     assert [outcome.data for outcome in outcomes] == [str(n) * 2 for n in range(20)] + [n + 1 for n in range(20)]
 
@@ -253,20 +253,20 @@ async def test_a_server_that_cannot_start_is_a_transport_error() -> None:
     server.tool(add)
     registry = ToolRegistry(server)
     with pytest.raises(ToolTransportError):
-        await registry.call("add", {"a": 1}, timeout_s=SOON)
+        await registry.call(ToolRequest("add", {"a": 1}, timeout_s=SOON))
     registry.close()
 
 
 @pytest.mark.anyio
 async def test_nothing_can_be_called_once_it_is_closed(server: Any, registry: ToolRegistry) -> None:
     server.tool(add)
-    assert (await registry.call("add", {"a": 1})).data == 2
+    assert (await registry.call(ToolRequest("add", {"a": 1}))).data == 2
     registry.close()
     registry.close()
     with pytest.raises(ToolTransportError, match="closed"):
-        await registry.call("add", {"a": 1})
+        await registry.call(ToolRequest("add", {"a": 1}))
     with pytest.raises(ToolTransportError, match="closed"):
-        registry.call_blocking("add", {"a": 1})
+        registry.call_blocking(ToolRequest("add", {"a": 1}))
 
 
 @pytest.mark.anyio

@@ -104,10 +104,6 @@ class ServedPackage:
         except OSError:
             return ""
 
-    def is_alive(self) -> bool:
-        """Return whether the server still runs."""
-        return self._process is not None and self._process.poll() is None
-
     def peak_memory_mb(self) -> float | None:
         """Return the most memory that the server has held so far; None without /proc."""
         peak = re.search(r"VmHWM:\s+(\d+) kB", self._status())

@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from fastmcp import Client
@@ -17,7 +17,7 @@ from fastmcp.exceptions import ToolError as FastMcpToolError
 
 from ...errors import ToolCallError, ToolTimeout, ToolTransportError, message_of
 from .execution import TOOL_LOOP, make_cancellable
-from .source import ToolEvents, ToolOutcome
+from .source import ToolEvents, ToolOutcome, ToolRequest
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -42,18 +42,12 @@ class ServerConnection:
         self._events: ToolEvents | None = None
         self._is_closed = False
 
-    async def call(
-        self,
-        name: str,
-        arguments: Mapping[str, Any],
-        *,
-        events: ToolEvents | None,
-        wraps_result: bool,
-        limit_s: float | None = None,
-    ) -> ToolOutcome:
+    async def call(self, request: ToolRequest, *, wraps_result: bool, limit_s: float | None = None) -> ToolOutcome:
         """Call a tool. Cancelling the wait cancels the call.
 
         Args:
+            request: The call.
+            wraps_result: Whether the tool's schema wraps plain values as `{"result": value}`.
             limit_s: The tool's own limit, at which the server ends the call.
 
         Raises:
@@ -62,7 +56,7 @@ class ServerConnection:
             ToolTransportError: FastMCP's client failed.
         """
         begun = time.monotonic()
-        work = self._with_client(lambda client: self._call(client, name, arguments, events, wraps_result))
+        work = self._with_client(lambda client: self._call(client, request, wraps_result))
         future = TOOL_LOOP.submit(_settled(work))
         try:
             settled = await asyncio.shield(asyncio.wrap_future(future))
@@ -75,7 +69,7 @@ class ServerConnection:
             return settled
         # The server gives its reason in words only; the clock is reliable.
         if limit_s is not None and time.monotonic() - begun >= limit_s:
-            raise ToolTimeout(name, timeout_s=limit_s) from settled
+            raise ToolTimeout(request.name, timeout_s=limit_s) from settled
         raise settled
 
     async def use(self, work: Callable[[Any], Awaitable[T]]) -> T:
@@ -131,20 +125,13 @@ class ServerConnection:
         if client is not None:
             await client.__aexit__(None, None, None)
 
-    async def _call(
-        self,
-        client: Any,
-        name: str,
-        arguments: Mapping[str, Any],
-        events: ToolEvents | None,
-        wraps_result: bool,
-    ) -> ToolOutcome:
+    async def _call(self, client: Any, request: ToolRequest, wraps_result: bool) -> ToolOutcome:
         make_cancellable(self._server)
-        self._events = events
-        handlers = {} if events is None else {"progress_handler": _on_progress(events)}
+        name, self._events = request.name, request.events
+        handlers = {} if request.events is None else {"progress_handler": _on_progress(request.events)}
         request_id = getattr(client.session, "_request_id", None)  # of the call, in MCP 1
         try:
-            result = await client.call_tool(name, dict(arguments), **handlers)
+            result = await client.call_tool(name, dict(request.arguments), **handlers)
         except asyncio.CancelledError:
             if request_id is not None:  # MCP 2 sends the cancellation itself
                 await client.cancel(request_id, "cancelled")

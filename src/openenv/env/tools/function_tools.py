@@ -85,20 +85,6 @@ class EnvContext(Context):
 class PreparedTool:
     """One function tool. `is_plain`: it can be called directly, with nothing injected but its context."""
 
-    __slots__ = (
-        "_call",
-        "_cancellable",
-        "_context_name",
-        "_returns_text",
-        "_validate",
-        "is_async",
-        "is_plain",
-        "name",
-        "timeout_s",
-        "tool",
-        "wraps_result",
-    )
-
     def __init__(self, tool: Any) -> None:
         self.tool = tool
         self.name: str = tool.name
@@ -140,11 +126,13 @@ class PreparedTool:
             value = _settle(value)
         return self.convert(value)
 
-    async def run_injected(self, arguments: Mapping[str, Any]) -> ToolOutcome:
-        """Let FastMCP call the tool, which knows what to inject; the caller has set the context."""
+    async def run_injected(self, arguments: Mapping[str, Any], context: Context) -> ToolOutcome:
+        """Let FastMCP call the tool, which knows what to inject."""
         if self._cancellable is None:
             self._cancellable = self.tool.model_copy(update={"fn": cancellable(self.tool.fn)})
-        return ToolOutcome.from_result(await self._cancellable.run(dict(arguments)), wraps_result=self.wraps_result)
+        async with context:
+            result = await self._cancellable.run(dict(arguments))
+        return ToolOutcome.from_result(result, wraps_result=self.wraps_result)
 
     async def run_async(self, arguments: Arguments, context: Context) -> ToolOutcome:
         """Call an asynchronous tool."""

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 
 @dataclass(slots=True)
@@ -40,6 +41,19 @@ EVENTS: ContextVar[ToolEvents | None] = ContextVar("openenv_tool_events", defaul
 """The listeners of the running call, where it passes through an environment's own `step`."""
 
 
+@dataclass(slots=True)
+class ToolRequest:
+    """A call of a tool: which one, with what, for how long at most, and the listeners to its progress and log.
+
+    The listeners are by default those of the running call: an environment's `step` may call a tool.
+    """
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    timeout_s: float | None = None
+    events: ToolEvents | None = field(default_factory=EVENTS.get)
+
+
 class ToolSource(ABC):
     """The tools of an environment."""
 
@@ -48,28 +62,14 @@ class ToolSource(ABC):
         """List the tools as MCP's `tools/list` does."""
 
     @abstractmethod
-    async def call(
-        self,
-        name: str,
-        arguments: Mapping[str, Any],
-        *,
-        timeout_s: float | None = None,
-        events: ToolEvents | None = None,
-    ) -> Any:
+    async def call(self, request: ToolRequest) -> Any:
         """Call a tool; raises `ToolCallError` and its subclasses."""
 
     def is_blocking(self, name: str) -> bool:
         """Whether a call awaits nothing, so that `call_blocking` costs less than `call`."""
         return False
 
-    def call_blocking(
-        self,
-        name: str,
-        arguments: Mapping[str, Any],
-        *,
-        timeout_s: float | None = None,
-        events: ToolEvents | None = None,
-    ) -> Any:
+    def call_blocking(self, request: ToolRequest) -> Any:
         """Call a tool from synchronous code; raises as `call` does."""
         raise NotImplementedError
 
@@ -80,6 +80,28 @@ class ToolSource(ABC):
     @abstractmethod
     async def ask_server(self, work: Callable[[Any], Awaitable[Any]]) -> Any:
         """Run a coroutine with FastMCP's client of the server behind the tools."""
+
+
+# By FastMCP server, for environments that have one but no registry.
+_REGISTRIES: WeakKeyDictionary[Any, ToolSource] = WeakKeyDictionary()
+
+
+def find_tools(env: Any) -> ToolSource | None:
+    """Return an environment's own tools, or those of the FastMCP server that it has as `mcp_server`."""
+    own = getattr(env, "tools", None)
+    if isinstance(own, ToolSource):
+        return own
+    server = getattr(env, "mcp_server", None)
+    if isinstance(server, ToolSource):  # the stub of a server in another process
+        return server
+    if server is None or not hasattr(server, "local_provider"):
+        return None
+    registry = _REGISTRIES.get(server)
+    if registry is None:
+        from .tool_registry import ToolRegistry  # loads FastMCP, which this environment has loaded already
+
+        registry = _REGISTRIES[server] = ToolRegistry(server)
+    return registry
 
 
 class ContentBlock(dict[str, Any]):

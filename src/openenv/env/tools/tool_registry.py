@@ -26,7 +26,7 @@ from ..binding import run_blocking
 from .execution import TOOL_LOOP, WATCHDOG, Interrupted, Interruptible, blocking
 from .fastmcp_client import ServerConnection
 from .function_tools import Arguments, EnvContext, PreparedTool, ServerTools, is_unguarded, wraps_result
-from .source import EVENTS, ToolEvents, ToolOutcome, ToolSource
+from .source import ToolOutcome, ToolRequest, ToolSource
 
 logger = logging.getLogger(__name__)
 
@@ -51,14 +51,6 @@ class ToolRegistry(ToolSource):
         self._blocking: dict[str, bool] = {}
 
     # -- listing --------------------------------------------------------------------------------------------------
-
-    def check_names(self) -> None:
-        """Refuse tools named like a method of an environment.
-
-        Raises:
-            ValueError: A name is reserved.
-        """
-        check_names(tool.name for tool in self._of_server.local_tools())
 
     def add(self, function: Callable[..., Any], mode: str) -> None:
         """Add a tool that exists in one mode only.
@@ -100,14 +92,7 @@ class ToolRegistry(ToolSource):
 
     # -- calling --------------------------------------------------------------------------------------------------
 
-    async def call(
-        self,
-        name: str,
-        arguments: Mapping[str, Any],
-        *,
-        timeout_s: float | None = None,
-        events: ToolEvents | None = None,
-    ) -> ToolOutcome:
+    async def call(self, request: ToolRequest) -> ToolOutcome:
         """Call a tool; asynchronous tools run on this loop, others where blocking code runs.
 
         Raises:
@@ -116,29 +101,22 @@ class ToolRegistry(ToolSource):
             ToolTimeout: It did not return in time.
             ToolCallError: It raised.
         """
-        call = self._prepare(name, arguments, timeout_s, events)
+        call = self._prepare(request)
         if call.work is not None:
-            return await _within(call.limit, name, call.work)
+            return await _within(call.limit, call.name, call.work)
         running = Interruptible()
         try:
             # `run` sets a watchdog too: a tool that holds the GIL keeps this loop from seeing that the time is up.
-            return await _within(call.limit, name, run_blocking(lambda: call.run(running)))
+            return await _within(call.limit, call.name, run_blocking(lambda: call.run(running)))
         except BaseException:
             running.stop()
             raise
 
-    def call_blocking(
-        self,
-        name: str,
-        arguments: Mapping[str, Any],
-        *,
-        timeout_s: float | None = None,
-        events: ToolEvents | None = None,
-    ) -> ToolOutcome:
+    def call_blocking(self, request: ToolRequest) -> ToolOutcome:
         """Call a tool from synchronous code; raises as `call` does."""
-        call = self._prepare(name, arguments, timeout_s, events)
+        call = self._prepare(request)
         if call.work is not None:
-            return self._wait(call.limit, name, call.work)
+            return self._wait(call.limit, call.name, call.work)
         running = Interruptible()
         self._stop = running.stop
         try:
@@ -197,24 +175,22 @@ class ToolRegistry(ToolSource):
         """Whether the tool may be run here, with nothing of the server's in between."""
         return tool.name in self._of_mode or (self._of_server.is_plain and is_unguarded(tool))
 
-    def _prepare(
-        self, name: str, arguments: Mapping[str, Any], timeout_s: float | None, events: ToolEvents | None
-    ) -> _ToolCall:
+    def _prepare(self, request: ToolRequest) -> _ToolCall:
         """Check a call and choose how it runs.
 
         From slow to fast: through FastMCP's client (middleware, mounted servers, guarded tools), by FastMCP's own
         injection of dependencies, as a coroutine, as a plain function.
         """
-        events = events or EVENTS.get()
+        name = request.name
         tool = self._find(name)
-        limits = (timeout_s, None if tool is None else tool.timeout_s)
+        limits = (request.timeout_s, None if tool is None else tool.timeout_s)
         limit = min((limit for limit in limits if limit is not None), default=None)
         if tool is None or not self._is_own(tool):
-            return _ToolCall(name, limit, work=self._call_through_server(name, arguments, tool, events))
-        checked = tool.check(arguments)
+            return _ToolCall(name, limit, work=self._call_through_server(request, tool))
+        checked = tool.check(request.arguments)
+        context = EnvContext(self.server, self._session_id, request.events)
         if not tool.is_plain:
-            return _ToolCall(name, limit, work=_guarded(name, self._run_injected(tool, arguments, events)))
-        context = EnvContext(self.server, self._session_id, events)
+            return _ToolCall(name, limit, work=_guarded(name, tool.run_injected(request.arguments, context)))
         if tool.is_async:
             return _ToolCall(name, limit, work=_run_async(tool, checked, context))
         return _ToolCall(name, limit, function=partial(tool.run, checked, context), context=context)
@@ -232,25 +208,17 @@ class ToolRegistry(ToolSource):
         finally:
             self._stop = None
 
-    async def _run_injected(
-        self, tool: PreparedTool, arguments: Mapping[str, Any], events: ToolEvents | None
-    ) -> ToolOutcome:
-        async with EnvContext(self.server, self._session_id, events):
-            return await tool.run_injected(arguments)
-
-    async def _call_through_server(
-        self, name: str, arguments: Mapping[str, Any], tool: PreparedTool | None, events: ToolEvents | None
-    ) -> ToolOutcome:
+    async def _call_through_server(self, request: ToolRequest, tool: PreparedTool | None) -> ToolOutcome:
         own_limit = None
         if tool is not None:
-            tool.check(arguments)
+            tool.check(request.arguments)
             wraps, own_limit = tool.wraps_result, tool.timeout_s
         else:
-            schema = next((schema for schema in await self.describe() if schema["name"] == name), None)
+            schema = next((schema for schema in await self.describe() if schema["name"] == request.name), None)
             if schema is None:
-                raise ToolNotFoundError(name)
+                raise ToolNotFoundError(request.name)
             wraps = wraps_result(schema.get("outputSchema"))
-        return await self._connection.call(name, arguments, events=events, wraps_result=wraps, limit_s=own_limit)
+        return await self._connection.call(request, wraps_result=wraps, limit_s=own_limit)
 
 
 @dataclass(slots=True)
@@ -280,7 +248,7 @@ class _ToolCall:
 
 
 def check_names(names: Any) -> None:
-    """Refuse reserved names.
+    """Refuse tools named like a method of an environment.
 
     Raises:
         ValueError: A name is reserved.

@@ -28,10 +28,9 @@ from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import Any, Final
-from weakref import WeakKeyDictionary
 
 from ...env.binding import Encoder
-from ...env.tools.source import EVENTS, ToolEvents, ToolSource
+from ...env.tools.source import EVENTS, ToolEvents, ToolRequest, ToolSource, find_tools
 from ...sessions.operations import Operation, StepInput, build_operations, interrupt_tools
 from ...sessions.session import Session, SessionCall, SessionKind, SessionState
 from ..base import NotSendable
@@ -487,40 +486,24 @@ def _set_mode(env: Any, request: WorkerRequest) -> None:
     env._mode = request.argument
 
 
-_REGISTRIES: WeakKeyDictionary[Any, ToolSource] = WeakKeyDictionary()  # by FastMCP server
-
-
-def tools_of(env: Any) -> ToolSource | None:
-    """Return the tools of an environment, its own or those of the FastMCP server that it brings."""
-    own = getattr(env, "tools", None)
-    if isinstance(own, ToolSource):
-        return own
-    server = getattr(env, "mcp_server", None)
-    if server is None or not hasattr(server, "local_provider"):
-        return None
-    registry = _REGISTRIES.get(server)
-    if registry is None:
-        from ...env.tools.tool_registry import ToolRegistry  # imports FastMCP, which this environment has loaded
-
-        registry = _REGISTRIES[server] = ToolRegistry(server)
-    return registry
-
-
 def _tools(env: Any) -> ToolSource:
-    tools = tools_of(env)
+    tools = find_tools(env)
     if tools is None:
         raise RuntimeError("the environment has no tools any more")
     return tools
 
 
-def _call_tool(env: Any, request: WorkerRequest) -> Any:
+def _tool_request(request: WorkerRequest) -> ToolRequest:
     name, arguments, timeout_s = request.argument
-    return _tools(env).call_blocking(name, arguments, timeout_s=timeout_s, events=request.events)
+    return ToolRequest(name, arguments, timeout_s, request.events)
+
+
+def _call_tool(env: Any, request: WorkerRequest) -> Any:
+    return _tools(env).call_blocking(_tool_request(request))
 
 
 async def _call_tool_async(env: Any, request: WorkerRequest) -> Any:
-    name, arguments, timeout_s = request.argument
-    return await _tools(env).call(name, arguments, timeout_s=timeout_s, events=request.events)
+    return await _tools(env).call(_tool_request(request))
 
 
 def _call_only_blocks(env: Any, request: WorkerRequest) -> bool:

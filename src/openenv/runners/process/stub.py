@@ -6,12 +6,12 @@ Knows what sessions and surfaces call; how requests reach the worker is the lane
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...env.binding import Encoder, RemoteEnvironment, RemoteOperation, step_argument
-from ...env.tools.source import EVENTS, ToolEvents, ToolSource
+from ...env.binding import Encoder, RemoteEnvironment, RemoteOperation
+from ...env.tools.source import EVENTS, ToolRequest, ToolSource
 from .messages import EnvironmentDescription
 
 if TYPE_CHECKING:
@@ -30,16 +30,10 @@ class ToolsStub(ToolSource):
         tools: list[dict[str, Any]] = await self._lane.ask("describe", None)
         return tools
 
-    async def call(
-        self,
-        name: str,
-        arguments: Mapping[str, Any],
-        *,
-        timeout_s: float | None = None,
-        events: ToolEvents | None = None,
-    ) -> Any:
+    async def call(self, request: ToolRequest) -> Any:
         """Call a tool; raises `ToolCallError` and its kind."""
-        return await self._lane.ask("tool", (name, dict(arguments), timeout_s), events=events)
+        argument = (request.name, dict(request.arguments), request.timeout_s)
+        return await self._lane.ask("tool", argument, events=request.events)
 
     async def ask_server(self, work: Callable[[Any], Awaitable[Any]]) -> Any:
         """Do something with a stub of FastMCP's client of the server."""
@@ -97,7 +91,7 @@ class EnvironmentStub(RemoteEnvironment):
     async def step_async(self, action: Any, **kwargs: Any) -> Any:
         """Take an action; events of its tool go to the listener of the calling task."""
         if kwargs:
-            return await self._lane.ask("step_with", step_argument(action, kwargs), events=EVENTS.get())
+            return await self._lane.ask("step_with", (action, kwargs), events=EVENTS.get())
         return await self._lane.ask("step", action, events=EVENTS.get())
 
     async def close(self) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..._version import load_package_version
-from ...env.tools.source import ToolEvents, ToolOutcome, ToolSource
+from ...env.tools.source import ToolEvents, ToolOutcome, ToolRequest, ToolSource
 from ...errors import OpenEnvError, SessionCapacityError, ToolCallError, ToolNotFoundError, message_of
 from ...protocol.json_values import decode, encode, split_observation
 from ...protocol.jsonrpc import (
@@ -42,7 +42,6 @@ from .tool_calls import (
     StepOutcome,
     StepTools,
     ToolOperations,
-    ToolRequest,
     origin_of_rpc,
     raise_error,
     tools_of,

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ...env.tools.source import ToolEvents
+from ...env.tools.source import ToolEvents, ToolRequest
 from ...errors import (
     EnvironmentFactoryError,
     OpenEnvError,
@@ -28,7 +28,7 @@ from ...sessions.operations import Operation
 from ...sessions.session import Session, SessionKind, SessionState
 from ..access import Role
 from ..service import EnvService
-from .tool_calls import NoTools, ToolOperations, ToolRequest, origin_of_rpc
+from .tool_calls import NoTools, ToolOperations, origin_of_rpc
 
 Notify = Callable[[dict[str, Any]], None]
 _ALL_FIELDS = ("title", "description", "inputSchema", "outputSchema", "icons", "annotations", "meta", "execution")

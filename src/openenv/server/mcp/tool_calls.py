@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from ...env.binding import bind, run_blocking
-from ...env.tools.source import EVENTS, ToolEvents, ToolSource
+from ...env.tools.source import EVENTS, ToolRequest, ToolSource, find_tools
 from ...errors import ToolArgumentsError, ToolCallError, ToolNotFoundError, ToolTimeout, ToolTransportError
 from ...sessions.events import RequestOrigin
 from ...sessions.manager import SessionManager
@@ -50,16 +49,9 @@ class StepTools(ToolSource):
             for tool in observation.tools
         ]
 
-    async def call(
-        self,
-        name: str,
-        arguments: Mapping[str, Any],
-        *,
-        timeout_s: float | None = None,
-        events: ToolEvents | None = None,
-    ) -> Any:
+    async def call(self, request: ToolRequest) -> Any:
         """Take the action that calls the tool."""
-        observation = await self._step(CallToolAction(tool_name=name, arguments=dict(arguments)))
+        observation = await self._step(_action(request))
         raise_error(observation)
         return observation
 
@@ -75,35 +67,18 @@ class StepTools(ToolSource):
         return await run_blocking(lambda: function(action))
 
 
-_OF_SERVERS: WeakKeyDictionary[Any, ToolSource] = WeakKeyDictionary()
-
-
 def tools_of(env: Any, action_cls: type[Any] | None) -> ToolSource:
     """Find an environment's tools.
 
     Raises:
         NoTools: It has none.
     """
-    own = getattr(env, "tools", None)
-    if isinstance(own, ToolSource):
-        return own
-    server = getattr(env, "mcp_server", None)
-    if isinstance(server, ToolSource):  # the stub of a server in another process
-        return server
-    if server is not None and hasattr(server, "local_provider"):
-        return _of_server(server)
+    tools = find_tools(env)
+    if tools is not None:
+        return tools
     if inspect.isclass(action_cls) and issubclass(action_cls, (CallToolAction, ListToolsAction)):
         return StepTools(env)
     raise NoTools
-
-
-def _of_server(server: Any) -> ToolSource:
-    from ...env.tools.tool_registry import ToolRegistry  # loads FastMCP, which this environment has loaded already
-
-    registry = _OF_SERVERS.get(server)
-    if registry is None:
-        registry = _OF_SERVERS[server] = ToolRegistry(server)
-    return registry
 
 
 def raise_error(observation: Any) -> None:
@@ -111,16 +86,6 @@ def raise_error(observation: Any) -> None:
     if isinstance(observation, CallToolObservation) and observation.error is not None:
         error = observation.error
         raise _ERRORS[ToolErrorType(error.error_type)](observation.tool_name, error.message)
-
-
-@dataclass(frozen=True, slots=True)
-class ToolRequest:
-    """A tool call of a client."""
-
-    name: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    timeout_s: float | None = None
-    events: ToolEvents | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +111,10 @@ class ToolOperations:
         return await tools_of(env, self._action_cls).describe()
 
     async def _call(self, env: Any, call: ToolRequest) -> Any:
-        tools = tools_of(env, self._action_cls)
-        return await tools.call(call.name, call.arguments, timeout_s=call.timeout_s, events=call.events)
+        return await tools_of(env, self._action_cls).call(call)
 
     def _call_blocking(self, env: Any, call: ToolRequest) -> Any:
-        tools = tools_of(env, self._action_cls)
-        return tools.call_blocking(call.name, call.arguments, timeout_s=call.timeout_s, events=call.events)
+        return tools_of(env, self._action_cls).call_blocking(call)
 
     def _only_blocks(self, env: Any, call: ToolRequest) -> bool:
         try:
