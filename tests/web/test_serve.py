@@ -156,7 +156,7 @@ def test_without_gradio_the_log_says_what_to_install_and_the_standard_page_is_th
     monkeypatch.setenv("ENABLE_WEB_INTERFACE", "true")
     app = create_app(envs["Street"], envs["Walk"], envs["View"], gradio_builder=lambda *_: None)
     assert "pip install 'openenv[gradio]'" in caplog.text
-    assert app.state.openenv_web.options.custom is None
+    assert app.state.openenv_web.arguments.gradio_builder is None
 
 
 def test_a_gradio_builder_is_not_called_without_a_page(envs: dict[str, Any]) -> None:

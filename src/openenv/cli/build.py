@@ -22,22 +22,6 @@ from .command import failure, tidy_on_sigterm
 if TYPE_CHECKING:
     from ..sandboxes.container_cli import ContainerCli
 
-
-_EXAMPLES = """
-Build an image of an environment package, with Docker or Podman.
-
-  openenv build                           the package in this folder
-  openenv build envs/maze_env -t maze:1   another one, under another name
-  openenv build --build-arg BASE_IMAGE=python:3.13-slim
-
-The image is called openenv-NAME (without _env) unless --tag names it. Then run it:
-
-  docker run -p 8000:8000 openenv-maze
-
-The engine gets a copy of the folder, without .git, .venv and caches; the copy is removed afterwards. The
-Dockerfile is server/Dockerfile, or one beside openenv.yaml; it gets the build arguments BUILD_MODE and ENV_NAME.
-"""
-
 _INSTALL = "apt-get install -y docker.io"
 _NOT_COPIED = frozenset({".git", ".venv", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", "node_modules"})
 _DOCKERFILES = ("server/Dockerfile", "Dockerfile")
@@ -65,6 +49,20 @@ def build(
         [], "--build-arg", metavar="NAME=VALUE", help="For the Dockerfile; may be repeated."
     ),
 ) -> None:
+    """Build an image of an environment package, with Docker or Podman.
+
+      openenv build                           the package in this folder
+      openenv build envs/maze_env -t maze:1   another one, under another name
+      openenv build --build-arg BASE_IMAGE=python:3.13-slim
+
+    The image is called openenv-NAME (without _env) unless --tag names it. Then run it:
+
+      docker run -p 8000:8000 openenv-maze
+
+    The engine gets a copy of the folder, without .git, .venv and caches; the copy is removed afterwards. The
+    Dockerfile is server/Dockerfile, or one beside openenv.yaml; it gets the build arguments BUILD_MODE and
+    ENV_NAME.
+    """
     name = _name(env_path)
     for pair in build_arg:
         if not pair.partition("=")[0] or "=" not in pair:
@@ -87,9 +85,6 @@ def build(
         raise failure(f"{engine.kind} ended with exit code {code}; its last lines say why")
     typer.secho(f"Built {tag}.", fg="green")
     typer.echo(f"Run it: {engine.kind} run -p 8000:8000 {shlex.quote(tag)}")
-
-
-build.__doc__ = _EXAMPLES
 
 
 def _name(folder: Path) -> str:

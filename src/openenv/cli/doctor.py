@@ -26,17 +26,6 @@ from .. import settings
 from ..errors import OpenEnvError, message_of
 from .command import check_choice
 
-_EXAMPLES = """
-Show what works on this machine, what is missing and how to get it.
-
-  openenv doctor                        all checks
-  openenv doctor --for rollouts         exit with 1 unless agents can run here
-  openenv doctor --json                 for programs
-
-Exits with 1 if something needed is missing: for serving, and with `--for rollouts` also for agents, which need one kind
-of sandbox and one agent. Nothing is installed or changed; one sandbox is started and closed.
-"""
-
 _COLOURS = {"ok": "green", "missing": "red", "note": "yellow"}
 _PURPOSES = {"serve": "servers and clients", "rollouts": "rollouts"}
 _NAME = 16
@@ -47,6 +36,15 @@ def doctor(
     purpose: str = typer.Option("serve", "--for", metavar="PURPOSE", help="What has to work: serve or rollouts."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
+    """Show what works on this machine, what is missing and how to get it.
+
+      openenv doctor                        all checks
+      openenv doctor --for rollouts         exit with 1 unless agents can run here
+      openenv doctor --json                 for programs
+
+    Exits with 1 if something needed is missing: for serving, and with `--for rollouts` also for agents, which need
+    one kind of sandbox and one agent. Nothing is installed or changed; one sandbox is started and closed.
+    """
     check_choice("--for", purpose, ("serve", "rollouts"))
     findings: list[Diagnosis] = []
     area = None
@@ -68,9 +66,6 @@ def doctor(
         typer.echo(f"\nEverything is there for {_PURPOSES[purpose]}.")
     if missing:
         raise typer.Exit(1)
-
-
-doctor.__doc__ = _EXAMPLES
 
 
 def _shown(finding: Diagnosis, *, is_needed: bool) -> str:

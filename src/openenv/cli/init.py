@@ -20,15 +20,6 @@ _TEMPLATE = Path(__file__).parent / "template"
 SUFFIX = ".tmpl"  # so that nothing takes a template for source code, and no packager drops a hidden file
 _TAKEN = frozenset({"openenv", "openenv_core", "client", "models", "server", "tests"})
 _LOOKS = (("🎲", "blue", "green"), ("🧭", "indigo", "purple"), ("🧩", "yellow", "red"), ("🛰️", "gray", "blue"))
-_HELP = """
-Make a new environment package: a small environment that runs, a typed client, tests, and a Dockerfile.
-
-    openenv init maze_env
-    openenv serve maze_env
-
-NAME is the name of the Python package; its folder is made in the current one, or in --output-dir. Then edit
-models.py and server/NAME_environment.py.
-"""
 
 
 def init(
@@ -37,6 +28,14 @@ def init(
         Path(), "--output-dir", "-o", help="Where to make its folder; by default the current folder."
     ),
 ) -> None:
+    """Make a new environment package: a small environment that runs, a typed client, tests, and a Dockerfile.
+
+        openenv init maze_env
+        openenv serve maze_env
+
+    NAME is the name of the Python package; its folder is made in the current one, or in --output-dir. Then edit
+    models.py and server/NAME_environment.py.
+    """
     try:
         names = Names.of(name)
         folder = output_dir / name
@@ -48,9 +47,6 @@ def init(
     if warning:
         typer.secho(f"No uv.lock: {warning}", fg="yellow", err=True)
     _show_next(names.package, names.prefix, folder)
-
-
-init.__doc__ = _HELP
 
 
 def _lock(folder: Path) -> str | None:

@@ -8,18 +8,6 @@ import typer
 
 from .command import check_choice, target_failures
 
-_EXAMPLES = """
-Offer an environment's tools to an MCP client that starts it.
-
-TARGET is what `openenv serve` takes: a folder with an openenv.yaml, a Python file or a module. The client and this
-process share one session; it begins with a reset and ends with the client. In a desktop agent's configuration:
-
-  {"mcpServers": {"notes": {"command": "openenv",
-                            "args": ["mcp", "/path/to/envs/notes_env"]}}}
-
-Agents that speak HTTP connect to `/mcp` of a running `openenv serve` instead.
-"""
-
 
 def mcp(
     target: str = typer.Argument(".", metavar="TARGET", help="What to offer; by default the folder you are in."),
@@ -30,6 +18,17 @@ def mcp(
         "warning", metavar="LEVEL", help="critical, error, warning, info or debug; logs go to standard error."
     ),
 ) -> None:
+    """Offer an environment's tools to an MCP client that starts it.
+
+    TARGET is what `openenv serve` takes: a folder with an openenv.yaml, a Python file or a module. The client and
+    this process share one session; it begins with a reset and ends with the client. In a desktop agent's
+    configuration:
+
+      {"mcpServers": {"notes": {"command": "openenv",
+                                "args": ["mcp", "/path/to/envs/notes_env"]}}}
+
+    Agents that speak HTTP connect to `/mcp` of a running `openenv serve` instead.
+    """
     from ..server.app import parse_mode  # servers load only for this command
     from ..server.loading import TargetError, load_app
     from ..server.mcp.stdio import serve_stdio
@@ -44,6 +43,3 @@ def mcp(
             raise TargetError(f"{target} was not made by create_app, so its environment is not known")
         server.service.mode = parse_mode(mode)
         serve_stdio(server.service)
-
-
-mcp.__doc__ = _EXAMPLES

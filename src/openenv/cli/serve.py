@@ -23,26 +23,6 @@ from .command import check_choice, target_failures
 if TYPE_CHECKING:
     from ..server.app import HTTPEnvServer
 
-_EXAMPLES = """
-Serve an environment over WebSocket, HTTP and MCP, on one port. A web page to play it by hand is at /web.
-
-TARGET is one of these, by default the folder you are in:
-
-  a folder with an openenv.yaml     openenv serve envs/gridworld_env
-  a Python file                     openenv serve my_env.py
-  a class or an app in a file       openenv serve my_env.py:MyEnvironment
-  a module                          openenv serve my_package.server.app:app
-  a Gymnasium environment           openenv serve gymnasium:CartPole-v1
-
-A class needs nothing else: its models are read from its annotations. While you write one:
-
-  openenv serve my_env.py --reload --log-level debug
-
-For other machines, with a token that is made and printed:
-
-  openenv serve my_env.py --host 0.0.0.0
-"""
-
 _of_sessions = partial(typer.Option, None, rich_help_panel="Sessions")
 _of_access = partial(typer.Option, rich_help_panel="Access")
 _of_logs = partial(typer.Option, rich_help_panel="Logs")
@@ -113,6 +93,24 @@ def serve(
         None, metavar="FORMAT", help="text, or json: one object per line, with session and request."
     ),
 ) -> None:
+    """Serve an environment over WebSocket, HTTP and MCP, on one port. A web page to play it by hand is at /web.
+
+    TARGET is one of these, by default the folder you are in:
+
+      a folder with an openenv.yaml     openenv serve envs/gridworld_env
+      a Python file                     openenv serve my_env.py
+      a class or an app in a file       openenv serve my_env.py:MyEnvironment
+      a module                          openenv serve my_package.server.app:app
+      a Gymnasium environment           openenv serve gymnasium:CartPole-v1
+
+    A class needs nothing else: its models are read from its annotations. While you write one:
+
+      openenv serve my_env.py --reload --log-level debug
+
+    For other machines, with a token that is made and printed:
+
+      openenv serve my_env.py --host 0.0.0.0
+    """
     gc.disable()  # nothing is garbage while everything loads; `run` turns it on again
     import_fastapi()
     from ..server.options import ServerOverrides, in_bytes  # servers load only for this command
@@ -154,9 +152,6 @@ def serve(
             (serve_reloading if reload else run)(target, options, introduction)
     finally:
         gc.enable()
-
-
-serve.__doc__ = _EXAMPLES
 
 
 @dataclass(frozen=True)

@@ -25,19 +25,6 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
-_EXAMPLES = """
-Watch a running server: sessions, queue, steps, times, errors.
-
-  openenv top                                    the server on this machine
-  openenv top http://gpu-7:8000 --every 5        another one, every 5 seconds
-  openenv top --once                             one reading, as text
-
-The figures come from `GET /metrics`, which Prometheus can read as well. Rates and times are those of the last
-interval; the server times calls from the first reading on.
-
-Where the server asks for a token, an observer's is enough. Ctrl-C ends it.
-"""
-
 _BAR = 30
 _TIMEOUT_S = 10.0
 _PHASES = ("wait", "run", "reply")
@@ -53,6 +40,17 @@ def top(
     once: bool = typer.Option(False, "--once", help="Print one reading and exit."),
     token: str | None = typer.Option(None, metavar="TOKEN", help="The server's token; by default OPENENV_TOKEN."),
 ) -> None:
+    """Watch a running server: sessions, queue, steps, times, errors.
+
+      openenv top                                    the server on this machine
+      openenv top http://gpu-7:8000 --every 5        another one, every 5 seconds
+      openenv top --once                             one reading, as text
+
+    The figures come from `GET /metrics`, which Prometheus can read as well. Rates and times are those of the last
+    interval; the server times calls from the first reading on.
+
+    Where the server asks for a token, an observer's is enough. Ctrl-C ends it.
+    """
     from rich.console import Console  # other commands do not need it
 
     console = Console()
@@ -68,9 +66,6 @@ def top(
         raise failure(exc) from None
     except KeyboardInterrupt:
         return
-
-
-top.__doc__ = _EXAMPLES
 
 
 class MetricsSource:

@@ -14,26 +14,6 @@ from .. import settings
 from ..errors import message_of
 from .command import failure, tidy_on_sigterm
 
-_EXAMPLES = """
-Check an environment: its files, its rewards, schemas, seeds and sessions.
-
-  openenv validate                         the package in this folder
-  openenv validate envs/maze_env           another one
-  openenv validate http://localhost:8000   a running server
-  openenv validate --level static          without running anything
-
-For the checks a process serves the package, with your rights: validate only code that you would run.
-
-Actions are generated from the schema of the action class. To use others, write validation/runtime.json:
-
-  {"plan_schema_version": "1",
-   "reset": {"seed": 1, "episode_id": "a"},
-   "actions": [{"message": "hello"}]}
-
-Of a running server, six endpoints decide the verdict; checks of its sessions only warn.
-
-Exit codes: 0 passed, or only warnings; 1 failed; 2 no package; 3 the checks themselves could not be run.
-"""
 _LEVELS = ("static", "runtime", "semantic")
 _POLICIES = ("v1", "v2")
 
@@ -63,6 +43,25 @@ def validate(
     token: str | None = typer.Option(None, metavar="TOKEN", help="The server's token; by default OPENENV_TOKEN."),
     verbose: bool = typer.Option(False, "--verbose", "-v", help="Show the evidence of checks that passed, too."),
 ) -> None:
+    """Check an environment: its files, its rewards, schemas, seeds and sessions.
+
+      openenv validate                         the package in this folder
+      openenv validate envs/maze_env           another one
+      openenv validate http://localhost:8000   a running server
+      openenv validate --level static          without running anything
+
+    For the checks a process serves the package, with your rights: validate only code that you would run.
+
+    Actions are generated from the schema of the action class. To use others, write validation/runtime.json:
+
+      {"plan_schema_version": "1",
+       "reset": {"seed": 1, "episode_id": "a"},
+       "actions": [{"message": "hello"}]}
+
+    Of a running server, six endpoints decide the verdict; checks of its sessions only warn.
+
+    Exit codes: 0 passed, or only warnings; 1 failed; 2 no package; 3 the checks themselves could not be run.
+    """
     from rich.console import Console  # all of this loads only for this command
 
     from .validation.package import NoPackage, check_package
@@ -106,9 +105,6 @@ def validate(
         raise failure(f"the checks could not be run: {type(error).__name__}: {message_of(error)}", 3) from error
     if not report.passed:
         raise typer.Exit(1)
-
-
-validate.__doc__ = _EXAMPLES
 
 
 def _deliver(report: dict[str, Any], as_json: bool, output: Path | None) -> None:

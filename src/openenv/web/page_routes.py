@@ -98,49 +98,41 @@ def _handler(
     return handle
 
 
+@dataclass(frozen=True, slots=True)
 class PageRoutes:
     """The ASGI handlers of the page's HTTP routes; `access` returns the server's tokens and roles."""
 
-    def __init__(
-        self,
-        service: EnvService,
-        visitors: Visitors,
-        actions: VisitorActions,
-        page: PageDescription,
-        access: Callable[[], AccessPolicy],
-    ) -> None:
-        self._service = service
-        self._manager = service.manager
-        self._visitors = visitors
-        self._actions = actions
-        self._page = page
-        self._access = access
+    service: EnvService
+    visitors: Visitors
+    actions: VisitorActions
+    description: PageDescription
+    access: Callable[[], AccessPolicy]
 
     # -- playing --------------------------------------------------------------------------------------------------
 
     @_handler
     async def page(self, scope: Scope, receive: Receive) -> PageAnswer:
         """Handle `GET /web/page`."""
-        asks_for_token = not self._access().is_open
+        asks_for_token = not self.access().is_open
         url = address_of(scope)
-        return PageAnswer.of(await self._page.describe(role_of(scope), url=url, asks_for_token=asks_for_token))
+        return PageAnswer.of(await self.description.describe(role_of(scope), url=url, asks_for_token=asks_for_token))
 
     @_handler
     async def metadata(self, scope: Scope, receive: Receive) -> PageAnswer:
         """Handle `GET /web/metadata`."""
-        return PageAnswer.of((await self._page.metadata()).model_dump())
+        return PageAnswer.of((await self.description.metadata()).model_dump())
 
     @_handler
     async def state(self, scope: Scope, receive: Receive) -> PageAnswer:
         """Handle `GET /web/state`."""
-        return PageAnswer(await self._actions.state(self._visitor(scope)))
+        return PageAnswer(await self.actions.state(self._visitor(scope)))
 
     @_handler
     async def reset(self, scope: Scope, receive: Receive) -> PageAnswer:
         """Handle `POST /web/reset`."""
         kwargs = await self._object(receive)
-        visitor = self._visitors.of(cookie(scope, COOKIE) or None)
-        return PageAnswer((await self._actions.reset(visitor, kwargs)).payload)
+        visitor = self.visitors.of(cookie(scope, COOKIE) or None)
+        return PageAnswer((await self.actions.reset(visitor, kwargs)).payload)
 
     @_handler
     async def step(self, scope: Scope, receive: Receive) -> PageAnswer:
@@ -148,11 +140,11 @@ class PageRoutes:
         body = await self._object(receive)
         visitor = self._visitor(scope)
         if "message" in body and "action" not in body:
-            return PageAnswer((await self._actions.say(visitor, str(body["message"]))).payload)
+            return PageAnswer((await self.actions.say(visitor, str(body["message"]))).payload)
         action = body.get("action", {})
         if not isinstance(action, dict):
             raise InvalidBody("'action' has to be an object")
-        return PageAnswer((await self._actions.step(visitor, action)).payload)
+        return PageAnswer((await self.actions.step(visitor, action)).payload)
 
     @_handler
     async def call(self, scope: Scope, receive: Receive) -> PageAnswer:
@@ -161,7 +153,7 @@ class PageRoutes:
         name, arguments = body.get("name"), body.get("arguments") or {}
         if not isinstance(name, str) or not isinstance(arguments, dict):
             raise InvalidBody("expected the 'name' of a tool, and its 'arguments' as an object")
-        return PageAnswer.of(await self._actions.call(self._visitor(scope), name, arguments))
+        return PageAnswer.of(await self.actions.call(self._visitor(scope), name, arguments))
 
     @_handler
     async def close(self, scope: Scope, receive: Receive) -> PageAnswer:
@@ -173,7 +165,7 @@ class PageRoutes:
     @_handler
     async def sessions(self, scope: Scope, receive: Receive) -> PageAnswer:
         """Handle `GET /web/sessions`: all sessions of the server, without their tokens."""
-        manager = self._manager
+        manager = self.service.manager
         own = self._visitor(scope).session
         capacity = {
             "max": manager.max_sessions,
@@ -188,22 +180,22 @@ class PageRoutes:
     async def end_session(self, scope: Scope, receive: Receive) -> PageAnswer:
         """Handle `DELETE /web/sessions/{session_id}`."""
         session_id = scope["path_params"]["session_id"]
-        session = next((session for session in self._manager.sessions() if session.id == session_id), None)
+        session = next((session for session in self.service.manager.sessions() if session.id == session_id), None)
         if session is None or session.is_ending:
             missing = SessionNotFoundError(session_id)
-            self._manager.report_error(missing.code)
+            self.service.manager.report_error(missing.code)
             return PageAnswer.of({"detail": str(missing), "code": missing.code}, 404, ())
         session.close(ENDED_BY_OPERATOR)
-        visitor = self._visitors.by_session.get(session_id)
+        visitor = self.visitors.by_session.get(session_id)
         if visitor is not None:  # its page learns at once, even if the session takes long to close
             visitor.lose(ENDED_BY_OPERATOR)
         return PageAnswer.of({"session_id": session_id, "closed": True}, headers=())
 
     def _session_entry(self, session: Session, *, is_mine: bool) -> dict[str, Any] | None:
-        info = self._manager.info(session.id)
+        info = self.service.manager.info(session.id)
         if info is None:  # it has just ended
             return None
-        visitor = self._visitors.by_session.get(session.id)
+        visitor = self.visitors.by_session.get(session.id)
         idle_s = session.unused_s if visitor is None else visitor.unused_s
         return {
             "session_id": session.id,
@@ -230,7 +222,7 @@ class PageRoutes:
             body = decode(await read_body(receive, _MAX_LOGIN_BODY))
         except (ValueError, BodyTooLarge):
             body = None
-        access = self._access()
+        access = self.access()
         if access.is_open:
             return PageAnswer.of({"role": Role.ORCHESTRATOR.value}, headers=())
         token = body.get("token") if isinstance(body, dict) else None
@@ -249,16 +241,16 @@ class PageRoutes:
         return PageAnswer.of({"role": None}, headers=[_token_cookie(scope, "", life="; Max-Age=0")])
 
     def _refuse_login(self, status: int, code: str, text: str) -> PageAnswer:
-        self._manager.report_error(code)
+        self.service.manager.report_error(code)
         return PageAnswer.of({"detail": text, "code": code}, status, ())
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _visitor(self, scope: Scope) -> Visitor:
-        return self._visitors.find(cookie(scope, COOKIE) or None)
+        return self.visitors.find(cookie(scope, COOKIE) or None)
 
     async def _object(self, receive: Receive) -> dict[str, Any]:
-        raw = await read_body(receive, self._service.options.max_message_bytes)
+        raw = await read_body(receive, self.service.options.max_message_bytes)
         try:
             body = decode(raw) if raw.strip() else {}
         except ValueError as exc:
@@ -271,7 +263,7 @@ class PageRoutes:
         """Turn an exception into a response."""
         match exc:
             case BodyTooLarge():
-                self._manager.report_error(BODY_TOO_LARGE)
+                self.service.manager.report_error(BODY_TOO_LARGE)
                 return PageAnswer.of({"detail": str(exc), "code": BODY_TOO_LARGE, "limit_bytes": exc.limit}, 413)
             case InvalidBody():
                 return self._invalid(str(exc), [{"type": "value_error", "loc": [], "msg": str(exc)}])
@@ -289,7 +281,7 @@ class PageRoutes:
         return PageAnswer.of({"detail": message_of(exc), "code": _FAILED}, 500)
 
     def _invalid(self, text: str, errors: list[dict[str, Any]]) -> PageAnswer:
-        self._manager.report_error(_INVALID)
+        self.service.manager.report_error(_INVALID)
         return PageAnswer.of({"detail": text, "code": _INVALID, "errors": errors}, 422)
 
     def _session_refusal(self, exc: OpenEnvError) -> PageAnswer:
@@ -299,7 +291,7 @@ class PageRoutes:
         if isinstance(exc, SessionLost):
             return PageAnswer(body, 410)
         if isinstance(exc, SessionCapacityError):
-            retry_after = str(max(1, int(self._manager.retry_after_s))).encode()
+            retry_after = str(max(1, int(self.service.manager.retry_after_s))).encode()
             return PageAnswer(body, 503, [*_NO_STORE, (b"retry-after", retry_after)])
         if not isinstance(exc, EnvironmentFactoryError):
             logger.error("a request of the web page failed", exc_info=exc)

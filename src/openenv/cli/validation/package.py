@@ -131,7 +131,9 @@ def _check_served(folder: Path, manifest: Manifest | None, ids: list[str], token
                 output = str(error).splitlines()
                 fix = f"`openenv serve {folder}` shows the whole of it"
                 raise CheckFailed(last_line(str(error)), *output[-12:-1], fix=fix) from error
-            probe = Probe(package.url, token=token, reply_s=reply_s, manifest=manifest, folder=folder, package=package)
+            probe = Probe(
+                url=package.url, token=token, reply_s=reply_s, manifest=manifest, folder=folder, package=package
+            )
             return runtime_checks.startup(probe)
 
         add(startup := _run(_STARTUP, start))

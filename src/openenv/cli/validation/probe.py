@@ -10,7 +10,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -188,6 +188,7 @@ _T = TypeVar("_T")
 _FREE_S = 5.0
 
 
+@dataclass(slots=True, kw_only=True)
 class Probe:
     """A client of the environment under test, with everything that checks share.
 
@@ -201,27 +202,16 @@ class Probe:
         package: The process that serves it, where this command started it.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        token: str | None = None,
-        reply_s: float = 60.0,
-        http_timeout_s: float = 60.0,
-        manifest: Manifest | None = None,
-        folder: Path | None = None,
-        package: ServedPackage | None = None,
-    ) -> None:
-        self.manifest = manifest
-        self.folder = folder
-        self.package = package
-        self.slowest_s = 0.0
-        self.http_timeout_s = http_timeout_s
-        self._url = url
-        self._token = token
-        self._reply_s = reply_s
-        self._cache: dict[str, Any] = {}
-        self._failures: dict[str, str] = {}
+    url: str
+    token: str | None = None
+    reply_s: float = 60.0
+    http_timeout_s: float = 60.0
+    manifest: Manifest | None = None
+    folder: Path | None = None
+    package: ServedPackage | None = None
+    slowest_s: float = field(default=0.0, init=False)
+    _cache: dict[str, Any] = field(default_factory=dict, init=False)
+    _failures: dict[str, str] = field(default_factory=dict, init=False)
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """Send an HTTP request and return the JSON of the reply.
@@ -240,9 +230,9 @@ class Probe:
         """Send an HTTP request and return the reply, whatever it is."""
         return httpx2.request(
             method,
-            self._url.rstrip("/") + path,
+            self.url.rstrip("/") + path,
             json=body,
-            headers=with_token(None, self._token),
+            headers=with_token(None, self.token),
             timeout=self.http_timeout_s,
             trust_env=False,
             follow_redirects=True,
@@ -299,9 +289,9 @@ class Probe:
     def open(self) -> Client:
         """Return a client with a session of its own; a context manager."""
         client = GenericEnvClient(
-            base_url=self._url,
-            token=self._token,
-            message_timeout_s=self._reply_s,
+            base_url=self.url,
+            token=self.token,
+            message_timeout_s=self.reply_s,
             connect_timeout_s=60.0,
             protocol="v1",
             mode="simulation",
@@ -377,14 +367,7 @@ class Probe:
             raise CheckSkipped("only a package can be started a second time")
         try:
             with ServedPackage(self.folder, hash_seed=4711) as other:
-                return Probe(
-                    other.url,
-                    token=self._token,
-                    reply_s=self._reply_s,
-                    manifest=self.manifest,
-                    folder=self.folder,
-                    package=other,
-                ).first
+                return replace(self, url=other.url, package=other).first
         except NotServed as error:
             raise CheckFailed(f"a second server did not start: {last_line(str(error))}") from error
 

@@ -98,7 +98,7 @@ def check_running(
         listen(one)
         return one
 
-    probe = Probe(url, token=token, http_timeout_s=timeout_s)
+    probe = Probe(url=url, token=token, http_timeout_s=timeout_s)
     bodies = {}
     for endpoint in _ENDPOINTS:
         criterion, bodies[endpoint.id] = endpoint.check(probe)
