@@ -188,7 +188,7 @@ def watch(console: Console, *, is_live: bool) -> Outcome:
     with ScriptedModel(binary_search()) as scripted, RolloutStore(rollout_store()) as store:
         model = Model(**scripted.model())
 
-        def tell(event: Progress) -> None:
+        def report(event: Progress) -> None:
             board.take(event)
             if not is_live and not console.record:
                 line = f"  {event.elapsed_s:5.1f} s  {event.phase:<8} {event.message}"
@@ -196,7 +196,7 @@ def watch(console: Console, *, is_live: bool) -> Outcome:
 
         shown = Live(board, console=console, refresh_per_second=12) if is_live else contextlib.nullcontext()
         with shown:
-            outcome = run_rollout(TASK, agent="opencode", sandbox="local", model=model, store=store, on_progress=tell)
+            outcome = run_rollout(TASK, agent="opencode", sandbox="local", model=model, store=store, on_progress=report)
         if console.record and not is_live:  # a picture shows how it ended
             console.print(board)
         return outcome

@@ -1,4 +1,4 @@
-"""`openenv build` with a real engine: what it is sent, what it is told, and what is left afterwards."""
+"""`openenv build` with a real engine: what it is sent, with which options, and what is left afterwards."""
 
 from __future__ import annotations
 
@@ -163,8 +163,8 @@ def test_an_engine_that_does_not_answer_is_named(maze: Path, openenv_command: Ru
         pytest.skip("docker is not installed")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "docker").symlink_to(program)
-    nobody = f"unix://{tmp_path}/nobody.sock"
-    done = openenv_command("build", "maze_env", PATH=str(tmp_path / "bin"), DOCKER_HOST=nobody)
+    no_socket = f"unix://{tmp_path}/no.sock"
+    done = openenv_command("build", "maze_env", PATH=str(tmp_path / "bin"), DOCKER_HOST=no_socket)
     assert done.returncode == 1
     assert "The docker engine does not answer" in done.stderr
 

@@ -110,7 +110,7 @@ def test_packages_that_are_missing_or_too_old_are_named(doctor: Callable[..., An
 def test_a_port_that_is_taken_is_a_note(doctor: Callable[..., Any]) -> None:
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with contextlib.suppress(OSError):  # somebody else has it: as good
+        with contextlib.suppress(OSError):  # another program has it: as good
             holder.bind(("127.0.0.1", 8000))
             holder.listen()
         found, code = doctor()

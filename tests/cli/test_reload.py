@@ -35,7 +35,7 @@ class Walk(Environment[Go, Seen, State]):
     def state(self):
         return State()
 """
-BROKEN = ENV + "\nimport a_module_that_nobody_has\n"
+BROKEN = ENV + "\nimport a_module_that_does_not_exist\n"
 
 
 @pytest.fixture
@@ -99,10 +99,10 @@ def test_while_the_source_is_broken_requests_fail_at_once_with_the_reason(
     served = command("serve", "walk.py", "--reload", "--port", str(port))
     served.says("Walk is served")
     save(source, BROKEN)
-    told = served.wait_for(lambda: refusal(url))
-    assert told["code"] == "NOT_LOADED"
-    assert "No module named 'a_module_that_nobody_has'" in told["detail"]
-    with pytest.raises(ConnectFailed, match="a_module_that_nobody_has") as failed:
+    answer = served.wait_for(lambda: refusal(url))
+    assert answer["code"] == "NOT_LOADED"
+    assert "No module named 'a_module_that_does_not_exist'" in answer["detail"]
+    with pytest.raises(ConnectFailed, match="a_module_that_does_not_exist") as failed:
         GenericEnvClient(url, connect_timeout_s=600).sync().reset()  # does not wait for another answer
     assert '{"detail"' not in str(failed.value)
     served.says("the next change of a source file starts it again")
@@ -136,9 +136,9 @@ def test_a_server_with_tokens_keeps_to_itself_what_is_wrong_with_its_source(
     served = command("serve", "walk.py", "--reload", "--port", str(port), "--token", "open-sesame")
     served.says("Walk is served")
     save(source, BROKEN)
-    told = served.wait_for(lambda: refusal(url))
-    assert "nobody_has" not in told["detail"]
-    assert "log" in told["detail"]
+    answer = served.wait_for(lambda: refusal(url))
+    assert "does_not_exist" not in answer["detail"]
+    assert "log" in answer["detail"]
 
 
 def test_a_server_that_dies_is_reported_and_requests_do_not_wait_for_it(

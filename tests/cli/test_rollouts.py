@@ -103,7 +103,7 @@ def test_failures_are_one_line_and_an_exit_code(call: Call, tmp_path: Path) -> N
     (tmp_path / "t.yaml").write_text("instruction: x\n")
     assert "go together" in call("run", str(tmp_path / "t.yaml"), "--model", "m", code=1)
     assert "--base-url and its id with --model" in call("run", str(tmp_path / "t.yaml"), code=1)
-    assert "no agent 'nobody'" in call("run", str(tmp_path / "t.yaml"), "--agent", "nobody", code=1)
+    assert "no agent 'no_such_agent'" in call("run", str(tmp_path / "t.yaml"), "--agent", "no_such_agent", code=1)
     assert "Error: There are no rollouts in" in call("ls", code=1)
     RolloutStore(tmp_path / "store").close()
     assert "No rollouts" in call("ls")

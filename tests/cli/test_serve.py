@@ -200,7 +200,7 @@ def test_a_second_ctrl_c_ends_it_at_once_and_without_a_word(started: Start, fold
         ("missing.py", "there is no file missing.py"),
         ("no_such_module", "no folder, file or module 'no_such_module'"),
         (".", "has no openenv.yaml"),
-        ("walk.py:Nobody", "has no 'Nobody'"),
+        ("walk.py:Missing", "has no 'Missing'"),
         ("[/nonsense]", "no folder, file or module '[/nonsense]'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`openenv top`: one reading of a real server, the live view, and mistakes that are told in one line."""
+"""`openenv top`: one reading of a real server, the live view, and mistakes that are reported in one line."""
 
 from __future__ import annotations
 

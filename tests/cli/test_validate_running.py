@@ -195,7 +195,7 @@ def test_both_judge_a_published_server_alike(
     theirs = [str(Path(published.python).with_name("openenv")), "validate"]
     with serve_package(published, tmp_path, free_port()) as url:
         mine = validate(url, "--json", "--timeout", "60")
-        told = subprocess.run(
+        reference = subprocess.run(
             [*theirs, url, "--json", "--timeout", "60"],
             env=published.environment(tmp_path),
             capture_output=True,
@@ -203,8 +203,8 @@ def test_both_judge_a_published_server_alike(
             timeout=240,
             check=False,
         )
-    assert (mine.exit_code, told.returncode) == (0, 0), mine.stdout
-    ours, other = json.loads(mine.stdout), json.loads(told.stdout)
+    assert (mine.exit_code, reference.returncode) == (0, 0), mine.stdout
+    ours, other = json.loads(mine.stdout), json.loads(reference.stdout)
     assert all(one["passed"] for one in ours["criteria"]), ours
     assert [one["id"] for one in ours["criteria"]][6:] == SESSIONS
     for report in (ours, other):
@@ -214,7 +214,7 @@ def test_both_judge_a_published_server_alike(
             one.pop("expected")
             one.pop("actual")
     assert shape(ours) == shape(other)
-    told = subprocess.run(
+    reference = subprocess.run(
         [*theirs, str(tmp_path / "maze_env"), "--json", "--skip-build"],
         env=published.environment(tmp_path),
         capture_output=True,
@@ -222,10 +222,10 @@ def test_both_judge_a_published_server_alike(
         timeout=240,
         check=False,
     )
-    other = json.loads(told.stdout)
+    other = json.loads(reference.stdout)
     mine = validate(str(tmp_path / "maze_env"), "--json", "--skip-build")
     ours = json.loads(mine.stdout)
-    assert (mine.exit_code, ours["verdict"]) == (told.returncode, other["verdict"])
+    assert (mine.exit_code, ours["verdict"]) == (reference.returncode, other["verdict"])
     assert list(ours) == list(other)
     assert ours["manifest"] == other["manifest"]
     assert ours["results"][0]["measured"] == other["results"][0]["measured"]

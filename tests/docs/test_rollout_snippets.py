@@ -1,4 +1,4 @@
-"""The snippets about rollouts run in the local sandbox and print what they should; the page tells no other figures."""
+"""The snippets about rollouts run in the local sandbox and print what they should; the page has no other figures."""
 
 from __future__ import annotations
 

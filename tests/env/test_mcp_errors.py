@@ -1,4 +1,4 @@
-"""What is wrong with a call of a tool is told by a type, whatever the tool itself says."""
+"""The type of an error says what is wrong with a call of a tool, whatever the tool itself says."""
 
 from __future__ import annotations
 

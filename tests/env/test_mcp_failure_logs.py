@@ -1,4 +1,4 @@
-"""A tool that raises is in the log with its traceback; one that tells the agent something on purpose is not."""
+"""A tool that raises is in the log with its traceback; one that refuses on purpose is not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def breaks_with_context(key: str, ctx: Context) -> int:
 
 
 def refuses(key: str) -> int:
-    """Tell the agent that this cannot be done."""
+    """Refuse, with a message for the agent."""
     raise ToolError(f"there is no {key}")
 
 

@@ -28,7 +28,7 @@ def endless() -> str:
 
 
 class Toolbox(Tools):
-    """Tells where its tools run."""
+    """Reports where its tools run."""
 
     def __init__(self) -> None:
         server = FastMCP("toolbox")
@@ -37,22 +37,22 @@ class Toolbox(Tools):
 
         @server.tool
         def thread() -> int:
-            """Tell the thread."""
+            """Return the thread."""
             return threading.get_ident()
 
         @server.tool
         def thread_with_context(ctx: Context) -> int:
-            """Tell the thread."""
+            """Return the thread."""
             return threading.get_ident()
 
         @server.tool
         async def loop() -> int:
-            """Tell the loop."""
+            """Return the loop."""
             return id(asyncio.get_running_loop())
 
         @server.tool
         def methods() -> list[str]:
-            """Tell which methods of the author's have run."""
+            """Return which methods of the author's have run."""
             return self.by
 
         @server.tool

@@ -1,4 +1,4 @@
-"""Histograms: what they count agrees with the values, whoever writes them and however many."""
+"""Histograms: what they count agrees with the values, from any thread and however many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans: one for each call, in the trace that its client names; nothing at all where nobody traces."""
+"""OpenTelemetry spans: one for each call, in the trace that its client names; none where it is not set up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watched calls: there are none until somebody asks, and then all of them are, in sessions old and new."""
+"""Watched calls: none until the first request for metrics, then all of them, in sessions old and new."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ async def test_a_call_that_never_began_is_not_timed() -> None:
     watch.begin()
     session = await manager.open(SessionKind.HTTP)
     release = asyncio.Event()
-    told: list[Any] = []
+    errors: list[Any] = []
 
     def block(env: Any) -> None:
         asyncio.run_coroutine_threadsafe(release.wait(), loop).result(20)
 
     loop = asyncio.get_running_loop()
-    session.submit(CALL, block, lambda result, error: told.append(error), current_dispatcher())
-    session.submit(CALL, lambda env: None, lambda result, error: told.append(error), current_dispatcher())
+    session.submit(CALL, block, lambda result, error: errors.append(error), current_dispatcher())
+    session.submit(CALL, lambda env: None, lambda result, error: errors.append(error), current_dispatcher())
     session.close("enough")
     release.set()
     await manager.drain()
-    assert sorted(type(error) for error in told if error is not None) == [SessionClosedError]
+    assert sorted(type(error) for error in errors if error is not None) == [SessionClosedError]
     assert watch.times["call"].read()[0].observed == 1
 
 

@@ -89,7 +89,7 @@ class AsyncStreet(Street):
 
 
 class Slow(Street):
-    """Waits in each step until it is told to go on."""
+    """Waits in each step until the test lets it go on."""
 
     gate = threading.Event()
 
@@ -150,7 +150,7 @@ class Browser:
 
 
 class Live:
-    """What a socket tells."""
+    """The frames of a socket."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket

@@ -233,7 +233,7 @@ def test_the_page_of_an_environment_that_hangs_is_shown(
             asked.append(1)
             gate.wait(60)
             described = super().get_metadata()
-            return described.model_copy(update={"author": "somebody"})
+            return described.model_copy(update={"author": "the author"})
 
     monkeypatch.setattr(page_module, "_PATIENCE_S", 0.1)
     server = serve(make_app(Silent))
@@ -244,7 +244,7 @@ def test_the_page_of_an_environment_that_hangs_is_shown(
         assert len(asked) == 1
     finally:
         gate.set()
-    server.wait_for(lambda: browser.get("/web/page").json()["author"] == "somebody")
+    server.wait_for(lambda: browser.get("/web/page").json()["author"] == "the author")
 
 
 def test_a_description_that_cannot_be_sent_is_an_error_that_says_so(

@@ -149,8 +149,8 @@ def test_redacted_errors_are_redacted_here_too(
     browser = visit(serve(make_app(redact_errors=True)).url)
     with browser.live() as live:
         failed = browser.step("left", paces=5)
-        told = live.until("error")
-    for body in (failed.json(), told):
+        frame = live.until("error")
+    for body in (failed.json(), frame):
         assert "secret-map" not in str(body)
         assert "log" in body["detail"]
     assert failed.json()["error_id"]

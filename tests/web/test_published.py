@@ -23,10 +23,10 @@ class Say(Action):
     word: str
     times: int = 1
 
-class Heard(Observation):
+class Echo(Observation):
     text: str = ""
 
-class Told(State):
+class Total(State):
     total: int = 0
 
 class Room(Environment):
@@ -34,18 +34,18 @@ class Room(Environment):
 
     def __init__(self):
         super().__init__()
-        self._state = Told(episode_id=None, step_count=0)
+        self._state = Total(episode_id=None, step_count=0)
 
     def reset(self, seed=None, episode_id=None, **kwargs):
-        self._state = Told(episode_id=episode_id or "first", step_count=0)
-        return Heard(text=f"{seed} {sorted(kwargs)}")
+        self._state = Total(episode_id=episode_id or "first", step_count=0)
+        return Echo(text=f"{seed} {sorted(kwargs)}")
 
     def step(self, action, timeout_s=None, **kwargs):
         if action.word == "stop":
             raise RuntimeError("no")
         self._state.step_count += 1
         self._state.total += action.times
-        return Heard(text=action.word, reward=0.5, done=self._state.total > 3, metadata={"k": 1})
+        return Echo(text=action.word, reward=0.5, done=self._state.total > 3, metadata={"k": 1})
 
     @property
     def state(self):
@@ -53,7 +53,7 @@ class Room(Environment):
             raise RuntimeError("the game is over")
         return self._state
 
-app = create_app(Room, Say, Heard, env_name="room_env")
+app = create_app(Room, Say, Echo, env_name="room_env")
 """
 
 
@@ -82,10 +82,10 @@ def served(interpreter: Any, folder: Path, port: int) -> Iterator[str]:
 
 
 def play(url: str) -> list[Any]:
-    """Ask for the same things, and return what was answered and told, but for the hours."""
+    """Ask for the same things, and return all replies and frames, without the times."""
     said: list[Any] = []
 
-    def told(socket: Any) -> None:
+    def read_frame(socket: Any) -> None:
         state = json.loads(socket.recv(timeout=60))
         for entry in state["episode_state"]["action_logs"]:
             assert entry.pop("timestamp")
@@ -103,7 +103,7 @@ def play(url: str) -> list[Any]:
         paths = client.get("/openapi.json").json()["paths"]
         said.append(sorted((path, sorted(methods)) for path, methods in paths.items() if path.startswith("/web")))
     with connect(f"ws{url.removeprefix('http')}/ws/ui", proxy=None) as socket:
-        told(socket)
+        read_frame(socket)
         ask("GET", "/web/metadata")
         ask("GET", "/web/state")
         for path, body in (
@@ -114,7 +114,7 @@ def play(url: str) -> list[Any]:
             ("/web/step", {"action": {"word": "again"}}),
         ):
             ask("POST", path, body)
-            told(socket)
+            read_frame(socket)
         ask("POST", "/web/step", {"action": {"word": "stop"}})
         ask("GET", "/web/state")
     return said
@@ -124,10 +124,10 @@ def play(url: str) -> list[Any]:
 def test_the_same_requests_get_the_same_answers_and_frames(
     ours: Any, published: Any, tmp_path: Path, free_port: Callable[[], int]
 ) -> None:
-    heard = []
+    transcripts = []
     for interpreter in (ours, published):
         folder = tmp_path / interpreter.name
         folder.mkdir()
         with served(interpreter, folder, free_port()) as url:
-            heard.append(play(url))
-    assert heard[0] == heard[1]
+            transcripts.append(play(url))
+    assert transcripts[0] == transcripts[1]

@@ -1,4 +1,4 @@
-"""`openenv serve` has the page unless it is told otherwise; a made token comes with the page's address."""
+"""`openenv serve` has the page unless an option says otherwise; a made token comes with the page's address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environments with tools: their forms' schemas, calls in the visitor's session, and what tools tell meanwhile."""
+"""Environments with tools: their forms' schemas, calls in the visitor's session, and what tools report meanwhile."""
 
 from __future__ import annotations
 

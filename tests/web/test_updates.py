@@ -1,4 +1,4 @@
-"""The live socket: increments for the page, the contract's frames for others; slow readers hold nobody up."""
+"""The live socket: increments for the page, the contract's frames for others; slow readers delay no other client."""
 
 from __future__ import annotations
 
@@ -98,10 +98,10 @@ def test_plain_clients_get_the_contracts_frames(street: Any, visit: Callable[...
         browser.post("/web/reset", {"episode_id": "two"})
         assert live.next()["episode_state"]["episode_id"] == "two"
         browser.step()
-        told = live.next()["episode_state"]
-        assert (told["step_count"], told["is_reset"], told["current_observation"]["place"]) == (1, False, 1)
-        visitors_module.EpisodeState.model_validate(told)
-        assert set(told["action_logs"][0]) == {"timestamp", "action", "observation", "reward", "done", "step_count"}
+        state = live.next()["episode_state"]
+        assert (state["step_count"], state["is_reset"], state["current_observation"]["place"]) == (1, False, 1)
+        visitors_module.EpisodeState.model_validate(state)
+        assert set(state["action_logs"][0]) == {"timestamp", "action", "observation", "reward", "done", "step_count"}
 
 
 def test_programs_without_a_cookie_look_on_at_the_shared_episode(street: Any, visit: Callable[..., Any]) -> None:
@@ -148,7 +148,7 @@ def test_a_slow_reader_delays_no_other_and_gets_the_whole_in_the_end(
     raw.connect(("127.0.0.1", int(browser.url.rsplit(":", 1)[1])))
     with browser.live(sock=raw, max_queue=1) as slow, browser.live() as quick:
         quick.until("hello")
-        for turn in range(40):  # and nobody reads meanwhile
+        for turn in range(40):  # and the client reads nothing meanwhile
             assert browser.post("/web/reset", {"greeting": large, "start": turn % 2}).status_code == 200
             quick.until("reset")
         assert browser.step().status_code == 200

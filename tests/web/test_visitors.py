@@ -1,4 +1,4 @@
-"""Visitors are soft sessions: one each, counted, the first to go, and their end is told and never hidden."""
+"""Visitors are soft sessions: one each, counted, the first to go, and their end is reported, never hidden."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_a_trainer_gets_the_slot_of_a_visitor_who_gets_an_error_and_no_new_episo
         browser.step()
         with GenericEnvClient(server.url).sync() as trainer:
             trainer.reset()
-            told = live.until("session", state="lost")
-            assert told["reason"] == "evicted"
+            frame = live.until("session", state="lost")
+            assert frame["reason"] == "evicted"
             for lost in (browser.step(), browser.step(), browser.get("/web/state")):
                 assert (lost.status_code, lost.json()["code"], lost.json()["reason"]) == (
                     410,
@@ -193,7 +193,7 @@ def test_visitors_who_have_left_are_forgotten(
             if browser is not browsers[0]:
                 browser.post("/web/close")
         assert len(visitors.all()) <= 5
-        assert browsers[0].step().status_code == 200  # whoever looks on is not forgotten
+        assert browsers[0].step().status_code == 200  # a visitor whose page is open is not forgotten
     server.wait_for(lambda: server.manager.active <= 4)
 
 

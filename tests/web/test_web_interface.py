@@ -160,10 +160,10 @@ def test_sockets_of_a_custom_page_see_each_change(serve: Callable[..., Any], env
     server = serve(app)
     with connect(f"ws://127.0.0.1:{server.port}/mine", proxy=None) as socket:
         assert '"is_reset":true' in str(socket.recv(timeout=30))
-        told = ""
-        while '"step_count":7' not in told:
-            told = str(socket.recv(timeout=30))
-        assert '"episode_id":"seen"' in told
+        frame = ""
+        while '"step_count":7' not in frame:
+            frame = str(socket.recv(timeout=30))
+        assert '"episode_id":"seen"' in frame
         assert len(manager.connected_clients) == 1
         socket.send("bye")
         server.wait_for(lambda: manager.connected_clients == [])

@@ -1,4 +1,4 @@
-"""The Echo environment: two tools that repeat what they are told. Knows tools; must not know who calls them."""
+"""The Echo environment: two tools that repeat what they get. Knows tools; must not know who calls them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class EchoEnvironment(MCPEnvironment):
     def get_metadata(self) -> EnvironmentMetadata:
         """Describe the environment."""
         return EnvironmentMetadata(
-            name="echo_env", description="Two tools that repeat what they are told.", version="0.11.0"
+            name="echo_env", description="Two tools that repeat what they get.", version="0.11.0"
         )
 
 

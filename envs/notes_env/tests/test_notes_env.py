@@ -225,9 +225,9 @@ def test_the_reward_is_in_the_observation_and_never_in_a_tools_result(env: SyncL
     solve(env, task)
     result = use(env, "submit")
     assert result.reward == pytest.approx(1.0)
-    told = result.observation.result
-    assert told.data == "handed in"
-    sent = json.dumps([told.content, told.structured_content, told.meta])
+    outcome = result.observation.result
+    assert outcome.data == "handed in"
+    sent = json.dumps([outcome.content, outcome.structured_content, outcome.meta])
     assert not any(word in sent for word in ("reward", "score", "1.0", "done"))
 
 

@@ -413,7 +413,7 @@ class _Handler(BaseHTTPRequestHandler):
                 recording.fail("ClientDisconnect", str(exc))
                 is_heard = False
                 self.close_connection = True
-        if not is_done and not recording.has_ended:  # http.client does not tell a broken stream from its end
+        if not is_done and not recording.has_ended:  # to http.client a broken stream looks like its end
             recording.fail("BrokenStream", "the stream ended before the model did")
             self.close_connection = True
         elif is_heard:

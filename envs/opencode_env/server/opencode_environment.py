@@ -102,16 +102,16 @@ class OpenCodeEnvironment(MCPEnvironment):
             reward_file=reward_file,
         )
         self._last = None
-        async with _telling(ctx) as tell:
-            result = await roll(request, self._settings, tell)
+        async with _reporting(ctx) as report:
+            result = await roll(request, self._settings, report)
         self._note(result)
         return result.model_dump_json()
 
     def _run_rollout_impl(self, *, progress_cb: Callable[[str], None] | None = None, **arguments: Any) -> RolloutResult:
         """Run a rollout from synchronous code; `progress_cb` gets a line of text for each event."""
         arguments |= {name: tuple(arguments.get(name) or ()) for name in ("setup", "verify")}
-        tell = None if progress_cb is None else lambda event: progress_cb(_line(event))
-        result = asyncio.run(roll(RolloutRequest(**arguments), self._settings, tell))
+        report = None if progress_cb is None else lambda event: progress_cb(_line(event))
+        result = asyncio.run(roll(RolloutRequest(**arguments), self._settings, report))
         self._note(result)
         return result
 
@@ -176,60 +176,60 @@ def _limit(action: Action, timeout_s: float | None) -> float | None:
 
 
 @asynccontextmanager
-async def _telling(ctx: Context) -> AsyncIterator[Callable[[Progress], None]]:
-    """Give a function that passes a rollout's events on, from any thread; silence is broken now and then."""
+async def _reporting(ctx: Context) -> AsyncIterator[Callable[[Progress], None]]:
+    """Yield a function that passes a rollout's events on, from any thread; the last one is repeated as a heartbeat."""
     loop = asyncio.get_running_loop()
-    telling = _Telling(ctx)
+    reports = _ProgressReports(ctx)
 
-    def tell(event: Progress) -> None:
-        loop.call_soon_threadsafe(telling.hear, event)
+    def report(event: Progress) -> None:
+        loop.call_soon_threadsafe(reports.add, event)
 
-    speaking = asyncio.create_task(telling.speak())
+    sending = asyncio.create_task(reports.send())
     try:
-        yield tell
+        yield report
     finally:
-        await asyncio.sleep(0)  # events that came with the end are heard
-        telling.end()
+        await asyncio.sleep(0)  # events that came with the end are sent
+        reports.end()
         with contextlib.suppress(asyncio.CancelledError):
-            await speaking
+            await sending
 
 
-class _Telling:
-    """The news of one rollout, in order, numbered so that each is more than the one before."""
+class _ProgressReports:
+    """The progress of one rollout, in order, with numbers that only grow, as MCP demands."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
-        self._news: asyncio.Queue[Progress | None] = asyncio.Queue()
-        self._phase, self._said = 0, 0
+        self._events: asyncio.Queue[Progress | None] = asyncio.Queue()
+        self._phase, self._count = 0, 0
         self._last = ""
 
-    def hear(self, event: Progress) -> None:
-        """Take an event."""
-        self._news.put_nowait(event)
+    def add(self, event: Progress) -> None:
+        """Queue an event."""
+        self._events.put_nowait(event)
 
     def end(self) -> None:
-        """Say what has been heard, and no more."""
-        self._news.put_nowait(None)
+        """Send the queued events, and no more."""
+        self._events.put_nowait(None)
 
-    async def speak(self) -> None:
+    async def send(self) -> None:
         """Report the events as progress, until the end."""
         while True:
             try:
-                event = await asyncio.wait_for(self._news.get(), HEARTBEAT_S)
+                event = await asyncio.wait_for(self._events.get(), HEARTBEAT_S)
             except asyncio.TimeoutError:
-                await self._say(self._last)
+                await self._report(self._last)
                 continue
             if event is None:
                 return
             phase = _PHASES.index(event.phase)
             if phase > self._phase:
-                self._phase, self._said = phase, 0
+                self._phase, self._count = phase, 0
             self._last = _line(event)
-            await self._say(self._last)
+            await self._report(self._last)
 
-    async def _say(self, message: str) -> None:
-        self._said += 1
-        progress = self._phase + self._said / (self._said + 1)
+    async def _report(self, message: str) -> None:
+        self._count += 1
+        progress = self._phase + self._count / (self._count + 1)
         await self._ctx.report_progress(progress, len(_PHASES), message)
 
 

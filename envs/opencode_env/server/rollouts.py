@@ -282,7 +282,7 @@ def _result(request: RolloutRequest, outcome: Outcome) -> RolloutResult:
 
 
 def _proxy_log(turns: list[RolloutTurn]) -> str:
-    """Tell each model call in one line."""
+    """Report each model call in one line."""
     lines = []
     for turn in turns:
         ended = turn.finish_reason or "broken off"

@@ -165,11 +165,11 @@ def _python() -> Diagnosis:
 
 def _packages() -> Diagnosis:
     try:
-        wanted = metadata.requires("openenv") or []
+        requirements = metadata.requires("openenv") or []
         version = metadata.version("openenv")
     except metadata.PackageNotFoundError:
         return Diagnosis("serve", "packages", "note", "openenv is not installed, but used from its sources")
-    names = [line for line in wanted if "extra ==" not in line]
+    names = [line for line in requirements if "extra ==" not in line]
     problems = [problem for line in names if (problem := _problem(line))]
     if problems:
         return Diagnosis("serve", "packages", "missing", ", ".join(problems), "pip install --upgrade openenv")
@@ -190,8 +190,8 @@ def _problem(requirement: str) -> str | None:
         from packaging.requirements import Requirement  # installed with other packages, and not a requirement of ours
     except ImportError:
         return None
-    wanted = Requirement(line).specifier
-    return None if wanted.contains(version, prereleases=True) else f"{name} {version} is not {wanted}"
+    specifier = Requirement(line).specifier
+    return None if specifier.contains(version, prereleases=True) else f"{name} {version} is not {specifier}"
 
 
 def _loopback() -> Diagnosis:
@@ -255,10 +255,10 @@ def _npm() -> Diagnosis:
 
 
 def _version_of(program: str) -> str:
-    done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=_TRY_S, check=False)
-    if done.returncode != 0:
-        raise OSError(f"{program} does not run: {(done.stderr or done.stdout).strip()[:200]}")
-    return done.stdout.strip()
+    result = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=_TRY_S, check=False)
+    if result.returncode != 0:
+        raise OSError(f"{program} does not run: {(result.stderr or result.stdout).strip()[:200]}")
+    return result.stdout.strip()
 
 
 def _opencode(*, has_npm: bool) -> Diagnosis:

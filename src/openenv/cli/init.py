@@ -55,7 +55,7 @@ def _lock(folder: Path) -> str | None:
     if uv is None:
         return "uv is not installed. That does no harm; `uv lock` makes one later."
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             [uv, "lock"],
             cwd=folder,
             capture_output=True,
@@ -69,9 +69,11 @@ def _lock(folder: Path) -> str | None:
         return f"`uv lock` took more than {_LOCK_S:g} s. That does no harm; run it later."
     except OSError as error:
         return f"`uv lock` cannot be run ({error}). That does no harm."
-    if done.returncode != 0:
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        return f"`uv lock` failed ({lines[-1].strip() if lines else done.returncode}). That does no harm; run it later."
+    if result.returncode != 0:
+        lines = (result.stderr or result.stdout).strip().splitlines()
+        return (
+            f"`uv lock` failed ({lines[-1].strip() if lines else result.returncode}). That does no harm; run it later."
+        )
     return None
 
 
@@ -158,11 +160,11 @@ def write_package(names: Names, folder: Path) -> list[Path]:
         raise ScaffoldError(f"{folder} is a file; choose another name, or another place with --output-dir")
     if folder.exists() and any(folder.iterdir()):
         raise ScaffoldError(f"{folder} is not empty; choose another name, or another place with --output-dir")
-    made = _missing_top(folder)
+    new_folder = _missing_top(folder)
     try:
         return [_write(names, template, folder / place) for template, place in _files(names)]
     except BaseException as error:
-        _undo(folder, made)
+        _undo(folder, new_folder)
         if isinstance(error, OSError):
             raise ScaffoldError(f"{folder} cannot be written: {error.strerror or error}") from error
         raise
@@ -190,10 +192,10 @@ def _missing_top(folder: Path) -> Path | None:
     return missing[-1] if missing else None
 
 
-def _undo(folder: Path, made: Path | None) -> None:
+def _undo(folder: Path, new_folder: Path | None) -> None:
     """Remove what was written: the new folders, or the content of one that was empty before."""
-    if made is not None:
-        shutil.rmtree(made, ignore_errors=True)
+    if new_folder is not None:
+        shutil.rmtree(new_folder, ignore_errors=True)
         return
     for entry in folder.iterdir():
         if entry.is_dir() and not entry.is_symlink():

@@ -68,24 +68,24 @@ def check(
     console = Console(highlight=False)
     chosen = _backend(backend)
     total = sum(not only or one.id.startswith(tuple(only)) for one in CHECKS)
-    done: list[CheckResult] = []
+    results: list[CheckResult] = []
     started = time.monotonic()
     with console.status(f"0 of {total} checks") as status:
 
         def show(result: CheckResult) -> None:
-            done.append(result)
-            status.update(f"{len(done)} of {total} checks")
+            results.append(result)
+            status.update(f"{len(results)} of {total} checks")
             if result.status == "failed" or not failed:
                 _print(console, result)
 
         self_check(chosen, report=show, only=only)
-    counts = {name: sum(result.status == name for result in done) for name in _MARKS}
+    counts = {name: sum(result.status == name for result in results) for name in _MARKS}
     tally = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     console.print(f"{chosen.name}: {tally or 'no such check'}, in {time.monotonic() - started:.1f} s")
-    left = chosen.leftovers()
-    for name in left:
+    leftovers = chosen.leftovers()
+    for name in leftovers:
         console.print(f"[red]left behind:[/] {name}")
-    if counts["failed"] or left or not done:
+    if counts["failed"] or leftovers or not results:
         raise typer.Exit(1)
 
 

@@ -97,7 +97,7 @@ class Binding:
 
     reset: Method
     step: Method
-    async_kinds: frozenset[str]
+    async_kinds: frozenset[str]  # of "reset", "step", "state", "close"
     step_is_twofold: bool = False
 
 
@@ -110,6 +110,7 @@ class Models:
     state: type[Any]
 
 
+# Weak: a reloaded or generated class must not stay alive because it was served once.
 _BINDINGS: WeakKeyDictionary[type[Any], Binding] = WeakKeyDictionary()
 
 
@@ -120,7 +121,7 @@ def bind(env_cls: type[Any]) -> Binding:
         reset, step = _method(env_cls, "reset"), _method(env_cls, "step")
         close_is_async = inspect.iscoroutinefunction(getattr(env_cls, "close", None))
         kinds = {"reset": reset.is_async, "step": step.is_async, "close": close_is_async}
-        kinds["state"] = issubclass(env_cls, RemoteEnvironment)
+        kinds["state"] = issubclass(env_cls, RemoteEnvironment)  # a property otherwise, which cannot be awaited
         names = frozenset(kind for kind, is_async in kinds.items() if is_async)
         base = getattr(env_cls, step.name, None)
         twofold = getattr(base, "yields_to_sync", False) and _depth(env_cls, "step") == _depth(env_cls, step.name)
@@ -130,6 +131,8 @@ def bind(env_cls: type[Any]) -> Binding:
 
 def _method(env_cls: type[Any], name: str) -> Method:
     async_name = f"{name}_async"
+    # `Environment` defines both forms. A class is asynchronous if it, or a base below `Environment`, writes its own
+    # `reset_async` or `step_async`; that one is then called even if there is a `reset` or `step` as well.
     override = getattr(env_cls, async_name, None)
     is_async = override is not None and override is not getattr(Environment, async_name)
     if is_async and getattr(override, "yields_to_sync", False):
@@ -139,7 +142,7 @@ def _method(env_cls: type[Any], name: str) -> Method:
     function = getattr(env_cls, chosen, None)
     if function is None:
         return Method(chosen, is_async, None)
-    is_async = is_async or inspect.iscoroutinefunction(function)
+    is_async = is_async or inspect.iscoroutinefunction(function)  # `async def step` needs no suffix
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # compiled code may have no signature

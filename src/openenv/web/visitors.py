@@ -26,16 +26,20 @@ from ..sessions.session import Session, SessionKind
 from .page_operations import EncodedObservation, Render
 
 COOKIE = "openenv_visitor"
+# Any program can send new cookies, so the number of visitors is bounded.
 _MAX_VISITORS = 1000
 _FORGOTTEN_AFTER_S = 3600.0
+# An open page keeps its session from expiring, but only for this long after its last action: a forgotten tab must not
+# hold a slot.
 _KEPT_S = 300.0
 _KEEP_PERIOD_S = 5.0
+# Episodes of visitors that left stay readable for their return, until all of them together need more than this.
 _MAX_ORPHANED_BYTES = 128 * 1024 * 1024
 _T = TypeVar("_T")
 
 Activity = Literal["none", "ready", "busy", "lost"]
-MAX_ENTRIES: Final = 1000
-_MAX_BYTES: Final = 32 * 1024 * 1024
+MAX_ENTRIES: Final = 1000  # `MAX_ACTION_LOGS` of the contract
+_MAX_BYTES: Final = 32 * 1024 * 1024  # of one history: an observation may hold an image
 
 
 class ActionLog(BaseModel):
@@ -70,6 +74,8 @@ class HistoryEntry:
     Text, so that a step is encoded once for any number of watchers.
     """
 
+    # {"timestamp":"2026-01-01T00:00:00Z","action":{"move":"up"},"observation":{"cell":3},"reward":1.0,"done":false,
+    #  "step_count":1        <- `action_log` closes it here; `json` adds ,"duration_ms":0.4 first
     text: bytes
     duration_ms: float
     is_step: bool = True
@@ -123,6 +129,7 @@ class VisitorEpisode:
     def json(self) -> bytes:
         """Return the episode's state, for the page."""
         outcome = self.last or EncodedObservation(b"null", b"null", None, False)
+        # To the page `is_reset` says that there is an episode; in the contract's frame (`state`), that it has no step.
         head = encode({"episode_id": self.episode_id, "step_count": self.step_count, "is_reset": self.has_begun})
         return head[:-1] + b',"current_observation":' + outcome.observation + outcome.tail + b"}"
 
@@ -173,13 +180,13 @@ class Visitor:
     def __init__(self, visitors: Visitors) -> None:
         self._visitors = visitors
         self.session: Session | None = None
-        self.lost: str | None = None
-        self._gone = asyncio.Event()
-        self.episode = VisitorEpisode()
+        self.lost: str | None = None  # why the last session ended, until a reset or `end`
+        self._gone = asyncio.Event()  # set at the end of the session; ends every wait in `unless_gone`
+        self.episode = VisitorEpisode()  # outlives its session, so that the page can still show it
         self.watchers: set[Watcher] = set()
-        self.turn = asyncio.Lock()
+        self.turn = asyncio.Lock()  # two tabs share the visitor: their actions run one after the other
         self.busy = 0
-        self.n = 0
+        self.n = 0  # of the last frame: a page that sees a gap loads the whole state again
         self.used_at = visitors.clock()
 
     # -- the session ----------------------------------------------------------------------------------------------
@@ -217,7 +224,7 @@ class Visitor:
         session = self.session
         if session is not None and not session.is_ending:
             return session
-        if session is not None:
+        if session is not None:  # it ended, and the event that says so has not reached this loop yet
             self.lose(client_reason(session.close_reason))
         if self.lost is not None and not renew:
             raise SessionLost(self.lost)
@@ -256,12 +263,12 @@ class Visitor:
                 raise SessionLost(self.lost or CLOSED)
             return running.result()
         finally:
-            running.cancel()
+            running.cancel()  # ends the wait only: code in the session's lane runs on until it returns
             gone.cancel()
 
     def end(self) -> bool:
         """End the session on its visitor's request; say whether there was one."""
-        session = self._release()
+        session = self._release()  # before the close: its event must find no visitor to report a loss to
         self.lost = None
         self.episode = VisitorEpisode()
         if session is not None:
@@ -342,9 +349,10 @@ class Visitor:
         return b'{"type":"state_update","episode_state":' + self.episode.state() + b"}"
 
     def _publish(self, frame: bytes, *, is_state: bool = False) -> None:
+        # Frames are JSON objects; the number goes before the closing brace: {"type":"error",...,"n":7}
         self.n += 1
         frame = frame[:-1] + b',"n":' + str(self.n).encode() + b"}"
-        for watcher in tuple(self.watchers):
+        for watcher in tuple(self.watchers):  # a copy: one whose socket breaks now removes itself
             watcher.changed(self, frame, is_state=is_state)
 
 
@@ -358,7 +366,7 @@ class Visitors:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.by_session: dict[str, Visitor] = {}
-        self.shared = Visitor(self)
+        self.shared = Visitor(self)  # of programs without a cookie: in the contract, all clients share one episode
         manager.listeners.append(self._on_event)
 
     def of(self, key: str | None) -> Visitor:
@@ -381,6 +389,7 @@ class Visitors:
         """
         if key is None or _digest(key) in self._known:
             return self.of(key)
+        # Not kept: a request with a made-up cookie must not cost memory.
         unknown = Visitor(self)
         unknown.lost = UNKNOWN
         return unknown
@@ -392,6 +401,7 @@ class Visitors:
     def _forget(self) -> None:
         """Drop visitors without a page, an action or, unless long unused, a session; least recently used first."""
         for digest, visitor in list(self._known.items()):
+            # Ordered by last use: behind the first that is neither old nor too many, all others are younger.
             is_old = visitor.unused_s > _FORGOTTEN_AFTER_S
             if not (is_old or len(self._known) >= _MAX_VISITORS):
                 return
@@ -403,6 +413,7 @@ class Visitors:
 
     def _wake(self) -> None:
         """Remember the loop of the requests, and start the timer of `_keep` there."""
+        # Not in the constructor: applications are built before there is a loop, and may be started more than once.
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop = loop
@@ -431,6 +442,7 @@ class Visitors:
 
     def _on_event(self, event: SessionEvent) -> None:
         """Handle the end of a session, on any thread."""
+        # Most sessions belong to no visitor; for those, nothing is scheduled on the loop.
         loop = self._loop
         if event.name == "closed" and event.session_id in self.by_session and loop is not None:
             try:

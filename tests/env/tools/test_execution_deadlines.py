@@ -131,8 +131,8 @@ def test_a_forked_child_keeps_its_own_limits_and_not_its_parents(dog: Watchdog) 
     def child() -> bool:
         late = threading.Event()
         with dog.limit(0.05, late.set):
-            told = late.wait(SOON)
-        return told and not of_parent.is_set()
+            was_called = late.wait(SOON)
+        return was_called and not of_parent.is_set()
 
     with dog.limit(0.01, of_parent.set):
         pass

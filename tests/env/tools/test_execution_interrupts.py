@@ -35,7 +35,7 @@ def compute() -> None:
 
 
 def stop_soon(running: Interruptible, delay_s: float = 0.05, begun: threading.Event | None = None) -> threading.Thread:
-    """Stop a function, a while after it has begun where that is told."""
+    """Stop a function, by default at once, else a while after it has begun."""
 
     def stop() -> None:
         if begun is not None:
@@ -173,7 +173,7 @@ def test_no_interruption_ever_arrives_after_the_end() -> None:
 
 
 def test_others_can_still_stop_after_many_interruptions() -> None:
-    """No interruption leaves the lock taken: whoever stops later must not wait for ever."""
+    """No interruption leaves the lock taken: a later stop must not wait for ever."""
     for _ in range(200):
         running = Interruptible()
         thread = stop_soon(running, 0.0)

@@ -39,7 +39,7 @@ def spin() -> str:
 
 
 async def steps(ctx: Context) -> str:
-    """Tell progress and two messages."""
+    """Report progress and two messages."""
     await ctx.report_progress(1, 2, "half")
     await ctx.info("hello")
     await ctx.report_progress(2, 2)
@@ -114,19 +114,19 @@ async def test_errors_are_exceptions_of_their_kind(server: Any, registry: ToolRe
 @pytest.mark.anyio
 async def test_progress_and_messages_reach_the_listeners_of_the_call(server: Any, registry: ToolRegistry) -> None:
     server.tool(steps)
-    heard: list[Any] = []
+    reports: list[Any] = []
     messages: list[Any] = []
     home = threading.get_ident()
 
     def on_progress(progress: float, total: float | None, message: str | None) -> None:
         assert threading.get_ident() == home
-        heard.append((progress, total, message))
+        reports.append((progress, total, message))
 
     events = ToolEvents(on_progress, lambda level, logger, data: messages.append((level, data)))
     outcome = await registry.call(ToolRequest("steps", {}, events=events))
     assert outcome.data == "done"
-    await _until(lambda: len(heard) == 2 and len(messages) == 1)
-    assert heard == [(1, 2, "half"), (2, 2, None)]
+    await _until(lambda: len(reports) == 2 and len(messages) == 1)
+    assert reports == [(1, 2, "half"), (2, 2, None)]
     assert (messages[0][0], messages[0][1]["msg"]) == ("info", "hello")
 
 

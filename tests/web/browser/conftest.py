@@ -109,7 +109,7 @@ class Visit:
 
 @pytest.fixture
 def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
-    """Let somebody visit a server; all leave when the test ends."""
+    """Open a browser on a server; all are closed when the test ends."""
     with contextlib.ExitStack() as stack:
 
         def begin(server: str, **options: Any) -> Visit:

@@ -18,7 +18,7 @@ class Push(Action):
     force: int = 1
 
 
-class Door(Observation):
+class Gate(Observation):
     text: str = ""
 
 
@@ -27,16 +27,16 @@ class Stuck(Idle):
 
     gate = threading.Event()
 
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Door:
-        return Door(text="closed")
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Gate:
+        return Gate(text="closed")
 
-    def step(self, action: Push, timeout_s: float | None = None, **kwargs: Any) -> Door:
+    def step(self, action: Push, timeout_s: float | None = None, **kwargs: Any) -> Gate:
         self.gate.wait(60)
-        return Door(text="open")
+        return Gate(text="open")
 
 
 def test_a_session_that_hangs_is_ended_by_its_button(site: Callable[..., Any], visit: Callable[..., Any]) -> None:
-    server = site(Stuck, Push, Door)
+    server = site(Stuck, Push, Gate)
     page = visit(server.url).page()
     chip, reset = page.locator(".chip"), page.get_by_role("banner").get_by_role("button", name="Reset", exact=True)
     try:

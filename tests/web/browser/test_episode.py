@@ -20,7 +20,7 @@ BEGIN = """
     const hello = { type: "hello", n: 7, log: [], render: {}, session: { state: "ready" },
         episode: { is_reset: true, current_observation: { a: 0 }, step_count: 0 } };
     const step = (n, more) => ({ type: "step", n, entry: { action: {}, observation: { a: n }, reward: 1, ...more } });
-    const tell = (frame, size) => episode.apply(frame, size);
+    const take = (frame, size) => episode.apply(frame, size);
 """
 
 
@@ -32,31 +32,26 @@ def run(site: Callable[..., Any], visit: Callable[..., Any]) -> Callable[[str], 
 
 
 def test_a_missing_frame_is_noticed_and_the_whole_makes_up_for_it(run: Callable[[str], Any]) -> None:
-    assert run("return [tell(hello), tell(step(8)), tell(step(10)), episode.stepCount]") == [True, True, False, 1]
-    assert run("tell(hello); tell(step(10)); return [tell({...hello, n: 12}), tell(step(13)), episode.log.length]") == [
-        True,
-        True,
-        1,
-    ]
+    assert run("return [take(hello), take(step(8)), take(step(10)), episode.stepCount]") == [True, True, False, 1]
+    again = "take(hello); take(step(10)); return [take({...hello, n: 12}), take(step(13)), episode.log.length]"
+    assert run(again) == [True, True, 1]
 
 
 def test_steps_are_counted_where_the_environment_does_not(run: Callable[[str], Any]) -> None:
-    counts = (
-        "tell(hello); tell(step(8, {step_count: 0})); tell(step(9, {step_count: 0})); tell(step(10, {step_count: 7}));"
-    )
+    counts = "take(hello); for (const [n, step_count] of [[8, 0], [9, 0], [10, 7]]) take(step(n, {step_count}));"
     assert run(counts + "return episode.steps.map(entry => entry.step_count)") == [1, 2, 7]
 
 
 def test_a_log_is_bounded_by_number_and_by_length(run: Callable[[str], Any]) -> None:
-    many = "tell(hello); for (let n = 8; n < 1508; n += 1) tell(step(n), 100);"
+    many = "take(hello); for (let n = 8; n < 1508; n += 1) take(step(n), 100);"
     assert run(many + "return [episode.log.length, episode.dropped, episode.total]") == [1000, 500, 1500]
-    large = "tell(hello); for (let n = 8; n < 28; n += 1) tell(step(n), 4000000);"
+    large = "take(hello); for (let n = 8; n < 28; n += 1) take(step(n), 4000000);"
     assert run(large + "return [episode.log.length, episode.dropped, episode.total]") == [8, 12, 20]
 
 
 def test_a_server_that_has_forgotten_the_session_has_lost_it(run: Callable[[str], Any]) -> None:
-    forgotten = "tell({...hello, n: 0, episode: {}, session: {state: 'none'}});"
-    lost = run(f"tell(hello); tell(step(8)); {forgotten} return [episode.session.state, episode.log.length]")
+    forgotten = "take({...hello, n: 0, episode: {}, session: {state: 'none'}});"
+    lost = run(f"take(hello); take(step(8)); {forgotten} return [episode.session.state, episode.log.length]")
     assert lost == ["lost", 1]
     assert run(f"{forgotten} return episode.session.state") == "none"
 

@@ -63,17 +63,17 @@ class Everything(Action):
 
 
 class Echoed(Observation):
-    told: str = ""
+    echoed: str = ""
 
 
 class Mirror(Idle):
-    """Says what it was told."""
+    """Returns the action that it got."""
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Echoed:
-        return Echoed(told=f"seed {seed}")
+        return Echoed(echoed=f"seed {seed}")
 
     def step(self, action: Everything, timeout_s: float | None = None, **kwargs: Any) -> Echoed:
-        return Echoed(told=action.model_dump_json(exclude={"metadata"}))
+        return Echoed(echoed=action.model_dump_json(exclude={"metadata"}))
 
 
 @pytest.fixture
@@ -87,8 +87,8 @@ def field(page: Any, name: str) -> Any:
     return page.locator(f".action [data-field={name}]").first
 
 
-def told(page: Any) -> Any:
-    """What the environment was told in the last step."""
+def echoed(page: Any) -> Any:
+    """Return the action of the last step, as the environment got it."""
     text = page.locator(".seen .text").last
     expect(text).to_contain_text("{")
     return json.loads(text.text_content())
@@ -113,7 +113,7 @@ def step(page: Any) -> None:
 def test_a_form_with_only_what_is_required_sends_the_defaults_with_it(page: Any) -> None:
     fill_required(page)
     step(page)
-    assert told(page) == {
+    assert echoed(page) == {
         "text": "hello",
         "code": "print(1)",
         "short": "abc",
@@ -168,7 +168,7 @@ def test_every_kind_of_field_can_be_filled_in(page: Any) -> None:
     field(page, "either").locator(".variant input, .variant textarea").fill("word")
     field(page, "anything").locator("textarea").fill('{"deep": [1, null]}')
     step(page)
-    sent = told(page)
+    sent = echoed(page)
     assert (sent["code"], sent["share"], sent["small"], sent["flag"], sent["maybe_flag"]) == (
         "a\nb",
         0.25,
@@ -206,7 +206,7 @@ def test_a_field_shows_the_servers_error_and_nothing_is_lost(page: Any) -> None:
     field(page, "point").locator("[data-field=x] input").fill("9")
     field(page, "shape").locator("[data-field=radius] input").fill("1")
     step(page)
-    assert told(page)["point"] == {"x": 9.0, "y": 0.0}
+    assert echoed(page)["point"] == {"x": 9.0, "y": 0.0}
 
 
 def test_a_missing_field_shows_its_error(page: Any) -> None:
@@ -235,7 +235,7 @@ def test_an_expert_writes_json_and_goes_back_to_the_form(page: Any) -> None:
     expect(field(page, "number").locator("input")).to_have_value("77")
     expect(field(page, "tags").locator("input")).to_have_count(2)
     step(page)
-    assert told(page)["shape"] == {"kind": "square", "side": 2}
+    assert echoed(page)["shape"] == {"kind": "square", "side": 2}
 
 
 class Tree(Action):
@@ -245,14 +245,14 @@ class Tree(Action):
 
 
 class Counted(Observation):
-    told: str = ""
+    echoed: str = ""
 
 
 class Forest(Mirror):
     """Takes trees."""
 
     def step(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Echoed:
-        return Echoed(told=json.dumps(action.model_dump(mode="json")))
+        return Echoed(echoed=json.dumps(action.model_dump(mode="json")))
 
 
 def test_a_schema_that_contains_itself_grows_as_far_as_it_is_filled_in(
@@ -263,6 +263,6 @@ def test_a_schema_that_contains_itself_grows_as_far_as_it_is_filled_in(
     children.get_by_role("button", name="Add").first.click()
     children.locator("[data-field=name] input").first.fill("child")
     step(page)
-    sent = told(page)
+    sent = echoed(page)
     assert [child["name"] for child in sent["children"]] == ["child"]
     assert sent["left"] is None

@@ -41,7 +41,7 @@ class Seen(Observation):
 
 VIEWS: dict[str, Callable[[], Any]] = {
     "words": lambda: (
-        "A long sentence that tells what happened in the episode so far, and what could be done about it now."
+        "A long sentence that says what happened in the episode so far, and what could be done about it now."
     ),
     "lines": lambda: "first line\nsecond line",
     "data": lambda: "data:image/png;base64," + base64.b64encode(png()).decode(),

@@ -27,11 +27,11 @@ FRAMED = """
 """
 
 
-class Tell(Action):
+class Message(Action):
     words: str = ATTACK
 
 
-class Told(Observation):
+class Page(Observation):
     text: str = ""
     rows: list[str] = Field(default_factory=list)
     table: list[list[str]] = Field(default_factory=list)
@@ -41,13 +41,13 @@ class Told(Observation):
 class Attacker(Idle):
     """Tries everything."""
 
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Told:
-        return Told(text=ATTACK, rows=[ATTACK, ATTACK + "."], table=[["<b>", "<i>"], ["<b>", "<u>"]])
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Page:
+        return Page(text=ATTACK, rows=[ATTACK, ATTACK + "."], table=[["<b>", "<i>"], ["<b>", "<u>"]])
 
-    def step(self, action: Tell, timeout_s: float | None = None, **kwargs: Any) -> Told:
+    def step(self, action: Message, timeout_s: float | None = None, **kwargs: Any) -> Page:
         if action.words == "fail":
             raise ValueError(ATTACK)
-        return Told(text=ATTACK, html={ATTACK: [ATTACK]}, metadata={ATTACK: ATTACK})
+        return Page(text=ATTACK, html={ATTACK: [ATTACK]}, metadata={ATTACK: ATTACK})
 
     @property
     def state(self) -> State:
@@ -73,7 +73,7 @@ def is_unharmed(page: Any) -> bool:
 def test_what_an_environment_says_is_text_wherever_it_is_shown(
     site: Callable[..., Any], visit: Callable[..., Any]
 ) -> None:
-    page = visit(site(Attacker, Tell, Told).url).page()
+    page = visit(site(Attacker, Message, Page).url).page()
     expect(page.locator(".description")).to_have_text(ATTACK)
     page.get_by_role("button", name="Start an episode").click()
     expect(page.locator(".seen")).to_contain_text("onerror")
@@ -106,7 +106,7 @@ class Framer(Attacker):
 
 
 def test_the_frame_of_an_environment_is_shut_in(site: Callable[..., Any], visit: Callable[..., Any]) -> None:
-    visitor = visit(site(Framer, Tell, Told).url)
+    visitor = visit(site(Framer, Message, Page).url)
     page = visitor.page()
     page.get_by_role("button", name="Start an episode").click()
     frame = page.frame_locator(".frame iframe:last-child")

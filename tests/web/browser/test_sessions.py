@@ -180,7 +180,7 @@ def test_operators_see_all_sessions_and_end_one_after_a_second_thought(
 
 MANY_STEPS = """async (count) => {
     const options = {method: "POST", headers: {"Content-Type": "application/json"}, body: '{"action": {"amount": 1}}'};
-    const step = () => fetch("step", options).then(answer => answer.json()).then(told => told.observation.total);
+    const step = () => fetch("step", options).then(answer => answer.json()).then(reply => reply.observation.total);
     let total = 0;
     while (total < count) {  // a request may fail when a network appears or goes
         const steps = Array.from({length: Math.min(20, count - total)}, () => step().catch(() => 0));

@@ -20,7 +20,7 @@ class Go(Action):
     far: int = 1
 
 
-class Door(Idle):
+class Guarded(Idle):
     """Opens."""
 
     def step(self, action: Go, timeout_s: float | None = None, **kwargs: Any) -> Observation:
@@ -30,7 +30,7 @@ class Door(Idle):
 @pytest.fixture
 def server(site: Callable[..., Any]) -> Any:
     """A server that asks for a token."""
-    return site(Door, Go, Observation, access=AccessPolicy(**ACCESS))
+    return site(Guarded, Go, Observation, access=AccessPolicy(**ACCESS))
 
 
 def log_in(page: Any, token: str) -> None:

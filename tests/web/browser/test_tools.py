@@ -41,7 +41,7 @@ class Workshop(Tools):
 
         @tools.tool
         async def saw(name: str, ctx: Context) -> list[str]:
-            """Take a while, and tell how far it is."""
+            """Take a while, and report how far it is."""
             for done in (1, 2):
                 await ctx.report_progress(done, 3, f"cut {done}")
             await anyio.to_thread.run_sync(GATES[name].wait, 60)

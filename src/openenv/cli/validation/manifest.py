@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from typing_extensions import Self
 
+from .rules import CheckFailed
+
 SIGNATURE = "openenv.yaml"
 EXAMPLE = """validation:
   reward: {range: [0.0, 1.0], floor_margin: 0.1}
@@ -171,44 +173,36 @@ class Manifest(_Part):
         return self.model_dump(mode="json", exclude={"execution"} if self.execution is None else set())
 
 
-class InvalidManifest(Exception):
-    """The manifest promises nothing that can be checked; `problems` say why, `fix` what to do."""
-
-    def __init__(self, problems: list[str], fix: str) -> None:
-        super().__init__("; ".join(problems))
-        self.problems = problems
-        self.fix = fix
-
-
 def read_validation(folder: Path) -> Manifest:
     """Read the promises of a package.
 
     Raises:
-        InvalidManifest: There are none, or they do not fit.
+        CheckFailed: There are none, or they do not fit.
     """
     from ...server.loading import TargetError, read_manifest
 
     try:
         data = read_manifest(folder / SIGNATURE)
     except (TargetError, OSError, UnicodeDecodeError) as error:
-        raise InvalidManifest([str(error)], f"write {SIGNATURE} as a mapping with name, app and validation") from error
+        fix = f"write {SIGNATURE} as a mapping with name, app and validation"
+        raise CheckFailed(str(error), fix=fix) from error
     name, version = data.get("name"), data.get("version")
     if not isinstance(name, str) or not name:
-        raise InvalidManifest(["there is no name"], f"give the environment a name in {SIGNATURE}")
+        raise CheckFailed("there is no name", fix=f"give the environment a name in {SIGNATURE}")
     block = data.get("validation")
     if block is None:
-        raise InvalidManifest([f"{SIGNATURE} has no validation block"], f"add one, such as:\n{EXAMPLE}")
+        raise CheckFailed(f"{SIGNATURE} has no validation block", fix=f"add one, such as:\n{EXAMPLE}")
     if not isinstance(block, dict):
-        raise InvalidManifest(["validation is not a mapping"], f"write it as one, such as:\n{EXAMPLE}")
+        raise CheckFailed("validation is not a mapping", fix=f"write it as one, such as:\n{EXAMPLE}")
     fields = {key: value for key, value in block.items() if key not in ("manifest_schema_version", "name", "signature")}
     if extra := sorted(str(key) for key in block.keys() - fields.keys()):
-        raise InvalidManifest([f"{', '.join(extra)}: not a field of validation"], "remove it")
+        raise CheckFailed(f"{', '.join(extra)}: not a field of validation", fix="remove it")
     schema: Literal["1", "2"] = "2" if "execution" in block else "1"
     version = None if version is None else str(version)
     try:
         return Manifest(manifest_schema_version=schema, **{"version": version, **fields, "name": name})
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, one['loc'])) or 'validation'}: {one['msg']}" for one in error.errors()]
-        raise InvalidManifest(problems, f"correct the validation block; a complete one:\n{EXAMPLE}") from error
+        raise CheckFailed(*problems, fix=f"correct the validation block; a complete one:\n{EXAMPLE}") from error
     except TypeError as error:
-        raise InvalidManifest(["keys of validation must be words"], "correct them") from error
+        raise CheckFailed("keys of validation must be words", fix="correct them") from error

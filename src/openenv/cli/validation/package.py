@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ...errors import message_of
 from . import runtime_checks
-from .manifest import SIGNATURE, InvalidManifest, Manifest, read_validation
+from .manifest import SIGNATURE, Manifest, read_validation
 from .probe import Probe, last_line
 from .report import Report, Result
 from .rules import BOUNDS, LEVELS, RULE, RULES, CheckEvidence, CheckFailed, CheckSkipped, Rule
@@ -102,11 +102,11 @@ def _run(check_id: str, function: Callable[[], CheckEvidence]) -> Result:
     return replace(result, duration_s=time.monotonic() - started)
 
 
-def _read_promises(folder: Path) -> Manifest | InvalidManifest:
+def _read_promises(folder: Path) -> Manifest | CheckFailed:
     try:
         return read_validation(folder)
-    except InvalidManifest as error:
-        return error
+    except CheckFailed as failure:
+        return failure
 
 
 def _applies(rule: Rule, manifest: Manifest | None) -> bool:
@@ -120,24 +120,22 @@ def _applies(rule: Rule, manifest: Manifest | None) -> bool:
 
 def _check_served(folder: Path, manifest: Manifest | None, ids: list[str], token: str | None, add: Listener) -> None:
     reply_s = _REPLY_S if manifest is None else max(5.0, manifest.resources.episode_timeout_s)
+    package = ServedPackage(folder)
+    probe = Probe(url="", token=token, reply_s=reply_s, manifest=manifest, folder=folder, package=package)
     with contextlib.ExitStack() as stack:
-        probe: Probe | None = None
 
         def start() -> CheckEvidence:
-            nonlocal probe
             try:
-                package = stack.enter_context(ServedPackage(folder))
+                stack.enter_context(package)
             except NotServed as error:
                 output = str(error).splitlines()
                 fix = f"`openenv serve {folder}` shows the whole of it"
                 raise CheckFailed(last_line(str(error)), *output[-12:-1], fix=fix) from error
-            probe = Probe(
-                url=package.url, token=token, reply_s=reply_s, manifest=manifest, folder=folder, package=package
-            )
+            probe.url = package.url
             return runtime_checks.startup(probe)
 
         add(startup := _run(_STARTUP, start))
-        if startup.status != "pass" or probe is None:
+        if startup.status != "pass":
             _skip(ids, add)
             return
         for check_id in ids:
@@ -152,9 +150,9 @@ def _skip(ids: list[str], add: Listener) -> None:
 # Checks of the files: they read and parse, and never import the package.
 
 
-def _check_manifest(promises: Manifest | InvalidManifest) -> CheckEvidence:
+def _check_manifest(promises: Manifest | CheckFailed) -> CheckEvidence:
     """The promises are complete, and not more generous than they may be."""
-    if isinstance(promises, InvalidManifest):
+    if isinstance(promises, CheckFailed):
         raise CheckFailed(*promises.problems, fix=promises.fix, measured={"schema_errors": len(promises.problems)})
     reward, resources = promises.reward, promises.resources
     measured = {

@@ -65,7 +65,7 @@ class Report:
 
     def json(self) -> dict[str, Any]:
         """Return the report."""
-        done = {RULE[one.check_id].level for one in self.results if one.status != "skip"}
+        levels = {RULE[one.check_id].level for one in self.results if one.status != "skip"}
         return {
             "report_schema_version": "1" if self.policy == "v1" else "2",
             "target": str(self.target),
@@ -74,7 +74,7 @@ class Report:
             "manifest": None if self.manifest is None else self.manifest.report(),
             "policy_version": self.policy,
             "lane": "local",
-            "levels_run": sorted(done | {1}),
+            "levels_run": sorted(levels | {1}),
             "results": [one.json() for one in self.results],
             "verdict": self.verdict,
         }

@@ -82,11 +82,11 @@ def observation_schema(probe: Probe) -> CheckEvidence:
 def state_contract(probe: Probe) -> CheckEvidence:
     """The state has the episode's id, and counts steps from zero."""
     problems = []
-    wanted = probe.plan.reset.episode_id
+    episode_id = probe.plan.reset.episode_id
     for index, state in enumerate(probe.first.states):
         where = f"after step {index}" if index else "after reset"
-        if state.get("episode_id") != wanted:
-            problems.append(f"{where}: episode_id is {state.get('episode_id')!r}, and {wanted!r} was asked for")
+        if state.get("episode_id") != episode_id:
+            problems.append(f"{where}: episode_id is {state.get('episode_id')!r}, and {episode_id!r} was asked for")
         if not _counts(state, probe.plan.actions[:index]):
             problems.append(f"{where}: step_count is {state.get('step_count')!r}")
         problems += [f"{where}: {one}" for one in violations(state, probe.schema.get("state") or {})]
@@ -113,13 +113,13 @@ def tool_declaration_accuracy(probe: Probe) -> CheckEvidence:
     request = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
     reply = probe.ask("POST", "/mcp", request)
     tools = (reply.get("result") or {}).get("tools") if isinstance(reply, dict) else None
-    found = sorted(str(tool.get("name")) for tool in tools or ())
+    names = sorted(str(tool.get("name")) for tool in tools or ())
     declared = sorted(promises.capabilities.declared_tools)
-    measured = {"declared": declared, "found": found}
-    if found != declared:
-        fix = f"in openenv.yaml: validation.capabilities.declared_tools: [{', '.join(found)}]"
-        raise CheckFailed(f"declared are {declared}, found {found}", fix=fix, measured=measured)
-    return CheckEvidence(f"{len(found)} tools" if found else "no tools, as declared", measured)
+    measured = {"declared": declared, "found": names}
+    if names != declared:
+        fix = f"in openenv.yaml: validation.capabilities.declared_tools: [{', '.join(names)}]"
+        raise CheckFailed(f"declared are {declared}, found {names}", fix=fix, measured=measured)
+    return CheckEvidence(f"{len(names)} tools" if names else "no tools, as declared", measured)
 
 
 def task_declaration_accuracy(probe: Probe) -> CheckEvidence:
@@ -127,12 +127,12 @@ def task_declaration_accuracy(probe: Probe) -> CheckEvidence:
     promises = probe.promises
     names = probe.ask("GET", "/list_environments")
     splits = [one["name"] for one in probe.ask("GET", f"/{names[0]}/splits")]
-    found = {split: probe.ask("POST", f"/{names[0]}/num_tasks", {"split": split})["num_tasks"] for split in splits}
+    counts = {split: probe.ask("POST", f"/{names[0]}/num_tasks", {"split": split})["num_tasks"] for split in splits}
     declared = promises.capabilities.declared_task_count
-    if declared and declared != found:
-        fix = f"in openenv.yaml: validation.capabilities.declared_task_count: {json.dumps(found)}"
-        raise CheckFailed(f"declared are {declared}, found {found}", fix=fix, measured={"found": found})
-    return CheckEvidence(f"{sum(found.values())} tasks in {len(found)} splits", {"found": found})
+    if declared and declared != counts:
+        fix = f"in openenv.yaml: validation.capabilities.declared_task_count: {json.dumps(counts)}"
+        raise CheckFailed(f"declared are {declared}, found {counts}", fix=fix, measured={"found": counts})
+    return CheckEvidence(f"{sum(counts.values())} tasks in {len(counts)} splits", {"found": counts})
 
 
 def seed_control(probe: Probe) -> CheckEvidence:
@@ -218,13 +218,13 @@ def _play_beside(probe: Probe, env: Client, neighbour: Client, episode: PlayedEp
         if index == 0:
             step(neighbour, plan.actions[-1])
     steps = len(episode.rewards)
-    found = (
+    states = (
         (env.state(), plan.reset.episode_id, plan.actions[:steps]),
         (neighbour.state(), "neighbour", plan.actions[-1:] if steps else []),
     )
     return [
         f"the session of {name!r} has the state of {state.get('episode_id')!r} after {state.get('step_count')!r} steps"
-        for state, name, actions in found
+        for state, name, actions in states
         if state.get("episode_id") != name or not _counts(state, actions)
     ]
 

@@ -21,7 +21,7 @@ export class ActionCard {
   /**
    * @param {any} page
    * @param {import("./player.js").Player} player
-   * @param {(action: any) => void} onChange - Told what would be sent.
+   * @param {(action: any) => void} onChange - Called with what would be sent.
    */
   constructor(page, player, onChange) {
     this.page = page;

@@ -1,5 +1,5 @@
 /**
- * The episode that the page shows: what frames and replies have told so far.
+ * The episode that the page shows: what frames and replies have brought so far.
  *
  * Knows frames; must not know elements. Views subscribe, and are called at most once per drawn
  * picture, however many frames came.
@@ -65,7 +65,7 @@ export class Episode {
     this.isScheduled = false;
     /** @type {number | null} */
     this.lastFrame = null;
-    /** How many resets, steps and calls were told. */
+    /** The number of resets, steps and calls so far. */
     this.happenings = 0;
     this.version = 0;
     /** @type {{state: "none" | "ready" | "busy" | "lost", reason: string | null}} */

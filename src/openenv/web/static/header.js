@@ -16,7 +16,7 @@ export class Header {
    * @param {any} page
    * @param {import("./player.js").Player} player
    * @param {object} options
-   * @param {() => void} options.onOptions - Told when what a reset is asked for changes.
+   * @param {() => void} options.onOptions - Called when the options of the next reset change.
    * @param {() => void} options.onLogout
    */
   constructor(page, player, { onOptions, onLogout }) {

@@ -17,7 +17,7 @@ const STEADY_MS = 5000;
  * @property {(frame: any, size: number) => boolean} frame - Takes a frame; false when one before it is missing.
  * @property {() => Promise<void>} probe - Asks the server whether the page may still be seen; throws if not.
  * @property {(status: LiveStatus) => void} status
- * @property {(error: any) => boolean} refused - Told when `probe` throws; true when trying again is of no use.
+ * @property {(error: any) => boolean} refused - Called when `probe` throws; true when trying again is of no use.
  */
 
 /** @typedef {{state: "connecting" | "open" | "offline" | "silent", retryAt: number}} LiveStatus */
