@@ -21,5 +21,5 @@ class Brevity(Rubric):
 
 rubric = Sequential(Compiles(), Gate(Brevity(), threshold=0.4))
 print(rubric("x = 1", None))  # both pass: the last score
-print(rubric("x = ", None))  # the first one gives 0: the second is not asked
+print(rubric("x = ", None))  # the first one gives 0: the second is not called
 print(rubric("a\nb\nc", None))  # below the gate's threshold

@@ -84,12 +84,12 @@ def value(function: Callable[[], Any]) -> Callable[[], Any]:
 def parameters(name: str) -> list[list[str]]:
     """Describe each parameter by its name, its kind and its default."""
     module = next(module for module in sorted(CALLABLES, reverse=True) if name.startswith(f"{module}."))
-    found: Any = importlib.import_module(module)
+    target: Any = importlib.import_module(module)
     for part in name.removeprefix(f"{module}.").split("."):
-        found = getattr(found, part)
+        target = getattr(target, part)
     return [
         [each.name, each.kind.name, "" if each.default is each.empty else _shown(each.default)]
-        for each in inspect.signature(found).parameters.values()
+        for each in inspect.signature(target).parameters.values()
     ]
 
 
@@ -136,15 +136,15 @@ def models_that_dump_themselves() -> Any:
         def state(self) -> Any:
             return Hidden(episode_id="quiz")
 
-    found = [serialize_observation(Masked(reward=1, metadata={"a": 1})), serialize_observation(Masked(reward=0.5))]
+    dumps = [serialize_observation(Masked(reward=1, metadata={"a": 1})), serialize_observation(Masked(reward=0.5))]
     with TestClient(create_app(Quiz, Action, Masked)) as client:
-        found += [client.post("/reset").json(), client.post("/step", json={"action": {}}).json()]
+        dumps += [client.post("/reset").json(), client.post("/step", json={"action": {}}).json()]
         client.cookies.clear()
         with client.websocket_connect("/ws") as socket:
             for frame in ({"type": "reset"}, {"type": "step", "data": {}}, {"type": "state"}):
                 socket.send_json(frame)
-                found.append(socket.receive_json())
-    return found
+                dumps.append(socket.receive_json())
+    return dumps
 
 
 @value

@@ -56,7 +56,7 @@ class Shelf(MCPEnvironment):
         return "done"
 
     async def count_to(self, number: int, ctx: Context) -> int:
-        """Tell progress on the way."""
+        """Report progress on the way."""
         for step in range(1, number + 1):
             await ctx.report_progress(step, number, f"step {step}")
             await asyncio.sleep(0)

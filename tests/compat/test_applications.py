@@ -243,7 +243,7 @@ def test_an_application_can_be_mounted_in_another(serve: Callable[..., Any]) -> 
 
 
 class CountingServer(HTTPEnvServer):
-    """Adds a route that builds an environment from the factory it was given."""
+    """Adds a route that builds an environment from its factory."""
 
     def register_routes(self, app: FastAPI, mode: ServerMode | str = ServerMode.SIMULATION) -> None:
         super().register_routes(app, mode)

@@ -45,7 +45,7 @@ def test_a_generic_client_takes_dicts_models_and_objects_as_actions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("base_url", "expected"),
     [
         ("http://host:8000", "ws://host:8000/ws"),
         ("https://host", "wss://host/ws"),
@@ -55,10 +55,10 @@ def test_a_generic_client_takes_dicts_models_and_objects_as_actions() -> None:
         ("localhost:8000", "ws://localhost:8000/ws"),
     ],
 )
-def test_a_client_turns_a_base_url_into_the_socket_url(given: str, expected: str) -> None:
-    client = GenericEnvClient(base_url=given)
+def test_a_client_turns_a_base_url_into_the_socket_url(base_url: str, expected: str) -> None:
+    client = GenericEnvClient(base_url=base_url)
     assert client._ws_url == expected
-    assert convert_to_ws_url(given) + "/ws" == expected
+    assert convert_to_ws_url(base_url) + "/ws" == expected
 
 
 def test_a_client_needs_a_base_url_or_a_provider() -> None:

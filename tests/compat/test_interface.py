@@ -39,10 +39,10 @@ def theirs(published: Any) -> Any:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_callable_can_be_called_as_before(mine: Any, theirs: Any, name: str) -> None:
     known = theirs["parameters"][name]
-    found = [each for each in mine["parameters"][name] if each[0] not in ADDED]
+    own = [each for each in mine["parameters"][name] if each[0] not in ADDED]
     names = {each[0] for each in known}
-    assert [each for each in found if each[0] in names] == known
-    assert all(each[1] == "KEYWORD_ONLY" and each[2] for each in found if each[0] not in names)
+    assert [each for each in own if each[0] in names] == known
+    assert all(each[1] == "KEYWORD_ONLY" and each[2] for each in own if each[0] not in names)
 
 
 @pytest.mark.parametrize("name", VALUES)

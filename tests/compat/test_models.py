@@ -79,18 +79,18 @@ OWN = {"terminated", "truncated"}  # beyond the published fields; off the wire w
 
 def model(name: str) -> type[BaseModel]:
     """Find a model by its name."""
-    found: type[BaseModel] = getattr(types, name, None) or getattr(mcp_types, name)
-    return found
+    cls: type[BaseModel] = getattr(types, name, None) or getattr(mcp_types, name)
+    return cls
 
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_a_model_has_its_fields_with_their_defaults(name: str) -> None:
     fields = {key: field for key, field in model(name).model_fields.items() if key not in OWN}
-    found = {
+    defaults = {
         key: REQUIRED if field.is_required() else field.get_default(call_default_factory=True)
         for key, field in fields.items()
     }
-    assert found == FIELDS[name]
+    assert defaults == FIELDS[name]
 
 
 @pytest.mark.parametrize("name", FIELDS)

@@ -30,16 +30,16 @@ asyncio.run(main())
 SHAPES = """
 import dataclasses, inspect, json
 from openenv.core import harness
-found = {}
+shapes = {}
 for name in ("ToolResult VerifyResult RolloutEvent ToolTraceEntry ModelStepResult HarnessRolloutResult "
              "HarnessRunLimits").split():
     fields = dataclasses.fields(getattr(harness, name))
-    found[name] = [field.name for field in fields]
+    shapes[name] = [field.name for field in fields]
 for name in "ResourceSession ResourceSessionFactory HarnessAdapter".split():
-    found[name] = sorted(getattr(harness, name).__abstractmethods__)
+    shapes[name] = sorted(getattr(harness, name).__abstractmethods__)
 for name in "StepEnvSessionAdapter SessionMCPBridge CLIHarnessAdapter build_harness_rollout_func".split():
-    found[name] = list(inspect.signature(getattr(harness, name)).parameters)
-print(json.dumps(found))
+    shapes[name] = list(inspect.signature(getattr(harness, name)).parameters)
+print(json.dumps(shapes))
 """
 
 
@@ -50,14 +50,14 @@ def served_rollouts() -> Iterator[str]:
     process = subprocess.Popen(command, cwd=ENVS.parent, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
-        said = ""
+        output = ""
         for line in process.stderr:
-            said += line
-            if found := re.search(r"http://127\.0\.0\.1:\d+", line):
-                yield found.group()
+            output += line
+            if match := re.search(r"http://127\.0\.0\.1:\d+", line):
+                yield match.group()
                 break
         else:
-            pytest.fail(said)
+            pytest.fail(output)
     finally:
         process.terminate()
         process.stderr.close()

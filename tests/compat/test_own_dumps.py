@@ -16,7 +16,7 @@ from openenv.protocol.binary_values import observation_message, state_message
 
 
 class Riddle(Observation):
-    """Knows more than it tells."""
+    """Dumps less than its fields."""
 
     answer: Any = "secret"
     picture: bytes = b"ab"
@@ -29,7 +29,7 @@ class Riddle(Observation):
 
 
 class RiddleState(State):
-    """Tells one thing."""
+    """Dumps one field."""
 
     answer: str = "secret"
 
@@ -95,7 +95,7 @@ class Derived(BaseModel):
 
 
 class Loose(BaseModel):
-    """A plain model that takes whatever it is given."""
+    """A plain model that takes any field."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -267,16 +267,16 @@ def test_both_servers_refuse_alike_when_the_factory_fails(ours: Any, published: 
 
 @pytest.mark.parametrize("how", ["uvicorn", "serve"])
 def test_both_servers_refuse_alike_when_they_are_full(ours: Any, published: Any, server: Any, how: str) -> None:
-    found = []
+    refusals = []
     for url in (server(published, **ONE).url, server(ours, how, **ONE).url):
         for _ in range(200):  # the slot of an earlier test may still be coming free
             with connect("ws" + url.removeprefix("http") + "/ws", proxy=None) as first:
                 first.send('{"type": "reset"}')
                 if json.loads(first.recv(20))["type"] == "observation":
-                    found.append(refusal(url))
+                    refusals.append(refusal(url))
                     break
-    assert len(found) == 2
-    assert found[0] == found[1]
+    assert len(refusals) == 2
+    assert refusals[0] == refusals[1]
 
 
 # -- the same requests to both servers ------------------------------------------------------------------------------
@@ -389,9 +389,9 @@ def test_the_api_document_has_the_published_paths_with_their_methods_tags_and_st
     assert mine["info"]["version"] == theirs["info"]["version"] == "1.0.0"
     for path, operations in theirs["paths"].items():
         for method, operation in operations.items():
-            found = mine["paths"][path][method]
-            assert set(operation.get("tags", [])) <= set(found["tags"]), path
-            assert set(operation["responses"]) <= set(found["responses"]), path
+            own = mine["paths"][path][method]
+            assert set(operation.get("tags", [])) <= set(own["tags"]), path
+            assert set(operation["responses"]) <= set(own["responses"]), path
     assert {tag["name"] for tag in theirs["tags"]} <= {tag["name"] for tag in mine["tags"]}
     assert set(theirs["components"]["schemas"]) <= set(mine["components"]["schemas"])
 

@@ -1,4 +1,4 @@
-"""Observations of tools have the published shape: the same server, asked in both packages."""
+"""Observations of tools have the published shape: the same server in both packages."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def old(server: Callable[..., Any], published: Any) -> str:
 
 
 def connected(url: str, n: int, **options: Any) -> VectorEnv[Any, Any]:
-    """Connect; slots that another test has just given back may take a moment to be free."""
+    """Connect; slots that another test has just freed may take a moment to be free."""
     deadline = time.monotonic() + 30
     while True:
         try:
@@ -112,8 +112,8 @@ def test_an_old_server_is_stepped_from_an_event_loop(old: str) -> None:
     async def play() -> list[float]:
         async with AsyncVectorEnv(old, 2) as env:
             await env.reset()
-            found: list[float] = (await env.step(amounts(1, 2))).rewards.tolist()
-            return found
+            rewards: list[float] = (await env.step(amounts(1, 2))).rewards.tolist()
+            return rewards
 
     connected(old, 2).close()
     assert asyncio.run(play()) == [0.5, 1.0]

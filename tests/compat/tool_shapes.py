@@ -106,7 +106,7 @@ class Tools(MCPEnvironment):
 def main() -> None:
     """Print what the tools lead to."""
     env = Tools()
-    called = [serialize_observation(env.step(CallToolAction(tool_name=name, arguments=given))) for name, given in CALLS]
+    called = [serialize_observation(env.step(CallToolAction(tool_name=name, arguments=args))) for name, args in CALLS]
     env.reset()
     printed = {
         "listed": serialize_observation(env.step(ListToolsAction())),

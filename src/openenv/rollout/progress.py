@@ -29,8 +29,7 @@ class Cancellation:
         self._lock = threading.Lock()
         self._event = threading.Event()
         self._reason = ""
-        self._callbacks: dict[int, Callable[[], None]] = {}
-        self._next = 0
+        self._callbacks: list[Callable[[], None]] = []
 
     @property
     def cancelled(self) -> bool:
@@ -49,7 +48,7 @@ class Cancellation:
                 return
             self._reason = reason
             self._event.set()
-            callbacks = list(self._callbacks.values())
+            callbacks = list(self._callbacks)
         for callback in callbacks:
             try:
                 callback()
@@ -73,9 +72,7 @@ class Cancellation:
     def on_cancel(self, callback: Callable[[], None]) -> Iterator[None]:
         """Call back on a cancellation while the block runs; at once if there was one already."""
         with self._lock:
-            number = self._next
-            self._next += 1
-            self._callbacks[number] = callback
+            self._callbacks.append(callback)
             late = self._event.is_set()
         try:
             if late:
@@ -83,7 +80,7 @@ class Cancellation:
             yield
         finally:
             with self._lock:
-                del self._callbacks[number]
+                self._callbacks.remove(callback)
 
 
 class Reporter:

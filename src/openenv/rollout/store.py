@@ -600,7 +600,7 @@ def export_rollouts(
             from openenv.rollout.capture.export import write_parquet  # the capture proxy's part is not always needed
 
             try:
-                return write_parquet(target, _recordings(store, records))
+                return write_parquet(target, filter(None, (recording(store, record) for record in records)))
             except ImportError as exc:
                 raise RolloutError(str(exc)) from exc
         return _write_jsonl(store, records, target, messages=messages)
@@ -623,13 +623,6 @@ def recording(store: RolloutStore, record: Record) -> Recording | None:
     about = {"task_id": outcome.task_id, "status": outcome.status, "reward": outcome.reward, "agent": outcome.agent}
     captured.metadata = {**captured.metadata, **about}
     return captured
-
-
-def _recordings(store: RolloutStore, records: Iterator[Record]) -> Iterator[Recording]:
-    for record in records:
-        captured = recording(store, record)
-        if captured is not None:
-            yield captured
 
 
 def _write_jsonl(store: RolloutStore, records: Iterator[Record], target: Path, *, messages: bool) -> int:
