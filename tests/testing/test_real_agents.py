@@ -32,10 +32,10 @@ DIALECTS = {"opencode": "openai_chat", "claude-code": "anthropic", "codex": "ope
 def program(agent: str) -> str:
     """Return where an agent is, or skip."""
     path = os.pathsep.join(filter(None, (os.environ.get("OPENENV_AGENT_BIN"), os.environ.get("PATH"))))
-    program = shutil.which(PROGRAMS[agent], path=path)
-    if program is None:
+    executable = shutil.which(PROGRAMS[agent], path=path)
+    if executable is None:
         pytest.skip(f"{agent} is not here: no {PROGRAMS[agent]} on the PATH or in OPENENV_AGENT_BIN")
-    return program
+    return executable
 
 
 @dataclass(frozen=True)
