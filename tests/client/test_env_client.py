@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import uvloop
 
 from openenv import EnvClient, GenericAction, GenericEnvClient, SyncEnvClient
 from openenv.client.driver import run_async_safely
@@ -62,6 +63,15 @@ async def test_inside_a_loop_the_client_is_awaited(parrot: Any) -> None:
         assert (await client.step("hi")).observation == "hi"
         assert await client.state() == 1
         assert await client.twice("x") == ["x", "x"]
+
+
+def test_an_awaited_client_works_on_uvloop(parrot: Any) -> None:
+    async def episode() -> str:
+        async with ParrotClient(parrot.url) as client:
+            await client.reset()
+            return (await client.step("hi")).observation
+
+    assert uvloop.run(episode()) == "hi"
 
 
 @pytest.mark.anyio

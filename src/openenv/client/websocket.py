@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from ..errors import AccessDenied, ConnectFailed, Forbidden, RequestTimeout, SessionLost
@@ -707,8 +707,7 @@ class AsyncConnection(_Connection, asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of asyncio's
         sock = transport.get_extra_info("socket")
         if sock is not None:
             with contextlib.suppress(OSError):
