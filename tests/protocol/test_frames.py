@@ -21,7 +21,7 @@ from openenv.protocol.frames import (
     text_head,
 )
 
-SIZES = (0, 1, 125, 126, 127, 65_535, 65_536, 200_000)
+SIZES = (0, 1, 125, 126, 127, 1023, 1024, 65_535, 65_536, 200_000)
 
 
 def frame(opcode: int, payload: bytes, *, mask: bool, fin: bool = True) -> bytes:

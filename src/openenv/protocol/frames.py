@@ -46,12 +46,16 @@ class FrameError(Exception):
         self.reason = reason
 
 
-_TEXT_HEADS: Final = tuple(bytes((0x81, length)) for length in range(126))
+# Made once for the sizes that most replies have: writing a number of two bytes costs more than the rest of a head.
+_TEXT_HEADS: Final = (
+    *(bytes((0x81, length)) for length in range(126)),
+    *(b"\x81\x7e" + length.to_bytes(2, "big") for length in range(126, 1024)),
+)
 
 
 def text_head(length: int) -> bytes:
     """Header of an unmasked text frame."""
-    if length < 126:
+    if length < 1024:
         return _TEXT_HEADS[length]
     if length < 65_536:
         return b"\x81\x7e" + length.to_bytes(2, "big")
@@ -81,7 +85,7 @@ def masked_frame(first: int, payload: bytes, key: bytes) -> bytes:
     if length < 126:
         head = bytes((first, 0x80 | length))
     elif length < 65_536:
-        head = bytes((first, 0xFE)) + length.to_bytes(2, "big")
+        head = bytes((first, 0xFE, length >> 8, length & 0xFF))
     else:
         head = bytes((first, 0xFF)) + length.to_bytes(8, "big")
     return b"".join((head, key, apply_mask(payload, key)))
@@ -139,9 +143,13 @@ class FrameReader:
             return None
         if self._chunks or self._skip or self._fragment_opcode is not None:
             return None  # a frame or a message has begun and is not complete
-        length, start = (data[1] - 0x80, 6) if self._masked else (data[1], 2)
+        length, start = data[1], 2
+        if self._masked:
+            length -= 0x80
+            start = 6
         if length == 126:
-            length, start = int.from_bytes(data[2:4], "big"), start + 2
+            length = data[2] << 8 | data[3]
+            start += 2
         elif not 0 <= length < 126:
             return None
         if size != start + length or length > self._max_size:

@@ -100,6 +100,7 @@ class WriteBatch:
         self._loop = loop
         self._dispatcher = current_dispatcher()
         self._dispatcher.after_delivery = self.flush
+        self._connections = KeepAlive.of(loop).pinged
         self._due: list[tuple[asyncio.WriteTransport, bytes]] = []
         self._size = 0
 
@@ -108,13 +109,14 @@ class WriteBatch:
         """Return the one of a loop."""
         return loop_local(loop, cls, lambda: cls(loop))
 
-    def add(self, transport: asyncio.WriteTransport, data: bytes, *, is_alone: bool = False) -> None:
+    def add(self, transport: asyncio.WriteTransport, data: bytes) -> None:
         """Write soon, in order; at once for the only connection of a loop, which has nothing to wait for."""
-        if is_alone and not self._due:
-            transport.write(data)
-            return
-        if not self._due and not self._dispatcher.is_delivering:
-            self._loop.call_soon(self.flush)
+        if not self._due:
+            if len(self._connections) == 1:
+                transport.write(data)
+                return
+            if not self._dispatcher.is_delivering:
+                self._loop.call_soon(self.flush)
         self._due.append((transport, data))
         self._size += len(data)
         if self._size > _MOST_UNWRITTEN:  # a transport reports that it is full only once it has the data
@@ -167,12 +169,12 @@ class FrameSocket(asyncio.Protocol):
         """Send a text message."""
         if self._closing:
             return
-        head = text_head(len(payload))
-        if len(payload) < _BIG:
-            self._writes.add(self._transport, head + payload, is_alone=len(self._keepalive.pinged) == 1)
+        size = len(payload)
+        if size < _BIG:
+            self._writes.add(self._transport, text_head(size) + payload)
         else:
             self._writes.flush()
-            self._transport.writelines((head, payload))
+            self._transport.writelines((text_head(size), payload))
 
     def send_binary(self, payload: bytes) -> None:
         """Send a binary message."""
