@@ -22,7 +22,7 @@ import pytest
 from openenv.sandboxes.container_cli import ContainerCli
 
 ROOT = Path(__file__).resolve().parents[2]
-# As process 1 it has no default for SIGTERM, so it says what it does.
+# As process 1 it has no default for SIGTERM, so it sets a handler.
 SERVER = """
 echo ok > /www/health
 echo "serving $GREETING"
@@ -45,7 +45,7 @@ def docker_host(docker_engines: Any) -> Iterator[str]:
 
 @contextlib.contextmanager
 def bridge() -> Iterator[str]:
-    """A bridge on this machine with addresses that nobody else has."""
+    """A bridge on this machine with addresses of its own."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("a bridge for containers needs root and iproute2: apt-get install -y iproute2")
     name = f"oe{random.SystemRandom().getrandbits(40):x}"
@@ -87,7 +87,7 @@ def tiny_archive(busybox_archive: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def import_tiny(tiny_archive: Path) -> list[str]:
-    """How an engine is told to make the image whose server answers `/health` on port 8000, or on PORT."""
+    """How an engine makes the image whose server answers `/health` on port 8000, or on PORT."""
     changes = [f"CMD {json.dumps(['/bin/sh', '-c', SERVER])}", "ENV PORT=8000", "ENV PATH=/bin"]
     options = [word for change in changes for word in ("--change", change)]
     return ["import", *options, str(tiny_archive), "tiny-env:1"]
@@ -129,11 +129,11 @@ def environment_image(engine: ContainerCli, tmp_path_factory: pytest.TempPathFac
         tar.add(program, "app/bin/python")
         tar.add(standard, f"app/lib/{standard.name}", filter=_needed)
         for name in packages:
-            for found in (installed / name, installed / f"{name}.py", ROOT / "src" / name, ROOT / "envs" / name):
-                if found.exists():
-                    tar.add(found, f"app/packages/{found.name}", filter=_needed)
-        for found in installed.glob("*.dist-info"):
-            tar.add(found, f"app/packages/{found.name}", filter=_needed)
+            for entry in (installed / name, installed / f"{name}.py", ROOT / "src" / name, ROOT / "envs" / name):
+                if entry.exists():
+                    tar.add(entry, f"app/packages/{entry.name}", filter=_needed)
+        for entry in installed.glob("*.dist-info"):
+            tar.add(entry, f"app/packages/{entry.name}", filter=_needed)
         for extension in [*installed.glob("*.so"), *installed.glob("*.libs")]:
             tar.add(extension, f"app/packages/{extension.name}")
         ldd = ["ldd", str(program), *libraries]  # which names they have for each other

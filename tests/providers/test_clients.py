@@ -25,7 +25,7 @@ LeftBehind = Callable[[], list[str]]
 
 @pytest.fixture
 def patient(use_engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the engine be the one that is found, and servers have more than their usual time."""
+    """Make the engine of these tests the default, and servers have more than their usual time."""
     defaults = LocalDockerProvider.__init__.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "ready_timeout_s", 200.0)
@@ -129,7 +129,7 @@ async def test_what_a_cancelled_start_brings_is_stopped(finished: bool) -> None:
         task.cancel()
     go_on.set()
     if finished:
-        time.sleep(0.2)  # the loop has not yet heard that it is done
+        time.sleep(0.2)  # the loop has not yet seen that it is done
         task.cancel()
     with pytest.raises((asyncio.CancelledError, ConnectFailed)):
         await task

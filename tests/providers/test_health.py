@@ -1,4 +1,4 @@
-"""The one wait of all providers, against real servers: what it asks, what it says when there is none."""
+"""The one wait of all providers, against real servers: what it requests, and its error when no server answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     server: Any
 
     def do_GET(self) -> None:
-        self.server.asked.append(self.path)
+        self.server.paths.append(self.path)
         statuses = self.server.statuses
         self.send_response(statuses.pop(0) if len(statuses) > 1 else statuses[0])
         self.end_headers()
@@ -37,7 +37,7 @@ def answering() -> Iterator[Callable[..., Any]]:
 
     def start(*statuses: int) -> Any:
         server: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        server.statuses, server.asked = list(statuses), []
+        server.statuses, server.paths = list(statuses), []
         server.url = f"http://127.0.0.1:{server.server_address[1]}"
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         servers.append(server)
@@ -64,19 +64,19 @@ class Running:
         return "it fell over" if self.looks <= 0 else None
 
     def log(self) -> str:
-        return "its last words"
+        return "the end of the log"
 
 
 def test_it_returns_when_the_server_is_well(answering: Callable[..., Any]) -> None:
     server = answering(503, 500, 404, 200)
     wait_for_ready(f"{server.url}/", 60)
-    assert server.asked == ["/health"] * 4
+    assert server.paths == ["/health"] * 4
 
 
 def test_a_path_before_the_routes_is_kept(answering: Callable[..., Any]) -> None:
     server = answering(200)
     wait_for_ready(f"{server.url}/env/one/", 60)
-    assert server.asked == ["/env/one/health"]
+    assert server.paths == ["/env/one/health"]
 
 
 def test_no_proxy_is_asked(answering: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,22 +91,22 @@ def test_the_last_answer_is_in_the_error(answering: Callable[..., Any]) -> None:
 
 
 def test_a_server_that_hangs_up_or_talks_nonsense_is_not_ready() -> None:
-    for said in (b"", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200"):
+    for response in (b"", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200"):
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            thread = threading.Thread(target=_say, args=(listener, said), daemon=True)
+            thread = threading.Thread(target=_send, args=(listener, response), daemon=True)
             thread.start()
             problem = ask_health(f"http://127.0.0.1:{listener.getsockname()[1]}", 30)
             thread.join(30)
-        if said == b"HTTP/1.1 200":  # that is an answer, if a short one
+        if response == b"HTTP/1.1 200":  # that is an answer, if a short one
             continue
         assert problem is not None
 
 
-def _say(listener: socket.socket, said: bytes) -> None:
+def _send(listener: socket.socket, response: bytes) -> None:
     end, _ = listener.accept()
     with end:
         end.recv(1000)
-        end.sendall(said)
+        end.sendall(response)
 
 
 def test_a_server_that_accepts_and_says_nothing_is_not_waited_for_beyond_the_limit() -> None:
@@ -116,14 +116,14 @@ def test_a_server_that_accepts_and_says_nothing_is_not_waited_for_beyond_the_lim
 
 
 def test_the_end_of_the_server_process_is_reported_with_its_log() -> None:
-    with pytest.raises(ServerDied, match=r"Thing ended before it was ready: it fell over\.\nThe end.*\nits last"):
+    with pytest.raises(ServerDied, match=r"Thing ended before it was ready: it fell over\.\nThe end.*\nthe end"):
         wait_for_ready("http://127.0.0.1:9", 280, what="Thing", watch=Running(3))
 
 
 def test_a_timeout_has_the_log_and_the_advice() -> None:
-    with pytest.raises(ServerNotReady, match=r"Look there\.\nThe end of its log:\nits last words") as caught:
+    with pytest.raises(ServerNotReady, match=r"Look there\.\nThe end of its log:\nthe end of the log") as caught:
         wait_for_ready("http://127.0.0.1:9", 0.1, watch=Running(None), advice=lambda: "Look there.")
-    assert caught.value.log == "its last words"
+    assert caught.value.log == "the end of the log"
     assert isinstance(caught.value, OpenEnvError)
     assert isinstance(caught.value, RuntimeError)
     assert isinstance(caught.value, TimeoutError)

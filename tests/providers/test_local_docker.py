@@ -70,17 +70,17 @@ def test_a_container_listens_on_loopback_only_and_is_labelled_with_its_owner(
 ) -> None:
     with provider:
         url = provider.start_container(image, labels={"run": "7"}, cpu_limit=0.5, memory_limit="64m")
-        found = json.loads(engine.output("inspect", str(provider.container_name)))[0]
-        [binding] = found["NetworkSettings"]["Ports"]["8000/tcp"]
+        container = json.loads(engine.output("inspect", str(provider.container_name)))[0]
+        [binding] = container["NetworkSettings"]["Ports"]["8000/tcp"]
         assert binding["HostIp"] == "127.0.0.1"
         assert url == f"http://localhost:{binding['HostPort']}"
-        labels = found["Config"]["Labels"]
+        labels = container["Config"]["Labels"]
         assert labels["run"] == "7"
         assert labels["openenv.provider"] == "docker"
         assert f"/{os.getpid()}/" in labels["openenv.owner"]
-        assert found["HostConfig"]["NanoCpus"] == 500_000_000
-        assert found["HostConfig"]["Memory"] == 64 << 20
-        assert left_behind() == [found["Id"]]
+        assert container["HostConfig"]["NanoCpus"] == 500_000_000
+        assert container["HostConfig"]["Memory"] == 64 << 20
+        assert left_behind() == [container["Id"]]
     assert left_behind() == []
 
 
@@ -386,9 +386,9 @@ def test_a_pull_that_takes_long_is_reported(
     slow.chmod(0o755)
     provider._engine = replace(provider._engine, program=str(slow), host=None)
     provider._ensure_image("big:1")
-    said = capsys.readouterr().err.splitlines()
-    assert said[0] == "openenv: pulling big:1 ..."
-    assert said[1].startswith("openenv: pulling big:1: ")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "openenv: pulling big:1 ..."
+    assert lines[1].startswith("openenv: pulling big:1: ")
 
 
 def test_an_engine_on_another_machine_is_distinguished_from_one_that_is_here(

@@ -120,7 +120,7 @@ def test_a_runtime_provider_starts_and_stops_with_its_block() -> None:
             self.calls.append("stop")
 
         def wait_for_ready(self, timeout_s: float = 30.0) -> None:
-            raise AssertionError("whoever wants to wait says so")
+            raise AssertionError("nothing waits unless it is asked to")
 
     with Runtime() as provider:
         assert provider.calls == ["start"]

@@ -51,7 +51,7 @@ def test_podman_starts_containers_on_loopback_and_leaves_none(import_tiny: list[
     store.write_text(f'[storage]\ndriver = "vfs"\ngraphroot = "{tmp_path}/graph"\nrunroot = "{tmp_path}/run"\n')
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "CONTAINERS_STORAGE_CONF": str(store)}
     subprocess.run(["podman", *import_tiny], check=True, capture_output=True, env=environment)
-    said = ""
+    output = ""
     for options in ([], RUNC):
         inside = ["sh", "-c", 'ip link set lo up; exec "$@"', "sh", sys.executable, "-c", SCRIPT, *options]
         done = subprocess.run(
@@ -61,7 +61,7 @@ def test_podman_starts_containers_on_loopback_and_leaves_none(import_tiny: list[
             assert done.stdout.startswith("serving a 'b' #c\n")
             assert "exit code 3.\nThe end of its log:\nbye" in done.stdout
             return
-        said = done.stderr
-    if "unavailable" in said:
-        pytest.skip(said)
-    pytest.fail(said)
+        output = done.stderr
+    if "unavailable" in output:
+        pytest.skip(output)
+    pytest.fail(output)

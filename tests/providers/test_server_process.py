@@ -67,13 +67,13 @@ def is_alive(pid: int) -> bool:
 
 def group(number: int) -> list[int]:
     """The living processes of a process group."""
-    found = []
+    pids = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             fields = Path(f"/proc/{name}/stat").read_text().rpartition(") ")[2].split()
             if int(fields[2]) == number and fields[0] not in "ZX":
-                found.append(int(name))
-    return found
+                pids.append(int(name))
+    return pids
 
 
 def processes_in(log: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""Services of a real swarm: started, awaited, told when they cannot run, and gone afterwards."""
+"""Services of a real swarm: started, awaited, reported when they cannot run, and gone afterwards."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def test_replicas_are_started_awaited_and_gone_afterwards(
         labels={"run": "7"},
     )
     provider.wait_for_ready(url, timeout_s=60)
-    found = json.loads(engine.output("service", "inspect", str(provider.service_name)))[0]["Spec"]
-    assert found["Mode"]["Replicated"]["Replicas"] == 2
-    task = found["TaskTemplate"]
+    service = json.loads(engine.output("service", "inspect", str(provider.service_name)))[0]["Spec"]
+    assert service["Mode"]["Replicated"]["Replicas"] == 2
+    task = service["TaskTemplate"]
     assert task["Resources"]["Limits"] == {"NanoCPUs": 500_000_000, "MemoryBytes": 64 << 20}
     assert task["Placement"]["Constraints"] == ["node.role==manager"]
     assert task["ContainerSpec"]["Env"] == ["GREETING=hello, all"]
-    assert found["Labels"]["run"] == "7"
-    assert found["Labels"]["openenv.provider"] == "swarm"
+    assert service["Labels"]["run"] == "7"
+    assert service["Labels"]["openenv.provider"] == "swarm"
     wait_until(lambda: len(provider.urls) == 2)
     for one in provider.urls:
         wait_until(lambda one=one: ask_health(one, 5) is None)  # type: ignore[misc]

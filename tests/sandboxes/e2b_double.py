@@ -34,7 +34,7 @@ ENVD_VERSION = "0.6.7"
 USER = "1000:1000"
 Event = process_pb.ProcessEvent
 
-# The first line is the pid inside, as envd tells it before anything else.
+# The first line is the pid inside, as envd reports it before anything else.
 _RUN = 'printf "%d\\n" $$; cd "$1" || exit 1; shift; exec "$@"'
 
 
@@ -53,7 +53,7 @@ class Box:
 
     container: DockerSandbox
     token: str
-    asked: dict[str, Any]
+    request: dict[str, Any]
     running: dict[int, Running] = field(default_factory=dict)
 
 
@@ -87,20 +87,20 @@ class E2BDouble:
             box.container.close()
 
     def kwargs(self, url: str) -> dict[str, Any]:
-        """Return what `Sandbox.create` has to be given to come here."""
+        """Return what `Sandbox.create` needs to come here."""
         return {"api_url": url, "sandbox_url": url, "http_version": "1.1"}
 
     # The control plane
 
     async def create(self, request: Request) -> Response:
         """Start a sandbox."""
-        asked = await request.json()
-        spec = SandboxSpec(timeout_s=asked.get("timeout", 15), envs=asked.get("envVars") or {})
+        arguments = await request.json()
+        spec = SandboxSpec(timeout_s=arguments.get("timeout", 15), envs=arguments.get("envVars") or {})
         container = await asyncio.to_thread(self.containers.open, spec)
         name = f"i{secrets.token_hex(10)}"
-        self.boxes[name] = Box(container, secrets.token_hex(16), asked)
+        self.boxes[name] = Box(container, secrets.token_hex(16), arguments)
         answer = {
-            "templateID": asked["templateID"],
+            "templateID": arguments["templateID"],
             "sandboxID": name,
             "clientID": "6532622b",
             "envdVersion": ENVD_VERSION,
@@ -203,7 +203,7 @@ class ProcessService:
         self._double = double
 
     async def start(self, request: Any, ctx: Any) -> AsyncIterator[Any]:
-        """Start a command and tell what becomes of it."""
+        """Start a command and stream its events."""
         box = self._box(ctx)
         config = request.process
         wants_input = request.stdin if request.has_field("stdin") else True
@@ -333,6 +333,6 @@ def _end(code: int) -> Any:
 
 
 def sent_bodies(double: E2BDouble) -> Iterator[str]:
-    """Yield what sandboxes were asked for, as text."""
+    """Yield the requests for sandboxes, as text."""
     for box in double.boxes.values():
-        yield json.dumps(box.asked)
+        yield json.dumps(box.request)

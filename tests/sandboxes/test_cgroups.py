@@ -43,10 +43,10 @@ def test_version_1_makes_groups_below_our_own_in_each_hierarchy(tmp_path: Path) 
         (tmp_path / name / group).mkdir(parents=True)
         (tmp_path / name / group / "cgroup.procs").write_text("")
         lines.append(f"30 25 0:27 / {tmp_path / name} rw - cgroup cgroup rw,{name}")
-    found = cgroups.find(
+    hierarchy = cgroups.find(
         own_groups(tmp_path, "4:memory:/box/a", "3:pids:/", "2:cpu,cpuacct:/"), mountinfo(tmp_path, *lines)
     )
-    assert found == Hierarchy(1, (tmp_path / "memory/box/a", tmp_path / "pids", tmp_path / "cpu,cpuacct"))
+    assert hierarchy == Hierarchy(1, (tmp_path / "memory/box/a", tmp_path / "pids", tmp_path / "cpu,cpuacct"))
 
 
 def test_a_mount_of_a_part_of_the_hierarchy_is_understood(tmp_path: Path) -> None:
@@ -64,8 +64,8 @@ def test_version_2_uses_the_nearest_group_that_may_give_controllers(tmp_path: Pa
     (own / "cgroup.subtree_control").unlink()
     (own / "cgroup.subtree_control").mkdir()  # writing fails, as it does in a group with processes
     mounts = mountinfo(tmp_path, f"30 25 0:27 / {root} rw - cgroup2 cgroup2 rw")
-    found = cgroups.find(own_groups(tmp_path, "0::/user.slice/app.slice/run.scope"), mounts)
-    assert found == Hierarchy(2, (root / "user.slice/app.slice",))
+    hierarchy = cgroups.find(own_groups(tmp_path, "0::/user.slice/app.slice/run.scope"), mounts)
+    assert hierarchy == Hierarchy(2, (root / "user.slice/app.slice",))
     assert (root / "user.slice/app.slice/cgroup.subtree_control").read_text() == "+cpu"
 
 

@@ -61,8 +61,8 @@ def test_docker_keeps_the_contract(check: ContractCheck, bench: CheckBench) -> N
 
 def test_a_container_has_no_network_no_rights_and_every_limit(docker: DockerSandboxes, engine: ContainerCli) -> None:
     with docker.open(SandboxSpec(limits=Limits(memory_mb=300, pids=77, cpus=0.5, disk_mb=100))) as box:
-        found = json.loads(engine.output("inspect", box.sandbox_id))[0]
-    config = found["HostConfig"]
+        container = json.loads(engine.output("inspect", box.sandbox_id))[0]
+    config = container["HostConfig"]
     assert config["NetworkMode"] == "none"
     assert config["ReadonlyRootfs"] is True
     assert config["CapDrop"] == ["ALL"]
@@ -256,8 +256,8 @@ def test_a_port_that_is_taken_is_refused(box: Sandbox, tmp_path: Path) -> None:
 
 
 def test_the_host_image_has_the_python_that_runs_here_and_no_private_keys(box: Sandbox) -> None:
-    found = box.exec(["python3", "-c", "import os, sys; print(sys.version_info[:2], sys.prefix, os.environ['USER'])"])
-    assert found.stdout == f"{sys.version_info[:2]} {os.path.realpath(sys.base_prefix)} user\n"
+    result = box.exec(["python3", "-c", "import os, sys; print(sys.version_info[:2], sys.prefix, os.environ['USER'])"])
+    assert result.stdout == f"{sys.version_info[:2]} {os.path.realpath(sys.base_prefix)} user\n"
     assert not box.exists("/etc/ssl/private")
     assert not box.exists("/etc/shadow")
 

@@ -103,10 +103,10 @@ def test_a_sandbox_has_the_shape_that_existing_code_is_written_for(double: Any, 
     box = e2b.create(timeout_s=77, envs={"A": "1"}, metadata={"run": "x"})
     try:
         assert isinstance(box, SandboxHandle)
-        asked = double.boxes[box.sandbox_id].asked
-        assert (asked["templateID"], asked["timeout"]) == ("coding", 77)
-        assert (asked["envVars"], asked["metadata"]) == ({"A": "1"}, {"run": "x"})
-        assert "allow_internet_access" not in asked
+        request = double.boxes[box.sandbox_id].request
+        assert (request["templateID"], request["timeout"]) == ("coding", 77)
+        assert (request["envVars"], request["metadata"]) == ({"A": "1"}, {"run": "x"})
+        assert "allow_internet_access" not in request
         result = box.exec("echo out; echo err >&2; exit 3", envs={"B": "2"}, cwd="/tmp", timeout=20)
         assert (result.exit_code, result.stdout, result.stderr) == (3, "out\n", "err\n")
         box.write_text("/home/user/a/b.txt", "text")
@@ -138,12 +138,12 @@ def test_a_sandbox_of_ours_has_no_way_out_and_no_way_in_unless_that_is_asked_for
     double: Any, e2b: E2BSandboxBackend
 ) -> None:
     with e2b.open() as box:
-        asked = double.boxes[box.sandbox_id].asked
-        assert asked["allow_internet_access"] is False
-        assert asked["network"]["allowPublicTraffic"] is False
+        request = double.boxes[box.sandbox_id].request
+        assert request["allow_internet_access"] is False
+        assert request["network"]["allowPublicTraffic"] is False
     own = {**double.kwargs(double.url), "allow_internet_access": True}
     with E2BSandboxBackend(api_key=double.key, sandbox_kwargs=own).open() as box:
-        assert double.boxes[box.sandbox_id].asked["allow_internet_access"] is True
+        assert double.boxes[box.sandbox_id].request["allow_internet_access"] is True
 
 
 def test_a_key_that_is_not_known_is_reported(double: Any) -> None:

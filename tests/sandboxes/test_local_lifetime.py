@@ -31,19 +31,19 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
 
 def host_pids(word: str) -> list[int]:
     """Return the processes of this machine that have a word in their command line."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 if word.encode() in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
+                    pids.append(int(entry.name))
             except OSError:
                 continue
-    return found
+    return pids
 
 
 def owner(code: str, *arguments: str) -> subprocess.Popen[str]:
-    """Start a process that owns a sandbox `box`, says so, and goes on with `code`."""
+    """Start a process that owns a sandbox `box`, prints a line, and goes on with `code`."""
     program = f"""
 import os, sys, time
 from openenv.sandboxes import LocalSandboxes, SandboxSpec

@@ -32,13 +32,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_backend_is_named_by_module_and_class(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(folder))
-    found = backend("my_boxes_for_a_test:Mine")
-    assert isinstance(found, ProcessSandboxes)
-    assert found.name == "mine"
+    chosen = backend("my_boxes_for_a_test:Mine")
+    assert isinstance(chosen, ProcessSandboxes)
+    assert chosen.name == "mine"
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("a_module_that_nobody_has:Mine", "There is no module 'a_module_that_nobody_has'"),
         ("openenv.nothing.here:Mine", "There is no module 'openenv.nothing.here'"),
@@ -46,8 +46,8 @@ def test_a_backend_is_named_by_module_and_class(folder: Path, monkeypatch: pytes
         ("os.path:join", "is no sandbox backend"),
     ],
 )
-def test_a_name_that_leads_nowhere_says_so(name: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_name_that_leads_nowhere_says_so(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         backend(name)
 
 

@@ -1,4 +1,4 @@
-"""Who owns a sandbox: a process is told apart from a later one with the same pid."""
+"""The owner of a sandbox: a process is not taken for a later one with the same pid."""
 
 from __future__ import annotations
 

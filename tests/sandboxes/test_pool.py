@@ -14,7 +14,7 @@ from openenv.sandboxes import LocalSandboxes, ProcessSandboxes, Sandbox, Sandbox
 
 
 class Counting(ProcessSandboxes):
-    """A backend that remembers what it opened, and can be told to fail."""
+    """A backend that remembers what it opened, and that fails on request."""
 
     def __init__(self) -> None:
         super().__init__(i_know_there_is_no_isolation=True)

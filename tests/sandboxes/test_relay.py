@@ -19,7 +19,7 @@ Talk = Callable[[socket.socket], None]
 
 @pytest.fixture
 def connect(tmp_path: Path) -> Iterator[Callable[[Talk], Callable[[], socket.socket]]]:
-    """Serve a unix socket behind a relay; give a function that connects to its port."""
+    """Serve a unix socket behind a relay; yield a function that connects to its port."""
     relay = Relay()
     with contextlib.ExitStack() as stack:
 
@@ -80,9 +80,9 @@ def test_bytes_go_both_ways(connect: Callable[[Talk], Callable[[], socket.socket
 
 def test_an_answer_comes_after_the_question_was_closed(connect: Callable[[Talk], Callable[[], socket.socket]]) -> None:
     def answer(connection: socket.socket) -> None:
-        asked = read_all(connection)
+        question = read_all(connection)
         time.sleep(0.05)
-        connection.sendall(asked[::-1])
+        connection.sendall(question[::-1])
 
     client = connect(answer)()
     client.sendall(b"abc")
@@ -90,16 +90,16 @@ def test_an_answer_comes_after_the_question_was_closed(connect: Callable[[Talk],
     assert read_all(client) == b"cba"
 
 
-def test_a_server_that_ends_its_half_still_hears_the_client(
+def test_a_server_that_ends_its_half_still_receives_from_the_client(
     connect: Callable[[Talk], Callable[[], socket.socket]],
 ) -> None:
-    heard: list[bytes] = []
+    received: list[bytes] = []
     done = threading.Event()
 
     def greet(connection: socket.socket) -> None:
         connection.sendall(b"hello")
         connection.shutdown(socket.SHUT_WR)
-        heard.append(read_all(connection))
+        received.append(read_all(connection))
         done.set()
 
     client = connect(greet)()
@@ -107,7 +107,7 @@ def test_a_server_that_ends_its_half_still_hears_the_client(
     client.sendall(b"late")
     client.close()
     assert done.wait(30)
-    assert heard == [b"late"]
+    assert received == [b"late"]
 
 
 def test_a_slow_reader_slows_its_writer_and_loses_nothing(
@@ -122,7 +122,7 @@ def test_a_slow_reader_slows_its_writer_and_loses_nothing(
 
     client = connect(pour)()
     assert client.recv(1) == content[:1]
-    assert not sent.wait(0.3), "everything was taken although nobody reads"
+    assert not sent.wait(0.3), "everything was taken although the client does not read"
     assert read_all(client) == content[1:]
     assert sent.wait(30)
 
@@ -154,7 +154,7 @@ def test_a_client_that_breaks_off_frees_the_server(connect: Callable[[Talk], Cal
 
 def test_without_a_server_the_connection_ends(tmp_path: Path) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
-    exposure = Relay().add(listener, tmp_path / "nobody")
+    exposure = Relay().add(listener, tmp_path / "missing")
     with socket.create_connection(listener.getsockname(), 10) as client:
         with contextlib.suppress(ConnectionError):
             assert client.recv(10) == b""
@@ -209,7 +209,7 @@ def test_the_last_listener_can_be_closed_while_the_thread_is_awake(tmp_path: Pat
     """The thread must not carry out the order to stop, and close its sockets, before it has been woken for it."""
     before = relay_threads()
     relay = Relay()
-    exposure = relay.add(socket.create_server(("127.0.0.1", 0)), tmp_path / "nobody")
+    exposure = relay.add(socket.create_server(("127.0.0.1", 0)), tmp_path / "missing")
     (started,) = relay_threads() - before
     loop = relay._loop
     assert loop is not None
@@ -228,7 +228,7 @@ def test_the_last_listener_can_be_closed_while_the_thread_is_awake(tmp_path: Pat
     exposure.close()
     started.join(30)
     assert not started.is_alive()
-    relay.add(socket.create_server(("127.0.0.1", 0)), tmp_path / "nobody").close()
+    relay.add(socket.create_server(("127.0.0.1", 0)), tmp_path / "missing").close()
 
 
 def test_the_path_of_a_socket_may_be_long(tmp_path: Path) -> None:

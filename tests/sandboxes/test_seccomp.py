@@ -19,8 +19,8 @@ def decide(machine: str, number: int, *arguments: int, audit: int | None = None)
     """Run the filter on one system call, as the kernel does."""
     program = seccomp.program(machine)
     code = [struct.unpack_from("<HBBI", program, at) for at in range(0, len(program), 8)]
-    given = (*arguments, *(0,) * (6 - len(arguments)))
-    data = struct.pack("<IIQ6Q", number, audit or AUDIT[machine], 0, *given)
+    padded = (*arguments, *(0,) * (6 - len(arguments)))
+    data = struct.pack("<IIQ6Q", number, audit or AUDIT[machine], 0, *padded)
     at, accumulator = 0, 0
     while True:
         operation, then, otherwise, value = code[at]

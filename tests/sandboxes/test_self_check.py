@@ -9,8 +9,7 @@ import pytest
 from openenv.errors import SandboxUnavailable
 from openenv.sandboxes import LocalSandboxes, ProcessSandboxes, Sandbox, Sandboxes, SandboxSpec, self_check
 from openenv.sandboxes.base import FEATURES
-from openenv.sandboxes.checks import CHECKS, CheckBench, ContractCheck, NotOffered
-from openenv.sandboxes.self_check import CheckResult
+from openenv.sandboxes.checks import CHECKS, CheckBench, CheckResult, ContractCheck, NotOffered
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Tar files that come out of a box are cleaned before anybody reads them."""
+"""Tar files that come out of a sandbox are cleaned before anything on the host reads them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def write(path: Path, *entries: tuple[str, bytes, str, bytes]) -> Path:
         for name, kind, link, content in entries:
             entry = tarfile.TarInfo(name)
             entry.type, entry.linkname, entry.size, entry.mode = kind, link, len(content), 0o6755
-            entry.uid, entry.uname = 1234, "somebody"
+            entry.uid, entry.uname = 1234, "user"
             tar.addfile(entry, io.BytesIO(content))
     return path
 
@@ -37,11 +37,11 @@ def test_only_files_folders_and_links_below_are_kept(tmp_path: Path) -> None:
     )
     clean_archive(raw, tmp_path / "clean.tar", max_bytes=100)
     with tarfile.open(tmp_path / "clean.tar") as tar:
-        found = {member.name: member for member in tar}
-    assert set(found) == {"a/file", "a/hard", "a/soft", "abs"}
-    assert found["a/hard"].linkname == "a/file"
-    assert found["a/soft"].linkname == "/etc/passwd"
-    assert all((member.uid, member.uname, member.mode & 0o7000) == (0, "", 0) for member in found.values())
+        members = {member.name: member for member in tar}
+    assert set(members) == {"a/file", "a/hard", "a/soft", "abs"}
+    assert members["a/hard"].linkname == "a/file"
+    assert members["a/soft"].linkname == "/etc/passwd"
+    assert all((member.uid, member.uname, member.mode & 0o7000) == (0, "", 0) for member in members.values())
 
 
 def test_a_tree_that_is_too_large_leaves_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A command as a channel: what it has started may hold its streams open, and nobody waits for that."""
+"""A command as a channel: what it has started may hold its streams open, which delays nothing."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ HOLDER = "setsid sleep 60 & echo $!; cat >/dev/null"
 
 
 def first_line(channel: ProcessChannel) -> bytes:
-    said = b""
+    line = b""
     deadline = time.monotonic() + LIMIT_S
-    while not said.endswith(b"\n") and time.monotonic() < deadline:
+    while not line.endswith(b"\n") and time.monotonic() < deadline:
         got = channel.receive(1)
-        said += got[1] if got is not None else b""
-    return said
+        line += got[1] if got is not None else b""
+    return line
 
 
 def test_a_reader_ends_when_the_channel_is_closed_though_another_process_holds_the_streams() -> None:

@@ -1,4 +1,4 @@
-"""The text that runs a command in a shell-driven box, and the reader that finds its output, however it is cut up."""
+"""The text that runs a command in a shell-driven sandbox, and the reader that finds its output in any pieces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openenv.sandboxes import shell_command
-from openenv.sandboxes.base import Stream
+from openenv.sandboxes.base import CommandSpec, Stream
 from openenv.sandboxes.shell_command import Invocation, OutputReader, framed
 
 EDGE = b"\x1e"
@@ -69,45 +69,46 @@ def run(call: Invocation, stdin: bytes = b"") -> tuple[OutputReader, bytes, byte
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="marks are limits of Linux")
 def test_a_command_gets_its_folder_variables_input_and_mark(tmp_path: Path) -> None:
+    line = "pwd; cat; printf '%s' \"$A\"; grep resident /proc/self/limits >&2; exit 4"
     call = Invocation(
-        "pwd; cat; printf '%s' \"$A\"; grep resident /proc/self/limits >&2; exit 4",
+        CommandSpec(line, envs={"A": "it's\n$HOME"}),
         str(tmp_path / "work dir"),
         "/home/user",
-        envs={"A": "it's\n$HOME"},
         mark=shell_command.mark_kb(5),
         has_input=True,
     )
-    reader, out, err = run(call, b"given\n")
-    assert out == f"{tmp_path}/work dir\ngiven\nit's\n$HOME".encode()
+    reader, out, err = run(call, b"input\n")
+    assert out == f"{tmp_path}/work dir\ninput\nit's\n$HOME".encode()
     assert str(shell_command.mark_kb(5) * 1024).encode() in err
     assert (reader.exit_code, reader.finished) == (4, True)
     assert reader.pid is not None
 
 
 def test_a_command_killed_by_a_signal_says_nothing_on_the_error_stream(tmp_path: Path) -> None:
-    reader, out, err = run(Invocation("kill -SEGV $$", str(tmp_path), "/"))
+    reader, out, err = run(Invocation(CommandSpec("kill -SEGV $$"), str(tmp_path), "/"))
     assert (reader.exit_code, out, err) == (139, b"", b"")
 
 
 def test_variables_may_have_names_that_no_shell_knows(tmp_path: Path) -> None:
-    _, out, _ = run(Invocation(["env"], str(tmp_path), "/", envs={"odd.name": "1 2"}))
+    _, out, _ = run(Invocation(CommandSpec(["env"], envs={"odd.name": "1 2"}), str(tmp_path), "/"))
     assert b"\nodd.name=1 2\n" in b"\n" + out
 
 
 def test_arguments_are_read_by_no_shell(tmp_path: Path) -> None:
-    _, out, _ = run(Invocation(["printf", "%s|", "a b", "$HOME", "it's", "*"], str(tmp_path), "/"))
+    command = CommandSpec(["printf", "%s|", "a b", "$HOME", "it's", "*"])
+    _, out, _ = run(Invocation(command, str(tmp_path), "/"))
     assert out == b"a b|$HOME|it's|*|"
 
 
-def test_what_no_process_can_be_given_is_refused() -> None:
+def test_what_no_process_can_have_is_refused() -> None:
     with pytest.raises(ValueError, match="NUL"):
-        shell_command.check_text("a\0b", None)
+        CommandSpec("a\0b")
     with pytest.raises(ValueError, match="NUL"):
-        shell_command.check_text("a", {"A": "\0"})
+        CommandSpec("a", {"A": "\0"})
     with pytest.raises(ValueError, match="no command"):
-        shell_command.check_text([], None)
+        CommandSpec([])
     with pytest.raises(ValueError, match="name"):
-        shell_command.check_text("a", {"A=B": "c"})
+        CommandSpec("a", {"A=B": "c"})
 
 
 def test_root_never_kills_everything() -> None:

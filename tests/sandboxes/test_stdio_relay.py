@@ -1,4 +1,4 @@
-"""A tunnel over standard streams: the relay runs as a process here, as it would in a box."""
+"""A tunnel over standard streams: the relay runs as a process here, as it would in a sandbox."""
 
 from __future__ import annotations
 
@@ -110,5 +110,5 @@ def test_many_connections_at_once_are_not_mixed_up(port: int) -> None:
 
 
 def test_a_connection_without_a_destination_is_closed(tmp_path: Path, free_port: Callable[[], int]) -> None:
-    for port in tunnelled(tmp_path / "nobody", free_port()):
+    for port in tunnelled(tmp_path / "missing", free_port()):
         assert ask(port, b"hello") == b""

@@ -104,12 +104,12 @@ def _name(folder: Path) -> str:
 
 def _engine() -> ContainerCli:
     from ..errors import SandboxError
-    from ..sandboxes.container_cli import find_answering_engine
+    from ..sandboxes.container_cli import find_engine
 
     if shutil.which("docker") is None and shutil.which("podman") is None:
         raise failure(f"images are built by docker or podman, and neither is installed: {_INSTALL}")
     try:
-        return find_answering_engine("auto", None)
+        return find_engine("auto", None, must_answer=True)
     except SandboxError as error:
         raise failure(error) from error
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..sandboxes import Sandboxes
-    from ..sandboxes.self_check import CheckResult
+    from ..sandboxes.checks import CheckResult
 
 sandboxes = command_group("List the sandboxes that can run here, and check that one isolates as it should.")
 _MARKS = {"passed": "[green]✓[/]", "failed": "[red]✗[/]", "not offered": "[dim]–[/]"}
@@ -62,8 +62,7 @@ def check(
     """
     from rich.console import Console
 
-    from ..sandboxes.checks import CHECKS
-    from ..sandboxes.self_check import self_check
+    from ..sandboxes.checks import CHECKS, self_check
 
     console = Console(highlight=False)
     chosen = _backend(backend)

@@ -1,21 +1,21 @@
 """How every provider waits for its server: asks `/health` until it answers, and fails at once when the server ends.
 
-Knows HTTP; how a server is watched and what to advise, its provider says.
+Knows HTTP; its callers know how a server is watched and what to advise.
 """
 
 from __future__ import annotations
 
 import http.client
+import itertools
 import time
 from collections.abc import Callable
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from openenv.backoff import Backoff
 from openenv.errors import ServerDied, ServerNotReady
 
-_FIRST_PAUSE_S = 0.02
-_LONGEST_PAUSE_S = 0.5
-_GROWTH = 1.5
+_PAUSES = Backoff(first_pause_s=0.02, longest_pause_s=0.5)
 _ANSWER_S = 2.0
 _SILENT = "/health gave no answer in time"
 
@@ -23,7 +23,7 @@ _SILENT = "/health gave no answer in time"
 class ServerWatch(Protocol):
     """What runs a server (a process, a container, a service), seen from outside."""
 
-    def ended(self, within_s: float) -> str | None:
+    def ended(self, within_s: float, /) -> str | None:
         """Wait at most that long for its end; return how it ended, or None while it runs."""
 
     def log(self) -> str:
@@ -52,16 +52,15 @@ def wait_for_ready(
         ServerNotReady: It did not answer in time.
     """
     deadline = time.monotonic() + timeout_s
-    pause = _FIRST_PAUSE_S
     reason = _SILENT
-    while True:
+    for attempt in itertools.count():
         left = deadline - time.monotonic()
-        refusal = ask_health(base_url, min(_ANSWER_S, max(left, _FIRST_PAUSE_S)))
+        refusal = ask_health(base_url, min(_ANSWER_S, max(left, _PAUSES.first_pause_s)))
         if refusal is None:
             return
         reason = reason if refusal == _SILENT else refusal  # the last try may have had no time
         left = deadline - time.monotonic()
-        within = max(0.0, min(pause, left))
+        within = max(0.0, min(_PAUSES.pause_s(attempt), left))
         if watch is None:
             time.sleep(within)
         elif (how := watch.ended(within)) is not None:
@@ -69,7 +68,6 @@ def wait_for_ready(
             raise ServerDied(f"{what} ended before it was ready: {how}.{quoted(log)}", log=log)
         if time.monotonic() >= deadline:
             break
-        pause = min(pause * _GROWTH, _LONGEST_PAUSE_S)
     log = "" if watch is None else watch.log()
     hint = advice()
     raise ServerNotReady(

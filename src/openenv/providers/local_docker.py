@@ -23,10 +23,10 @@ from typing import Any, ClassVar
 
 from openenv import settings
 from openenv.errors import ProviderError, ProviderUnavailable, SandboxUnavailable
-from openenv.providers.health import ServerWatch, quoted, wait_for_ready
+from openenv.providers.health import quoted, wait_for_ready
 from openenv.providers.provider import READY_S, ContainerProvider, announce_if_slow, refuse_unknown
 from openenv.sandboxes.base import Mount
-from openenv.sandboxes.container_cli import OWNER_LABEL, EngineName, bind_option, failure_of, find_answering_engine
+from openenv.sandboxes.container_cli import OWNER_LABEL, EngineName, bind_option, find_engine
 from openenv.sandboxes.owners import Owner
 
 logger = logging.getLogger(__name__)
@@ -39,16 +39,12 @@ _LOG_LINES = 40
 _REMOVE_S = 20.0
 _PULL_S = 3600.0
 _LONG_VALUE = 32_768
-_OPTIONS = (
-    "port", "env_vars", "container_port", "command", "network", "cpu_limit", "memory_limit", "gpus", "mounts", "labels",
-    "run_args",
-)  # fmt: skip
 
 
 class EngineProvider(ContainerProvider):
     """Runs one container or service of an engine at a time: starts it, waits for it and removes it.
 
-    A subclass says how it is created (`_start`), watched, logged and removed.
+    A subclass defines how it is created (`_start`), watched, logged and removed.
     """
 
     _noun: ClassVar[str]
@@ -57,7 +53,7 @@ class EngineProvider(ContainerProvider):
 
     def __init__(self, engine: EngineName, host: str | None, ready_timeout_s: float) -> None:
         try:
-            cli = find_answering_engine(engine, host)
+            cli = find_engine(engine, host, must_answer=True)
         except SandboxUnavailable as error:
             what = "Podman" if engine == "podman" else "Docker"
             raise ProviderUnavailable(f"{what} is not available: {error}") from error
@@ -78,8 +74,8 @@ class EngineProvider(ContainerProvider):
             wait_for_ready(base_url, timeout_s, what=self._title)
             return
         try:
-            with self._watch(self._name) as watch:
-                what = f"{self._title} {self._name}"
+            with self._watch(self._name) as ended:
+                what, watch = f"{self._title} {self._name}", EngineWatch(ended, self.log)
                 wait_for_ready(base_url, timeout_s, what=what, watch=watch, advice=self._advice_when_late)
         except BaseException:
             self._remove()
@@ -113,7 +109,7 @@ class EngineProvider(ContainerProvider):
             self._remove()
             text = f"Failed to start {self._noun} of '{image}': {error}{_port_advice(str(error))}{quoted(log)}"
             raise ProviderError(text, log=log) from error
-        except BaseException:  # Ctrl-C, while the engine goes on with what it was asked for
+        except BaseException:  # Ctrl-C, while the engine goes on with the request
             self._remove(may_appear=True)
             raise
 
@@ -128,12 +124,20 @@ class EngineProvider(ContainerProvider):
         """Remove it, and return when it is gone; `may_appear` where the engine may still be creating it."""
 
     @abstractmethod
-    def _watch(self, name: str) -> AbstractContextManager[ServerWatch]:
-        """Watch for its end."""
+    def _watch(self, name: str) -> AbstractContextManager[Callable[[float], str | None]]:
+        """Watch for its end: a function that waits at most so many seconds for it, and returns how it ended."""
 
     @abstractmethod
     def _advice_when_late(self) -> str:
         """Return a sentence for a server that does not answer in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWatch:
+    """The end and the log of a container or service, as `wait_for_ready` takes them."""
+
+    ended: Callable[[float], str | None]
+    log: Callable[[], str]
 
 
 class LocalDockerProvider(EngineProvider):
@@ -207,7 +211,7 @@ class LocalDockerProvider(EngineProvider):
             ValueError: An option is unknown or invalid.
             RuntimeError: It could not be started; the text has its log, and nothing is left of it.
         """
-        refuse_unknown(type(self).__name__, kwargs, _OPTIONS)
+        refuse_unknown(self, kwargs, LocalDockerProvider.start_container)
         self._require_none()
         variables = Variables.of(env_vars)
         limits = {"--network": network, "--cpus": cpu_limit, "--memory": memory_limit, "--gpus": gpus}
@@ -278,17 +282,25 @@ class LocalDockerProvider(EngineProvider):
         return f"{reason} ({error})" if error else reason
 
     @contextlib.contextmanager
-    def _watch(self, name: str) -> Iterator[ServerWatch]:
+    def _watch(self, name: str) -> Iterator[Callable[[float], str | None]]:
         """Let `docker wait` report the end of the container."""
-        null = subprocess.DEVNULL
-        waiting = subprocess.Popen(
-            self._engine.argv("wait", name), stdin=null, stdout=null, stderr=null, start_new_session=True
-        )
-        try:
-            yield ContainerWatch(self, waiting)
-        finally:
-            waiting.kill()
-            waiting.wait()
+        command, null = self._engine.argv("wait", name), subprocess.DEVNULL
+        with subprocess.Popen(command, stdin=null, stdout=null, stderr=null, start_new_session=True) as waiting:
+
+            def ended(within_s: float) -> str | None:
+                try:
+                    waiting.wait(within_s)
+                except subprocess.TimeoutExpired:
+                    return None
+                how = self._how_it_ended()
+                if how is None:
+                    time.sleep(within_s)  # `docker wait` is over, the container is not
+                return how
+
+            try:
+                yield ended
+            finally:
+                waiting.kill()
 
     def _advice_when_late(self) -> str:
         with contextlib.suppress(ProviderError):
@@ -308,45 +320,13 @@ class LocalDockerProvider(EngineProvider):
         name = self._take_name()
         if name is None:
             return
-        appears = time.monotonic() + (APPEAR_S if may_appear else 0.0)
-        deadline = time.monotonic() + _REMOVE_S
         try:
-            while True:
-                removed = self._engine.run("rm", "--force", "--volumes", name)
-                is_there = self._engine.run("inspect", "--type", "container", name).returncode == 0
-                if not is_there and time.monotonic() >= appears:
-                    if removed.returncode != 0 and "o such container" not in failure_of(removed):
-                        raise ProviderError(failure_of(removed))  # the engine does not answer at all
-                    return
-                if time.monotonic() > deadline:
-                    raise ProviderError(failure_of(removed))
-                time.sleep(LOOK_S)
+            problem = self._engine.remove(name, within_s=_REMOVE_S, may_appear_s=APPEAR_S if may_appear else 0.0)
         except ProviderError as error:
+            problem = str(error)
+        if problem is not None:
             kind = self._engine.kind
-            logger.warning("container %s may be left: %s. Remove it: %s rm -f %s", name, error, kind, name)
-
-
-class ContainerWatch:
-    """The end and the log of a container, while `docker wait` runs."""
-
-    def __init__(self, provider: LocalDockerProvider, waiting: subprocess.Popen[bytes]) -> None:
-        self._provider = provider
-        self._waiting = waiting
-
-    def ended(self, within_s: float) -> str | None:
-        """Wait at most that long for its end; return how it ended, or None while it runs."""
-        try:
-            self._waiting.wait(within_s)
-        except subprocess.TimeoutExpired:
-            return None
-        how = self._provider._how_it_ended()
-        if how is None:
-            time.sleep(within_s)  # `docker wait` is over, the container is not
-        return how
-
-    def log(self) -> str:
-        """Return the end of what it has written."""
-        return self._provider.log()
+            logger.warning("container %s may be left: %s. Remove it: %s rm -f %s", name, problem, kind, name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,12 @@ starts what its constructor describes.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from typing_extensions import Self
@@ -117,11 +118,13 @@ class KubernetesProvider(ContainerProvider):
         return super().__new__(cls)
 
 
-def refuse_unknown(provider: str, unknown: dict[str, Any], known: tuple[str, ...]) -> None:
-    """Raise ValueError for unknown options: to ignore one would start something else than the caller wants."""
+def refuse_unknown(provider: object, unknown: dict[str, Any], start: Callable[..., str]) -> None:
+    """Raise ValueError for options that `start` does not have: to ignore one would start something else."""
     if unknown:
+        options = inspect.signature(start).parameters.values()
+        known = ", ".join(option.name for option in options if option.default is not inspect.Parameter.empty)
         names = ", ".join(sorted(unknown))
-        raise ValueError(f"Unsupported kwargs for {provider}: {names}. It takes {', '.join(known)}.")
+        raise ValueError(f"Unsupported kwargs for {type(provider).__name__}: {names}. It takes {known}.")
 
 
 @contextlib.contextmanager

@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -266,10 +265,6 @@ class ChildProcessProvider(RuntimeProvider):
             self._reservation.release()
             self._reservation = None
 
-    @abstractmethod
-    def start(self, port: int | None = None, env_vars: dict[str, str] | None = None, **kwargs: Any) -> str:
-        """Start the server and return its address."""
-
 
 class ProcessProvider(ChildProcessProvider):
     """Serves an environment from a child process on loopback; as a context manager it waits until it answers.
@@ -317,7 +312,7 @@ class ProcessProvider(ChildProcessProvider):
             ValueError: An option is unknown.
             RuntimeError: It already runs, or cannot be started.
         """
-        refuse_unknown(type(self).__name__, kwargs, ("port", "env_vars"))
+        refuse_unknown(self, kwargs, ProcessProvider.start)
         return self._launch(port, lambda chosen: self._process(chosen, env_vars or {}))
 
     def wait_for_ready(self, timeout_s: float | None = None) -> None:

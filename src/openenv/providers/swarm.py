@@ -10,12 +10,11 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from openenv.errors import ProviderError
-from openenv.providers.health import ServerWatch
 from openenv.providers.local_docker import (
     APPEAR_S,
     INNER_PORT,
@@ -28,15 +27,11 @@ from openenv.providers.local_docker import (
     words_of,
 )
 from openenv.providers.provider import READY_S, refuse_unknown
-from openenv.sandboxes.container_cli import OWNER_LABEL, failure_of
-from openenv.sandboxes.owners import Owner
+from openenv.sandboxes.container_cli import failure_of
 
 logger = logging.getLogger(__name__)
 
 PublishMode = Literal["ingress", "host"]
-_OPTIONS = (
-    "port", "env_vars", "replicas", "cpu_limit", "memory_limit", "constraints", "labels", "command", "container_port",
-)  # fmt: skip
 _SCHEDULED_S = 60.0
 _REMOVED_S = 30.0
 _TASKS_S = 0.5
@@ -126,7 +121,7 @@ class DockerSwarmProvider(EngineProvider):
             ValueError: An option is unknown or invalid.
             RuntimeError: It could not be started; nothing is left of it.
         """
-        refuse_unknown(type(self).__name__, kwargs, _OPTIONS)
+        refuse_unknown(self, kwargs, DockerSwarmProvider.start_container)
         self._require_none()
         self._replicas = max(1, int(replicas))
         variables = Variables.of(env_vars)
@@ -141,7 +136,8 @@ class DockerSwarmProvider(EngineProvider):
             *(("--no-resolve-image",) if self._engine.has_image(image) else ()),
             *(image, *words_of(command)),
         ]
-        self._sweep()
+        with contextlib.suppress(ProviderError):  # sweeping is a courtesy: its failure must not stop this start
+            self._engine.sweep_services()
         self._ensure_network()
         name = new_name(image, "swarm-")
 
@@ -185,8 +181,20 @@ class DockerSwarmProvider(EngineProvider):
                 while self._engine.run("network", "rm", self._network).returncode != 0 and time.monotonic() < deadline:
                     time.sleep(LOOK_S)
 
-    def _watch(self, name: str) -> contextlib.AbstractContextManager[ServerWatch]:
-        return contextlib.nullcontext(ServiceWatch(self))
+    @contextlib.contextmanager
+    def _watch(self, name: str) -> Iterator[Callable[[float], str | None]]:
+        """Look at the replicas from time to time: no command of the engine waits for the end of a service."""
+        due = time.monotonic()
+
+        def ended(within_s: float) -> str | None:
+            nonlocal due
+            time.sleep(within_s)
+            if time.monotonic() < due:
+                return None
+            due = time.monotonic() + _TASKS_S
+            return self._how_it_ended()
+
+        yield ended
 
     def _ensure_swarm(self, may_init: bool) -> None:
         state = self._swarm_state()
@@ -276,20 +284,6 @@ class DockerSwarmProvider(EngineProvider):
             return "Where the kernel has no IP_VS, Swarm cannot spread requests: try publish_mode='host'."
         return ""
 
-    def _sweep(self) -> None:
-        """Remove the services whose owner is dead; those of living owners stay."""
-        with contextlib.suppress(ProviderError):
-            names = self._engine.output(
-                "service", "ls", "--filter", f"label={OWNER_LABEL}", "--format", "{{.Name}}"
-            ).split()
-            form = '{{.Spec.Name}} {{index .Spec.Labels "' + OWNER_LABEL + '"}}'
-            listed = self._engine.output("service", "inspect", "--format", form, *names) if names else ""
-            for line in listed.splitlines():
-                name, _, label = line.partition(" ")
-                owner = Owner.parse(label.strip())
-                if owner is not None and owner.is_dead():
-                    self._engine.run("service", "rm", name)
-
 
 @dataclass(frozen=True, slots=True)
 class SwarmTask:
@@ -298,23 +292,3 @@ class SwarmTask:
     id: str
     state: str
     error: str
-
-
-class ServiceWatch:
-    """The end and the log of a service."""
-
-    def __init__(self, provider: DockerSwarmProvider) -> None:
-        self._provider = provider
-        self._next = time.monotonic()
-
-    def ended(self, within_s: float) -> str | None:
-        """Wait that long; return how all replicas ended, or None while one may yet answer."""
-        time.sleep(within_s)
-        if time.monotonic() < self._next:
-            return None
-        self._next = time.monotonic() + _TASKS_S
-        return self._provider._how_it_ended()
-
-    def log(self) -> str:
-        """Return the end of what its containers have written."""
-        return self._provider.log()

@@ -149,7 +149,7 @@ class UVProvider(ChildProcessProvider):
             ValueError: An option is unknown.
             RuntimeError: It already runs, there is no such project, or it cannot be started.
         """
-        refuse_unknown(type(self).__name__, kwargs, ("port", "env_vars", "workers"))
+        refuse_unknown(self, kwargs, UVProvider.start)
         environ = settings.child_environment({"PYTHONUNBUFFERED": "1", **(self.env_vars or {}), **(env_vars or {})})
         return self._launch(port, lambda chosen: self._process(chosen, workers, environ))
 

@@ -8,7 +8,7 @@ from openenv._lazy import lazy_exports
 
 _EXPORTS = {
     "BgJob": "openenv.sandboxes.base",
-    "CheckResult": "openenv.sandboxes.self_check",
+    "CheckResult": "openenv.sandboxes.checks",
     "ExecResult": "openenv.sandboxes.base",
     "Limits": "openenv.sandboxes.base",
     "Mount": "openenv.sandboxes.base",
@@ -23,7 +23,7 @@ _EXPORTS = {
     "E2BSandboxBackend": "openenv.sandboxes.e2b",
     "SandboxPool": "openenv.sandboxes.pool",
     "backend": "openenv.sandboxes.base",
-    "self_check": "openenv.sandboxes.self_check",
+    "self_check": "openenv.sandboxes.checks",
 }
 
 if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py holds the two together
@@ -37,13 +37,13 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.sandboxes.base import SandboxHandle as SandboxHandle
     from openenv.sandboxes.base import SandboxSpec as SandboxSpec
     from openenv.sandboxes.base import backend as backend
+    from openenv.sandboxes.checks import CheckResult as CheckResult
+    from openenv.sandboxes.checks import self_check as self_check
     from openenv.sandboxes.docker import DockerSandboxes as DockerSandboxes
     from openenv.sandboxes.e2b import E2BSandboxBackend as E2BSandboxBackend
     from openenv.sandboxes.local import LocalSandboxes as LocalSandboxes
     from openenv.sandboxes.no_isolation import ProcessSandboxes as ProcessSandboxes
     from openenv.sandboxes.pool import SandboxPool as SandboxPool
-    from openenv.sandboxes.self_check import CheckResult as CheckResult
-    from openenv.sandboxes.self_check import self_check as self_check
 
     __all__: list[str]
 else:

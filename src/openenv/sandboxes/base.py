@@ -157,6 +157,9 @@ class SandboxSpec:
     """The sandbox ends by itself after this many seconds, also when its owner is dead."""
     metadata: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        _check_text(self.envs)
+
 
 @dataclass(frozen=True, slots=True)
 class CommandSpec:
@@ -170,10 +173,24 @@ class CommandSpec:
     max_output: int | None = None
     """How many bytes of each stream to keep; None for all."""
 
+    def __post_init__(self) -> None:
+        if not self.argv:
+            raise ValueError("An empty argument list is no command.")
+        _check_text(self.envs, *self.argv, self.cwd or "")
+
     @property
     def argv(self) -> list[str]:
-        """The argument list; a shell line is given to `/bin/sh`."""
+        """The argument list; a shell line becomes that of `/bin/sh`."""
         return ["/bin/sh", "-c", self.cmd] if isinstance(self.cmd, str) else list(self.cmd)
+
+
+def _check_text(envs: Mapping[str, str], *words: str) -> None:
+    """Raise ValueError for variables and words that no process can have."""
+    if any("\0" in text for text in (*words, *envs, *envs.values())):
+        raise ValueError("A command, its arguments, its folder and its environment cannot hold a NUL character.")
+    for name in envs:
+        if not name or "=" in name:
+            raise ValueError(f"{name!r} is not the name of an environment variable.")
 
 
 class Sandbox(ABC):
@@ -312,7 +329,7 @@ class Sandbox(ABC):
 
 @contextmanager
 def _scratch_archive(tree: str | Path) -> Iterator[Path]:
-    """Make room for the archive of a tree; what the block says against the archive becomes a `SandboxError`."""
+    """Return a path for the archive of a tree; a ValueError of the block becomes a `SandboxError`."""
     with tempfile.TemporaryDirectory(prefix="openenv-tree-") as folder:
         try:
             yield Path(folder, "tree.tar")

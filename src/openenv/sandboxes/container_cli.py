@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -43,7 +44,7 @@ class ContainerCli:
 
     @property
     def is_local(self) -> bool:
-        """Whether containers are processes of this machine, as far as the given address shows."""
+        """Whether containers are processes of this machine, as far as its address shows."""
         return self.host is None or self.host.startswith(("unix://", "/"))
 
     def argv(self, *args: str) -> list[str]:
@@ -107,57 +108,73 @@ class ContainerCli:
         reason = failure_of(done).splitlines()[-1]
         return f"The image '{image}' is not here and cannot be pulled ({reason}). Get it: {self.kind} pull {image}."
 
+    def remove(self, name: str, *, within_s: float, may_appear_s: float = 0.0) -> str | None:
+        """Remove a container and wait until it is gone; where it may still be there in the end, return why.
+
+        Args:
+            name: The container.
+            within_s: How long to try.
+            may_appear_s: For how long the engine may still be creating it.
+        """
+        began = time.monotonic()
+        while True:
+            removed = self.run("rm", "--force", "--volumes", name)
+            is_there = self.run("inspect", "--type", "container", name).returncode == 0
+            passed_s = time.monotonic() - began
+            if not is_there and passed_s >= may_appear_s:
+                # An engine that does not answer at all has no such container, either.
+                answers = removed.returncode == 0 or "o such container" in failure_of(removed)
+                return None if answers else failure_of(removed)
+            if passed_s > within_s:
+                return failure_of(removed)
+            time.sleep(0.05)  # it ended by itself just now, and the engine is about to remove it
+
     def sweep(self) -> list[str]:
         """Remove the containers whose owner is dead, and return their ids; those of living owners stay."""
-        ids = self.output("ps", "-aq", "--no-trunc", "--filter", f"label={OWNER_LABEL}").split()
-        if not ids:
-            return []
         form = '{{.Id}} {{index .Config.Labels "' + OWNER_LABEL + '"}}'
-        listed = self.run("inspect", "--format", form, *ids).stdout.decode("utf-8", "replace")
+        return self._sweep(["ps", "-aq", "--no-trunc"], ["inspect", "--format", form], ["rm", "-f", "-v"])
+
+    def sweep_services(self) -> list[str]:
+        """Remove the Swarm services whose owner is dead, and return their names; those of living owners stay."""
+        form = '{{.Spec.Name}} {{index .Spec.Labels "' + OWNER_LABEL + '"}}'
+        listing = ["service", "ls", "--format", "{{.Name}}"]
+        return self._sweep(listing, ["service", "inspect", "--format", form], ["service", "rm"])
+
+    def _sweep(self, listing: list[str], inspect: list[str], remove: list[str]) -> list[str]:
+        names = self.output(*listing, "--filter", f"label={OWNER_LABEL}").split()
+        if not names:
+            return []
         dead = []
-        for line in listed.splitlines():
-            container, _, label = line.partition(" ")
+        for line in self.run(*inspect, *names).stdout.decode("utf-8", "replace").splitlines():
+            name, _, label = line.partition(" ")
             owner = Owner.parse(label.strip())
             if owner is not None and owner.is_dead():
-                self.run("rm", "-f", "-v", container)
-                dead.append(container)
+                self.run(*remove, name)
+                dead.append(name)
         return dead
 
 
-def find_engine(name: EngineName, host: str | None) -> ContainerCli:
-    """Return the engine of that name, or the first that is installed.
+def find_engine(name: EngineName, host: str | None, *, must_answer: bool = False) -> ContainerCli:
+    """Return the engine of that name, or the first that is installed and, with `must_answer`, that answers.
 
     Raises:
-        SandboxUnavailable: It is not installed; the text says how to install it.
+        SandboxUnavailable: There is none; the text is the reason of each that is installed, or how to install one.
     """
     kinds: tuple[Literal["docker", "podman"], ...] = ("docker", "podman") if name == "auto" else (name,)
-    for kind in kinds:
-        program = shutil.which(kind)
-        if program is not None:
-            return ContainerCli(kind, program, host)
-    wanted = " or ".join(f"`{kind}`" for kind in kinds)
-    raise SandboxUnavailable(f"Container sandboxes need {wanted}, which is not installed. Install it: {_INSTALL}")
-
-
-def find_answering_engine(name: EngineName, host: str | None) -> ContainerCli:
-    """Return the first engine that is installed and answers.
-
-    Raises:
-        SandboxUnavailable: None does; the text is the reason of each that is installed, or how to install one.
-    """
-    kinds: tuple[EngineName, ...] = ("docker", "podman") if name == "auto" else (name,)
     reasons = []
     for kind in kinds:
-        if shutil.which(kind) is None:
+        program = shutil.which(kind)
+        if program is None:
             continue
-        engine = find_engine(kind, host)
+        engine = ContainerCli(kind, program, host)
         try:
-            engine.check()
+            if must_answer:
+                engine.check()
+            return engine
         except SandboxError as error:
             reasons.append(str(error))
-        else:
-            return engine
-    install = f"{' and '.join(kinds)} not found. Install it: {_INSTALL}"
+    wanted = " or ".join(f"`{kind}`" for kind in kinds)
+    install = f"Containers need {wanted}, which is not installed. Install it: {_INSTALL}"
     raise SandboxUnavailable(" ".join(reasons) or install)
 
 

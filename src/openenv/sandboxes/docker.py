@@ -25,7 +25,7 @@ import tarfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from openenv import settings
@@ -110,12 +110,7 @@ class DockerSandboxes(Sandboxes):
 
     def _remove(self, name: str) -> None:
         """Remove a container, and return when it is gone."""
-        engine = self._prepare().engine
-        deadline = time.monotonic() + _REMOVE_S
-        engine.run("rm", "-f", "-v", name)
-        while engine.run("inspect", name).returncode == 0 and time.monotonic() < deadline:
-            time.sleep(0.05)  # it ended by itself just now, and the engine is about to remove it
-            engine.run("rm", "-f", "-v", name)
+        self._prepare().engine.remove(name, within_s=_REMOVE_S)
         self._open.discard(name)
 
     def sweep(self) -> list[str]:
@@ -171,7 +166,7 @@ class DockerSandboxes(Sandboxes):
 
 @dataclass(frozen=True, slots=True)
 class _PreparedEngine:
-    """What was found out about the engine, and what its containers get."""
+    """What is known about the engine, and what its containers get."""
 
     engine: ContainerCli
     image: str
@@ -305,7 +300,7 @@ def ensure_host_image(engine: ContainerCli) -> str:
     """Return the name of the image, which is made first where the engine does not have it."""
     content = _rootfs()
     name = f"openenv-host:{hashlib.sha256(content).hexdigest()[:12]}"
-    if engine.run("image", "inspect", name).returncode != 0:
+    if not engine.has_image(name):
         engine.output("import", "-", name, data=content)
     return name
 
@@ -313,12 +308,12 @@ def ensure_host_image(engine: ContainerCli) -> str:
 def host_mounts() -> tuple[Mount, ...]:
     """Return what containers of the image see of the host: its programs and libraries, and the running Python."""
     wanted = [Path("/usr"), *(Path("/", name) for name in _SYSTEM), *(Path("/etc", name) for name in _FROM_ETC)]
-    found = [path for path in wanted if path.exists() and not (path.is_symlink() and path.parent == Path("/"))]
+    paths = [path for path in wanted if path.exists() and not (path.is_symlink() and path.parent == Path("/"))]
     for place in dict.fromkeys([sys.base_prefix, sys.base_exec_prefix]):
         python = Path(place).resolve()
-        if not any(python == seen or seen in python.parents for seen in found):
-            found.append(python)
-    return tuple(Mount(path.resolve(), str(path)) for path in found)
+        if not any(python == path or path in python.parents for path in paths):
+            paths.append(python)
+    return tuple(Mount(path.resolve(), str(path)) for path in paths)
 
 
 def host_environment() -> dict[str, str]:
@@ -365,7 +360,7 @@ def pid_namespace(pid: int) -> int:
 
 
 def kill_marked_outside(namespace: int, *, mark: int, lowest: int, spare: int) -> None:
-    """Kill every process of a pid namespace with a mark (in KB) or one below all given ones, except its first process.
+    """Kill every process of a pid namespace with a mark (in KB), or with one below all marks in use; spare one process.
 
     They are stopped first, all of them, and killed when none can fork any more.
 
@@ -376,14 +371,14 @@ def kill_marked_outside(namespace: int, *, mark: int, lowest: int, spare: int) -
     killed: set[int] = set()
     deadline = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline:
-        look = _look(namespace, mark * 1024, lowest * 1024, spare)
-        new = look.marked.keys() - stopped
-        waiting = look.marked.keys() - killed
-        if not look.marked and not look.some_vanished:
+        marked, some_vanished = _look(namespace, mark * 1024, lowest * 1024, spare)
+        new = marked.keys() - stopped
+        waiting = marked.keys() - killed
+        if not marked and not some_vanished:
             return
         if new:
             stopped |= {pid for pid in new if _signal(pid, signal.SIGSTOP)}
-        elif all(look.marked[pid] in "Tt" for pid in waiting) and not look.some_vanished:
+        elif all(marked[pid] in "Tt" for pid in waiting) and not some_vanished:
             killed |= {pid for pid in waiting if _signal(pid, signal.SIGKILL)}
         else:
             time.sleep(0.001)
@@ -391,17 +386,13 @@ def kill_marked_outside(namespace: int, *, mark: int, lowest: int, spare: int) -
         _signal(pid, signal.SIGKILL)
 
 
-@dataclass(slots=True)
-class _Look:
-    """What was seen in one look at all processes: the marked ones that live, with their state."""
+def _look(namespace: int, mark: int, lowest: int, spare: int) -> tuple[dict[int, str], bool]:
+    """Return the marked processes that live, with their states, and whether some vanished before they were looked at.
 
-    marked: dict[int, str] = field(default_factory=dict)
-    some_vanished: bool = False
-    """Before they were looked at; they may have left children."""
-
-
-def _look(namespace: int, mark: int, lowest: int, spare: int) -> _Look:
-    look = _Look()
+    Those may have left children.
+    """
+    marked: dict[int, str] = {}
+    some_vanished = False
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == spare:
             continue
@@ -410,11 +401,11 @@ def _look(namespace: int, mark: int, lowest: int, spare: int) -> _Look:
                 continue
             limit, state = _hard_limit(name), _state(name)
         except (FileNotFoundError, ProcessLookupError):
-            look.some_vanished = True
+            some_vanished = True
             continue
         if state not in "ZX" and limit is not None and (limit == mark or limit < lowest):
-            look.marked[int(name)] = state
-    return look
+            marked[int(name)] = state
+    return marked, some_vanished
 
 
 def _hard_limit(pid: str) -> int | None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import inspect
 import logging
 import math
@@ -15,7 +16,7 @@ import shlex
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,13 +133,10 @@ class E2BSandbox(ShellSandbox):
     def _channel(self, script: str, *, has_input: bool) -> Channel:
         long = len(script) > _INLINE  # Linux limits a single argument to 128 KB
         command = f"exec /bin/sh -c {shlex.quote(READ_SCRIPT if long else script)}"
-        try:
+        with self._asking("started no command in"):
             # No time limit of E2B's: the caller enforces ours, and background jobs have none.
             run = self.remote.commands.run
             handle = run(command, background=True, stdin=long or has_input, timeout=0, cwd="/", **_unretained(run))
-        except Exception as error:  # the errors of the package have no common base class
-            self._raise_if_gone()
-            raise SandboxError(f"E2B started no command in sandbox '{self.sandbox_id}': {message_of(error)}") from error
         channel = CommandChannel(handle, has_input=long or has_input)
         if long:
             channel.send(framed(script))
@@ -170,7 +168,8 @@ class E2BSandbox(ShellSandbox):
             for part in stdin():
                 file.write(part)
             file.seek(0)
-            self._transfer(lambda: self.remote.files.write(place, file))
+            with self._asking("moved no file to"):
+                self.remote.files.write(place, file)
         return super()._tool(f"exec <{place}; rm -f {place}\n{script}", on_output=on_output)
 
     def _fetch_tree(self, path: str, raw: Path, max_bytes: int) -> None:
@@ -179,26 +178,25 @@ class E2BSandbox(ShellSandbox):
         kilobytes = limit // 1024 + 1
         self._tool(f"ulimit -f {kilobytes * 2}\n{self._tar_out(path, place)}")  # in blocks of 512 bytes
         try:
-            self._transfer(lambda: self._download(place, raw, limit))
+            with self._asking("moved no file of"), raw.open("wb") as file:
+                for part in self.remote.files.read(place, format="stream"):
+                    limit -= len(part)
+                    if limit < 0:
+                        raise SandboxTreeError(f"The tree holds more than {max_bytes} bytes.")
+                    file.write(part)
         finally:
             self._tool(f"rm -f {place}")
 
-    def _download(self, place: str, target: Path, limit: int) -> None:
-        with target.open("wb") as file:
-            for part in self.remote.files.read(place, format="stream"):
-                limit -= len(part)
-                if limit < 0:
-                    raise SandboxTreeError("The tree holds more than was allowed.")
-                file.write(part)
-
-    def _transfer(self, work: Any) -> None:
+    @contextlib.contextmanager
+    def _asking(self, problem: str) -> Iterator[None]:
+        """Turn what the package raises into a `SandboxError`, or into `SandboxGone` if the sandbox has ended."""
         try:
-            work()
+            yield
         except SandboxError:
             raise
         except Exception as error:  # the errors of the package have no common base class
             self._raise_if_gone()
-            raise SandboxError(f"E2B moved no file of sandbox '{self.sandbox_id}': {message_of(error)}") from error
+            raise SandboxError(f"E2B {problem} sandbox '{self.sandbox_id}': {message_of(error)}") from error
 
 
 class CommandChannel(Channel):
@@ -268,19 +266,16 @@ class CommandChannel(Channel):
                 if self._closed.is_set():
                     self._handle.disconnect()
                     return
-                if out:
-                    self._pass_on("stdout", out)
-                if err:
-                    self._pass_on("stderr", err)
+                texts: tuple[tuple[Stream, str | None], ...] = (("stdout", out), ("stderr", err))
+                for stream, text in texts:
+                    if text:
+                        self._put((stream, text.encode(self._encoding, "replace")))
             self._exit_code = _exit_code(self._handle)
         except Exception:  # the stream broke; `_why_gone` finds out whether the sandbox is gone
             _log.debug("e2b events", exc_info=True)
         finally:
             self._over.set()
             self._put(None)
-
-    def _pass_on(self, stream: Stream, text: str) -> None:
-        self._put((stream, text.encode(self._encoding, "replace")))
 
     def _put(self, event: tuple[Stream, bytes] | None) -> None:
         while not self._closed.is_set():

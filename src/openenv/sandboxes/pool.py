@@ -12,19 +12,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from openenv.errors import SandboxError, message_of
 from openenv.sandboxes.base import Sandbox, Sandboxes, SandboxSpec
 
 _log = logging.getLogger(__name__)
 _PAUSE_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class _ReadySandbox:
-    sandbox: Sandbox
-    since: float
 
 
 class SandboxPool:
@@ -58,7 +52,7 @@ class SandboxPool:
         self._max_idle_s = max_idle_s
         self._clock = clock
         self._changed = threading.Condition()
-        self._ready: collections.deque[_ReadySandbox] = collections.deque()
+        self._ready: collections.deque[tuple[Sandbox, float]] = collections.deque()  # with the time since when
         self._leased: set[Sandbox] = set()
         self._slots = threading.BoundedSemaphore(max_leases) if max_leases is not None else None
         self._closed = False
@@ -118,7 +112,7 @@ class SandboxPool:
             self._changed.notify_all()
         self._filler.join()
         with self._changed:
-            remaining = [one.sandbox for one in self._ready] + list(self._leased)
+            remaining = [sandbox for sandbox, _ in self._ready] + list(self._leased)
             self._ready.clear()
         for sandbox in remaining:
             sandbox.close()
@@ -135,10 +129,11 @@ class SandboxPool:
             with self._changed:
                 if self._closed:
                     raise SandboxError("The pool of sandboxes is closed.")
-                waiting = self._ready.popleft() if self._ready else None
+                sandbox, since = self._ready.popleft() if self._ready else (None, 0.0)
                 self._changed.notify_all()
-            sandbox = self._backend.open(self._spec) if waiting is None else waiting.sandbox
-            if waiting is not None and not self._is_fresh(waiting):
+            if sandbox is None:
+                sandbox = self._backend.open(self._spec)
+            elif not self._is_fresh(sandbox, since):
                 sandbox.close()
                 continue
             with self._changed:
@@ -149,11 +144,11 @@ class SandboxPool:
                 raise SandboxError("The pool of sandboxes is closed.")
             return sandbox
 
-    def _is_fresh(self, waiting: _ReadySandbox) -> bool:
-        if self._clock() - waiting.since > self._max_idle_s:
+    def _is_fresh(self, sandbox: Sandbox, since: float) -> bool:
+        if self._clock() - since > self._max_idle_s:
             return False
         try:
-            return waiting.sandbox.exists("/")
+            return sandbox.exists("/")
         except SandboxError:
             return False
 
@@ -177,13 +172,13 @@ class SandboxPool:
     def _time_to_next(self) -> float:
         if not self._ready:
             return _PAUSE_S
-        return max(0.01, self._ready[0].since + self._max_idle_s - self._clock())
+        return max(0.01, self._ready[0][1] + self._max_idle_s - self._clock())
 
     def _stale(self) -> list[Sandbox]:
         """Remove and return those that were ready for too long; the oldest come first."""
         stale = []
-        while self._ready and self._clock() - self._ready[0].since > self._max_idle_s:
-            stale.append(self._ready.popleft().sandbox)
+        while self._ready and self._clock() - self._ready[0][1] > self._max_idle_s:
+            stale.append(self._ready.popleft()[0])
         return stale
 
     def _add(self) -> None:
@@ -197,5 +192,5 @@ class SandboxPool:
             return
         with self._changed:
             self._problem = None
-            self._ready.append(_ReadySandbox(sandbox, self._clock()))
+            self._ready.append((sandbox, self._clock()))
             self._changed.notify_all()

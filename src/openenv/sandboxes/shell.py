@@ -18,6 +18,7 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -132,23 +133,20 @@ class ShellSandbox(Sandbox):
 
     def _begin(self, command: CommandSpec, stdin: Input | None) -> ShellRun:
         """Start a command and wait for its start marker; `stdin` replaces that of the command."""
-        shell_command.check_text(command.cmd, command.envs)
         self._require_alive()
         with self._lock:
             mark = self._lowest = shell_command.mark_kb(next(self._numbers))
         call = Invocation(
-            command.cmd,
+            replace(command, envs={**self.spec.envs, **command.envs}),
             workdir=self.workdir,
             home=self.home,
-            envs={**self.spec.envs, **command.envs},
-            cwd=command.cwd,
             mark=mark,
             has_input=stdin is not None,
             oom_counters=self.oom_counters,
         )
         for attempt in itertools.count(1):
             channel = self._channel(call.script(), has_input=stdin is not None)
-            run = ShellRun(channel, call, on_output=command.on_output, max_output=command.max_output)
+            run = ShellRun(channel, call)
             if self._starts(run, stdin):
                 return run
             self._raise_if_gone()

@@ -24,11 +24,11 @@ import subprocess
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
-from openenv.sandboxes.base import Command, ExecResult, OnOutput, Stream
+from openenv.sandboxes.base import CommandSpec, ExecResult, Stream
 from openenv.sandboxes.streams import OutputBuffer
 
 _EDGE = b"\x1e"
@@ -58,11 +58,9 @@ def mark_kb(number: int) -> int:
 class Invocation:
     """One command and the surroundings it runs in."""
 
-    command: Command
+    command: CommandSpec
     workdir: str
     home: str
-    envs: Mapping[str, str] = field(default_factory=dict)
-    cwd: str | None = None
     mark: int = _HIGHEST_MARK_KB
     has_input: bool = False
     oom_counters: Sequence[str] = ()
@@ -102,32 +100,19 @@ class Invocation:
     def _place(self) -> list[str]:
         work = shlex.quote(self.workdir)
         lines = [f"cd {work} 2>/dev/null || {{ mkdir -p {work} && cd {work}; }}"]
-        if self.cwd is not None:
-            where = shlex.quote(self.cwd if not self.cwd.startswith("-") else f"./{self.cwd}")
+        cwd = self.command.cwd
+        if cwd is not None:
+            where = shlex.quote(cwd if not cwd.startswith("-") else f"./{cwd}")
             lines.append(f"cd {where} || exit 126")
         return lines
 
     def _exports(self) -> list[str]:
-        envs = {"HOME": self.home, **self.envs}
+        envs = {"HOME": self.home, **self.command.envs}
         return [f"export {name}={shlex.quote(value)}" for name, value in envs.items() if _NAME.fullmatch(name)]
 
     def _exec(self) -> str:
-        odd = [f"{name}={value}" for name, value in self.envs.items() if not _NAME.fullmatch(name)]
-        argv = ["/bin/sh", "-c", self.command] if isinstance(self.command, str) else list(self.command)
-        return "exec " + shlex.join([*(["env", *odd] if odd else []), *argv])
-
-
-def check_text(command: Command, envs: Mapping[str, str] | None) -> None:
-    """Raise ValueError for a command or variables that no process can have."""
-    parts = [command] if isinstance(command, str) else list(command)
-    if not parts:
-        raise ValueError("An empty argument list is no command.")
-    for text in [*parts, *(envs or {}), *(envs or {}).values()]:
-        if "\0" in text:
-            raise ValueError("A command, its arguments and its environment cannot hold a NUL character.")
-    for name in envs or {}:
-        if not name or "=" in name:
-            raise ValueError(f"{name!r} is not the name of an environment variable.")
+        odd = [f"{name}={value}" for name, value in self.command.envs.items() if not _NAME.fullmatch(name)]
+        return "exec " + shlex.join([*(["env", *odd] if odd else []), *self.command.argv])
 
 
 def kill_marked(mark: int, lowest: int) -> str:
@@ -262,14 +247,12 @@ class Channel(ABC):
 class ShellRun:
     """One running command: its channel, its mark and its output so far."""
 
-    def __init__(
-        self, channel: Channel, call: Invocation, *, on_output: OnOutput | None, max_output: int | None
-    ) -> None:
+    def __init__(self, channel: Channel, call: Invocation) -> None:
         self.channel = channel
         self.mark = call.mark
         self.reader = OutputReader(call.nonce)
         self.began = time.monotonic()
-        self._buffer = OutputBuffer(max_output, on_output)
+        self._buffer = OutputBuffer(call.command.max_output, call.command.on_output)
 
     def wait_started(self, deadline: float) -> bool:
         """Read until the command has started; False if its shell ends before."""
@@ -325,21 +308,17 @@ class ProcessChannel(Channel):
     def __init__(self, argv: list[str]) -> None:
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True)
-        self._selector = selectors.DefaultSelector()
-        self._streams: list[IO[bytes]] = []
-        self._input_lock = threading.Lock()
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
         os.set_blocking(self._process.stdin.fileno(), False)
-        names: tuple[tuple[Stream, IO[bytes] | None], ...] = (
-            ("stdout", self._process.stdout),
-            ("stderr", self._process.stderr),
-        )
-        for name, stream in names:
-            assert stream is not None
-            self._streams.append(stream)
+        self._input = self._process.stdin
+        self._outputs: dict[Stream, IO[bytes]] = {"stdout": self._process.stdout, "stderr": self._process.stderr}
+        self._selector = selectors.DefaultSelector()
+        for name, stream in self._outputs.items():
             self._selector.register(stream, selectors.EVENT_READ, name)
-        self._open = 2
         self._closed = False
+        self._writing = threading.Lock()
         self._reading = threading.Lock()
 
     @property
@@ -353,18 +332,17 @@ class ProcessChannel(Channel):
 
     def send(self, data: bytes) -> None:
         """Write to the standard input."""
-        stream = self._process.stdin
         view = memoryview(data)
         while view:
-            with self._input_lock:  # held briefly: `end_input` must not close the pipe during a write, nor wait long
-                if self._closed or stream is None or stream.closed:
+            with self._writing:  # held briefly: `end_input` must not close the pipe during a write, nor wait long
+                if self._closed or self._input.closed:
                     return
                 room = select.poll()
-                room.register(stream, select.POLLOUT)
+                room.register(self._input, select.POLLOUT)
                 if not room.poll(_LOOK_S * 1000):
                     continue
                 try:
-                    view = view[os.write(stream.fileno(), view[:_CHUNK]) :]
+                    view = view[os.write(self._input.fileno(), view[:_CHUNK]) :]
                 except BlockingIOError:
                     continue
                 except OSError:
@@ -372,15 +350,14 @@ class ProcessChannel(Channel):
 
     def end_input(self) -> None:
         """Close the standard input."""
-        with self._input_lock:
-            if self._process.stdin is not None:
-                self._process.stdin.close()
+        with self._writing:
+            self._input.close()
 
     def receive(self, timeout: float | None) -> tuple[Stream, bytes] | None:
         """Return the next bytes of a stream."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._reading:
-            while self._open and not self._closed:
+            while not self._closed and self._selector.get_map():
                 left = _LOOK_S if deadline is None else max(0.0, deadline - time.monotonic())
                 ready = self._selector.select(min(left, _LOOK_S))
                 if not ready:
@@ -392,7 +369,6 @@ class ProcessChannel(Channel):
                 if data:
                     return key.data, data
                 self._selector.unregister(key.fileobj)
-                self._open -= 1
             raise EOFError
 
     def close(self) -> None:
@@ -403,9 +379,7 @@ class ProcessChannel(Channel):
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         with self._reading:
-            if self._streams:
-                self._selector.close()
-                for stream in self._streams:
-                    stream.close()
-                self._streams.clear()
+            self._selector.close()
+            for stream in self._outputs.values():
+                stream.close()
         self.end_input()

@@ -13,7 +13,7 @@ _EXPORTS = {
     "Cheat": "openenv.testing.cheats",
     "CheatReport": "openenv.testing.cheats",
     "CheatResult": "openenv.testing.cheats",
-    "CheckResult": "openenv.sandboxes.self_check",
+    "CheckResult": "openenv.sandboxes.checks",
     "CutFailure": "openenv.testing.scripted.script",
     "Failure": "openenv.testing.scripted.script",
     "HangFailure": "openenv.testing.scripted.script",
@@ -28,13 +28,13 @@ _EXPORTS = {
     "all_cheats": "openenv.testing.cheats",
     "load_scripts": "openenv.testing.scripted.script",
     "run_cheats": "openenv.testing.cheats",
-    "self_check": "openenv.sandboxes.self_check",
+    "self_check": "openenv.sandboxes.checks",
     "serve": "openenv.testing.serving",
 }
 
 if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py holds the two together
-    from openenv.sandboxes.self_check import CheckResult as CheckResult
-    from openenv.sandboxes.self_check import self_check as self_check
+    from openenv.sandboxes.checks import CheckResult as CheckResult
+    from openenv.sandboxes.checks import self_check as self_check
     from openenv.testing.cheats import Cheat as Cheat
     from openenv.testing.cheats import CheatReport as CheatReport
     from openenv.testing.cheats import CheatResult as CheatResult

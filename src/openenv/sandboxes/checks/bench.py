@@ -125,9 +125,7 @@ class CheckBench:
         folder.mkdir()
         return folder
 
-    def python(
-        self, box: Sandbox, code: str, *, timeout: float = 30, envs: Mapping[str, str] | None = None
-    ) -> ExecResult:
+    def python(self, box: Sandbox, code: str, *, timeout: float = 30) -> ExecResult:
         """Run Python code inside; not every image has it."""
         if self._has_python is None:
             self._has_python = box.exec(["python3", "-c", ""]).exit_code == 0
@@ -160,7 +158,7 @@ def raises(kind: type[BaseException] | tuple[type[BaseException], ...]) -> Itera
 
 
 def seconds() -> str:
-    """Return a time to sleep for that no other process sleeps for, so that it can be told apart."""
+    """Return a time to sleep for that no other process sleeps for, so that it can be recognised."""
     return str(100_000_000 + secrets.randbelow(800_000_000))
 
 

@@ -14,7 +14,6 @@ from openenv.sandboxes.checks.bench import CheckBench, CheckGroup, eventually, h
 
 _TEXT = "naïve ☃ 🦊 \u202e שלום"
 
-
 COMMANDS = CheckGroup()
 
 
@@ -65,11 +64,11 @@ def _environment(bench: CheckBench) -> None:
     same(box.exec('printf "%s" "${THIRD-unset}"').stdout, "unset", "a variable of an earlier command")
 
 
-@COMMANDS.check("exec.folder", "Commands start in the work folder or where they are told to.")
+@COMMANDS.check("exec.folder", "Commands start in the work folder or in the one that the call names.")
 def _folders(bench: CheckBench) -> None:
     box = bench.box
     same(box.exec("pwd").stdout.strip(), box.workdir, "the folder that commands start in")
-    same(box.exec("pwd", cwd="/").stdout.strip(), "/", "the folder that was asked for")
+    same(box.exec("pwd", cwd="/").stdout.strip(), "/", "the folder of the call")
     box.exec("mkdir -p 'sub dir'")
     same(box.exec("pwd", cwd="sub dir").stdout.strip(), f"{box.workdir}/sub dir", "a relative folder")
     result = box.exec("echo here", cwd="/no/such/folder")
@@ -107,7 +106,7 @@ def _given_input(bench: CheckBench) -> None:
     same(bench.box.exec("cat; echo end", stdin=b"").stdout, "end\n", "the result with an empty input")
 
 
-@COMMANDS.check("exec.unread-input", "Input that nobody reads does not delay the result.")
+@COMMANDS.check("exec.unread-input", "Input that is not read does not delay the result.")
 def _unread_input(bench: CheckBench) -> None:
     result = bench.box.exec(["true"], stdin=bytes(8_000_000), timeout=20)
     same((result.exit_code, result.timed_out), (0, False), "the result")
@@ -121,7 +120,6 @@ def _large_command(bench: CheckBench) -> None:
 
 # ---- output ----
 
-
 _HUNDRED_MB = 100 * 1024 * 1024
 
 
@@ -129,17 +127,14 @@ class _Stop(Exception):
     """Raised by a check's own callback."""
 
 
-OUTPUT = CheckGroup()
-
-
-@OUTPUT.check("output.streams", "Both streams are kept apart.")
+@COMMANDS.check("output.streams", "Both streams are kept apart.")
 def _streams(bench: CheckBench) -> None:
     result = bench.box.exec("echo out; echo err >&2; exit 5")
     same((result.exit_code, result.stdout, result.stderr), (5, "out\n", "err\n"), "the result")
     holds(0 < result.duration_s < 60, "the duration is not set")
 
 
-@OUTPUT.check("output.binary", "Every byte comes out as it was written.")
+@COMMANDS.check("output.binary", "Every byte comes out as it was written.")
 def _binary(bench: CheckBench) -> None:
     content = bytes(range(256)) * 4096
     bench.box.write_bytes("bytes.bin", content)
@@ -150,7 +145,7 @@ def _binary(bench: CheckBench) -> None:
         same(hashlib.sha256(received).hexdigest(), hashlib.sha256(content).hexdigest(), f"the hash of {stream}")
 
 
-@OUTPUT.check("output.huge", "100 MB pass through, and only the beginning is kept.")
+@COMMANDS.check("output.huge", "100 MB pass through, and only the beginning is kept.")
 def _huge(bench: CheckBench) -> None:
     count: Counter[str] = Counter()
     command = f"head -c {_HUNDRED_MB} /dev/zero"
@@ -161,7 +156,7 @@ def _huge(bench: CheckBench) -> None:
     same((len(result.stdout), result.truncated), (1000, True), "what was kept")
 
 
-@OUTPUT.check("output.kept", "More than max_output bytes of a stream are dropped, and that is said.")
+@COMMANDS.check("output.kept", "More than max_output bytes of a stream are dropped, and `truncated` is set.")
 def _kept(bench: CheckBench) -> None:
     result = bench.box.exec("printf 0123456789; printf abc >&2", max_output=4)
     same((result.stdout, result.stderr, result.truncated), ("0123", "abc", True), "what was kept")
@@ -169,7 +164,7 @@ def _kept(bench: CheckBench) -> None:
     same((result.stdout, result.truncated), ("0123", False), "what was kept")
 
 
-@OUTPUT.check("output.streaming", "Output is passed on while the command runs.")
+@COMMANDS.check("output.streaming", "Output is passed on while the command runs.")
 def _streaming(bench: CheckBench) -> None:
     seen: list[tuple[float, bytes]] = []
     bench.box.exec(
@@ -179,14 +174,14 @@ def _streaming(bench: CheckBench) -> None:
     holds(len(seen) > 1 and seen[-1][0] - seen[0][0] > 0.3, "the first line did not come before the second was written")
 
 
-@OUTPUT.check("output.both", "Two full streams do not block each other.")
+@COMMANDS.check("output.both", "Two full streams do not block each other.")
 def _both(bench: CheckBench) -> None:
     command = "head -c 5000000 /dev/zero >&2 & head -c 5000000 /dev/zero; wait"
     result = bench.box.exec(command, timeout=60)
     same((len(result.stdout), len(result.stderr), result.exit_code), (5_000_000, 5_000_000, 0), "sizes and exit code")
 
 
-@OUTPUT.check("output.callback", "An exception of the callback ends the command and is raised.")
+@COMMANDS.check("output.callback", "An exception of the callback ends the command and is raised.")
 def _callback_error(bench: CheckBench) -> None:
 
     def refuse(stream: Stream, data: bytes) -> None:
@@ -199,15 +194,11 @@ def _callback_error(bench: CheckBench) -> None:
 
 # ---- timeouts of commands and sandboxes ----
 
-
 # The inner shell's parents end at once, and it has a session of its own.
 _DAEMON = "(setsid sh -c 'sleep {0} & sleep {0}' </dev/null >/dev/null 2>&1 &) ; "
 
 
-TIMES = CheckGroup()
-
-
-@TIMES.check("time.timeout", "A command whose time is over is killed, with code 124 and its output so far.")
+@COMMANDS.check("time.timeout", "A command whose time is over is killed, with code 124 and its output so far.")
 def _timeout(bench: CheckBench) -> None:
     result = bench.box.exec("echo begun; echo oops >&2; sleep 60; echo never", timeout=1)
     same((result.exit_code, result.timed_out), (124, True), "the result")
@@ -215,7 +206,7 @@ def _timeout(bench: CheckBench) -> None:
     holds(result.duration_s < 20, "it took too long to notice")
 
 
-@TIMES.check("time.tree", "Its children are killed with it.")
+@COMMANDS.check("time.tree", "Its children are killed with it.")
 def _tree(bench: CheckBench) -> None:
     first, second, third = seconds(), seconds(), seconds()
     command = f"sh -c 'sleep {first} & sh -c \"sleep {second}\"' & sleep {third}"
@@ -223,21 +214,21 @@ def _tree(bench: CheckBench) -> None:
     eventually(lambda: not any(running(bench.box, word) for word in (first, second, third)), "a child still runs")
 
 
-@TIMES.check("time.daemon", "Daemons that it started are killed, too.", feature="trees")
+@COMMANDS.check("time.daemon", "Daemons that it started are killed, too.", feature="trees")
 def _daemon(bench: CheckBench) -> None:
     word = seconds()
     same(bench.box.exec(_DAEMON.format(word) + "sleep 60", timeout=1).timed_out, True, "timed_out")
     eventually(lambda: not running(bench.box, word), "the daemon still runs")
 
 
-@TIMES.check("time.stubborn", "It cannot refuse to end.")
+@COMMANDS.check("time.stubborn", "It cannot refuse to end.")
 def _stubborn(bench: CheckBench) -> None:
     command = "trap '' TERM INT HUP QUIT; while :; do sleep 1; done"
     result = bench.box.exec(command, timeout=1)
     same((result.exit_code, result.timed_out), (124, True), "the result")
 
 
-@TIMES.check("time.others", "Other commands go on.")
+@COMMANDS.check("time.others", "Other commands go on.")
 def _others(bench: CheckBench) -> None:
     word = seconds()
     job = bench.box.start_bg(f"sleep {word}; exit 3")
@@ -248,7 +239,7 @@ def _others(bench: CheckBench) -> None:
         job.kill()
 
 
-@TIMES.check("time.background", "What a command leaves behind does not delay its result.")
+@COMMANDS.check("time.background", "What a command leaves behind does not delay its result.")
 def _background(bench: CheckBench) -> None:
     started = time.monotonic()
     result = bench.box.exec("sleep 20 & echo done", timeout=15)
@@ -259,12 +250,12 @@ def _background(bench: CheckBench) -> None:
     bench.box.stop_processes()
 
 
-@TIMES.check("time.unlimited", "Without a limit, a command runs to its end.")
+@COMMANDS.check("time.unlimited", "Without a limit, a command runs to its end.")
 def _unlimited(bench: CheckBench) -> None:
     same(bench.box.exec("sleep 0.2; echo done", timeout=None).stdout, "done\n", "the output")
 
 
-@TIMES.check("time.expiry", "A sandbox ends by itself when its time is over.", feature="expiry")
+@COMMANDS.check("time.expiry", "A sandbox ends by itself when its time is over.", feature="expiry")
 def _expiry(bench: CheckBench) -> None:
     box = bench.open(timeout_s=3)
     started = time.monotonic()
@@ -277,7 +268,6 @@ def _expiry(bench: CheckBench) -> None:
 
 # ---- background jobs, stop_processes, kill, and many threads ----
 
-
 _HIDING = """
 for each in 1 2 3; do
   (setsid sh -c "trap '' TERM HUP INT; (sleep {0}; sleep {0}) & sleep {0}" </dev/null >/dev/null 2>&1 &)
@@ -285,19 +275,16 @@ done
 """
 
 
-JOBS = CheckGroup()
-
-
-@JOBS.check("job.wait", "A job's exit code can be waited for.")
+@COMMANDS.check("job.wait", "A job's exit code can be waited for.")
 def _wait(bench: CheckBench) -> None:
     job = bench.box.start_bg("sleep 0.3; exit 6")
     holds(isinstance(job, BgJob), "a job is not a BgJob")
     holds(job.pid > 0, "a job has no process id")
     same(job.wait(30), 6, "the exit code")
-    same(job.wait(), 6, "the exit code when asked again")
+    same(job.wait(), 6, "the exit code of a second wait")
 
 
-@JOBS.check("job.kill", "A job can be killed with its children; waiting has a limit.")
+@COMMANDS.check("job.kill", "A job can be killed with its children; waiting has a limit.")
 def _not_yet(bench: CheckBench) -> None:
     word = seconds()
     job = bench.box.start_bg(f"sleep {word} & sleep {word}")
@@ -309,7 +296,7 @@ def _not_yet(bench: CheckBench) -> None:
     job.kill()
 
 
-@JOBS.check("job.output", "A job's output is passed on while it runs.")
+@COMMANDS.check("job.output", "A job's output is passed on while it runs.")
 def _job_output(bench: CheckBench) -> None:
     seen: list[bytes] = []
     arrived = threading.Event()
@@ -324,7 +311,7 @@ def _job_output(bench: CheckBench) -> None:
     job.kill()
 
 
-@JOBS.check("job.files", "What a job writes can be read while it runs.")
+@COMMANDS.check("job.files", "What a job writes can be read while it runs.")
 def _job_and_files(bench: CheckBench) -> None:
     bench.box.exec(["rm", "-f", "from-job"])
     job = bench.box.start_bg("echo yes > from-job; sleep 30")
@@ -332,7 +319,7 @@ def _job_and_files(bench: CheckBench) -> None:
     job.kill()
 
 
-@JOBS.check("stop.daemons", "All processes can be killed, those that hide too; files stay.", feature="trees")
+@COMMANDS.check("stop.daemons", "All processes can be killed, those that hide too; files stay.", feature="trees")
 def _stop(bench: CheckBench) -> None:
     box = bench.open()
     box.write_text("kept.txt", "kept")
@@ -348,7 +335,7 @@ def _stop(bench: CheckBench) -> None:
     box.stop_processes()
 
 
-@JOBS.check("stop.exec", "A command that is stopped so has exit code 137.")
+@COMMANDS.check("stop.exec", "A command that is stopped so has exit code 137.")
 def _stop_under_exec(bench: CheckBench) -> None:
     box = bench.open()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -359,7 +346,7 @@ def _stop_under_exec(bench: CheckBench) -> None:
         same(pending.result(30).exit_code, 137, "the exit code of the command that was stopped")
 
 
-@JOBS.check("kill.exec", "Killing a sandbox ends the command under way.")
+@COMMANDS.check("kill.exec", "Killing a sandbox ends the command under way.")
 def _kill(bench: CheckBench) -> None:
     box = bench.open()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -372,7 +359,7 @@ def _kill(bench: CheckBench) -> None:
         holds(time.monotonic() - started < 15, "the command went on for long")
 
 
-@JOBS.check("kill.gone", "A sandbox that is gone says so at every use.")
+@COMMANDS.check("kill.gone", "A sandbox that is gone raises SandboxGone at every use.")
 def _gone(bench: CheckBench) -> None:
     box = bench.open()
     job = box.start_bg("sleep 100")
@@ -397,7 +384,7 @@ def _gone(bench: CheckBench) -> None:
         job.wait(20)
 
 
-@JOBS.check("use.threads", "Many threads can use one sandbox, and nothing is mixed up.")
+@COMMANDS.check("use.threads", "Many threads can use one sandbox, and nothing is mixed up.")
 def _threads(bench: CheckBench) -> None:
     box = bench.open()
 

@@ -16,7 +16,6 @@ _NAMES = (
     "with space", "quo'te", 'dou"ble', "new\nline", "-dash", "dollar$HOME", "star*", "snow☃", "back\\slash", "..odd",
 )  # fmt: skip
 
-
 FILES = CheckGroup()
 
 
@@ -125,7 +124,6 @@ def _relative(bench: CheckBench) -> None:
 
 # ---- whole trees, hostile ones included ----
 
-
 _SAMPLE = """
 rm -rf tree && mkdir -p tree/empty tree/deep/er 'tree/odd name' && cd tree &&
 printf hello > deep/er/file && printf '#!/bin/sh\\necho ran\\n' > run.sh && chmod 755 run.sh && printf s > secret &&
@@ -137,10 +135,7 @@ for one in link out lost; do readlink $one; done && stat -c %a run.sh secret
 """
 
 
-TREES = CheckGroup()
-
-
-@TREES.check("tree.round-trip", "A tree goes from one sandbox to another as it is; links stay links.")
+@FILES.check("tree.round-trip", "A tree goes from one sandbox to another as it is; links stay links.")
 def _round_trip(bench: CheckBench) -> None:
     box, other = bench.box, bench.open()
     same(box.exec(_SAMPLE).exit_code, 0, "making the tree")
@@ -152,7 +147,7 @@ def _round_trip(bench: CheckBench) -> None:
     same(other.exec(_LISTING.format("copied/tree")).stdout, wanted.stdout, "the listing of the copy")
 
 
-@TREES.check("tree.specials", "Pipes and devices are left out.")
+@FILES.check("tree.specials", "Pipes and devices are left out.")
 def _specials(bench: CheckBench) -> None:
     archive = bench.folder() / "tree.tar"
     bench.box.exec(
@@ -164,7 +159,7 @@ def _specials(bench: CheckBench) -> None:
     same(kinds, {"file": tarfile.REGTYPE, "zero": tarfile.SYMTYPE}, "the entries")
 
 
-@TREES.check("tree.limit", "A tree larger than allowed is refused.")
+@FILES.check("tree.limit", "A tree larger than allowed is refused.")
 def _limit(bench: CheckBench) -> None:
     archive = bench.folder() / "tree.tar"
     bench.box.exec("rm -rf heavy; mkdir heavy; head -c 3000000 /dev/zero > heavy/file")
@@ -179,7 +174,7 @@ def _limit(bench: CheckBench) -> None:
         bench.box.pack("no/such/tree", archive)
 
 
-@TREES.check("tree.closed", "Files that their owner may not read are taken as well.")
+@FILES.check("tree.closed", "Files that their owner may not read are taken as well.")
 def _closed_files(bench: CheckBench) -> None:
     archive = bench.folder() / "tree.tar"
     bench.box.exec("rm -rf shut; mkdir -p shut/in; echo x > shut/in/file; chmod 000 shut/in/file; chmod 000 shut/in")
@@ -190,7 +185,7 @@ def _closed_files(bench: CheckBench) -> None:
     bench.box.exec("chmod -R u+rwx shut")
 
 
-@TREES.check("tree.upload", "Files and trees of the host can be copied in.")
+@FILES.check("tree.upload", "Files and trees of the host can be copied in.")
 def _upload(bench: CheckBench) -> None:
     folder = bench.folder()
     (folder / "sub").mkdir()
@@ -203,7 +198,7 @@ def _upload(bench: CheckBench) -> None:
     same(bench.box.exec(["up/file"]).stdout, "ran\n", "the copied file's output")
 
 
-@TREES.check("tree.download", "Files and trees can be copied out.")
+@FILES.check("tree.download", "Files and trees can be copied out.")
 def _download(bench: CheckBench) -> None:
     folder = bench.folder()
     bench.box.exec(_SAMPLE)
@@ -218,7 +213,7 @@ def _download(bench: CheckBench) -> None:
         bench.box.download("no/such/file", folder / "none")
 
 
-@TREES.check("tree.no-host-files", "A link inside never leads to a file of the host.", feature="isolation")
+@FILES.check("tree.no-host-files", "A link inside never leads to a file of the host.", feature="isolation")
 def _no_host_files(bench: CheckBench) -> None:
     folder = bench.folder()
     (folder / "secret").write_text("HOST SECRET")
@@ -236,7 +231,7 @@ def _no_host_files(bench: CheckBench) -> None:
     holds(b"HOST SECRET" not in (folder / "lure.tar").read_bytes(), "the host's file is in the archive")
 
 
-@TREES.check("tree.hostile-download", "Nothing is written outside of the target of a download.")
+@FILES.check("tree.hostile-download", "Nothing is written outside of the target of a download.")
 def _hostile_download(bench: CheckBench) -> None:
     folder = bench.folder()
     (folder / "outside").mkdir()
@@ -254,15 +249,15 @@ def _hostile_download(bench: CheckBench) -> None:
     same(list((folder / "outside").iterdir()), [], "what lies outside")
 
 
-@TREES.check("tree.hostile-names", "No entry of an archive lands outside by its name.")
+@FILES.check("tree.hostile-names", "No entry of an archive lands outside by its name.")
 def _hostile_names(bench: CheckBench) -> None:
     for name in ("../escaped", "/tmp/escaped", "a/../../escaped"):
         _unpack(bench, bench.box, [(name, "file", "bad")], "jail")
-    found = bench.box.exec(["find", "/tmp", bench.box.home, "-name", "escaped"]).stdout.splitlines()
-    holds(all("/jail/" in path for path in found), f"an entry landed outside: {found}")
+    paths = bench.box.exec(["find", "/tmp", bench.box.home, "-name", "escaped"]).stdout.splitlines()
+    holds(all("/jail/" in path for path in paths), f"an entry landed outside: {paths}")
 
 
-@TREES.check("tree.hostile-links", "No entry of an archive lands outside through a link.")
+@FILES.check("tree.hostile-links", "No entry of an archive lands outside through a link.")
 def _hostile_links(bench: CheckBench) -> None:
     box = bench.box
     box.exec("rm -rf jail victim; mkdir victim; echo good > victim/file")
@@ -274,7 +269,7 @@ def _hostile_links(bench: CheckBench) -> None:
     same(box.exec("ls victim; cat victim/file").stdout, "file\ngood\n", "what lies outside")
 
 
-@TREES.check("tree.over", "Unpacking replaces files and keeps the others.")
+@FILES.check("tree.over", "Unpacking replaces files and keeps the others.")
 def _unpack_over(bench: CheckBench) -> None:
     box = bench.box
     box.exec("rm -rf over-tree; mkdir -p over-tree/a; echo old > over-tree/a/file; echo stays > over-tree/other")
@@ -282,7 +277,7 @@ def _unpack_over(bench: CheckBench) -> None:
     same(box.exec("cat over-tree/a/file over-tree/other").stdout, "newstays\n", "the files")
 
 
-@TREES.check("tree.broken", "What is no archive is refused.")
+@FILES.check("tree.broken", "What is no archive is refused.")
 def _broken_archive(bench: CheckBench) -> None:
     archive = bench.folder() / "broken.tar"
     archive.write_bytes(b"this is no archive" * 1000)

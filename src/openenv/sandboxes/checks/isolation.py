@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import socket
+import socketserver
 import subprocess
 import sys
 import threading
@@ -20,12 +21,11 @@ from openenv.sandboxes.base import Limits, Mount, Sandbox
 from openenv.sandboxes.checks.bench import CheckBench, CheckGroup, holds, raises, same
 
 _CONNECT = """
-import socket, sys
-family, address = {family}, {address!r}
+import socket
+s = socket.socket({family})
+s.settimeout(3)
 try:
-    s = socket.socket(family, socket.SOCK_STREAM)
-    s.settimeout(3)
-    s.connect(address)
+    s.connect({address!r})
     print("REACHED")
 except OSError as error:
     print("refused", error)
@@ -49,15 +49,13 @@ except OSError as error:
     print("refused", error)
 """
 
-
 ISOLATION = CheckGroup("isolation")
 
 
 @ISOLATION.check("isolation.tcp", "No address outside can be connected to.")
 def _tcp(bench: CheckBench) -> None:
     for address in (("1.1.1.1", 443), ("8.8.8.8", 53), (_own_address(), 22)):
-        code = _CONNECT.format(family="socket.AF_INET", address=address)
-        holds("REACHED" not in bench.python(bench.box, code).stdout, f"{address} was reached")
+        _cannot_reach(bench, bench.box, address)
 
 
 @ISOLATION.check("isolation.udp", "No datagram gets out.")
@@ -81,8 +79,7 @@ def _dns(bench: CheckBench) -> None:
 @ISOLATION.check("isolation.loopback", "The host's own servers cannot be reached.")
 def _host_loopback(bench: CheckBench) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        code = _CONNECT.format(family="socket.AF_INET", address=listener.getsockname()[:2])
-        holds("REACHED" not in bench.python(bench.box, code).stdout, "the host's loopback was reached")
+        _cannot_reach(bench, bench.box, listener.getsockname()[:2])
 
 
 @ISOLATION.check("isolation.sockets", "Unix sockets of the host cannot be reached, by name or path.")
@@ -95,8 +92,7 @@ def _host_sockets(bench: CheckBench) -> None:
             listener.listen(1)
             if address == path:
                 os.chmod(path, 0o777)
-            code = _CONNECT.format(family="socket.AF_UNIX", address=address)
-            holds("REACHED" not in bench.python(bench.box, code).stdout, f"{address!r} was reached")
+            _cannot_reach(bench, bench.box, address)
 
 
 @ISOLATION.check("isolation.processes", "The host's processes cannot be seen or killed.")
@@ -162,7 +158,7 @@ def _no_gain(bench: CheckBench) -> None:
         holds("uid=0" not in bench.box.exec(command, stdin=b"").stdout, f"{command} became root")
 
 
-@ISOLATION.check("isolation.kernel", "The kernel's dangerous doors are shut.")
+@ISOLATION.check("isolation.kernel", "Dangerous functions of the kernel are refused.")
 def _kernel(bench: CheckBench) -> None:
     attempts = (
         "unshare -Ur true", "unshare -n true", "mount -t tmpfs none /tmp", "mknod dev b 1 1", "chroot / true", "dmesg",
@@ -217,23 +213,26 @@ def _two_sandboxes(bench: CheckBench) -> None:
         visible = two.exec("ls /tmp /dev/shm $HOME; cat /proc/[0-9]*/cmdline | tr '\\0' ' '").stdout
         holds(word not in visible, "one sandbox sees the other")
         holds(not two.exists(f"/tmp/{word}"), "one sandbox has the other's file")
-        code = _CONNECT.format(family="socket.AF_INET", address=("127.0.0.1", 18765))
-        holds("REACHED" not in bench.python(two, code).stdout, "one sandbox reaches the other's port")
+        _cannot_reach(bench, two, ("127.0.0.1", 18765))  # the other's server
     finally:
         job.kill()
         server.kill()
+
+
+def _cannot_reach(bench: CheckBench, box: Sandbox, address: str | tuple[str, int]) -> None:
+    code = _CONNECT.format(family="socket.AF_UNIX" if isinstance(address, str) else "socket.AF_INET", address=address)
+    holds("REACHED" not in bench.python(box, code).stdout, f"{address!r} was reached")
 
 
 @contextmanager
 def _host_process() -> Iterator[tuple[int, str]]:
     """Run a process on the host with a word in its command line that nothing else has."""
     word = f"host{secrets.token_hex(8)}"
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", word])
-    try:
-        yield process.pid, word
-    finally:
-        process.kill()
-        process.wait()
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", word]) as process:
+        try:
+            yield process.pid, word
+        finally:
+            process.kill()
 
 
 def _own_address() -> str:
@@ -247,7 +246,6 @@ def _own_address() -> str:
 
 
 # ---- limits; a sandbox survives an attempt to use more ----
-
 
 _BOMB = """
 import os, time
@@ -284,7 +282,6 @@ for _ in range(3):
 for pid in children: os.waitpid(pid, 0)
 print(os.times().children_user + os.times().children_system)
 """
-
 
 LIMITS = CheckGroup("limits")
 
@@ -349,69 +346,54 @@ def _disk_default(bench: CheckBench) -> None:
 
 # ---- exposed sockets of the host ----
 
+_CLIENT = """
+import hashlib, socket, threading, time
 
-_ASK = """
-import socket
-s = socket.create_connection(("127.0.0.1", {port}), 10)
-s.sendall(b"question")
-s.shutdown(socket.SHUT_WR)
-got = b""
-while True:
-    data = s.recv(65536)
-    if not data: break
-    got += data
-print(got.decode())
+def ask(data, timeout=30):
+    # Send everything, end that half, and return the parts of the answer with the times of their arrival.
+    s = socket.create_connection(("127.0.0.1", {port}), timeout)
+    def send():
+        s.sendall(data)
+        s.shutdown(socket.SHUT_WR)
+    threading.Thread(target=send).start()
+    return [(time.monotonic(), part) for part in iter(lambda: s.recv(1 << 20), b"")]
+
+def answer(data):
+    return b"".join(part for _, part in ask(data))
 """
-_MANY = """
-import socket, threading
+_ASK = (
+    _CLIENT
+    + """
+print(answer(b"question").decode())
+"""
+)
+_MANY = (
+    _CLIENT
+    + """
 wrong = []
-def ask(number):
-    word = b"w%d" % number
-    s = socket.create_connection(("127.0.0.1", {port}), 30)
-    s.sendall(word)
-    s.shutdown(socket.SHUT_WR)
-    got = b""
-    while True:
-        data = s.recv(4096)
-        if not data: break
-        got += data
-    if got != b"<" + word + b">": wrong.append(got)
-threads = [threading.Thread(target=ask, args=(n,)) for n in range(100)]
+def check(word):
+    if answer(word) != b"<" + word + b">": wrong.append(word)
+threads = [threading.Thread(target=check, args=(b"w%d" % n,)) for n in range(100)]
 for t in threads: t.start()
 for t in threads: t.join()
 print(len(wrong))
 """
-_STREAM = """
-import socket, time
-s = socket.create_connection(("127.0.0.1", {port}), 10)
-s.sendall(b"go")
-times = []
-while True:
-    data = s.recv(4096)
-    if not data: break
-    times.append(time.monotonic())
+)
+_STREAM = (
+    _CLIENT
+    + """
+times = [at for at, _ in ask(b"go")]
 print(len(times), times[-1] - times[0])
 """
-_LARGE = """
-import hashlib, socket, threading
-s = socket.create_connection(("127.0.0.1", {port}), 30)
+)
+_LARGE = (
+    _CLIENT
+    + """
 sent = bytes(range(256)) * 80_000
-def send():
-    s.sendall(sent)
-    s.shutdown(socket.SHUT_WR)
-t = threading.Thread(target=send)
-t.start()
-got = hashlib.sha256()
-size = 0
-while True:
-    data = s.recv(1 << 20)
-    if not data: break
-    got.update(data)
-    size += len(data)
-t.join()
-print(size, got.hexdigest() == hashlib.sha256(sent).hexdigest())
+got = answer(sent)
+print(len(got), hashlib.sha256(got).hexdigest() == hashlib.sha256(sent).hexdigest())
 """
-
+)
 
 PORTS = CheckGroup()
 
@@ -453,7 +435,7 @@ def _nothing_else(bench: CheckBench) -> None:
     with _served(bench, _answer) as (box, _):
         holds(bench.python(box, _ASK.format(port=1)).exit_code != 0, "another port was open")
         silent = _free_port()
-        box.expose(bench.folder() / "nobody", port=silent)
+        box.expose(bench.folder() / "missing", port=silent)
         result = bench.python(box, _ASK.format(port=silent), timeout=20)
         holds("<" not in result.stdout and not result.timed_out, "a port without a server answered or hung")
 
@@ -491,7 +473,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@contextlib.contextmanager
+@contextmanager
 def _served(bench: CheckBench, answer: Callable[[socket.socket], None]) -> Iterator[tuple[Sandbox, int]]:
     with _serving(bench.folder() / "s", answer) as path:
         box, port = bench.open(), _free_port()
@@ -499,41 +481,33 @@ def _served(bench: CheckBench, answer: Callable[[socket.socket], None]) -> Itera
         yield box, port
 
 
-@contextlib.contextmanager
+class _UnixServer(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+
+@contextmanager
 def _serving(path: Path, answer: Callable[[socket.socket], None]) -> Iterator[Path]:
     """Serve a unix socket of the host, a thread for each connection."""
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(path))
-    listener.listen(128)
-    thread = threading.Thread(target=_accept, args=(listener, answer), daemon=True)
-    thread.start()
-    try:
-        yield path
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        thread.join(10)
 
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with contextlib.suppress(OSError):
+                answer(self.request)
 
-def _accept(listener: socket.socket, answer: Callable[[socket.socket], None]) -> None:
-    while True:
+    with _UnixServer(str(path), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         try:
-            accepted, _ = listener.accept()
-        except OSError:
-            return
-        threading.Thread(target=_talk, args=(accepted, answer), daemon=True).start()
-
-
-def _talk(connection: socket.socket, answer: Callable[[socket.socket], None]) -> None:
-    with connection, contextlib.suppress(OSError):
-        answer(connection)
+            yield path
+        finally:
+            server.shutdown()
 
 
 def _answer(connection: socket.socket) -> None:
-    asked = b""
+    question = b""
     while data := connection.recv(65536):
-        asked += data
-    connection.sendall(b"<" + asked + b">")
+        question += data
+    connection.sendall(b"<" + question + b">")
 
 
 def _drip(connection: socket.socket) -> None:
@@ -549,7 +523,6 @@ def _echo(connection: socket.socket) -> None:
 
 
 # ---- what remains after a sandbox ----
-
 
 ENDINGS = CheckGroup()
 

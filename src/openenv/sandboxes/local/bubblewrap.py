@@ -43,6 +43,7 @@ from openenv.sandboxes.local.control import Control
 from openenv.sandboxes.relay import Exposure
 
 INSIDE = "/run/openenv"
+# With a merged /usr these are links such as /bin -> usr/bin, and links inside; without, folders that are mounted.
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _ETC_FILES = (
     "debian_version", "ld.so.cache", "ld.so.conf", "localtime", "mime.types", "os-release", "pki/tls/cert.pem",
@@ -62,6 +63,7 @@ _INSTALL = {
     "opensuse": "zypper install -y bubblewrap",
 }
 _SYSCTLS = (
+    # a patch of Debian; Ubuntu since 23.10; the kernel's own limit, which hardened machines set to 0
     ("kernel/unprivileged_userns_clone", "0", "kernel.unprivileged_userns_clone=1"),
     ("kernel/apparmor_restrict_unprivileged_userns", "1", "kernel.apparmor_restrict_unprivileged_userns=0"),
     ("user/max_user_namespaces", "0", "user.max_user_namespaces=10000"),
@@ -97,7 +99,7 @@ class Bubblewrap:
             raise SandboxUnavailable(f"{path} does not run: {error}") from error
         number = re.search(r"(\d+(?:\.\d+)+)", text)
         version = tuple(int(part) for part in number[1].split(".")) if number else (0,)
-        if version < (0, 5):
+        if version < (0, 5):  # the first with --perms
             raise SandboxUnavailable(f"Local sandboxes need bubblewrap 0.5 or later; {path} is {text.strip()}.")
         return cls(path, version)
 
@@ -113,6 +115,7 @@ class Interpreter:
     @classmethod
     def current(cls) -> Interpreter:
         """Return the interpreter below this process's virtual environment."""
+        # Not the virtual environment, which holds the packages of this program: PID 1 needs none of them.
         prefix = sys.base_prefix
         name = f"python{sys.version_info.major}.{sys.version_info.minor}"
         executable = os.path.join(prefix, "bin", name)
@@ -146,6 +149,7 @@ def is_privileged() -> bool:
     """Return whether this process is root with all capabilities that replace a user namespace."""
     if os.geteuid() != 0:
         return False
+    # Root in a container often has only some of root's rights, and then needs a user namespace as any user does.
     text = Path("/proc/self/status").read_text()
     mask = re.search(r"^CapEff:\s*([0-9a-f]+)$", text, re.MULTILINE)
     effective = int(mask[1], 16) if mask else 0
@@ -156,16 +160,20 @@ def compiled(source: Path) -> bytes:
     """Return a Python file as the bytes of a .pyc file, which starts faster."""
     loader = SourceFileLoader(source.stem, str(source))
     code = loader.get_code(source.stem)
+    # The header: magic number, flags, time, size. Of a file that is run by its path only the first is read.
     return importlib.util.MAGIC_NUMBER + bytes(12) + marshal.dumps(code)
 
 
 def namespaces(user: SandboxUser) -> list[str]:
     """Return the options that separate the sandbox from the host."""
+    # --as-pid-1: our own first process is the one that reaps and supervises, not bubblewrap's.
+    # --unshare-cgroup-try: kernels before 4.6 have no such namespace.
     options = [
         "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try",
         "--hostname", "sandbox", "--as-pid-1", "--cap-drop", "ALL",
     ]  # fmt: skip
     if user.privileged:
+        # What PID 1 needs to hand the home over, become the user and drop the rest; it keeps none (`prepare`).
         for name in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_CHOWN"):
             options += ["--cap-add", name]
         return options
@@ -174,14 +182,15 @@ def namespaces(user: SandboxUser) -> list[str]:
 
 def file_system(spec: SandboxSpec, user: SandboxUser, interpreter: Interpreter, version: tuple[int, ...]) -> list[str]:
     """Return the options that lay out the file system inside."""
-    sizes = version >= (0, 7)
+    sizes = version >= (0, 7)  # the first with --size; before that only the memory limit bounds a tmpfs
     disk = max(8, spec.limits.disk_mb)
     shared = max(1, disk // 32)
+    # The order matters: every option works on what those before it have made, and may cover it.
     return [
         *_system(),
         *("--proc", "/proc", "--dev", "/dev"),
         *_scratch("/dev/shm", "1777", shared, sizes),
-        *("--remount-ro", "/dev"),
+        *("--remount-ro", "/dev"),  # after /dev/shm was made in it: else all of /dev could be filled
         *_host_etc(),
         *("--dir", "/var", "--symlink", "../tmp", "/var/tmp"),
         *_scratch("/tmp", "1777", disk // 4 - shared, sizes),
@@ -211,8 +220,9 @@ def own_etc(user: SandboxUser) -> dict[str, bytes]:
         "group": f"root:x:0:\nuser:x:{user.gid}:\nnogroup:x:65534:\n",
         "hosts": "127.0.0.1 localhost sandbox\n",
         "hostname": "sandbox\n",
+        # only files: the host's may ask daemons (sssd, avahi, systemd) that are not inside, and wait for them
         "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\nservices: files\nprotocols: files\n",
-        "resolv.conf": "",
+        "resolv.conf": "",  # a lookup fails at once instead of waiting for a name server
     }
     return {f"/etc/{name}": text.encode() for name, text in texts.items()}
 
@@ -220,6 +230,7 @@ def own_etc(user: SandboxUser) -> dict[str, bytes]:
 def checked_home(home: str) -> str:
     """Return the home folder; raise SandboxUnsupported where none can be."""
     path = PurePosixPath(home)
+    # A tmpfs there would cover what the sandbox is made of.
     reserved = str(path) in _RESERVED or _below(home, ("/proc", "/dev", "/usr"))
     if reserved or not path.is_absolute() or ".." in path.parts:
         raise SandboxUnsupported(f"A local sandbox cannot have its home at {home!r}.")
@@ -228,6 +239,7 @@ def checked_home(home: str) -> str:
 
 def explain(output: str) -> str:
     """Return bubblewrap's error, with the system setting that causes it where there is one."""
+    # For example "bwrap: setting up uid map: Permission denied": true, and no help to a user.
     text = output.strip() or "bubblewrap ended without a message"
     if not re.search(r"namespace|uid map|permission|not permitted|loopback|RTM_", text, re.IGNORECASE):
         return text
@@ -308,6 +320,7 @@ def _mounts(spec: SandboxSpec, user: SandboxUser) -> Iterator[str]:
 
 
 def _readable(source: Path, user: SandboxUser) -> bool:
+    # Only the top of the mount: a look at all of it could take minutes, and this catches the usual 0700 folder of root.
     about = source.stat()
     wanted = 0o5 if stat.S_ISDIR(about.st_mode) else 0o4
     if about.st_uid == user.uid:
@@ -372,6 +385,8 @@ class Processes:
             if self._freed or os.getpid() != self._owner:
                 return
             self._freed = True
+            # The end of PID 1 is the end of its namespace: the kernel kills all the rest. bubblewrap, our child, waits
+            # for it; only then is the control group empty and can be removed.
             self._kill()
             self.control.close()
             for exposure in self.exposures:
@@ -392,6 +407,7 @@ class Processes:
 
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
+            # By its pidfd where there is one: a pid may have passed on to another process of the host.
             if self._handle is not None:
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
             elif self._first is not None:
@@ -408,7 +424,7 @@ def launch(kit: LaunchKit, spec: SandboxSpec, user: SandboxUser, group: Group | 
         SandboxError: It did not start.
     """
     control = Control()
-    errors = os.memfd_create("errors")
+    errors = os.memfd_create("errors")  # a file, not a pipe: nothing reads it meanwhile, and it must not fill up
     info, info_end = os.pipe()
     try:
         with contextlib.ExitStack() as stack:
@@ -420,7 +436,7 @@ def launch(kit: LaunchKit, spec: SandboxSpec, user: SandboxUser, group: Group | 
                 options += words
             command = _command(kit, spec, user, options, control.inner.fileno())
             process = _spawn(command, group, passed, errors)
-            os.close(info_end)
+            os.close(info_end)  # the last copy outside: if bubblewrap ends without a word, reading `info` ends
             info_end = -1
             control.configure(_config(spec, user, limit_processes=group is None))
             processes = Processes(process, control, group, _first_process(info))
@@ -474,9 +490,9 @@ def _spawn(command: list[str], group: Group | None, passed: list[int], errors: i
         stdout=subprocess.DEVNULL,
         stderr=errors,
         pass_fds=passed,
-        env={"LANG": "C.UTF-8"},
+        env={"LANG": "C.UTF-8"},  # PID 1 inherits it, and what is in ours may be secret
         cwd="/",
-        start_new_session=True,
+        start_new_session=True,  # Ctrl-C in a terminal must not end sandboxes
     )
 
 
@@ -488,7 +504,7 @@ def _config(spec: SandboxSpec, user: SandboxUser, *, limit_processes: bool) -> d
         "workdir": f"{user.home}/workdir".encode(),
         "drop": user.privileged,
         "lifetime": float(spec.timeout_s),
-        "processes": spec.limits.pids if limit_processes else 0,
+        "processes": spec.limits.pids if limit_processes else 0,  # by RLIMIT_NPROC, where no control group counts
     }
 
 
@@ -496,7 +512,7 @@ def _first_process(info: int) -> int | None:
     """Return the pid, on the host, of PID 1 inside, as bubblewrap reports it; None when it was not started."""
     poll = select.poll()
     poll.register(info, select.POLLIN)
-    text = b""
+    text = b""  # {"child-pid": 4711, "cgroup-namespace": ..., ...}
     deadline = time.monotonic() + _START_S
     while b"}" not in text and poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
         data = os.read(info, 4096)

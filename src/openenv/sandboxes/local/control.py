@@ -44,21 +44,14 @@ class InitReply:
         raise OSError(self.number, os.strerror(self.number), path)
 
 
-class ReplyChannel:
+class ReplyChannel(socket.socket):
     """The socket on which the replies to one request arrive."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end
-
-    def fileno(self) -> int:
-        """Return the descriptor to poll."""
-        return self._end.fileno()
 
     def receive(self, timeout: float | None = None) -> InitReply | None:
         """Return the next reply, or None when the other end is gone; TimeoutError when none comes in time."""
-        self._end.settimeout(timeout)
+        self.settimeout(timeout)
         try:
-            return self._parsed(self._end.recv(_REPLY))
+            return _parsed(self.recv(_REPLY))
         except (TimeoutError, BlockingIOError):  # a timeout of 0 makes the socket a nonblocking one
             raise TimeoutError("no reply in time") from None
         except ConnectionError:
@@ -66,22 +59,13 @@ class ReplyChannel:
 
     def receive_fd(self, timeout: float) -> tuple[InitReply | None, int | None]:
         """Return the next reply with the file descriptor that comes with it."""
-        self._end.settimeout(timeout)
-        data, fds, _, _ = socket.recv_fds(self._end, _REPLY, 1)
-        return self._parsed(data), fds[0] if fds else None
+        self.settimeout(timeout)
+        data, fds, _, _ = socket.recv_fds(self, _REPLY, 1)
+        return _parsed(data), fds[0] if fds else None
 
-    def close(self) -> None:
-        """Close the socket."""
-        self._end.close()
 
-    def __enter__(self) -> ReplyChannel:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def _parsed(self, data: bytes) -> InitReply | None:
-        return InitReply(data[:1].decode("latin-1"), data[1:]) if data else None
+def _parsed(data: bytes) -> InitReply | None:
+    return InitReply(data[:1].decode("latin-1"), data[1:]) if data else None
 
 
 class Control:
@@ -130,7 +114,7 @@ class Control:
             theirs.close()
             if memory is not None:
                 os.close(memory)
-        return ReplyChannel(mine)
+        return ReplyChannel(fileno=mine.detach())
 
     def end_reason(self) -> str | None:
         """Return why PID 1 ended, empty if it did not say; None while it lives."""

@@ -54,6 +54,8 @@ def prepare(config: Request) -> None:
     os.umask(0o022)
     home, workdir = config["home"], config["workdir"]
     if config["drop"]:
+        # In this order: each step takes rights away that the ones before it need. The bounding set must go while we
+        # have CAP_SETPCAP, the groups while we are root.
         os.makedirs(workdir, 0o755, exist_ok=True)
         for folder in (home, workdir):
             os.chown(folder, config["uid"], config["gid"])
@@ -62,8 +64,11 @@ def prepare(config: Request) -> None:
         os.setgroups([])
         os.setresgid(config["gid"], config["gid"], config["gid"])
         os.setresuid(config["uid"], config["uid"], config["uid"])
+    # capset(2) with _LINUX_CAPABILITY_VERSION_3 (0x20080522), for this process (pid 0): effective, permitted and
+    # inheritable, twice 32 bits each, all zero.
     header = b"\x22\x05\x08\x20" if sys.byteorder == "little" else b"\x20\x08\x05\x22"
     _ctypes.call_function(_ctypes.dlsym(_LIBC, "capset"), (header + bytes(4), bytes(24)))
+    # Commands run as the same user: without this they could trace PID 1, read its memory and use its control socket.
     prctl(_PR_SET_DUMPABLE, 0)
     if config["processes"]:
         import resource
@@ -88,6 +93,7 @@ def processes() -> dict[int, tuple[int, bytes]]:
         except OSError:
             continue
         try:
+            # "12 (a (b) c) S 1 ...": a process chooses its name, so look for the last parenthesis
             fields = os.read(fd, 4096).rpartition(b")")[2].split()
         except OSError:
             continue
@@ -126,6 +132,7 @@ def kill_trees(roots: list[int], deadline: float) -> None:
     A process with a stop signal pending makes no new ones, even where it does not stop yet (as the parent of a vfork).
     """
     stopped = set(roots)
+    # Until a look finds nothing new: what was forked between a look and its SIGSTOP shows up in the next one.
     while time.monotonic() < deadline:
         running = [pid for pid in alive_below(roots, processes()) if pid not in stopped]
         if not running:
@@ -155,11 +162,12 @@ def offer_to_oom_killer(score: bytes) -> None:
 def start(request: Request, fds: list[int]) -> None:
     """Become the command. Does not return."""
     try:
-        os.setsid()
+        os.setsid()  # a command that signals its own process group must not hit its supervisor
         null = os.open("/dev/null", os.O_RDWR)
         ends = list(fds)
         for number, wanted in enumerate(request["stdio"]):
             os.dup2(ends.pop(0) if wanted else null, number)
+        # Python ignores the first two, and a new program would inherit that.
         for number in (_signal.SIGPIPE, _signal.SIGXFSZ, _signal.SIGCHLD):
             _signal.signal(number, _signal.SIG_DFL)
         offer_to_oom_killer(b"500")
@@ -170,7 +178,7 @@ def start(request: Request, fds: list[int]) -> None:
             refuse(126, b"cannot start in " + request["cwd"], error)
         run(request["argv"], environment)
     finally:
-        os._exit(126)
+        os._exit(126)  # whatever went wrong: a copy of this process must not go on with the supervisor's work
 
 
 def run(argv: list[bytes], environment: dict[bytes, bytes]) -> None:
@@ -185,7 +193,7 @@ def run(argv: list[bytes], environment: dict[bytes, bytes]) -> None:
         try:
             os.execve(place, argv, environment)
         except OSError as error:
-            if failure.errno == 2:
+            if failure.errno == 2:  # "found, but not executable" in one folder says more than "not found" in the next
                 failure = error
     refuse(127 if failure.errno == 2 else 126, program, failure)
 
@@ -202,25 +210,27 @@ def supervise(channel: _socket.socket, request: Request, fds: list[int]) -> None
     try:
         main = os.fork()
     except OSError as error:
-        tell(channel, b"e%d %s" % (error.errno or 5, str(error).encode()))
+        reply(channel, b"e%d %s" % (error.errno or 5, str(error).encode()))
         return
     if main == 0:
         channel.close()
         start(request, fds)
     for fd in fds:
         os.close(fd)
-    tell(channel, b"s%d" % main)
+    reply(channel, b"s%d" % main)
     while True:
         try:
             pid, status = os.waitpid(-1, 0)
         except ChildProcessError:
             return
         if pid == main:
-            tell(channel, b"x%d" % status)
+            # The result goes out now. This process stays as the root of what is left of the tree, so that `kill` finds
+            # it, and ends with the last of its processes.
+            reply(channel, b"x%d" % status)
             channel.close()
 
 
-def tell(channel: _socket.socket, message: bytes) -> None:
+def reply(channel: _socket.socket, message: bytes) -> None:
     """Send a reply; the host may have stopped waiting for it."""
     try:
         channel.send(message)
@@ -230,10 +240,11 @@ def tell(channel: _socket.socket, message: bytes) -> None:
 
 def read(channel: _socket.socket, request: Request, fds: list[int]) -> bytes:
     """Copy a regular file to a pipe."""
+    # O_NONBLOCK: to open a pipe would wait for its writer. O_NOCTTY: a terminal must not become ours.
     fd = os.open(request["path"], os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     kind = os.fstat(fd).st_mode & 0o170000
     if kind != 0o100000:
-        raise OSError(21 if kind == 0o040000 else 22, "")
+        raise OSError(21 if kind == 0o040000 else 22, "")  # EISDIR, EINVAL
     left = request["limit"]
     while left > 0:
         data = os.read(fd, min(left, _CHUNK))
@@ -251,7 +262,7 @@ def write(channel: _socket.socket, request: Request, fds: list[int]) -> bytes:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY, request["mode"])
     if os.fstat(fd).st_mode & 0o170000 != 0o100000:
         raise OSError(22, "")
-    os.ftruncate(fd, 0)
+    os.ftruncate(fd, 0)  # not O_TRUNC: first we had to know that it is a regular file
     while True:
         data = os.read(fds[0], _CHUNK)
         if not data:
@@ -302,16 +313,16 @@ def work(channel: _socket.socket, request: Request, fds: list[int]) -> None:
         supervise(channel, request, fds)
         return
     try:
-        answer = b"o" + OPERATIONS[request["op"]](channel, request, fds)
+        message = b"o" + OPERATIONS[request["op"]](channel, request, fds)
     except OSError as error:
-        answer = b"e%d %s" % (error.errno or 5, str(error).encode("utf-8", "replace")[:1000])
-    except ValueError as error:
-        answer = b"e0 %s" % str(error).encode("utf-8", "replace")[:1000]
+        message = b"e%d %s" % (error.errno or 5, str(error).encode("utf-8", "replace")[:1000])
+    except ValueError as error:  # of `trees`; e0 stands for its errors, which have no number
+        message = b"e0 %s" % str(error).encode("utf-8", "replace")[:1000]
     except Exception as error:
-        answer = b"e0 %s" % repr(error).encode("utf-8", "replace")[:1000]
+        message = b"e0 %s" % repr(error).encode("utf-8", "replace")[:1000]
     for fd in fds:
         os.close(fd)
-    tell(channel, answer)
+    reply(channel, message)
 
 
 # The main loop
@@ -324,6 +335,8 @@ class Init:
         self.control = control
         self.deadline = time.monotonic() + lifetime
         self.jobs: dict[int, int] = {}
+        # Signals as events: the interpreter writes a byte for each SIGCHLD, and poll() sees it. A handler alone would
+        # race with poll, which is restarted after a signal.
         self.wake, self.woken = os.pipe()
         os.set_blocking(self.wake, False)
         os.set_blocking(self.woken, False)
@@ -338,9 +351,9 @@ class Init:
         while True:
             left = self.deadline - time.monotonic()
             if left <= 0:
-                tell(self.control, b"expired")
+                reply(self.control, b"expired")
                 return
-            events = poll.poll(min(left, 3600) * 1000 + 1)
+            events = poll.poll(min(left, 3600) * 1000 + 1)  # it takes milliseconds that fit into an int
             for fd, _ in events:
                 if fd == self.wake:
                     self.reap()
@@ -384,12 +397,13 @@ class Init:
     def serve(self) -> bool:
         """Handle one request; False when the owner is gone."""
         room = _socket.CMSG_SPACE(5 * 4)
+        # The descriptors: the channel of the replies, the pipes or the socket of the request, a large request itself.
         data, ancillary, _, _ = self.control.recvmsg(PACKET, room, _socket.MSG_CMSG_CLOEXEC)
         if not data:
             return False
         raw = b"".join(part[2] for part in ancillary)
         fds = [int.from_bytes(raw[at : at + 4], sys.byteorder) for at in range(0, len(raw), 4)]
-        if data == b"large":
+        if data == b"large":  # a packet must fit into the socket's buffer, so the host wrote it into a memory file
             with open(fds.pop(), "rb") as file:
                 data = file.read()
         request = marshal.loads(data)
@@ -397,16 +411,16 @@ class Init:
         try:
             if request["op"] == "stop":
                 self.stop()
-                tell(channel, b"o")
+                reply(channel, b"o")
             elif request["op"] == "kill":
                 self.kill(request["job"])
-                tell(channel, b"o")
+                reply(channel, b"o")
             elif request["op"] == "listen":
                 self.listen(channel, request["port"])
             else:
                 self.fork(channel, request, fds)
         except OSError as error:
-            tell(channel, b"e%d %s" % (error.errno or 5, str(error).encode()))
+            reply(channel, b"e%d %s" % (error.errno or 5, str(error).encode()))
         finally:
             channel.close()
             for fd in fds:
@@ -421,6 +435,8 @@ class Init:
             return
         code = 1
         try:
+            # Nothing of PID 1 may stay with the child: its signals would wake PID 1, and the control socket is the
+            # way to the host.
             _signal.set_wakeup_fd(-1)
             _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
             os.close(self.wake)
@@ -441,6 +457,7 @@ class Init:
 
     def stop(self) -> None:
         """Kill every process except this one, and wait until they are gone."""
+        # kill(-1) reaches everything but PID 1 in one system call, so that nothing can fork in between.
         while True:
             try:
                 os.kill(-1, _signal.SIGKILL)

@@ -79,9 +79,9 @@ class LocalJob:
         if not self._lock.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
             raise TimeoutError("the job still runs")
         try:
-            if self._code is None:
-                answer = self._channel.receive(None if deadline is None else max(0.0, deadline - time.monotonic()))
-                code = self._sandbox.exit_code_in(answer)
+            if self._code is None:  # one thread at a time may read the channel, and the exit code comes once
+                reply = self._channel.receive(None if deadline is None else max(0.0, deadline - time.monotonic()))
+                code = self._sandbox.exit_code_in(reply)
                 self._code = _KILLED if code is None else code
                 self._channel.close()
         finally:
@@ -98,7 +98,7 @@ class LocalJob:
 
 _CHUNK = 256 * 1024
 _IDLE_S = 60.0
-_ANSWER_S = 60.0
+_REPLY_S = 60.0
 
 
 class LocalSandbox(Sandbox):
@@ -114,7 +114,7 @@ class LocalSandbox(Sandbox):
         self._reason: str | None = None
         user = {"HOME": self.home, "USER": "user", "LOGNAME": "user", "SHELL": "/bin/sh"}
         self._environment = {"PATH": path, **user, "LANG": "C.UTF-8", "TMPDIR": "/tmp", **spec.envs}
-        self._free = weakref.finalize(self, processes.end)
+        self._free = weakref.finalize(self, processes.end)  # for a sandbox that is dropped and not closed
 
     # Commands
 
@@ -122,7 +122,7 @@ class LocalSandbox(Sandbox):
         started = time.monotonic()
         deadline = None if timeout is None else started + timeout
         buffer = OutputBuffer(command.max_output, command.on_output)
-        kills = self._oom_kills()
+        kills = self._oom_kills()  # of the whole sandbox: the kernel does not count them by command
         pipes = Pipes.open(with_stdin=command.stdin is not None)
         job = next(self._jobs)
         try:
@@ -130,11 +130,12 @@ class LocalSandbox(Sandbox):
                 pump = PipePump(pipes, command.stdin, buffer.feed)
                 try:
                     code = self._await_exit(channel, pump, deadline)
-                except BaseException:
+                except BaseException:  # `on_output` raised, or Ctrl-C: without its reader the command must not run on
                     self._kill_quietly(job)
                     raise
                 if code is None:
                     self.kill_job(job)
+                # A daemon that it left may hold its pipes, so their end is not waited for; what it wrote is in them.
                 pump.drain()
         finally:
             pipes.close()
@@ -148,7 +149,7 @@ class LocalSandbox(Sandbox):
             if pipes is not None:
                 failing.callback(pipes.close)
             channel = failing.enter_context(self._start(number, command, pipes))
-            first = self._answer(channel, _ANSWER_S)
+            first = self._reply(channel, _REPLY_S)
             if first.kind == "e":
                 raise SandboxError(f"The command cannot be started: {os.strerror(first.number)}.")
             failing.pop_all()
@@ -159,7 +160,7 @@ class LocalSandbox(Sandbox):
 
     def stop_processes(self) -> None:
         """Kill every process inside."""
-        self._request({"op": "stop"}, _ANSWER_S)
+        self._request({"op": "stop"}, _REPLY_S)
 
     # Files
 
@@ -207,15 +208,14 @@ class LocalSandbox(Sandbox):
         The port is opened inside and accepted on outside, so that no process of the sandbox is in between.
         """
         with self._call({"op": "listen", "port": port}) as channel:
-            answer, fd = channel.receive_fd(_ANSWER_S)
-        if answer is None:
+            reply, fd = channel.receive_fd(_REPLY_S)
+        if reply is None:
             raise self._gone() or SandboxError("The sandbox did not open the port.")
-        if answer.kind != "o" or fd is None:
-            raise SandboxError(f"Port {port} cannot be opened inside: {os.strerror(answer.number)}.")
+        if reply.kind != "o" or fd is None:
+            raise SandboxError(f"Port {port} cannot be opened inside: {os.strerror(reply.number)}.")
         exposure = self._relay.add(sockets.socket(fileno=fd), socket)
         self._processes.exposures.append(exposure)
-        gone = self._gone()
-        if gone is not None:  # another thread may have ended it in between
+        if (gone := self._gone()) is not None:  # another thread may have ended it in between
             exposure.close()
             raise gone
         return f"http://127.0.0.1:{port}"
@@ -242,7 +242,7 @@ class LocalSandbox(Sandbox):
 
     def _end(self, reason: str) -> None:
         if self._reason is None:
-            self._reason = self._reported_end() or reason
+            self._reason = self._reported_end() or reason  # it may have expired before it was closed
         self._processes.end()
         self._free.detach()
 
@@ -254,7 +254,7 @@ class LocalSandbox(Sandbox):
 
     def _reported_end(self) -> str | None:
         reason = self._processes.control.end_reason()
-        if reason is None or reason:
+        if reason is None or reason:  # it runs, or PID 1 sent "expired" as its last packet
             return reason
         return "out of memory" if self._oom_kills() else "its first process ended"
 
@@ -265,20 +265,13 @@ class LocalSandbox(Sandbox):
     # Requests
 
     def _start(self, job: int, command: CommandSpec, pipes: Pipes | None) -> ReplyChannel:
-        argv, cwd = command.argv, command.cwd
-        if not argv:
-            raise ValueError("a command needs at least a program")
         environment = {**self._environment, **command.envs}
-        if any("\0" in part for part in (*argv, *environment, *environment.values(), cwd or "")):
-            raise ValueError("a command, its environment and its folder cannot hold null characters")
-        if any(not name or "=" in name for name in environment):
-            raise ValueError("the name of a variable must not be empty or hold an equals sign")
         request = {
             "op": "exec",
             "job": job,
-            "argv": [os.fsencode(part) for part in argv],
+            "argv": [os.fsencode(part) for part in command.argv],
             "env": {os.fsencode(name): os.fsencode(value) for name, value in environment.items()},
-            "cwd": self._path(cwd or self.workdir),
+            "cwd": self._path(command.cwd or self.workdir),
             "stdio": (pipes is not None and pipes.stdin is not None, pipes is not None, pipes is not None),
         }
         try:
@@ -290,30 +283,29 @@ class LocalSandbox(Sandbox):
     def _await_exit(self, channel: ReplyChannel, pump: PipePump, deadline: float | None) -> int | None:
         """Return a command's exit code, or None at the deadline."""
         while pump.run(channel.fileno(), deadline):
-            code = self.exit_code_in(channel.receive(_ANSWER_S))
+            code = self.exit_code_in(channel.receive(_REPLY_S))
             if code is not None:
                 return code
         return None
 
-    def exit_code_in(self, answer: InitReply | None) -> int | None:
+    def exit_code_in(self, reply: InitReply | None) -> int | None:
         """Return the exit code that a reply has; None for one that came before the end.
 
         Raises:
             SandboxGone: There is no reply because the sandbox has ended.
             SandboxError: The command could not be started.
         """
-        if answer is None:
-            gone = self._gone()
-            if gone is not None:
+        if reply is None:
+            if (gone := self._gone()) is not None:
                 raise gone
             return _KILLED  # a process inside killed its supervisor, and with it the command
-        if answer.kind == "e":
-            raise SandboxError(f"The command cannot be started: {os.strerror(answer.number)}.")
-        return exit_code(answer.number) if answer.kind == "x" else None
+        if reply.kind == "e":
+            raise SandboxError(f"The command cannot be started: {os.strerror(reply.number)}.")
+        return exit_code(reply.number) if reply.kind == "x" else None
 
     def kill_job(self, job: int) -> None:
         """Kill a command and every process that it started."""
-        self._request({"op": "kill", "job": job}, _ANSWER_S)
+        self._request({"op": "kill", "job": job}, _REPLY_S)
 
     def _kill_quietly(self, job: int) -> None:
         with contextlib.suppress(SandboxError):
@@ -321,9 +313,9 @@ class LocalSandbox(Sandbox):
 
     def _kind(self, path: str) -> bytes:
         request = {"op": "kind", "job": next(self._jobs), "path": self._path(path)}
-        answer = self._request(request, _ANSWER_S)
-        answer.raise_for_path(path)
-        return answer.value
+        reply = self._request(request, _REPLY_S)
+        reply.raise_for_path(path)
+        return reply.value
 
     def _copy(self, request: Mapping[str, object], path: str, copy: Callable[[sockets.socket], object]) -> None:
         """Do a file operation whose bytes go through a socket; an error that the other side reports wins over ours."""
@@ -345,27 +337,26 @@ class LocalSandbox(Sandbox):
                         raise SandboxError(f"{path}: the sandbox sends or takes nothing.") from error
                     raise
                 ours.close()  # the end of what is written inside
-                self._answer(channel, _IDLE_S).raise_for_path(path)
+                self._reply(channel, _IDLE_S).raise_for_path(path)
                 if broken:
                     raise SandboxError(f"{path}: the sandbox did not take all of it.")
 
     def _request(self, request: Mapping[str, object], timeout: float) -> InitReply:
         with self._call(request) as channel:
-            return self._answer(channel, timeout)
+            return self._reply(channel, timeout)
 
-    def _answer(self, channel: ReplyChannel, timeout: float) -> InitReply:
+    def _reply(self, channel: ReplyChannel, timeout: float) -> InitReply:
         try:
-            answer = channel.receive(timeout)
+            reply = channel.receive(timeout)
         except TimeoutError:
-            self._end("it does not answer")
-            raise self._gone() or SandboxError("The sandbox does not answer.") from None
-        if answer is None:
+            self._end("it does not reply")
+            raise self._gone() or SandboxError("The sandbox does not reply.") from None
+        if reply is None:
             raise self._gone() or SandboxError("The operation was interrupted from inside the sandbox.")
-        return answer
+        return reply
 
     def _call(self, request: Mapping[str, object], fds: list[int] | None = None) -> ReplyChannel:
-        gone = self._gone()
-        if gone is not None:
+        if (gone := self._gone()) is not None:
             raise gone
         try:
             return self._processes.control.call(request, fds or [])
@@ -415,6 +406,7 @@ class LocalSandboxes(Sandboxes):
         self._tail = secrets.token_hex(3)
         self._relay = Relay()
         self._open: weakref.WeakSet[LocalSandbox] = weakref.WeakSet()
+        # Weak, because what is registered stays registered: it must not keep the backend alive.
         forget = weakref.WeakMethod(self._forget)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=lambda: _call(forget))
@@ -430,7 +422,7 @@ class LocalSandboxes(Sandboxes):
         spec = spec or SandboxSpec()
         kit = self._prepared()
         user = SandboxUser(self._uid, self._uid, bubblewrap.checked_home(spec.home), bubblewrap.is_privileged())
-        name = f"{self._tail}x{next(self._serial)}"
+        name = f"{self._tail}x{next(self._serial)}"  # such as 3fa0c1x7: the 7th sandbox of this backend object
         group = None
         if self._hierarchy is not None and self._owner is not None:
             group = self._hierarchy.create(self._owner, name, spec.limits)
@@ -468,23 +460,18 @@ class LocalSandboxes(Sandboxes):
 
     def _prepared(self) -> LaunchKit:
         with self._lock:
-            if self._kit is None or self._owner is None or self._owner.pid != os.getpid():
-                self._kit = LaunchKit.prepare()
-                self._owner = Owner.current()
-                self._hierarchy = self._find_hierarchy()
-                if self._hierarchy is not None:
+            if self._kit is None or self._owner is None or self._owner.pid != os.getpid():  # a fork is another owner
+                kit = LaunchKit.prepare()
+                try:
+                    self._hierarchy = cgroups.find()
                     self._hierarchy.sweep()
-                else:
-                    self.features = FEATURES - {"limits"}
+                except SandboxUnavailable:
+                    if self._require_cgroup:
+                        raise
+                    self._hierarchy, self.features = None, FEATURES - {"limits"}
+                # Last: where limits are required and missing, every start must fail, not only the first.
+                self._kit, self._owner = kit, Owner.current()
             return self._kit
-
-    def _find_hierarchy(self) -> Hierarchy | None:
-        try:
-            return cgroups.find()
-        except SandboxUnavailable:
-            if self._require_cgroup:
-                raise
-            return None
 
 
 def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
