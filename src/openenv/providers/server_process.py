@@ -61,7 +61,6 @@ class ServerProcess:
             raise ProviderUnavailable(f"`{command[0]}` cannot be started: it is not installed, or not on PATH.")
         self.folder = folder or Path(tempfile.mkdtemp(prefix="openenv-server-"))
         self.log_path = log_path or self.folder / "log"
-        self._keeps_log = log_path is not None
         self._final_log = ""
         self._owner = os.getpid()
         self._lifeline: int | None = None
@@ -230,7 +229,8 @@ class ChildProcessProvider(RuntimeProvider):
 
     def _launch(self, port: int | None, start: Callable[[int], ServerProcess]) -> str:
         """Start a server on a port, by default any free one."""
-        self._require_stopped()
+        if self._server is not None and self._server.ended(0) is None:
+            raise ProviderError(f"{type(self).__name__} is already running at {self._base_url}; stop() it first")
         self.stop()  # a server that ended by itself left its log and its folder
         try:
             if port is None:
@@ -244,10 +244,6 @@ class ChildProcessProvider(RuntimeProvider):
             raise
         self._base_url = local_url(self.host, port)
         return self._base_url
-
-    def _require_stopped(self) -> None:
-        if self._server is not None and self._server.ended(0) is None:
-            raise ProviderError(f"{type(self).__name__} is already running at {self._base_url}; stop() it first")
 
     def _await(self, timeout_s: float, what: str) -> None:
         """Wait for the server; one that ends or does not answer is stopped."""

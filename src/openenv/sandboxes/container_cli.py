@@ -109,13 +109,7 @@ class ContainerCli:
         return f"The image '{image}' is not here and cannot be pulled ({reason}). Get it: {self.kind} pull {image}."
 
     def remove(self, name: str, *, within_s: float, may_appear_s: float = 0.0) -> str | None:
-        """Remove a container and wait until it is gone; where it may still be there in the end, return why.
-
-        Args:
-            name: The container.
-            within_s: How long to try.
-            may_appear_s: For how long the engine may still be creating it.
-        """
+        """Remove a container, which may only appear within `may_appear_s`; if it is still there, return why."""
         began = time.monotonic()
         while True:
             removed = self.run("rm", "--force", "--volumes", name)

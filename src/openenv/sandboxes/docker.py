@@ -245,7 +245,7 @@ class DockerSandbox(ShellSandbox):
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise SandboxError(f"Port {port} is taken in sandbox '{self.sandbox_id}'.") from error
-            return self._expose_by_tunnel(socket, port)
+            return super().expose(socket, port=port)
         self._exposures.append(self._relay.add(listener, socket))
         return f"http://127.0.0.1:{port}"
 

@@ -298,9 +298,6 @@ class ShellSandbox(Sandbox):
 
     def expose(self, socket: Path, *, port: int) -> str:
         """Let `http://127.0.0.1:PORT` inside reach a unix socket of the host, through a relay that runs inside."""
-        return self._expose_by_tunnel(socket, port)
-
-    def _expose_by_tunnel(self, socket: Path, port: int) -> str:
         self._open_tunnel(socket, port)
         self._tunnelled[port] = socket
         return f"http://127.0.0.1:{port}"

@@ -20,34 +20,10 @@ from openenv.errors import SandboxError, SandboxGone
 from openenv.sandboxes.base import Limits, Mount, Sandbox
 from openenv.sandboxes.checks.bench import CheckBench, CheckGroup, holds, raises, same
 
-_CONNECT = """
-import socket
-s = socket.socket({family})
-s.settimeout(3)
-try:
-    s.connect({address!r})
-    print("REACHED")
-except OSError as error:
-    print("refused", error)
-"""
-_UDP = """
-import socket
-for address in (("1.1.1.1", 53), ("8.8.8.8", 53), ({host!r}, {port})):
-    try:
-        s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        s.settimeout(1)
-        s.sendto(b"HELLO", address)
-        print("SENT", address)
-    except OSError as error:
-        print("refused", error)
-"""
-_DNS = """
-import socket
-try:
-    print("FOUND", socket.getaddrinfo("example.com", 443))
-except OSError as error:
-    print("refused", error)
-"""
+# Programs that run inside. Where the sandbox refuses, they end with an exception and print nothing.
+_CONNECT = "import socket; s = socket.socket({family}); s.settimeout(3); s.connect({address!r}); print('REACHED')"
+_SEND = "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'HELLO', {address!r})"
+_RESOLVE = "import socket; socket.getaddrinfo('example.com', 443); print('RESOLVED')"
 
 ISOLATION = CheckGroup("isolation")
 
@@ -63,17 +39,14 @@ def _udp(bench: CheckBench) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
         listener.bind(("0.0.0.0", 0))
         listener.settimeout(0.3)
-        bench.python(bench.box, _UDP.format(host=_own_address(), port=listener.getsockname()[1]))
-        try:
-            data = listener.recv(100)
-        except TimeoutError:
-            data = b""
-        same(data, b"", "what the host received")
+        bench.python(bench.box, _SEND.format(address=(_own_address(), listener.getsockname()[1])))
+        with raises(TimeoutError):  # nothing arrives
+            listener.recv(100)
 
 
 @ISOLATION.check("isolation.dns", "No name is resolved.")
 def _dns(bench: CheckBench) -> None:
-    holds("FOUND" not in bench.python(bench.box, _DNS).stdout, "a name was resolved")
+    holds("RESOLVED" not in bench.python(bench.box, _RESOLVE).stdout, "a name was resolved")
 
 
 @ISOLATION.check("isolation.loopback", "The host's own servers cannot be reached.")
