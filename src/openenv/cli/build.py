@@ -109,7 +109,7 @@ def _engine() -> ContainerCli:
     if shutil.which("docker") is None and shutil.which("podman") is None:
         raise failure(f"images are built by docker or podman, and neither is installed: {_INSTALL}")
     try:
-        return find_engine("auto", None, must_answer=True)
+        return find_engine("auto", None)
     except SandboxError as error:
         raise failure(error) from error
 

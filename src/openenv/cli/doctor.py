@@ -222,9 +222,9 @@ def _port() -> Diagnosis:
 def _local_sandbox() -> str:
     """Start one, without limits: those are the next check."""
     from ..sandboxes.local import LocalSandboxes
-    from ..sandboxes.local.bubblewrap import Bubblewrap, is_privileged
+    from ..sandboxes.local.bubblewrap import find_bubblewrap, is_privileged
 
-    version = ".".join(map(str, Bubblewrap.find().version))
+    version = ".".join(map(str, find_bubblewrap()[1]))
     began = time.monotonic()
     with LocalSandboxes(require_cgroup=False).open() as sandbox:
         sandbox.exec(["true"], timeout=_TRY_S)
@@ -242,9 +242,7 @@ def _control_groups() -> str:
 def _containers() -> str:
     from ..sandboxes.container_cli import find_engine
 
-    engine = find_engine("auto", None)
-    engine.check()
-    return f"{engine.kind} answers"
+    return f"{find_engine('auto', None).kind} answers"
 
 
 def _npm() -> Diagnosis:

@@ -53,7 +53,7 @@ class EngineProvider(ContainerProvider):
 
     def __init__(self, engine: EngineName, host: str | None, ready_timeout_s: float) -> None:
         try:
-            cli = find_engine(engine, host, must_answer=True)
+            cli = find_engine(engine, host)
         except SandboxUnavailable as error:
             what = "Podman" if engine == "podman" else "Docker"
             raise ProviderUnavailable(f"{what} is not available: {error}") from error
@@ -227,7 +227,11 @@ class LocalDockerProvider(EngineProvider):
         ]
         with contextlib.suppress(ProviderError):  # sweeping is a courtesy: its failure must not stop this start
             self._engine.sweep()
-        self._ensure_image(image)
+        if not self._engine.has_image(image):
+            with announce_if_slow(f"pulling {image}"):
+                problem = self._engine.pull(image, timeout=_PULL_S)
+            if problem is not None:
+                raise ProviderError(problem)
         name = new_name(image)
 
         def create() -> str:
@@ -247,14 +251,6 @@ class LocalDockerProvider(EngineProvider):
                 self._engine.run("stop", "--time", str(max(0, round(patience))), self._name, timeout=patience + 30)
         finally:
             self._remove()
-
-    def _ensure_image(self, image: str) -> None:
-        if self._engine.has_image(image):
-            return
-        with announce_if_slow(f"pulling {image}"):
-            problem = self._engine.pull(image, timeout=_PULL_S)
-        if problem is not None:
-            raise ProviderError(problem)
 
     def _published(self, container_port: int) -> int:
         """Return the port that the engine has chosen."""

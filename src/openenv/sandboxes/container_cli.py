@@ -148,11 +148,11 @@ class ContainerCli:
         return dead
 
 
-def find_engine(name: EngineName, host: str | None, *, must_answer: bool = False) -> ContainerCli:
-    """Return the engine of that name, or the first that is installed and, with `must_answer`, that answers.
+def find_engine(name: EngineName, host: str | None) -> ContainerCli:
+    """Return the engine of that name, or the first that is installed and answers.
 
     Raises:
-        SandboxUnavailable: There is none; the text is the reason of each that is installed, or how to install one.
+        SandboxUnavailable: None answers; the text is the reason of each that is installed, or how to install one.
     """
     kinds: tuple[Literal["docker", "podman"], ...] = ("docker", "podman") if name == "auto" else (name,)
     reasons = []
@@ -162,8 +162,7 @@ def find_engine(name: EngineName, host: str | None, *, must_answer: bool = False
             continue
         engine = ContainerCli(kind, program, host)
         try:
-            if must_answer:
-                engine.check()
+            engine.check()
             return engine
         except SandboxError as error:
             reasons.append(str(error))

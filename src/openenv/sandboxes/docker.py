@@ -58,7 +58,7 @@ class DockerSandboxes(Sandboxes):
     Args:
         image: Name of the image, which needs `/bin/sh` and `tar`; `host` shows the host's own system read-only.
             By default `OPENENV_SANDBOX_IMAGE` or `python:3.12-slim`.
-        engine: `docker`, `podman`, or the first of them that is installed.
+        engine: `docker`, `podman`, or the first of them that answers.
         host: The engine's address, as the engine's own option takes it.
         run_args: More options of `docker run`, put before the image.
     """
@@ -121,7 +121,6 @@ class DockerSandboxes(Sandboxes):
         with self._lock:
             if self._ready is None:
                 engine = find_engine(self._engine_name, self._host)
-                engine.check()
                 image = self.image
                 mounts: tuple[Mount, ...] = ()
                 envs = {"USER": "user", "LOGNAME": "user"}
@@ -241,20 +240,16 @@ class DockerSandbox(ShellSandbox):
         """
         self._require_alive()
         try:
-            listener = listen_in(self._network(), host="127.0.0.1", port=port)
+            network = Path(f"/proc/{self._first_process()}/ns/net")
+            if network.stat().st_ino == os.stat("/proc/self/ns/net").st_ino:
+                raise OSError("the container has no network of its own")
+            listener = listen_in(network, host="127.0.0.1", port=port)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise SandboxError(f"Port {port} is taken in sandbox '{self.sandbox_id}'.") from error
             return super().expose(socket, port=port)
         self._exposures.append(self._relay.add(listener, socket))
         return f"http://127.0.0.1:{port}"
-
-    def _network(self) -> Path:
-        """Return the network namespace of the container, where its processes are of this machine."""
-        there = Path(f"/proc/{self._first_process()}/ns/net")
-        if there.stat().st_ino == os.stat("/proc/self/ns/net").st_ino:
-            raise OSError("the container has no network of its own")
-        return there
 
     def _first_process(self) -> int:
         """Return the host's pid of the container's first process; OSError where it is not of this machine."""

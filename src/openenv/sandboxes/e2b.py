@@ -25,12 +25,12 @@ from openenv.errors import SandboxError, SandboxTreeError, SandboxUnavailable, S
 from openenv.sandboxes.base import Limits, OnOutput, Sandboxes, SandboxSpec, Stream
 from openenv.sandboxes.shell import Input, ShellSandbox, archive_limit
 from openenv.sandboxes.shell_command import READ_SCRIPT, Channel, ShellRun, framed
+from openenv.sandboxes.streams import slices
 
 if TYPE_CHECKING:
     from e2b import Sandbox as RemoteSandbox
 
 _log = logging.getLogger(__name__)
-_CHUNK = 1 << 18
 _KILLED = 137
 _INLINE = 60_000
 _PROBE_S = 15.0
@@ -219,17 +219,15 @@ class CommandChannel(Channel):
         return _KILLED if self._exit_code is not None and self._exit_code < 0 else self._exit_code
 
     def send(self, data: bytes) -> None:
-        """Write to the standard input."""
-        for start in range(0, len(data), _CHUNK):
+        for part in slices(data):
             if self._over.is_set() or self._closed.is_set():
                 return
             try:
-                self._handle.send_stdin(data[start : start + _CHUNK])
+                self._handle.send_stdin(part)
             except Exception:  # the command or the sandbox has ended: the reader finds out which
                 return
 
     def end_input(self) -> None:
-        """Close the standard input."""
         if self._has_input and not self._over.is_set() and not self._closed.is_set():
             self._has_input = False
             try:
@@ -238,7 +236,6 @@ class CommandChannel(Channel):
                 _log.debug("close_stdin", exc_info=True)
 
     def receive(self, timeout: float | None) -> tuple[Stream, bytes] | None:
-        """Return the next bytes of a stream."""
         if self._closed.is_set():
             raise EOFError
         try:

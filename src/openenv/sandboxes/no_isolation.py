@@ -14,17 +14,15 @@ import socket as sockets
 import subprocess
 import tempfile
 import threading
-import time
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from openenv.errors import SandboxError, SandboxGone, SandboxTreeError, SandboxUnavailable, SandboxUnsupported
 from openenv.sandboxes import trees
-from openenv.sandboxes.base import HOME, MAX_TREE, TIMED_OUT, CommandSpec, ExecResult, Sandbox, Sandboxes, SandboxSpec
+from openenv.sandboxes.base import HOME, MAX_TREE, CommandSpec, ExecResult, Sandbox, Sandboxes, SandboxSpec
 from openenv.sandboxes.relay import Exposure, Relay
-from openenv.sandboxes.streams import OutputBuffer, PipePump, Pipes, follow_output
+from openenv.sandboxes.streams import Pipes, follow_output, run_to_end
 
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 _SERIALS = "openenv-process-"
@@ -99,26 +97,13 @@ class ProcessSandbox(Sandbox):
         self._timer.start()
 
     def _exec(self, command: CommandSpec, timeout: float | None) -> ExecResult:
-        started = time.monotonic()
-        buffer = OutputBuffer(command.max_output, command.on_output)
-        pipes = Pipes.open(with_stdin=command.stdin is not None)
-        try:
-            job = self._start(command, pipes)
-            pump = PipePump(pipes, command.stdin, buffer.feed)
+        with Pipes.open(with_stdin=command.stdin is not None) as pipes:
             try:
-                ended = pump.run(job.ended.fileno(), None if timeout is None else started + timeout)
-            except BaseException:
-                job.kill()
-                raise
-            if not ended:
-                job.kill()
-            code = job.wait()
-            pump.drain()
-        except _CannotStart as refusal:
-            return replace(refusal.result, duration_s=time.monotonic() - started)
-        finally:
-            pipes.close()
-        return buffer.result(code if ended else TIMED_OUT, began=started, timed_out=not ended)
+                job = self._start(command, pipes)
+            except _CannotStart as refusal:
+                return refusal.result
+            end = job.ended.fileno()
+            return run_to_end(command, timeout, pipes, end=end, exit_code=job.wait, kill=job.kill_and_wait)
 
     def _start_bg(self, command: CommandSpec) -> ProcessJob:
         if command.on_output is None:
@@ -133,13 +118,11 @@ class ProcessSandbox(Sandbox):
         return job
 
     def read_bytes(self, path: str, *, max_bytes: int | None = None) -> bytes:
-        """Return a file's content."""
         self._check_alive()
         with self._opened(path).open("rb") as file:
             return file.read() if max_bytes is None else file.read(max_bytes)
 
     def write_bytes(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
-        """Write a file, with its parent folders."""
         self._check_alive()
         target = self._opened(path)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -147,12 +130,10 @@ class ProcessSandbox(Sandbox):
         target.chmod(mode)
 
     def exists(self, path: str) -> bool:
-        """Return whether there is such a file or folder."""
         self._check_alive()
         return self._path(path).exists()
 
     def pack(self, path: str, archive: Path, *, max_bytes: int = MAX_TREE) -> None:
-        """Write the tree at `path` into a tar file."""
         self._check_alive()
         try:
             with archive.open("wb") as file:
@@ -164,7 +145,6 @@ class ProcessSandbox(Sandbox):
             raise
 
     def unpack(self, archive: Path, path: str) -> None:
-        """Unpack a tar file below `path`."""
         self._check_alive()
         try:
             with archive.open("rb") as file:
@@ -284,11 +264,9 @@ class ProcessJob:
 
     @property
     def pid(self) -> int:
-        """Return the process id."""
         return self._process.pid
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code; raise TimeoutError when it is not there in time."""
         self._waiter.join(timeout)
         if self._code is None:
             raise TimeoutError("the command still runs")
@@ -300,6 +278,11 @@ class ProcessJob:
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
+
+    def kill_and_wait(self) -> None:
+        """Kill the whole group and wait until the command has ended."""
+        self.kill()
+        self.wait()
 
     def free(self) -> None:
         """Kill the whole group and free what it holds."""

@@ -155,31 +155,23 @@ class SandboxPool:
     def _fill(self) -> None:
         """Keep sandboxes ready until the pool is closed."""
         while True:
+            stale = []
             with self._changed:
-                self._changed.wait_for(self._has_to_act, self._time_to_next())
+                self._changed.wait_for(lambda: self._closed or len(self._ready) < self._size, self._time_to_next())
                 if self._closed:
                     return
-                stale = self._stale()
+                while self._ready and self._clock() - self._ready[0][1] > self._max_idle_s:  # the oldest come first
+                    stale.append(self._ready.popleft()[0])
                 missing = self._size - len(self._ready)
             for sandbox in stale:
                 sandbox.close()
             if missing > 0:
                 self._add()
 
-    def _has_to_act(self) -> bool:
-        return self._closed or len(self._ready) < self._size
-
     def _time_to_next(self) -> float:
         if not self._ready:
             return _PAUSE_S
         return max(0.01, self._ready[0][1] + self._max_idle_s - self._clock())
-
-    def _stale(self) -> list[Sandbox]:
-        """Remove and return those that were ready for too long; the oldest come first."""
-        stale = []
-        while self._ready and self._clock() - self._ready[0][1] > self._max_idle_s:
-            stale.append(self._ready.popleft()[0])
-        return stale
 
     def _add(self) -> None:
         try:

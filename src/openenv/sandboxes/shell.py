@@ -57,7 +57,6 @@ class ShellJob:
 
     @property
     def pid(self) -> int:
-        """Return the process id inside the sandbox."""
         return self._run.reader.pid or 0
 
     @property
@@ -66,7 +65,6 @@ class ShellJob:
         return self._over.is_set()
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code; raise TimeoutError when it is not there in time."""
         if not self._over.wait(timeout):
             raise TimeoutError(f"The background job {self.pid} was not over in {timeout} s.")
         if self._error is not None:
@@ -74,7 +72,6 @@ class ShellJob:
         return self._exit_code
 
     def kill(self) -> None:
-        """Kill the job and every process that it started."""
         try:
             self._sandbox.kill_run(self._run)
         except SandboxGone:
@@ -161,7 +158,10 @@ class ShellSandbox(Sandbox):
         with self._lock:
             self._runs.add(run)
         try:
-            self._feed(run, stdin)
+            if stdin is None:
+                run.channel.end_input()
+            else:
+                threading.Thread(target=_pour, args=(run.channel, stdin()), name="stdin", daemon=True).start()
             if run.wait_started(time.monotonic() + START_S):
                 run.began = time.monotonic()
                 return True
@@ -170,12 +170,6 @@ class ShellSandbox(Sandbox):
             raise
         self.forget(run)
         return False
-
-    def _feed(self, run: ShellRun, stdin: Input | None) -> None:
-        if stdin is None:
-            run.channel.end_input()
-            return
-        threading.Thread(target=_pour, args=(run.channel, stdin()), name="stdin", daemon=True).start()
 
     def _finish(self, run: ShellRun, timeout: float | None) -> ExecResult:
         try:
@@ -266,11 +260,9 @@ class ShellSandbox(Sandbox):
     # The end
 
     def kill(self) -> None:
-        """End the sandbox and everything in it."""
         self._end("killed")
 
     def close(self) -> None:
-        """End the sandbox and free what it took."""
         self._end("closed")
 
     def _end(self, reason: str) -> None:
@@ -358,7 +350,6 @@ class ShellSandbox(Sandbox):
         return shlex.quote(path if path.startswith("/") else f"{self.workdir}/{path}")
 
     def read_bytes(self, path: str, *, max_bytes: int | None = None) -> bytes:
-        """Return a file's content."""
         where = self._path(path)
         read = "cat" if max_bytes is None else f"head -c {max_bytes}"
         return self._tool(
@@ -368,7 +359,6 @@ class ShellSandbox(Sandbox):
         ).output("stdout")
 
     def write_bytes(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
-        """Write a file as the sandbox's user, with its parent folders."""
         self._tool(
             f'p={self._path(path)}; [ -d "$p" ] && exit {_FOLDER}; mkdir -p "${{p%/*}}/" || exit {_FORBIDDEN}\n'
             f'[ -e "$p" ] && [ ! -f "$p" ] && {{ echo "no regular file" >&2; exit {_NO_FILE}; }}\n'
@@ -377,18 +367,15 @@ class ShellSandbox(Sandbox):
         )
 
     def exists(self, path: str) -> bool:
-        """Say whether there is such a file or folder."""
         return self._tool(f"[ -e {self._path(path)} ] && printf yes; :").output("stdout") == b"yes"
 
     def pack(self, path: str, archive: Path, *, max_bytes: int = MAX_TREE) -> None:
-        """Write the tree at `path` into a tar file of the host."""
         with tempfile.TemporaryDirectory(prefix="openenv-tree-") as folder:
             raw = Path(folder, "tree.tar")
             self._fetch_tree(path, raw, max_bytes)
             clean_archive(raw, archive, max_bytes=max_bytes)
 
     def unpack(self, archive: Path, path: str) -> None:
-        """Unpack a tar file of the host below `path`, inside."""
         # The tar inside does it, so a hostile archive harms only the sandbox.
         with archive.open("rb") as file:
             self._tool(self._tar_in(path), stdin=lambda: iter(lambda: file.read(_CHUNK), b""))

@@ -276,17 +276,13 @@ class ShellRun:
         try:
             got = self.channel.receive(left)
         except EOFError:
-            self._take("stdout", self.reader.flush("stdout"))
-            self._take("stderr", self.reader.flush("stderr"))
+            self._buffer.feed("stdout", self.reader.flush("stdout"))
+            self._buffer.feed("stderr", self.reader.flush("stderr"))
             return False
         if got is None:
             return deadline is None or time.monotonic() < deadline or self.reader.pid is not None
-        self._take(got[0], self.reader.feed(*got))
+        self._buffer.feed(got[0], self.reader.feed(*got))
         return True
-
-    def _take(self, stream: Stream, data: bytes) -> None:
-        if data:
-            self._buffer.feed(stream, data)
 
     def output(self, stream: Stream) -> bytes:
         """Return what was kept of a stream."""
@@ -331,7 +327,6 @@ class ProcessChannel(Channel):
         return 128 - code if code < 0 else code
 
     def send(self, data: bytes) -> None:
-        """Write to the standard input."""
         view = memoryview(data)
         while view:
             with self._writing:  # held briefly: `end_input` must not close the pipe during a write, nor wait long
@@ -349,12 +344,10 @@ class ProcessChannel(Channel):
                     return
 
     def end_input(self) -> None:
-        """Close the standard input."""
         with self._writing:
             self._input.close()
 
     def receive(self, timeout: float | None) -> tuple[Stream, bytes] | None:
-        """Return the next bytes of a stream."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._reading:
             while not self._closed and self._selector.get_map():

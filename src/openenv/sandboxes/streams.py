@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from openenv.sandboxes.base import ExecResult, OnOutput, Stream
+from openenv.errors import SandboxError
+from openenv.sandboxes.base import TIMED_OUT, CommandSpec, ExecResult, OnOutput, Stream
 
 with contextlib.suppress(ImportError):  # Windows has neither, and never gets to use them
     import fcntl
@@ -60,6 +61,12 @@ class Pipes:
         while self.theirs:
             os.close(self.theirs.pop())
 
+    def __enter__(self) -> Pipes:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Close everything."""
         self.close_theirs()
@@ -84,7 +91,9 @@ class OutputBuffer:
         self.truncated = False
 
     def feed(self, stream: Stream, data: bytes) -> None:
-        """Take the next bytes of a stream."""
+        """Take the next bytes of a stream, if there are any."""
+        if not data:
+            return
         kept = self._kept[stream]
         room = len(data) if self._max is None else max(0, self._max - len(kept))
         kept += data[:room]
@@ -114,7 +123,7 @@ def follow_output(pipes: Pipes, on_output: OnOutput) -> threading.Thread:
 
     def follow() -> None:
         try:
-            PipePump(pipes, None, on_output).run_to_end()
+            PipePump(pipes, None, on_output).run_until_closed()
         finally:
             pipes.close()
 
@@ -159,7 +168,7 @@ class PipePump:
         finally:
             self._poll.unregister(end)
 
-    def run_to_end(self) -> None:
+    def run_until_closed(self) -> None:
         """Pump until all writing ends of the pipes are closed."""
         while self._streams:
             for fd, _ in self._poll.poll():
@@ -202,6 +211,38 @@ class PipePump:
             self._poll.unregister(fd)
             del self._streams[fd]
         return len(data)
+
+
+def run_to_end(
+    command: CommandSpec,
+    timeout: float | None,
+    pipes: Pipes,
+    *,
+    end: int,
+    exit_code: Callable[[], int | None],
+    kill: Callable[[], object],
+) -> ExecResult:
+    """Pump a started command's pipes until it has ended, and kill it when its time is over.
+
+    `exit_code` is called whenever the descriptor `end` is readable; it returns None for news that are not the end yet.
+    """
+    began = time.monotonic()
+    deadline = None if timeout is None else began + timeout
+    buffer = OutputBuffer(command.max_output, command.on_output)
+    pump = PipePump(pipes, command.stdin, buffer.feed)
+    code = None
+    try:
+        while code is None and pump.run(end, deadline):
+            code = exit_code()
+    except BaseException:  # `on_output` raised, or Ctrl-C: without its reader the command must not run on
+        with contextlib.suppress(SandboxError):
+            kill()
+        raise
+    if code is None:
+        kill()
+    # A daemon that it left may hold its pipes, so their end is not waited for; what the command wrote is in them.
+    pump.drain()
+    return buffer.result(TIMED_OUT if code is None else code, began=began, timed_out=code is None)
 
 
 def slices(data: bytes) -> Iterator[bytes]:

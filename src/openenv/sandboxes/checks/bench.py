@@ -68,21 +68,19 @@ class CheckBench:
         self.backend = backend
         self._shared: Sandbox | None = None
         self._own: list[Sandbox] = []
-        self._stack = contextlib.ExitStack()
+        self._temporary = tempfile.TemporaryDirectory(prefix="openenv-check-", ignore_cleanup_errors=True)
         self._has_python: bool | None = None
         self._is_alive = False
         self._folders = 0
 
     def __enter__(self) -> CheckBench:
-        folder = tempfile.TemporaryDirectory(prefix="openenv-check-", ignore_cleanup_errors=True)
-        self._root = Path(self._stack.enter_context(folder))
         return self
 
     def __exit__(self, *_: object) -> None:
         self.tidy()
         if self._shared is not None:
             self._shared.close()
-        self._stack.close()
+        self._temporary.cleanup()
 
     @property
     def box(self) -> Sandbox:
@@ -121,7 +119,7 @@ class CheckBench:
     def folder(self) -> Path:
         """Make a new folder of the host."""
         self._folders += 1
-        folder = self._root / str(self._folders)
+        folder = Path(self._temporary.name, str(self._folders))
         folder.mkdir()
         return folder
 

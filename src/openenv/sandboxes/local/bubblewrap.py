@@ -72,36 +72,28 @@ _NEEDED_CAPABILITIES = (0, 6, 7, 8, 12, 21)
 """CHOWN, SETGID, SETUID, SETPCAP, NET_ADMIN, SYS_ADMIN: with these no user namespace is needed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bubblewrap:
-    """The program and its version."""
+def find_bubblewrap() -> tuple[str, tuple[int, ...]]:
+    """Return the path of bubblewrap and its version.
 
-    path: str
-    version: tuple[int, ...]
-
-    @classmethod
-    def find(cls) -> Bubblewrap:
-        """Find bubblewrap.
-
-        Raises:
-            SandboxUnavailable: It is not installed; the text names the command that installs it.
-        """
-        if not sys.platform.startswith("linux"):
-            raise SandboxUnavailable("Local sandboxes need Linux. Use the docker backend on this system.")
-        path = shutil.which("bwrap")
-        if path is None:
-            raise SandboxUnavailable(
-                f"Local sandboxes need bubblewrap, which is not installed. Install it with: {install_command()}"
-            )
-        try:
-            text = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
-        except (OSError, subprocess.SubprocessError) as error:
-            raise SandboxUnavailable(f"{path} does not run: {error}") from error
-        number = re.search(r"(\d+(?:\.\d+)+)", text)
-        version = tuple(int(part) for part in number[1].split(".")) if number else (0,)
-        if version < (0, 5):  # the first with --perms
-            raise SandboxUnavailable(f"Local sandboxes need bubblewrap 0.5 or later; {path} is {text.strip()}.")
-        return cls(path, version)
+    Raises:
+        SandboxUnavailable: It is not installed; the text names the command that installs it.
+    """
+    if not sys.platform.startswith("linux"):
+        raise SandboxUnavailable("Local sandboxes need Linux. Use the docker backend on this system.")
+    path = shutil.which("bwrap")
+    if path is None:
+        raise SandboxUnavailable(
+            f"Local sandboxes need bubblewrap, which is not installed. Install it with: {install_command()}"
+        )
+    try:
+        text = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SandboxUnavailable(f"{path} does not run: {error}") from error
+    number = re.search(r"(\d+(?:\.\d+)+)", text)
+    version = tuple(int(part) for part in number[1].split(".")) if number else (0,)
+    if version < (0, 5):  # the first with --perms
+        raise SandboxUnavailable(f"Local sandboxes need bubblewrap 0.5 or later; {path} is {text.strip()}.")
+    return path, version
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +113,9 @@ class Interpreter:
         executable = os.path.join(prefix, "bin", name)
         if not os.path.exists(executable):
             executable = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
-        folders = []
-        for folder in dict.fromkeys((prefix, os.path.realpath(prefix), os.path.dirname(os.path.dirname(executable)))):
-            if folder != "/" and not folder.startswith("/usr/") and folder != "/usr":
-                folders.append(folder)
-        return cls(executable, tuple(folders))
+        folders = dict.fromkeys((prefix, os.path.realpath(prefix), os.path.dirname(os.path.dirname(executable))))
+        outside = (folder for folder in folders if folder not in ("/", "/usr") and not folder.startswith("/usr/"))
+        return cls(executable, tuple(outside))
 
     @property
     def search_path(self) -> str:
@@ -203,12 +193,8 @@ def file_system(spec: SandboxSpec, user: SandboxUser, interpreter: Interpreter, 
 
 def copied_etc() -> dict[str, bytes]:
     """Return the files of the host's /etc that are seen inside, by their paths."""
-    contents = {}
-    for name in _ETC_FILES:
-        path = Path("/etc", name)
-        if path.is_file():
-            contents[str(path)] = path.read_bytes()
-    return contents
+    paths = (Path("/etc", name) for name in _ETC_FILES)
+    return {str(path): path.read_bytes() for path in paths if path.is_file()}
 
 
 def own_etc(user: SandboxUser) -> dict[str, bytes]:
@@ -342,7 +328,8 @@ _ENTER = 'umask 022; ulimit -c 0; while [ "$1" != -- ]; do echo 0 >"$1" || exit 
 class LaunchKit:
     """What all sandboxes of a backend share."""
 
-    program: Bubblewrap
+    program: str
+    version: tuple[int, ...]
     interpreter: Interpreter
     filter: bytes
     files: Mapping[str, bytes]
@@ -350,7 +337,7 @@ class LaunchKit:
     @classmethod
     def prepare(cls) -> LaunchKit:
         """Find the programs and compile what goes inside."""
-        program = Bubblewrap.find()
+        program, version = find_bubblewrap()
         machine = platform.machine()
         if not seccomp.supported(machine):
             raise SandboxUnavailable(f"Local sandboxes have no system call filter for {machine} processors.")
@@ -360,7 +347,7 @@ class LaunchKit:
             f"{INSIDE}/init.pyc": compiled(inside),
             f"{INSIDE}/trees.pyc": compiled(Path(trees.__file__)),
         }
-        return cls(program, Interpreter.current(), seccomp.program(machine), files)
+        return cls(program, version, Interpreter.current(), seccomp.program(machine), files)
 
 
 class Processes:
@@ -374,7 +361,10 @@ class Processes:
         self.exposures: list[Exposure] = []
         self._process = process
         self._first = first
-        self._handle = _handle(first)
+        self._handle: int | None = None
+        if first is not None and hasattr(os, "pidfd_open"):
+            with contextlib.suppress(OSError):
+                self._handle = os.pidfd_open(first)
         self._lock = threading.Lock()
         self._freed = False
         self._owner = os.getpid()
@@ -455,9 +445,9 @@ def launch(kit: LaunchKit, spec: SandboxSpec, user: SandboxUser, group: Group | 
 
 def _command(kit: LaunchKit, spec: SandboxSpec, user: SandboxUser, options: list[str], control: int) -> list[str]:
     return [
-        kit.program.path,
+        kit.program,
         *namespaces(user),
-        *file_system(spec, user, kit.interpreter, kit.program.version),
+        *file_system(spec, user, kit.interpreter, kit.version),
         *options,
         *("--remount-ro", "/", "--chdir", "/", "--"),
         *(kit.interpreter.executable, "-I", "-S", f"{INSIDE}/init.pyc", str(control)),
@@ -522,15 +512,6 @@ def _first_process(info: int) -> int | None:
     try:
         return int(json.loads(text)["child-pid"])
     except (ValueError, KeyError):
-        return None
-
-
-def _handle(pid: int | None) -> int | None:
-    if pid is None or not hasattr(os, "pidfd_open"):
-        return None
-    try:
-        return os.pidfd_open(pid)
-    except OSError:
         return None
 
 

@@ -13,7 +13,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,12 +88,12 @@ class Hierarchy:
         """Yield the sandboxes' groups that exist here, with their owners."""
         seen = set()
         for parent in self.parents:
-            for entry in _entries(parent):
-                name = _NAME.fullmatch(entry)
+            for folder in parent.glob("openenv~*"):
+                name = _NAME.fullmatch(folder.name)
                 owner = Owner.parse(name["owner"].replace("_", "/")) if name else None
-                if owner is not None and entry not in seen:
-                    seen.add(entry)
-                    yield entry, owner
+                if owner is not None and folder.name not in seen:
+                    seen.add(folder.name)
+                    yield folder.name, owner
 
     def sweep(self) -> list[str]:
         """Remove the groups whose owners are dead and that are empty by now; return the names of those removed."""
@@ -226,13 +226,6 @@ def _gives_controllers(parent: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def _entries(folder: Path) -> Sequence[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return ()
 
 
 def _remove(folder: Path, deadline: float) -> None:

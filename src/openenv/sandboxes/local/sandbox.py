@@ -32,7 +32,6 @@ from openenv.errors import SandboxError, SandboxGone, SandboxTreeError, SandboxU
 from openenv.sandboxes.base import (
     FEATURES,
     MAX_TREE,
-    TIMED_OUT,
     CommandSpec,
     ExecResult,
     Sandbox,
@@ -45,7 +44,7 @@ from openenv.sandboxes.local.cgroups import Hierarchy
 from openenv.sandboxes.local.control import InitReply, ReplyChannel
 from openenv.sandboxes.owners import Owner
 from openenv.sandboxes.relay import Relay
-from openenv.sandboxes.streams import OutputBuffer, PipePump, Pipes, follow_output, slices
+from openenv.sandboxes.streams import Pipes, follow_output, run_to_end, slices
 
 _KILLED = 128 + 9
 
@@ -70,11 +69,9 @@ class LocalJob:
 
     @property
     def pid(self) -> int:
-        """Return the process id inside the sandbox."""
         return self._pid
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code; raise TimeoutError when it is not there in time."""
         deadline = None if timeout is None else time.monotonic() + timeout
         if not self._lock.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
             raise TimeoutError("the job still runs")
@@ -91,14 +88,13 @@ class LocalJob:
         return self._code
 
     def kill(self) -> None:
-        """Kill the job and every process that it started."""
         with contextlib.suppress(SandboxGone):  # then it is dead
             self._sandbox.kill_job(self._number)
 
 
 _CHUNK = 256 * 1024
-_IDLE_S = 60.0
-_REPLY_S = 60.0
+_SILENCE_S = 60.0
+"""How long PID 1 may send nothing and take nothing while it works on a request."""
 
 
 class LocalSandbox(Sandbox):
@@ -119,28 +115,18 @@ class LocalSandbox(Sandbox):
     # Commands
 
     def _exec(self, command: CommandSpec, timeout: float | None) -> ExecResult:
-        started = time.monotonic()
-        deadline = None if timeout is None else started + timeout
-        buffer = OutputBuffer(command.max_output, command.on_output)
         kills = self._oom_kills()  # of the whole sandbox: the kernel does not count them by command
-        pipes = Pipes.open(with_stdin=command.stdin is not None)
         job = next(self._jobs)
-        try:
-            with self._start(job, command, pipes) as channel:
-                pump = PipePump(pipes, command.stdin, buffer.feed)
-                try:
-                    code = self._await_exit(channel, pump, deadline)
-                except BaseException:  # `on_output` raised, or Ctrl-C: without its reader the command must not run on
-                    self._kill_quietly(job)
-                    raise
-                if code is None:
-                    self.kill_job(job)
-                # A daemon that it left may hold its pipes, so their end is not waited for; what it wrote is in them.
-                pump.drain()
-        finally:
-            pipes.close()
-        oom = self._oom_kills() > kills
-        return buffer.result(TIMED_OUT if code is None else code, began=started, timed_out=code is None, oom=oom)
+        with Pipes.open(with_stdin=command.stdin is not None) as pipes, self._start(job, command, pipes) as channel:
+            result = run_to_end(
+                command,
+                timeout,
+                pipes,
+                end=channel.fileno(),
+                exit_code=lambda: self.exit_code_in(channel.receive(_SILENCE_S)),
+                kill=lambda: self.kill_job(job),
+            )
+        return replace(result, oom=self._oom_kills() > kills)
 
     def _start_bg(self, command: CommandSpec) -> LocalJob:
         number = next(self._jobs)
@@ -149,7 +135,7 @@ class LocalSandbox(Sandbox):
             if pipes is not None:
                 failing.callback(pipes.close)
             channel = failing.enter_context(self._start(number, command, pipes))
-            first = self._reply(channel, _REPLY_S)
+            first = self._reply(channel)
             if first.kind == "e":
                 raise SandboxError(f"The command cannot be started: {os.strerror(first.number)}.")
             failing.pop_all()
@@ -159,13 +145,11 @@ class LocalSandbox(Sandbox):
         return job
 
     def stop_processes(self) -> None:
-        """Kill every process inside."""
-        self._request({"op": "stop"}, _REPLY_S)
+        self._request({"op": "stop"})
 
     # Files
 
     def read_bytes(self, path: str, *, max_bytes: int | None = None) -> bytes:
-        """Return a file's content."""
         limit = MAX_TREE + 1 if max_bytes is None else max_bytes
         parts: list[bytes] = []
         self._copy({"op": "read", "limit": limit}, path, lambda end: _receive(end, parts.append))
@@ -175,11 +159,9 @@ class LocalSandbox(Sandbox):
         return content
 
     def write_bytes(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
-        """Write a file as the sandbox's user."""
         self._copy({"op": "write", "mode": mode}, path, lambda end: _send(end, content))
 
     def exists(self, path: str) -> bool:
-        """Return whether there is such a file or folder."""
         try:
             self._kind(path)
         except OSError:
@@ -187,7 +169,6 @@ class LocalSandbox(Sandbox):
         return True
 
     def pack(self, path: str, archive: Path, *, max_bytes: int = MAX_TREE) -> None:
-        """Write the tree at `path` into a tar file of the host."""
         try:
             with archive.open("wb") as file:
                 self._copy({"op": "pack"}, path, lambda end: _receive(end, file.write, max_bytes))
@@ -196,7 +177,6 @@ class LocalSandbox(Sandbox):
             raise
 
     def unpack(self, archive: Path, path: str) -> None:
-        """Unpack a tar file of the host below `path`, inside."""
         with archive.open("rb") as file:
             self._copy({"op": "unpack"}, path, lambda end: end.sendfile(file))
 
@@ -208,7 +188,7 @@ class LocalSandbox(Sandbox):
         The port is opened inside and accepted on outside, so that no process of the sandbox is in between.
         """
         with self._call({"op": "listen", "port": port}) as channel:
-            reply, fd = channel.receive_fd(_REPLY_S)
+            reply, fd = channel.receive_fd(_SILENCE_S)
         if reply is None:
             raise self._gone() or SandboxError("The sandbox did not open the port.")
         if reply.kind != "o" or fd is None:
@@ -227,11 +207,9 @@ class LocalSandbox(Sandbox):
         return self._gone() is None
 
     def kill(self) -> None:
-        """End the sandbox and everything in it, and free what it took of the host."""
         self._end("killed")
 
     def close(self) -> None:
-        """End the sandbox and free what it took of the host."""
         self._end("closed")
 
     def abandon(self) -> None:
@@ -280,14 +258,6 @@ class LocalSandbox(Sandbox):
             if pipes is not None:
                 pipes.close_theirs()
 
-    def _await_exit(self, channel: ReplyChannel, pump: PipePump, deadline: float | None) -> int | None:
-        """Return a command's exit code, or None at the deadline."""
-        while pump.run(channel.fileno(), deadline):
-            code = self.exit_code_in(channel.receive(_REPLY_S))
-            if code is not None:
-                return code
-        return None
-
     def exit_code_in(self, reply: InitReply | None) -> int | None:
         """Return the exit code that a reply has; None for one that came before the end.
 
@@ -305,7 +275,7 @@ class LocalSandbox(Sandbox):
 
     def kill_job(self, job: int) -> None:
         """Kill a command and every process that it started."""
-        self._request({"op": "kill", "job": job}, _REPLY_S)
+        self._request({"op": "kill", "job": job})
 
     def _kill_quietly(self, job: int) -> None:
         with contextlib.suppress(SandboxError):
@@ -313,7 +283,7 @@ class LocalSandbox(Sandbox):
 
     def _kind(self, path: str) -> bytes:
         request = {"op": "kind", "job": next(self._jobs), "path": self._path(path)}
-        reply = self._request(request, _REPLY_S)
+        reply = self._request(request)
         reply.raise_for_path(path)
         return reply.value
 
@@ -325,7 +295,7 @@ class LocalSandbox(Sandbox):
             with theirs:
                 channel = self._call({**request, "job": job, "path": self._path(path)}, [theirs.fileno()])
             with channel:
-                ours.settimeout(_IDLE_S)
+                ours.settimeout(_SILENCE_S)
                 broken = False
                 try:
                     copy(ours)
@@ -337,17 +307,17 @@ class LocalSandbox(Sandbox):
                         raise SandboxError(f"{path}: the sandbox sends or takes nothing.") from error
                     raise
                 ours.close()  # the end of what is written inside
-                self._reply(channel, _IDLE_S).raise_for_path(path)
+                self._reply(channel).raise_for_path(path)
                 if broken:
                     raise SandboxError(f"{path}: the sandbox did not take all of it.")
 
-    def _request(self, request: Mapping[str, object], timeout: float) -> InitReply:
+    def _request(self, request: Mapping[str, object]) -> InitReply:
         with self._call(request) as channel:
-            return self._reply(channel, timeout)
+            return self._reply(channel)
 
-    def _reply(self, channel: ReplyChannel, timeout: float) -> InitReply:
+    def _reply(self, channel: ReplyChannel) -> InitReply:
         try:
-            reply = channel.receive(timeout)
+            reply = channel.receive(_SILENCE_S)
         except TimeoutError:
             self._end("it does not reply")
             raise self._gone() or SandboxError("The sandbox does not reply.") from None
