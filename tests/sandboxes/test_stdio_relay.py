@@ -112,3 +112,30 @@ def test_many_connections_at_once_are_not_mixed_up(port: int) -> None:
 def test_a_connection_without_a_destination_is_closed(tmp_path: Path, free_port: Callable[[], int]) -> None:
     for port in tunnelled(tmp_path / "missing", free_port()):
         assert ask(port, b"hello") == b""
+
+
+def test_a_server_that_ends_its_half_still_receives_from_the_client(
+    tmp_path: Path, free_port: Callable[[], int]
+) -> None:
+    received: list[bytes] = []
+
+    def greet(server: socket.socket) -> None:
+        end, _ = server.accept()
+        with end:
+            end.sendall(b"hello")
+            end.shutdown(socket.SHUT_WR)
+            while data := end.recv(100):
+                received.append(data)
+
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+        server.listen()
+        greeting = threading.Thread(target=greet, args=(server,), daemon=True)
+        greeting.start()
+        for port in tunnelled(tmp_path / "socket", free_port()):
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+                assert client.recv(100) == b"hello"
+                assert client.recv(100) == b""
+                client.sendall(b"late")
+            greeting.join(20)
+    assert received == [b"late"]

@@ -6,13 +6,13 @@ import contextlib
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 from openenv.errors import SandboxGone
-from openenv.sandboxes.base import ExecResult, Limits, Mount, Sandbox, Sandboxes, SandboxSpec
+from openenv.sandboxes.base import ExecResult, Sandbox, Sandboxes, SandboxSpec
 
 
 class NotOffered(Exception):
@@ -96,17 +96,9 @@ class CheckBench:
         self._is_alive = True
         return self._shared
 
-    def open(
-        self,
-        *,
-        limits: Limits | None = None,
-        mounts: tuple[Mount, ...] = (),
-        envs: Mapping[str, str] | None = None,
-        timeout_s: float = 600,
-    ) -> Sandbox:
+    def open(self, spec: SandboxSpec | None = None) -> Sandbox:
         """Open a sandbox for one check; it is closed after it."""
-        spec = SandboxSpec(limits=limits or Limits(), mounts=mounts, envs=envs or {}, timeout_s=timeout_s)
-        box = self.backend.open(spec)
+        box = self.backend.open(spec or SandboxSpec(timeout_s=600))
         self._own.append(box)
         return box
 

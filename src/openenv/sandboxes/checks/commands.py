@@ -9,7 +9,7 @@ import time
 from collections import Counter
 
 from openenv.errors import SandboxGone
-from openenv.sandboxes.base import BgJob, Stream
+from openenv.sandboxes.base import BgJob, SandboxSpec, Stream
 from openenv.sandboxes.checks.bench import CheckBench, CheckGroup, eventually, holds, raises, running, same, seconds
 
 _TEXT = "naïve ☃ 🦊 \u202e שלום"
@@ -58,7 +58,7 @@ def _shell_lines(bench: CheckBench) -> None:
 
 @COMMANDS.check("exec.environment", "Variables come from the spec and the call, and the call's win.")
 def _environment(bench: CheckBench) -> None:
-    box = bench.open(envs={"FIRST": "spec", "SECOND": "spec"})
+    box = bench.open(SandboxSpec(envs={"FIRST": "spec", "SECOND": "spec"}))
     result = box.exec('printf "%s %s %s" "$FIRST" "$SECOND" "$THIRD"', envs={"SECOND": "call", "THIRD": f"{_TEXT}\n"})
     same(result.stdout, f"spec call {_TEXT}\n", "the environment")
     same(box.exec('printf "%s" "${THIRD-unset}"').stdout, "unset", "a variable of an earlier command")
@@ -253,7 +253,7 @@ def _unlimited(bench: CheckBench) -> None:
 
 @COMMANDS.check("time.expiry", "A sandbox ends by itself when its time is over.", feature="expiry")
 def _expiry(bench: CheckBench) -> None:
-    box = bench.open(timeout_s=3)
+    box = bench.open(SandboxSpec(timeout_s=3))
     started = time.monotonic()
     with raises(SandboxGone):
         box.exec("sleep 100", timeout=60)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from openenv.errors import SandboxError, SandboxGone
-from openenv.sandboxes.base import Limits, Mount, Sandbox
+from openenv.sandboxes.base import Limits, Mount, Sandbox, SandboxSpec
 from openenv.sandboxes.checks.bench import CheckBench, CheckGroup, holds, raises, same
 
 # Programs that run inside. Where the sandbox refuses, they end with an exception and print nothing.
@@ -166,7 +166,8 @@ def _mounts(bench: CheckBench) -> None:
     (folder / "sub" / "file").write_text("mounted")
     (folder / "sub").chmod(0o777)
     (folder / "sub" / "file").chmod(0o666)
-    box = bench.open(mounts=(Mount(folder / "sub", "/opt/tools"), Mount(folder / "sub" / "file", "/opt/single")))
+    mounts = (Mount(folder / "sub", "/opt/tools"), Mount(folder / "sub" / "file", "/opt/single"))
+    box = bench.open(SandboxSpec(mounts=mounts))
     same(box.exec("cat /opt/tools/file /opt/single").stdout, "mountedmounted", "what is seen of the mounts")
     result = box.exec("echo x > /opt/tools/file || touch /opt/tools/new || echo x > /opt/single || rm /opt/tools/file")
     holds(result.exit_code != 0, "a mount can be written to")
@@ -261,7 +262,7 @@ LIMITS = CheckGroup("limits")
 
 @LIMITS.check("limit.memory", "A process that uses up the memory is ended, and the sandbox lives.")
 def _memory(bench: CheckBench) -> None:
-    box = bench.open(limits=Limits(memory_mb=128, disk_mb=64))
+    box = bench.open(SandboxSpec(limits=Limits(memory_mb=128, disk_mb=64)))
     result = bench.python(box, "x = [bytearray(10_000_000) for _ in range(300)]", timeout=60)
     holds(result.exit_code != 0 and not result.timed_out, "nothing stopped it")
     same(box.exec("echo on").stdout, "on\n", "the next command's output")
@@ -271,7 +272,7 @@ def _memory(bench: CheckBench) -> None:
 
 @LIMITS.check("limit.processes", "There is a limit to the number of processes.")
 def _processes(bench: CheckBench) -> None:
-    box = bench.open(limits=Limits(pids=64))
+    box = bench.open(SandboxSpec(limits=Limits(pids=64)))
     result = bench.python(box, _FORKS, timeout=60)
     holds(0 < int(result.stdout) <= 64, f"{result.stdout.strip()} processes could be started")
     box.stop_processes()
@@ -280,7 +281,7 @@ def _processes(bench: CheckBench) -> None:
 
 @LIMITS.check("limit.fork-bomb", "A fork bomb can be ended, and the sandbox lives.")
 def _fork_bomb(bench: CheckBench) -> None:
-    box = bench.open(limits=Limits(pids=100, cpus=1.0))
+    box = bench.open(SandboxSpec(limits=Limits(pids=100, cpus=1.0)))
     holds(int(bench.python(box, _FORKS, timeout=60).stdout) <= 100, "there is no limit")  # or the host would be hit
     box.stop_processes()
     result = bench.python(box, _BOMB, timeout=2)
@@ -294,14 +295,14 @@ def _fork_bomb(bench: CheckBench) -> None:
 
 @LIMITS.check("limit.cpu", "There is a limit to processor time.")
 def _cpu(bench: CheckBench) -> None:
-    box = bench.open(limits=Limits(cpus=0.5))
+    box = bench.open(SandboxSpec(limits=Limits(cpus=0.5)))
     used = float(bench.python(box, _BURN, timeout=60).stdout)
     holds(used < 1.3, f"1.5 s took {used:.2f} s of processor time")
 
 
 @LIMITS.check("limit.disk", "A full disk is an error of the writer.")
 def _disk(bench: CheckBench) -> None:
-    box = bench.open(limits=Limits(disk_mb=64))
+    box = bench.open(SandboxSpec(limits=Limits(disk_mb=64)))
     for path in ("$HOME/full", "/tmp/full", "/dev/shm/full"):
         result = box.exec(f"head -c 200000000 /dev/zero > {path}", timeout=60)
         holds(result.exit_code != 0, f"200 MB fit into {path}")
@@ -311,7 +312,7 @@ def _disk(bench: CheckBench) -> None:
 
 @LIMITS.check("limit.disk-and-memory", "Filling the disk does not end the sandbox.")
 def _disk_default(bench: CheckBench) -> None:
-    box = bench.open(limits=Limits(memory_mb=96, disk_mb=96))
+    box = bench.open(SandboxSpec(limits=Limits(memory_mb=96, disk_mb=96)))
     result = box.exec("head -c 500000000 /dev/zero > $HOME/full; head -c 500000000 /dev/zero > /tmp/full", timeout=60)
     holds(result.exit_code != 0, "500 MB fit into 96 MB")
     same(box.exec("echo on").stdout, "on\n", "the next command's output")
