@@ -10,6 +10,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -46,15 +47,16 @@ class Bootstrap(Coroutine[Any, Any, ClientT]):
 
     def send(self, value: Any, /) -> Any:
         """Go on, as a coroutine does."""
-        if self._driven is None:
-            self._driven = self._start()
-        return self._driven.send(value)
+        return self._coroutine().send(value)
 
     def throw(self, *error: Any) -> Any:
         """Fail, as a coroutine does."""
+        return self._coroutine().throw(*error)
+
+    def _coroutine(self) -> Coroutine[Any, Any, ClientT]:
         if self._driven is None:
             self._driven = self._start()
-        return self._driven.throw(*error)
+        return self._driven
 
     def close(self) -> None:
         """Give up, as a coroutine does; a server that was started and reached belongs to its client."""
@@ -75,11 +77,13 @@ class Bootstrap(Coroutine[Any, Any, ClientT]):
     async def _start(self) -> ClientT:
         import asyncio  # needed only to start a server from a loop
 
-        start = _Start(self._provide)
+        executor = ThreadPoolExecutor(1, thread_name_prefix="openenv-start-provider")
+        start = executor.submit(self._provide)
+        executor.shutdown(wait=False)
         try:
-            provided = await asyncio.get_running_loop().run_in_executor(None, start.run)
-        except asyncio.CancelledError:
-            start.give_up()
+            provided = await asyncio.wrap_future(start)
+        except asyncio.CancelledError:  # the thread cannot be interrupted: a server that comes up later is stopped then
+            start.add_done_callback(_stop_started)
             raise
         client = None
         try:
@@ -95,32 +99,9 @@ class Bootstrap(Coroutine[Any, Any, ClientT]):
         return self._client_cls(base_url=provided.base_url, provider=provided.provider)
 
 
-class _Start:
-    """A start in another thread, which cannot be interrupted: a server that comes up after `give_up` is stopped."""
-
-    def __init__(self, provide: Callable[[], Provided]) -> None:
-        self._provide = provide
-        self._lock = threading.Lock()
-        self._provided: Provided | None = None
-        self._is_given_up = False
-
-    def run(self) -> Provided:
-        """Start."""
-        provided = self._provide()
-        with self._lock:
-            self._provided = provided
-            is_wanted = not self._is_given_up
-        if not is_wanted:
-            stop_quietly(provided.provider)
-        return provided
-
-    def give_up(self) -> None:
-        """Have what was started or is yet to come stopped."""
-        with self._lock:
-            self._is_given_up = True
-            provided = self._provided
-        if provided is not None:
-            _stop_in_thread(provided.provider)
+def _stop_started(start: Future[Provided]) -> None:
+    if not start.cancelled() and start.exception() is None:
+        _stop_in_thread(start.result().provider)
 
 
 def _stop_in_thread(provider: Any) -> None:
@@ -140,13 +121,7 @@ def provide_container(image: str, provider: Any, kwargs: dict[str, Any]) -> Prov
     """Start a container and wait until it answers; a start that fails leaves no container behind."""
     if provider is None:
         provider = load_provider("LocalDockerProvider")()
-    try:
-        base_url = provider.start_container(image, **kwargs)
-        provider.wait_for_ready(base_url)
-    except BaseException:
-        stop_quietly(provider)
-        raise
-    return Provided(base_url, provider)
+    return _provided(provider, lambda: _start_container(provider, image, **kwargs))
 
 
 def provide_space(repo_id: str, *, use_docker: bool, provider: Any, kwargs: dict[str, Any]) -> Provided:
@@ -159,13 +134,27 @@ def provide_space(repo_id: str, *, use_docker: bool, provider: Any, kwargs: dict
         space = {"project_path": f"git+https://huggingface.co/spaces/{repo_id}", "host": "127.0.0.1"}
         own = {name: kwargs.pop(name) for name in list(kwargs) if name not in _START_OPTIONS}
         provider = load_provider("UVProvider")(**{**space, **own})
+    return _provided(provider, lambda: _start_runtime(provider, **kwargs))
+
+
+def _provided(provider: Any, start: Callable[[], str]) -> Provided:
     try:
-        base_url = provider.start(**kwargs)
-        provider.wait_for_ready()
+        return Provided(start(), provider)
     except BaseException:
         stop_quietly(provider)
         raise
-    return Provided(base_url, provider)
+
+
+def _start_container(provider: Any, *image: str, **kwargs: Any) -> str:
+    base_url: str = provider.start_container(*image, **kwargs)
+    provider.wait_for_ready(base_url)
+    return base_url
+
+
+def _start_runtime(provider: Any, **kwargs: Any) -> str:
+    base_url: str = provider.start(**kwargs)
+    provider.wait_for_ready()
+    return base_url
 
 
 def start_provider(provider: Any) -> str:
@@ -179,17 +168,13 @@ def start_provider(provider: Any) -> str:
     if callable(start_container) and not callable(getattr(provider, "start", None)):
         if _requires_image(start_container):
             raise ValueError(
-                f"{type(provider).__name__} has to be told what to start: use from_docker_image(image, provider=...), "
+                f"{type(provider).__name__} needs to know what to start: use from_docker_image(image, provider=...), "
                 "or start it yourself and pass base_url"
             )
-        base_url: str = start_container()
-        provider.wait_for_ready(base_url)
-        return base_url
+        return _start_container(provider)
     if not callable(getattr(provider, "start", None)):
         raise TypeError(f"provider must have start() or start_container(), which {type(provider).__name__} has not")
-    base_url = provider.start()
-    provider.wait_for_ready()
-    return base_url
+    return _start_runtime(provider)
 
 
 def _requires_image(start_container: Callable[..., Any]) -> bool:

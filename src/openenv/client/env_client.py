@@ -40,7 +40,23 @@ _LOSS_POLICIES = ("raise", "reset")
 _GRACE_S = 1.0
 
 
-class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
+class ClientHooks(ABC, Generic[ActT, ObsT, StateT]):
+    """What a client of an environment writes: how its models become JSON, and JSON its models."""
+
+    @abstractmethod
+    def _step_payload(self, action: ActT) -> dict[str, Any]:
+        """Turn an action into JSON-able fields."""
+
+    @abstractmethod
+    def _parse_result(self, payload: dict[str, Any]) -> StepResult[ObsT]:
+        """Turn a reply to reset or step into a result."""
+
+    @abstractmethod
+    def _parse_state(self, payload: dict[str, Any]) -> StateT:
+        """Turn a reply to state into a state."""
+
+
+class EnvClient(ClientHooks[ActT, ObsT, StateT]):
     """A client for one session of a served environment.
 
     Subclasses write three pure hooks: `_step_payload`, `_parse_result` and `_parse_state`.
@@ -147,20 +163,6 @@ class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
     @_ws_url.setter
     def _ws_url(self, url: str) -> None:
         self._driver.url = url
-
-    # -- hooks of subclasses --------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def _step_payload(self, action: ActT) -> dict[str, Any]:
-        """Turn an action into JSON-able fields."""
-
-    @abstractmethod
-    def _parse_result(self, payload: dict[str, Any]) -> StepResult[ObsT]:
-        """Turn a reply to reset or step into a result."""
-
-    @abstractmethod
-    def _parse_state(self, payload: dict[str, Any]) -> StateT:
-        """Turn a reply to state into a state."""
 
     # -- operations -----------------------------------------------------------------------------------------------
 

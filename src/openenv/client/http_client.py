@@ -11,9 +11,8 @@ import os
 import time
 import uuid
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Generic
+from typing import Any
 
 import httpx2
 from typing_extensions import Self, TypeVar
@@ -32,7 +31,8 @@ from ..protocol.client_sessions import error_from_frame, field_errors
 from ..protocol.json_values import decode, encode
 from ..types import StepResult
 from .bootstrap import provide_container, stop_provider, stop_quietly
-from .network import parse_ws_url, socket_url, with_token
+from .env_client import ClientHooks
+from .network import http_url, parse_ws_url, socket_url, with_token
 
 ActT = TypeVar("ActT")
 ObsT = TypeVar("ObsT")
@@ -45,10 +45,10 @@ _NEW = "new"
 _ABSENT_S = 2.0  # how long a server that is not there may be just starting
 
 
-class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
+class HTTPEnvClient(ClientHooks[ActT, ObsT, StateT]):
     """A blocking client for one episode over HTTP.
 
-    Subclasses write three pure hooks: `_step_payload`, `_parse_result` and `_parse_state`.
+    Subclasses write the three hooks of `EnvClient`: `_step_payload`, `_parse_result` and `_parse_state`.
 
     Args:
         base_url: Where the server is.
@@ -73,12 +73,11 @@ class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
         token: str | None = None,
         reconnect_timeout_s: float = 5.0,
     ) -> None:
-        socket = socket_url(base_url)
-        self._base = "http" + socket.removeprefix("ws").removesuffix("/ws")
+        self._base = http_url(base_url)
         self._provider = provider
         self._timeout_s = request_timeout_s
         self._headers = {**with_token(default_headers, token), "Content-Type": "application/json"}
-        self._trust_env = not parse_ws_url(socket).is_local
+        self._trust_env = not parse_ws_url(socket_url(base_url)).is_local
         self._http = self._new_http()
         self._pid = os.getpid()
         self._backoff = Backoff(reconnect_timeout_s)
@@ -102,18 +101,6 @@ class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
     def __repr__(self) -> str:
         state = f"lost: {self._lost}" if self._lost else f"session {self._session_id}" if self._session_id else ""
         return f"<{type(self).__name__} {self._base}, {state or 'no session'}>"
-
-    @abstractmethod
-    def _step_payload(self, action: ActT) -> dict[str, Any]:
-        """Turn an action into JSON-able fields."""
-
-    @abstractmethod
-    def _parse_result(self, payload: dict[str, Any]) -> StepResult[ObsT]:
-        """Turn a reply to reset or step into a result."""
-
-    @abstractmethod
-    def _parse_state(self, payload: dict[str, Any]) -> StateT:
-        """Turn a reply to state into a state."""
 
     @property
     def base_url(self) -> str:
@@ -142,7 +129,11 @@ class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
         self._settle()
         lost, self._lost = self._lost, None
         try:
-            payload = self._call_reset(body)
+            try:
+                payload = self._call("POST", "/reset", body, session=self._session_id or _NEW)
+            except SessionLost:  # the old session is gone: begin in a new one, as a reset may
+                self._session_id, self._lost = None, None
+                payload = self._call("POST", "/reset", body, session=_NEW)
         except BaseException:
             self._lost = self._lost or lost  # a reset that failed has begun nothing
             raise
@@ -195,13 +186,6 @@ class HTTPEnvClient(ABC, Generic[ActT, ObsT, StateT]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _call_reset(self, body: dict[str, Any]) -> dict[str, Any]:
-        try:
-            return self._call("POST", "/reset", body, session=self._session_id or _NEW)
-        except SessionLost:  # the old session is gone: begin in a new one, as a reset may
-            self._session_id, self._lost = None, None
-            return self._call("POST", "/reset", body, session=_NEW)
 
     def _call(
         self, method: str, path: str, body: dict[str, Any] | None, *, session: str | None = None

@@ -191,18 +191,23 @@ class ToolRequests:
         """Return the tools; with `as_step`, by a step of the episode."""
         if as_step or self._only_steps:
             return (yield from self._list_by_step())
-        reply = yield from self._rpc(McpMethod.TOOLS_LIST, {})
-        if knows_no_tools(reply.get("error")):
-            listed: list[Tool] = yield from self._instead(reply["error"], None, self._list_by_step())
-            return listed
-        tools = read_tools((yield from self._result(reply, None)).get("tools"))
-        cursor = reply["result"].get("nextCursor")
-        while isinstance(cursor, str):
-            reply = yield from self._rpc(McpMethod.TOOLS_LIST, {"cursor": cursor})
-            page = yield from self._result(reply, None)
+        tools: list[Tool] = []
+        cursor: str | None = None
+        while True:
+            reply = yield from self._rpc(McpMethod.TOOLS_LIST, {} if cursor is None else {"cursor": cursor})
+            if cursor is None and knows_no_tools(reply.get("error")):
+                listed: list[Tool] = yield from self._instead(reply["error"], None, self._list_by_step())
+                return listed
+            if "error" in reply:
+                yield from self._raise(reply["error"], None)
+            page = reply.get("result")
+            if not isinstance(page, dict):
+                raise ProtocolError(f"The server's list of tools is not one: {str(page)[:200]}")
             tools += read_tools(page.get("tools"))
-            cursor = page.get("nextCursor") if page.get("nextCursor") != cursor else None
-        return tools
+            following = page.get("nextCursor")
+            if not isinstance(following, str) or following == cursor:
+                return tools
+            cursor = following
 
     def call(
         self,
@@ -226,9 +231,7 @@ class ToolRequests:
         if timeout_s is not None:
             params["timeout_s"] = timeout_s
         try:
-            reply = yield from self._rpc(
-                McpMethod.TOOLS_CALL, params, timeout_s=_reply_timeout(timeout_s), on_progress=on_progress
-            )
+            reply = yield from self._rpc(McpMethod.TOOLS_CALL, params, timeout_s=timeout_s, on_progress=on_progress)
         except ExecutionError as exc:  # an older server whose environment returned what cannot be sent
             raise ToolCallError(name, f"Tool '{name}' failed: {exc}") from exc
         if knows_no_tools(reply.get("error")):
@@ -257,7 +260,9 @@ class ToolRequests:
         if on_progress is not None:
             params = {**params, "_meta": {"progressToken": request_id}}
         message = {"jsonrpc": "2.0", "id": request_id, "method": method.value, "params": params}
-        deadline = None if timeout_s is None else self._clock() + timeout_s
+        # A little longer than the server may take, so that it can say that the time is over and the session survives.
+        grace_s = 0.0 if timeout_s is None else _GRACE_S + min(4.0, timeout_s / 10)
+        deadline = None if timeout_s is None else self._clock() + timeout_s + grace_s
         call = ClientRequest(
             "mcp",
             message,
@@ -286,14 +291,6 @@ class ToolRequests:
     def _left(self, deadline: float | None) -> float | None:
         """How long to wait for the next message. Without a limit of its own, progress keeps a call going."""
         return self._reply_timeout_s if deadline is None else max(0.001, deadline - self._clock())
-
-    def _result(self, reply: dict[str, Any], tool_name: str | None) -> Flow[dict[str, Any]]:
-        if "error" in reply:
-            yield from self._raise(reply["error"], tool_name)
-        result = reply.get("result")
-        if not isinstance(result, dict):
-            raise ProtocolError(f"The server's list of tools is not one: {str(result)[:200]}")
-        return result
 
     def _raise(self, error: Any, tool_name: str | None) -> Flow[None]:
         exc = rpc_error(error, tool_name)
@@ -334,11 +331,6 @@ class ToolRequests:
             raise rpc_error(refusal, tool_name) from exc
         self._only_steps = True
         return result
-
-
-def _reply_timeout(timeout_s: float | None) -> float | None:
-    """How long to wait for a server that is to keep a limit: a little longer, so that the session survives it."""
-    return None if timeout_s is None else timeout_s + _GRACE_S + min(4.0, timeout_s / 10)
 
 
 def _report_notification(on_progress: ProgressHandler | None, request_id: int, notice: Mapping[str, Any]) -> None:

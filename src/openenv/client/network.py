@@ -86,6 +86,11 @@ def socket_url(base_url: object) -> str:
     return url if path.endswith("/ws") else f"{url}/ws"
 
 
+def http_url(base_url: object) -> str:
+    """Return the HTTP address of the same server, without a slash at the end; raises as above."""
+    return "http" + socket_url(base_url).removeprefix("ws").removesuffix("/ws")
+
+
 def hf_space_subdomain(repo_id: str) -> str:
     """Return the subdomain of a Hugging Face Space: `Org/My_Space` is `org-my-space`."""
     cleaned = "".join(char if char.isascii() and char.isalnum() else "-" for char in repo_id.lower())

@@ -7,9 +7,7 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import hashlib
 import os
 import socket
 import ssl
@@ -19,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
 from typing import Any, cast
 from weakref import WeakKeyDictionary
+
+from websockets.utils import accept_key, generate_key
 
 from ..errors import AccessDenied, ConnectFailed, Forbidden, RequestTimeout, SessionLost
 from ..protocol.frames import (
@@ -43,7 +43,6 @@ from .network import (
 )
 
 _SENT_AT_ONCE = 65_536
-_GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _HEAD_LIMIT = 65_536
 _TRANSIENT = frozenset({"502", "503", "504"})  # what proxies answer for a server that is still starting
 _NOT_LOADED = "NOT_LOADED"  # the server runs, but its environment does not import: waiting does not help
@@ -64,7 +63,7 @@ class Handshake:
         self.subprotocol: str | None = None
         self._subprotocols = subprotocols
         self._shows_token = any(name.lower() == "authorization" for name in headers or {})
-        self._key = base64.b64encode(os.urandom(16)).decode()
+        self._key = generate_key()
         lines = [
             f"GET {address.target} HTTP/1.1",
             f"Host: {address.authority}",
@@ -113,8 +112,7 @@ class Handshake:
                 is_transient=status in _TRANSIENT and body.get("code") != _NOT_LOADED,
             )
         headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-        expected = base64.b64encode(hashlib.sha1((self._key + _GUID).encode()).digest()).decode()
-        if headers.get("sec-websocket-accept") != expected:
+        if headers.get("sec-websocket-accept") != accept_key(self._key):  # 4.1, the fourth check of the response
             raise ConnectFailed("the server's WebSocket handshake is wrong (Sec-WebSocket-Accept)")
         chosen = headers.get("sec-websocket-protocol")
         if self._subprotocols and chosen is not None and chosen not in self._subprotocols:

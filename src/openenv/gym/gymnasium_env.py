@@ -18,10 +18,10 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from ..client.env_client import EnvClient
+from ..client.network import http_url, with_token
 from ..client.vector.results import Autoreset, SlotResult, VectorResult
 from ..client.vector.vector_env import VectorEnv
 from ..errors import SlotsFailed
-from ..settings import client_token
 from .served_gymnasium import RENDER_KEY
 from .spaces import SPACE_KEY, SomeSpace, SpaceCodec, UnsupportedSpace, derive, from_wire, space_of, to_wire
 
@@ -62,7 +62,7 @@ def interface_of(
     """
     schemas: dict[str, Any] = {}
     if action_space is None or observation_space is None:
-        schemas = _schemas(url, client_token() if token is None else token)
+        schemas = _schemas(url, token)
     actions = _codec(schemas, "action", action_space)
     observations = _codec(schemas, "observation", observation_space)
     return GymInterface(
@@ -91,9 +91,7 @@ def _codec(schemas: Mapping[str, Any], name: str, override: SomeSpace | None) ->
 
 
 def _schemas(url: str, token: str | None) -> dict[str, Any]:
-    base = url.replace("ws://", "http://", 1).replace("wss://", "https://", 1).rstrip("/").removesuffix("/ws")
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    response = httpx2.get(f"{base}/schema", headers=headers, timeout=_TIMEOUT_S)
+    response = httpx2.get(f"{http_url(url)}/schema", headers=with_token(None, token), timeout=_TIMEOUT_S)
     response.raise_for_status()
     schemas: dict[str, Any] = response.json()
     return schemas

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable
 from functools import lru_cache
 from types import new_class
-from typing import Annotated, Any, ClassVar, Final, Generic
+from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar
 
 import gymnasium
 from gymnasium.error import Error as GymnasiumError
@@ -24,6 +24,7 @@ __all__ = ["RENDER_KEY", "GymnasiumError", "ServedGymnasium", "UnsupportedSpace"
 
 RENDER_KEY: Final = "render"
 
+ModelT = TypeVar("ModelT", Action, Observation)
 MakeEnv = Callable[..., "gymnasium.Env[Any, Any]"]
 
 
@@ -120,8 +121,9 @@ def gymnasium_environment(env: str | MakeEnv, **kwargs: Any) -> type[ServedGymna
     finally:
         sample.close()
     title = "".join(part for part in name.rpartition("/")[2].title() if part.isalnum())
-    action_cls = _action_model(title, action_space)
-    observation_cls = _observation_model(title, observation_space)
+    valid_action = Annotated[Any, BeforeValidator(lambda value: checked(action_space, value))]
+    action_cls = _model(Action, title, action_space, valid_action)
+    observation_cls = _model(Observation, title, observation_space, Any)
     members = {
         "__doc__": f"Gymnasium's {name}.",
         "__module__": __name__,
@@ -162,20 +164,14 @@ def _made_again(recipe: bytes, name: str) -> type[Any]:
     return cls
 
 
-def _action_model(title: str, space: SomeSpace) -> type[Action]:
-    kind: Any = Annotated[Any, BeforeValidator(lambda value: checked(space, value)), WithJsonSchema(schema_of(space))]
-    config = ConfigDict(**{**Action.model_config, "json_schema_extra": {SPACE_KEY: describe(space)}})
-    base = type(f"{title}ActionBase", (Action,), {"model_config": config, "__module__": __name__})
-    field = Field(description=f"A value of {str(space)[:200]}")
-    return create_model(f"{title}Action", __base__=base, __module__=__name__, action=(kind, field))
-
-
-def _observation_model(title: str, space: SomeSpace) -> type[Observation]:
-    kind: Any = Annotated[Any, WithJsonSchema(schema_of(space))]
-    config = ConfigDict(**{**Observation.model_config, "json_schema_extra": {SPACE_KEY: describe(space)}})
-    base = type(f"{title}ObservationBase", (Observation,), {"model_config": config, "__module__": __name__})
-    field = Field(description=f"A value of {str(space)[:200]}")
-    return create_model(f"{title}Observation", __base__=base, __module__=__name__, observation=(kind, field))
+def _model(base: type[ModelT], title: str, space: SomeSpace, value: Any) -> type[ModelT]:
+    """Make an action or observation model with one field, a value of the space, and the space in its schema."""
+    kind: Any = Annotated[value, WithJsonSchema(schema_of(space))]
+    field: Any = (kind, Field(description=f"A value of {str(space)[:200]}"))
+    config = ConfigDict(**{**base.model_config, "json_schema_extra": {SPACE_KEY: describe(space)}})
+    name = f"{title}{base.__name__}"
+    parent = type(f"{name}Base", (base,), {"model_config": config, "__module__": __name__})
+    return create_model(name, __base__=parent, __module__=__name__, **{base.__name__.lower(): field})
 
 
 def _picture(frame: Any) -> Any:

@@ -1,14 +1,13 @@
 """One WebSocket connection of a `VectorEnv`: messages of protocol v2 in and out, whichever protocol the server speaks.
 
-A wire format writes those messages as v2, where a connection carries many sessions, or as v1, where it is one session.
-So nothing else in this package has to know which of them it is. Must not know slots.
+A codec writes those messages as v2, where a connection carries many sessions; `V1Format` writes them as v1, where it is
+one session. So nothing else in this package has to know which of them it is. Must not know slots.
 """
 
 from __future__ import annotations
 
 import socket
 import ssl
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from secrets import token_hex
@@ -31,53 +30,12 @@ _NO_QUEUE: Final = (
 )
 
 
-class VectorProtocol(ABC):
-    """One way to write messages of protocol v2 on a connection, and to read the answers back."""
+class V1Format:
+    """Protocol v1 with the interface of a codec: writes messages of v2 as v1, and reads the answers back as v2.
 
-    name: str
-    """The subprotocol, or `v1`."""
-    is_binary: bool = False
-    """Whether messages are sent in binary frames."""
-    is_session: bool = False
-    """Whether a connection is one session, which ends with it; otherwise it carries many, which outlive it."""
-    is_over: bool = False
-    """Whether the connection is of no use any more: its only session has ended."""
-
-    @abstractmethod
-    def encode(self, messages: Iterable[Mapping[str, Any]]) -> list[bytes]:
-        """Return payloads of frames that mean the same as these messages of protocol v2."""
-
-    @abstractmethod
-    def decode(self, payload: bytes, *, binary: bool, max_bytes: int) -> dict[str, Any]:
-        """Return the message of protocol v2 that means the same as the payload of a frame.
-
-        Raises:
-            ValueError: The payload is no message.
-        """
-
-
-class MultiplexedFormat(VectorProtocol):
-    """Protocol v2, in one of its encodings."""
-
-    def __init__(self, codec: Codec) -> None:
-        self.name = codec.name
-        self.is_binary = codec.is_binary
-        self._codec = codec
-
-    def encode(self, messages: Iterable[Mapping[str, Any]]) -> list[bytes]:
-        """Write messages as they are."""
-        return [self._codec.encode(message) for message in messages]
-
-    def decode(self, payload: bytes, *, binary: bool, max_bytes: int) -> dict[str, Any]:
-        """Read a message as it is."""
-        return self._codec.decode(payload, binary=binary, max_bytes=max_bytes)
-
-
-class SingleSessionFormat(VectorProtocol):
-    """Protocol v1: it has no ids, but the server answers each request once and in order, so they are counted.
-
-    `open` is sent as a request for the state: it changes nothing, and any answer shows that the server has made the
-    session, or why not. `close` has no answer; the server hangs up. Example:
+    A connection is one session, which ends with it. v1 has no ids, but the server answers each request once and in
+    order, so they are counted. `open` is sent as a request for the state: it changes nothing, and any answer shows that
+    the server has made the session, or why not. `close` has no answer; the server hangs up. Example:
 
         v2 message                                     v1 frame sent            v1 frame received -> v2 message
         {"type": "open", "id": 1}                      {"type": "state"}        {"type": "state"} -> opened, id 1
@@ -85,32 +43,33 @@ class SingleSessionFormat(VectorProtocol):
     """
 
     name = "v1"
-    is_session = True
+    is_binary = False
 
     def __init__(self) -> None:
         self._session = token_hex(8)  # the pool finds slots by session; the server gives its session no name
         self._writer = ClientSession()
         self._unanswered: deque[tuple[str, int]] = deque()
         self._is_open = False
+        # Whether the connection is of no use any more: its only session has ended.
+        self.is_over = False
 
-    def encode(self, messages: Iterable[Mapping[str, Any]]) -> list[bytes]:
-        """Write what the messages ask for, a frame for each request."""
-        payloads = []
-        for message in messages:
-            if message["type"] == "open":
-                self._unanswered.append(("open", message["id"]))
-                payloads.append(self._writer.request("state"))
-                continue
-            for request in message["requests"]:
-                if request["type"] != "close":
-                    self._unanswered.append((request["type"], request["id"]))
-                payloads.append(self._writer.request(request["type"], request.get("data")))
-        return payloads
+    def encode(self, message: Mapping[str, Any]) -> bytes:
+        """Write what a message asks for: an `open`, or the only request of a batch."""
+        if message["type"] == "open":
+            self._unanswered.append(("open", message["id"]))
+            return self._writer.request("state")
+        (request,) = message["requests"]
+        if request["type"] != "close":
+            self._unanswered.append((request["type"], request["id"]))
+        return self._writer.request(request["type"], request.get("data"))
 
     def decode(self, payload: bytes, *, binary: bool, max_bytes: int) -> dict[str, Any]:
         """Read an answer, and name the request that it is for.
 
         An unexpected message ends the session: the next answer might not be that of the next request.
+
+        Raises:
+            ValueError: The payload is no message.
         """
         message = decode(payload)
         if not isinstance(message, dict) or not isinstance(message.get("data"), dict):
@@ -122,6 +81,7 @@ class SingleSessionFormat(VectorProtocol):
             self.is_over = True
             reason = _UNEXPECTED if error is None else getattr(error, "reason", None) or str(error)
             return {"type": "event", "event": "detached", "session": self._session, "reason": reason}
+        # A server that is full says so before it is asked: that answers the `open`, which is the first request.
         kind, request_id = self._unanswered.popleft() if self._unanswered else ("open", 1)
         if kind != "open":
             return {"type": message.get("type"), "id": request_id, "session": self._session, "data": data}
@@ -132,32 +92,6 @@ class SingleSessionFormat(VectorProtocol):
         self._is_open = True
         # No token: the session cannot be resumed.
         return {"type": "opened", "id": request_id, "session": self._session, "token": "", "last_id": 0}
-
-
-def negotiated_format(chosen: str | None, offered: Sequence[str], *, requires_v2: bool) -> VectorProtocol:
-    """Return the wire format of a connection.
-
-    Args:
-        chosen: The subprotocol that the server has chosen, if any.
-        offered: Those that it could choose from.
-        requires_v2: Whether v1 will not do.
-
-    Raises:
-        ConnectFailed: The server has chosen none, and v1 will not do.
-    """
-    if chosen is not None:
-        return MultiplexedFormat(BY_NAME[chosen])
-    if requires_v2:
-        raise ConnectFailed(
-            f"the server does not speak {' or '.join(offered)}. One of openenv 0.10 or before has no protocol v2: "
-            "protocol='auto' uses a socket for each session with it"
-        )
-    if offered and JSON.name not in offered:
-        raise ConnectFailed(
-            f"the server does not speak {' or '.join(offered)}. codec='json' and codec='auto' work with servers that "
-            "have no MessagePack, and with those of openenv 0.10 and before"
-        )
-    return SingleSessionFormat()
 
 
 class VectorConnection(BlockingConnection):
@@ -173,7 +107,7 @@ class VectorConnection(BlockingConnection):
 
     def __init__(self, address: Address, options: ConnectionOptions, subprotocols: Sequence[str]) -> None:
         super().__init__(address, options, subprotocols, read_bytes=_READ_BYTES)
-        self.format: VectorProtocol | None = None
+        self.format: Codec | V1Format | None = None
         self._decoded: list[dict[str, Any]] = []
         self._last_id = 0
         self.bytes_sent = 0
@@ -196,13 +130,29 @@ class VectorConnection(BlockingConnection):
     def _open(self, timeout_s: float) -> None:
         try:
             super()._open(timeout_s)
-            offered, chosen = self._subprotocols, self.websocket.subprotocol
-            self.format = negotiated_format(chosen, offered, requires_v2=self._options.protocol == "v2")
         except ValueError as exc:
             raise ConnectFailed(str(exc)) from exc
+        self.format = self._negotiated_format()
         self._decode()
         if not self.is_open and not self.has_messages:  # a message would say why the server has hung up
             raise ConnectFailed(self.lost_reason, is_transient=True)
+
+    def _negotiated_format(self) -> Codec | V1Format:
+        """Return the codec that the server has chosen, or v1 where it has chosen none and that will do."""
+        chosen, offered = self.websocket.subprotocol, self._subprotocols
+        if chosen is not None:
+            return BY_NAME[chosen]
+        if self._options.protocol == "v2":
+            raise ConnectFailed(
+                f"the server does not speak {' or '.join(offered)}. One of openenv 0.10 or before has no protocol v2: "
+                "protocol='auto' uses a socket for each session with it"
+            )
+        if offered and JSON.name not in offered:
+            raise ConnectFailed(
+                f"the server does not speak {' or '.join(offered)}. codec='json' and codec='auto' work with servers "
+                "that have no MessagePack, and with those of openenv 0.10 and before"
+            )
+        return V1Format()
 
     def _read(self, sock: socket.socket) -> int:
         size = super()._read(sock)
@@ -224,7 +174,7 @@ class VectorConnection(BlockingConnection):
             except ValueError as exc:
                 messages.clear()
                 self.drop(f"connection lost: {exc}")
-            if wire_format.is_over:
+            if isinstance(wire_format, V1Format) and wire_format.is_over:
                 self.drop("the server ended the session")
 
     def send(self, messages: Iterable[Mapping[str, Any]]) -> None:
@@ -233,7 +183,7 @@ class VectorConnection(BlockingConnection):
         if sock is None or wire_format is None:
             return
         frame = self.websocket.binary if wire_format.is_binary else self.websocket.text
-        data = b"".join([frame(payload) for payload in wire_format.encode(messages)])
+        data = b"".join([frame(wire_format.encode(message)) for message in messages])
         try:
             self._set_timeout(sock, self._options.message_timeout_s)
             sock.sendall(data)

@@ -20,7 +20,7 @@ from ...errors import AccessDenied, ConnectFailed, OpenEnvError, RequestTimeout,
 from ...protocol.client_sessions import ResumableSession, error_from_frame
 from ..flows import Attempts, Outage
 from ..network import Address, ConnectionOptions, parse_ws_url, socket_url
-from .connection import VectorConnection
+from .connection import V1Format, VectorConnection
 
 _TICK_S: Final = 1.0
 _CLOSE_S: Final = 5.0
@@ -99,8 +99,7 @@ class SharedConnection:
     @property
     def is_session(self) -> bool:
         """Whether the connection is itself the session of the only slot, and ends with it: protocol v1."""
-        wire_format = None if self.connection is None else self.connection.format
-        return wire_format is not None and wire_format.is_session
+        return self.connection is not None and isinstance(self.connection.format, V1Format)
 
     @property
     def needs_connection(self) -> bool:
@@ -195,40 +194,8 @@ class SharedConnection:
         connection.send(messages)
 
 
-def connect_all(connections: Sequence[SharedConnection]) -> list[Unreachable | None]:
-    """Make first connections side by side, a few at a time; return the failure of each.
-
-    A server that one of them cannot reach is not tried by those that come after it.
-    """
-    failures: dict[Address, Unreachable] = {}
-
-    def connect(shared: SharedConnection) -> Unreachable | None:
-        known = failures.get(shared.address)
-        if known is not None:
-            return known
-        try:
-            shared.connect_first()
-        except (ConnectFailed, AccessDenied) as exc:
-            failures[shared.address] = exc
-            return exc
-        return None
-
-    if len(connections) < 2:
-        return [connect(shared) for shared in connections]
-    with ThreadPoolExecutor(min(len(connections), _CONNECTS_AT_ONCE), thread_name_prefix="openenv-connect") as pool:
-        return list(pool.map(connect, connections))
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionPlan:
-    """A connection to be made, and the slots that it carries."""
-
-    url: str
-    slots: range
-
-
-def placements(urls: Sequence[str], n: int, connections: int) -> list[ConnectionPlan]:
-    """Spread slots over connections and connections over servers, as evenly as whole numbers allow.
+def placements(urls: Sequence[str], n: int, connections: int) -> list[tuple[str, range]]:
+    """Return the server and the slots of each connection, spread as evenly as whole numbers allow.
 
     Example: 5 slots, 2 servers, 3 connections are a: 0-1, a: 2, b: 3-4.
 
@@ -242,7 +209,7 @@ def placements(urls: Sequence[str], n: int, connections: int) -> list[Connection
     plans, first = [], 0
     for url, share, count in zip(used, shares(n, len(used)), shares(wanted, len(used)), strict=True):
         for size in shares(share, min(count, share)):
-            plans.append(ConnectionPlan(url, range(first, first + size)))
+            plans.append((url, range(first, first + size)))
             first += size
     return plans
 
@@ -268,7 +235,7 @@ class SessionPool:
                                                            next reset of the slot tries the old session first)
 
     Args:
-        plans: Which connections to make, and how many slots each carries.
+        plans: Which connections to make: the server and the slots of each.
         options: How to connect.
         subprotocols: What to offer, the preferred one first.
         open_options: Further keys for `open`: `wait_s`, `compress`.
@@ -278,7 +245,7 @@ class SessionPool:
 
     def __init__(
         self,
-        plans: Sequence[ConnectionPlan],
+        plans: Sequence[tuple[str, range]],
         *,
         options: ConnectionOptions,
         subprotocols: Sequence[str],
@@ -297,10 +264,9 @@ class SessionPool:
         self._unreachable: dict[Address, Unreachable] = {}
         self.connections: list[SharedConnection] = []
         self.slots: list[Slot] = []
-        for plan in plans:
-            address = parse_ws_url(socket_url(plan.url))
-            shared = SharedConnection(address, options, subprotocols, open_options)
-            shared.slots = [Slot(index, shared) for index in plan.slots]
+        for url, indices in plans:
+            shared = SharedConnection(parse_ws_url(socket_url(url)), options, subprotocols, open_options)
+            shared.slots = [Slot(index, shared) for index in indices]
             self.connections.append(shared)
             self.slots.extend(shared.slots)
 
@@ -361,25 +327,30 @@ class SessionPool:
         self._connect([shared for shared in needed if shared is not first[shared.address]])
 
     def _connect(self, connections: Sequence[SharedConnection]) -> None:
-        """Make first connections, or those for sessions that start over."""
-        reachable = []
-        for shared in connections:
-            if shared.address in self._unreachable:
-                self._not_connected(shared, self._unreachable[shared.address])
-            else:
-                reachable.append(shared)
-        for shared, failure in zip(reachable, connect_all(reachable), strict=True):
+        """Make first connections, or those for sessions that start over; side by side, a few at a time."""
+        if len(connections) > 1:
+            count = min(len(connections), _CONNECTS_AT_ONCE)
+            with ThreadPoolExecutor(count, thread_name_prefix="openenv-connect") as pool:
+                failures = list(pool.map(self._try_first, connections))
+        else:
+            failures = [self._try_first(shared) for shared in connections]
+        for shared, failure in zip(connections, failures, strict=True):
             if failure is None:
                 self._use(shared)
-            else:
-                self._not_connected(shared, failure)
+                continue
+            shared.clear()
+            for slot in [slot for slot in shared.slots if slot.is_opening]:
+                self._give_up(slot, failure, is_stranded=True)
 
-    def _not_connected(self, shared: SharedConnection, failure: Unreachable) -> None:
-        """Fail the slots that wait for a session."""
-        self._unreachable[shared.address] = failure
-        shared.clear()
-        for slot in [slot for slot in shared.slots if slot.is_opening]:
-            self._give_up(slot, failure, is_stranded=True)
+    def _try_first(self, shared: SharedConnection) -> Unreachable | None:
+        """Make a first connection, or return why not; what one connection could not reach, later ones do not try."""
+        if shared.address not in self._unreachable:
+            try:
+                shared.connect_first()
+                return None
+            except (ConnectFailed, AccessDenied) as exc:
+                self._unreachable[shared.address] = exc
+        return self._unreachable[shared.address]
 
     def _use(self, shared: SharedConnection) -> None:
         """Begin to use a new connection: open, or resume, the sessions of its slots."""

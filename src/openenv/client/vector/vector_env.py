@@ -31,7 +31,43 @@ CodecName = Literal["auto", "json", "msgpack"]
 _UNSEEDED: Final = frozenset({"seed", "episode_id"})  # what belongs to one episode and not to those that follow it
 
 
-class VectorEnv(Generic[ActT, ObsT]):
+class _Slots:
+    """What both kinds of a `VectorEnv` show of their slots."""
+
+    _urls: Sequence[str]
+    _pool: SessionPool
+
+    def __repr__(self) -> str:
+        where = ", ".join(self._urls)
+        return f"<{type(self).__name__} of {len(self)} sessions at {where}>"
+
+    def __len__(self) -> int:
+        return len(self._pool.slots)
+
+    @property
+    def n(self) -> int:
+        """How many slots there are."""
+        return len(self._pool.slots)
+
+    @property
+    def codecs(self) -> list[str | None]:
+        """The subprotocol of each connection, or `v1` where there is none; None where it is not connected."""
+        formats = [None if shared.connection is None else shared.connection.format for shared in self._pool.connections]
+        return [None if wire_format is None else wire_format.name for wire_format in formats]
+
+    @property
+    def sessions(self) -> list[str | None]:
+        """The name of each slot's session; None where there is none, or the server gives them no names."""
+        return [None if slot.shared.is_session else slot.name for slot in self._pool.slots]
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """How many bytes the present connections have sent and received."""
+        present = [shared.connection for shared in self._pool.connections if shared.connection is not None]
+        return sum(one.bytes_sent for one in present), sum(one.bytes_received for one in present)
+
+
+class VectorEnv(_Slots, Generic[ActT, ObsT]):
     """Many sessions of one environment, on one server or several, stepped together.
 
     Sessions are opened at the first use. A connection that breaks is replaced and its sessions are resumed: nothing is
@@ -130,35 +166,6 @@ class VectorEnv(Generic[ActT, ObsT]):
         self._pid = os.getpid()
         self._lock = ProcessLock()
 
-    def __repr__(self) -> str:
-        where = ", ".join(self._urls)
-        return f"<{type(self).__name__} of {len(self)} sessions at {where}>"
-
-    def __len__(self) -> int:
-        return len(self._episodes)
-
-    @property
-    def n(self) -> int:
-        """How many slots there are."""
-        return len(self._episodes)
-
-    @property
-    def codecs(self) -> list[str | None]:
-        """The subprotocol of each connection, or `v1` where there is none; None where it is not connected."""
-        formats = [None if shared.connection is None else shared.connection.format for shared in self._pool.connections]
-        return [None if wire_format is None else wire_format.name for wire_format in formats]
-
-    @property
-    def sessions(self) -> list[str | None]:
-        """The name of each slot's session; None where there is none, or the server gives them no names."""
-        return [None if slot.shared.is_session else slot.name for slot in self._pool.slots]
-
-    @property
-    def traffic(self) -> tuple[int, int]:
-        """How many bytes the present connections have sent and received."""
-        present = [shared.connection for shared in self._pool.connections if shared.connection is not None]
-        return sum(one.bytes_sent for one in present), sum(one.bytes_received for one in present)
-
     # -- operations -----------------------------------------------------------------------------------------------
 
     def connect(self) -> Self:
@@ -192,7 +199,11 @@ class VectorEnv(Generic[ActT, ObsT]):
         indices = range(self.n) if slots is None else list(slots)
         seeds = _seeds(seed, indices)
         with self._here():
-            late = self._connected_late()
+            late: RequestTimeout | None = None
+            try:
+                self._connect()
+            except RequestTimeout as exc:  # requests are queued, and sent when the sessions are open
+                late = exc
             self._reset_kwargs = {key: value for key, value in kwargs.items() if key not in _UNSEEDED}
             for index, own in zip(indices, seeds, strict=True):
                 self._episodes[index].ask(stepping=False)
@@ -329,14 +340,6 @@ class VectorEnv(Generic[ActT, ObsT]):
         if self._pings:
             KEEPALIVE.add(self)
 
-    def _connected_late(self) -> RequestTimeout | None:
-        """Open all sessions, or return the timeout: requests are queued and sent when the sessions are open."""
-        try:
-            self._connect()
-        except RequestTimeout as exc:
-            return exc
-        return None
-
     def _step(self, slot: Slot, payload: Any) -> None:
         episode = self._episodes[slot.index]
         kind = episode.ask(stepping=True)
@@ -391,14 +394,10 @@ class VectorEnv(Generic[ActT, ObsT]):
         self._pool.wait(enough, timeout_s)
         ready = [episode for episode in episodes if episode.is_ready]
         result: VectorResult[ObsT] = VectorResult([episode.take(self._parse) for episode in ready])
-        self._judge(result)
-        return result
-
-    def _judge(self, result: VectorResult[ObsT]) -> None:
-        """Raise where the policy says so."""
         errors = result.errors
         if errors and (self._on_failure == "raise" or all(slot.name is None for slot in self._pool.slots)):
             raise SlotsFailed(errors, result)
+        return result
 
     def _time(self, timeout_s: float | None) -> float | None:
         return self._timeout_s if timeout_s is None else timeout_s
@@ -446,7 +445,7 @@ def _check(name: str, holds: bool, wanted: str) -> None:
         raise ValueError(f"{name}: {wanted}")
 
 
-class AsyncVectorEnv(Generic[ActT, ObsT]):
+class AsyncVectorEnv(_Slots, Generic[ActT, ObsT]):
     """Many sessions of one environment, stepped together, for code on an event loop.
 
     Arguments and results are those of `VectorEnv`, which runs in one thread, so that connecting and waiting never block
@@ -456,35 +455,10 @@ class AsyncVectorEnv(Generic[ActT, ObsT]):
 
     def __init__(self, url: str | Sequence[str], n: int, **options: Any) -> None:
         self._env: VectorEnv[ActT, ObsT] = VectorEnv(url, n, **options)
+        self._urls, self._pool = self._env._urls, self._env._pool
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="openenv-vector")
         self._waiting: Future[VectorResult[ObsT]] | None = None
         self._is_closed = False
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}{repr(self._env).removeprefix('<VectorEnv')}"
-
-    def __len__(self) -> int:
-        return len(self._env)
-
-    @property
-    def n(self) -> int:
-        """How many slots there are."""
-        return self._env.n
-
-    @property
-    def codecs(self) -> list[str | None]:
-        """The subprotocol of each connection, or `v1` where there is none; None where it is not connected."""
-        return self._env.codecs
-
-    @property
-    def sessions(self) -> list[str | None]:
-        """The name of each slot's session; None where there is none, or the server gives them no names."""
-        return self._env.sessions
-
-    @property
-    def traffic(self) -> tuple[int, int]:
-        """How many bytes the present connections have sent and received."""
-        return self._env.traffic
 
     async def connect(self) -> Self:
         """Open all sessions now instead of at the first reset; raises as `VectorEnv.connect` does."""
@@ -525,19 +499,15 @@ class AsyncVectorEnv(Generic[ActT, ObsT]):
         if self._waiting is None:
             self._waiting = self._submit(partial(self._env.step_wait, timeout_s, k=k))
         waiting = self._waiting
+        is_cancelled = False
         try:
-            result = await asyncio.shield(asyncio.wrap_future(waiting))
+            return await asyncio.shield(asyncio.wrap_future(waiting))
         except asyncio.CancelledError:
-            raise  # the next step_wait returns it
-        except BaseException:
-            self._forget(waiting)
+            is_cancelled = True  # the next step_wait returns it
             raise
-        self._forget(waiting)
-        return result
-
-    def _forget(self, waiting: Future[VectorResult[ObsT]]) -> None:
-        if self._waiting is waiting:
-            self._waiting = None
+        finally:
+            if self._waiting is waiting and not is_cancelled:
+                self._waiting = None
 
     async def states(self, *, timeout_s: float | None = None) -> list[Any]:
         """Ask for the state of each slot; one that has no session has None."""
