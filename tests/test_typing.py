@@ -36,26 +36,26 @@ from openenv.sandboxes import LocalSandboxes, self_check
 class Say(Action):
     text: str
 
-class Heard(Observation):
+class Echo(Observation):
     text: str = ""
 
-class Parrot(Environment[Say, Heard, State]):
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Heard:
-        return Heard()
+class Parrot(Environment[Say, Echo, State]):
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Echo:
+        return Echo()
 
-    def step(self, action: Say, timeout_s: float | None = None, **kwargs: Any) -> Heard:
-        return Heard(text=action.text)
+    def step(self, action: Say, timeout_s: float | None = None, **kwargs: Any) -> Echo:
+        return Echo(text=action.text)
 
     @property
     def state(self) -> State:
         return State()
 
-class Client(EnvClient[Say, Heard, State]):
+class Client(EnvClient[Say, Echo, State]):
     def _step_payload(self, action: Say) -> dict[str, Any]:
         return {"text": action.text}
 
-    def _parse_result(self, payload: dict[str, Any]) -> StepResult[Heard]:
-        return StepResult(Heard(**payload["observation"]))
+    def _parse_result(self, payload: dict[str, Any]) -> StepResult[Echo]:
+        return StepResult(Echo(**payload["observation"]))
 
     def _parse_state(self, payload: dict[str, Any]) -> State:
         return State(**payload)
@@ -71,7 +71,7 @@ reveal_type(reverify)  # says: Outcome"
 reveal_type(LocalSandboxes().open().exec("true").exit_code)  # says: int"
 self_check(5)  # says: incompatible type "int"
 run_rollout(Task(instruction="x"), sandboxx="local")  # says: Unexpected keyword argument "sandboxx"
-create_app(Parrot, Say, Heard, max_sessions_typo=1)  # says: Unexpected keyword argument
+create_app(Parrot, Say, Echo, max_sessions_typo=1)  # says: Unexpected keyword argument
 Client(url="http://host")  # says: Unexpected keyword argument "url"
 from openenv import Enviroment  # says: has no attribute "Enviroment"
 from openenv.core import EnvCleint  # says: has no attribute "EnvCleint"

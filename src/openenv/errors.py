@@ -321,7 +321,7 @@ class ConnectFailed(OpenEnvError, ConnectionError):
 
 
 class RequestTimeout(OpenEnvError, TimeoutError):
-    """No reply came in time. The reply can no longer be told apart, so the episode is given up."""
+    """No reply came in time. It is unknown whether the request has run, so the episode is given up."""
 
     code = "REQUEST_TIMEOUT"
 

@@ -166,12 +166,10 @@ def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
 def rollout_store(environ: Mapping[str, str] | None = None) -> Path:
     """Return the folder of stored rollouts: `OPENENV_ROLLOUTS`, or `openenv/rollouts` in the user's data folder."""
     values = _environ(environ)
-    given = values.get("OPENENV_ROLLOUTS", "").strip()
-    return (
-        Path(given).expanduser()
-        if given
-        else _user_folder(values, "XDG_DATA_HOME", ".local/share") / "openenv/rollouts"
-    )
+    path = values.get("OPENENV_ROLLOUTS", "").strip()
+    if path:
+        return Path(path).expanduser()
+    return _user_folder(values, "XDG_DATA_HOME", ".local/share") / "openenv/rollouts"
 
 
 def model_key(environ: Mapping[str, str] | None = None) -> str | None:
@@ -180,8 +178,8 @@ def model_key(environ: Mapping[str, str] | None = None) -> str | None:
 
 
 def _user_folder(values: Mapping[str, str], name: str, default: str) -> Path:
-    given = values.get(name, "").strip()
-    return Path(given) if given.startswith("/") else Path(values.get("HOME") or Path.home()) / default
+    path = values.get(name, "").strip()
+    return Path(path) if path.startswith("/") else Path(values.get("HOME") or Path.home()) / default
 
 
 def export(values: Mapping[str, object | None]) -> None:

@@ -119,7 +119,7 @@ def start(serve: Callable[..., Any], env_cls: type[CountingEnv]) -> Callable[...
 
 
 class Proxy:
-    """Passes bytes on, until it is told not to."""
+    """Passes bytes on, until a test stops it."""
 
     def __init__(self, port: int) -> None:
         self._target = port

@@ -1,4 +1,4 @@
-"""Clients that nobody closed: the last reference ends the session, and a private loop is closed in any case."""
+"""Clients that were not closed: the last reference ends the session, and a private loop is closed in any case."""
 
 from __future__ import annotations
 

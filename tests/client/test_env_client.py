@@ -288,7 +288,7 @@ def test_calls_of_several_threads_take_turns(parrot: Any) -> None:
         for thread in threads:
             thread.join()
         assert len(answers) == 60
-        assert all(sent == heard for sent, heard in answers)
+        assert all(sent == echoed for sent, echoed in answers)
 
 
 @pytest.mark.anyio
@@ -360,17 +360,17 @@ def test_a_peer_that_speaks_another_protocol_is_a_protocol_error(serve: Callable
 
 
 def test_headers_reach_the_server(serve: Callable[..., Any]) -> None:
-    seen: dict[bytes, bytes] = {}
+    headers: dict[bytes, bytes] = {}
 
     async def nosy(scope: Any, receive: Any, send: Any) -> None:
-        seen.update(scope["headers"])
+        headers.update(scope["headers"])
         await receive()
         await send({"type": "websocket.close"})
 
     server = serve(nosy, lifespan="off")
     with pytest.raises(ConnectFailed, match="403"):
         GenericEnvClient(server.url, headers={"X-Key": "secret"}).sync().connect()
-    assert seen[b"x-key"] == b"secret"
+    assert headers[b"x-key"] == b"secret"
 
 
 def test_actions_of_the_generic_client_may_be_dicts_models_or_objects(parrot: Any) -> None:

@@ -35,28 +35,28 @@ Connecting = Callable[..., Any]
 @pytest.fixture(params=["blocking", "awaited", "vector"])
 def connecting(request: pytest.FixtureRequest, player: Any) -> Iterator[Connecting]:
     """Connect a client of any kind and reset it."""
-    made: list[VectorEnv[Any, Any]] = []
+    envs: list[VectorEnv[Any, Any]] = []
 
     def begin(url: str, **options: Any) -> Any:
         if request.param != "vector":
             return player(url, blocking=request.param == "blocking", **options)("reset")
-        made.append(VectorEnv(url, 2, connections=1, **options))
-        return made[-1].reset()
+        envs.append(VectorEnv(url, 2, connections=1, **options))
+        return envs[-1].reset()
 
     yield begin
-    for env in made:
+    for env in envs:
         env.close()
 
 
-class Doorman:
-    """Listens, and treats each connection as it is told: the last treatment goes on for ever."""
+class FaultyListener:
+    """Listens, and gives each connection the next treatment; the last one repeats."""
 
     def __init__(self, *treatments: Callable[[socket.socket], None], port: int = 0) -> None:
         self.treatments = treatments
         self._listener = socket.create_server(("127.0.0.1", port))
         self.port: int = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self.seen = 0
+        self.count = 0
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
@@ -66,12 +66,12 @@ class Doorman:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            treat = self.treatments[min(self.seen, len(self.treatments) - 1)]
-            self.seen += 1
+            treat = self.treatments[min(self.count, len(self.treatments) - 1)]
+            self.count += 1
             with contextlib.suppress(OSError):
                 treat(client)
 
-    def __enter__(self) -> Doorman:
+    def __enter__(self) -> FaultyListener:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -127,9 +127,9 @@ def test_a_connection_that_breaks_before_it_stands_is_tried_again(
     start: Any, connecting: Connecting, trouble: Callable[[socket.socket], None]
 ) -> None:
     server = start()
-    with Doorman(trouble, trouble, trouble, joins(server.port)) as door:
-        connecting(door.url)
-        assert door.seen == 4
+    with FaultyListener(trouble, trouble, trouble, joins(server.port)) as listener:
+        connecting(listener.url)
+        assert listener.count == 4
 
 
 def test_a_server_that_is_just_starting_is_waited_for(
@@ -137,7 +137,7 @@ def test_a_server_that_is_just_starting_is_waited_for(
 ) -> None:
     server, port = start(), free_port()
     with contextlib.ExitStack() as stack:
-        later = threading.Timer(0.4, lambda: stack.enter_context(Doorman(joins(server.port), port=port)))
+        later = threading.Timer(0.4, lambda: stack.enter_context(FaultyListener(joins(server.port), port=port)))
         later.start()
         stack.callback(later.join, 30)
         connecting(f"http://127.0.0.1:{port}", connect_timeout_s=30, retry_refused_s=30)
@@ -165,31 +165,31 @@ def test_a_client_that_does_not_wait_gets_the_error_after_one_try(
 
 def test_when_the_time_is_over_the_error_has_the_tries_and_the_last_cause(connecting: Connecting) -> None:
     with (
-        Doorman(cuts_handshake) as door,
+        FaultyListener(cuts_handshake) as listener,
         pytest.raises(ConnectFailed, match="closed the connection during") as caught,
     ):
-        connecting(door.url, connect_timeout_s=1.5)
+        connecting(listener.url, connect_timeout_s=1.5)
     assert caught.value.attempts > 2
-    assert door.seen == caught.value.attempts
+    assert listener.count == caught.value.attempts
 
 
 @pytest.mark.parametrize("status", ["404 Not Found", "403 Forbidden", "500 Internal Server Error", "200 OK"])
 def test_a_server_that_says_no_is_not_asked_again(connecting: Connecting, status: str) -> None:
-    with Doorman(answers(status)) as door, pytest.raises(ConnectFailed, match=status):
-        connecting(door.url)
-    assert door.seen == 1
+    with FaultyListener(answers(status)) as listener, pytest.raises(ConnectFailed, match=status):
+        connecting(listener.url)
+    assert listener.count == 1
 
 
 def test_a_refused_token_is_not_tried_again(serve: Any, parrot_app: Any, connecting: Connecting) -> None:
     server = serve(parrot_app(access=AccessPolicy(orchestrator="right-token")))
-    with Doorman(joins(server.port)) as door, pytest.raises(AccessDenied):
-        connecting(door.url, token="wrong-token")
-    assert door.seen == 1
+    with FaultyListener(joins(server.port)) as listener, pytest.raises(AccessDenied):
+        connecting(listener.url, token="wrong-token")
+    assert listener.count == 1
 
 
 @both
 def test_a_server_without_v2_is_not_asked_again_by_who_insists_on_it(
-    published_server: Doorman, player: Any, blocking: bool
+    published_server: FaultyListener, player: Any, blocking: bool
 ) -> None:
     with pytest.raises(ProtocolError, match="protocol v2"):
         player(published_server.url, blocking=blocking, protocol="v2")("reset")
@@ -197,7 +197,7 @@ def test_a_server_without_v2_is_not_asked_again_by_who_insists_on_it(
 
 
 @pytest.fixture
-def published_server() -> Iterator[Doorman]:
+def published_server() -> Iterator[FaultyListener]:
     """A server that knows no subprotocols."""
 
     def play(connection: Any) -> None:
@@ -207,14 +207,14 @@ def published_server() -> Iterator[Doorman]:
     server = serve_sockets(play, "127.0.0.1", 0)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    with Doorman(joins(server.socket.getsockname()[1])) as door:
-        yield door
+    with FaultyListener(joins(server.socket.getsockname()[1])) as listener:
+        yield listener
     server.shutdown()
     thread.join(5)
 
 
 @both
-def test_an_older_server_is_tried_again_as_well(published_server: Doorman, player: Any, blocking: bool) -> None:
+def test_an_older_server_is_tried_again_as_well(published_server: FaultyListener, player: Any, blocking: bool) -> None:
     published_server.treatments = (cuts_handshake, *published_server.treatments)
     assert player(published_server.url, blocking=blocking)("reset").observation == {"n": 1}
     assert published_server.seen == 2

@@ -1,4 +1,4 @@
-"""Clients in forked processes: the connection stays the parent's, the child says so and may begin anew."""
+"""Clients in forked processes: the connection stays the parent's, the child says so and may start over."""
 
 from __future__ import annotations
 

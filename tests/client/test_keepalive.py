@@ -1,4 +1,4 @@
-"""Connections that are looked after: pings answered and sent while nobody uses them, dead peers found."""
+"""Keepalive: pings are answered and sent while no request runs, dead peers are noticed."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-class Tended:
+class Client:
     def __init__(self) -> None:
-        self.tended = 0
+        self.calls = 0
 
     def keep_alive(self) -> None:
-        self.tended += 1
+        self.calls += 1
 
 
-def test_a_tender_looks_after_what_it_has_and_its_thread_ends_with_the_last() -> None:
-    tender, first, second = KeepaliveThread(period_s=0.01), Tended(), Tended()
-    tender.add(first)
-    tender.add(second)
-    until(lambda: first.tended > 2 and second.tended > 2)
-    tender.discard(first)
-    tender.discard(second)
-    until(lambda: tender._thread is None)
-    tender.add(first)
-    seen = first.tended
-    until(lambda: first.tended > seen)
-    tender.discard(first)
+def test_clients_are_kept_alive_and_the_thread_ends_with_the_last() -> None:
+    thread, first, second = KeepaliveThread(period_s=0.01), Client(), Client()
+    thread.add(first)
+    thread.add(second)
+    until(lambda: first.calls > 2 and second.calls > 2)
+    thread.discard(first)
+    thread.discard(second)
+    until(lambda: thread._thread is None)
+    thread.add(first)
+    before = first.calls
+    until(lambda: first.calls > before)
+    thread.discard(first)
 
 
-def test_a_tender_does_not_keep_a_forgotten_connection_alive() -> None:
-    tender = KeepaliveThread(period_s=0.01)
-    tender.add(Tended())
-    until(lambda: tender._thread is None)
+def test_a_client_that_is_garbage_collected_is_not_kept() -> None:
+    thread = KeepaliveThread(period_s=0.01)
+    thread.add(Client())
+    until(lambda: thread._thread is None)
 
 
 def silent_server(serve: Callable[..., Any]) -> tuple[Any, threading.Event]:
@@ -69,26 +69,26 @@ def options(**kwargs: Any) -> ConnectionOptions:
     return ConnectionOptions(connect_timeout_s=30, message_timeout_s=30, **kwargs)
 
 
-def test_a_blocking_connection_pings_a_quiet_server_and_hears_its_pong(serve: Callable[..., Any]) -> None:
+def test_a_blocking_connection_pings_a_quiet_server_and_reads_its_pong(serve: Callable[..., Any]) -> None:
     server, _ = silent_server(serve)
     connection = BlockingConnection(
         parse_ws_url(f"ws://127.0.0.1:{server.port}/"), options(ping_interval_s=0.02, ping_timeout_s=20)
     )
     connection.open()
     for _ in range(3):
-        seen = connection.websocket.last_read_at
-        until(lambda seen=seen: connection.keep_alive() or connection.websocket.last_read_at > seen)  # type: ignore[misc]
+        before = connection.websocket.last_read_at
+        until(lambda before=before: connection.keep_alive() or connection.websocket.last_read_at > before)  # type: ignore[misc]
     assert connection.is_open
     connection.close()
 
 
-class DeafServer:
-    """Shakes hands and then says nothing ever again."""
+class SilentServer:
+    """Shakes hands and then sends nothing more."""
 
     def __init__(self) -> None:
         self.port = 0
 
-    async def __aenter__(self) -> DeafServer:
+    async def __aenter__(self) -> SilentServer:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
@@ -102,9 +102,9 @@ class DeafServer:
         import re
 
         head = await reader.readuntil(b"\r\n\r\n")
-        found = re.search(rb"Sec-WebSocket-Key: (\S+)", head)
-        assert found is not None
-        digest = hashlib.sha1(found[1] + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest()
+        key = re.search(rb"Sec-WebSocket-Key: (\S+)", head)
+        assert key is not None
+        digest = hashlib.sha1(key[1] + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest()
         writer.write(b"HTTP/1.1 101 OK\r\nSec-WebSocket-Accept: " + base64.b64encode(digest) + b"\r\n\r\n")
         while await reader.read(1000):
             pass
@@ -113,7 +113,7 @@ class DeafServer:
 
 @pytest.mark.anyio
 async def test_a_server_that_does_not_answer_pings_is_given_up() -> None:
-    async with DeafServer() as server:
+    async with SilentServer() as server:
         address = parse_ws_url(f"ws://127.0.0.1:{server.port}/")
         awaited = AsyncConnection(address, options(ping_interval_s=0.03, ping_timeout_s=0.06))
         await awaited.open()
@@ -139,8 +139,8 @@ async def test_an_awaited_connection_stays_open_while_pongs_come(serve: Callable
     )
     await connection.open()
     for _ in range(5):
-        seen = connection.websocket.last_read_at
-        await asyncio.to_thread(until, lambda seen=seen: connection.websocket.last_read_at > seen)
+        before = connection.websocket.last_read_at
+        await asyncio.to_thread(until, lambda before=before: connection.websocket.last_read_at > before)
     assert connection.is_open
     connection.close()
     assert await asyncio.to_thread(done.wait, 30)

@@ -234,19 +234,19 @@ def test_a_limit_that_our_server_keeps_leaves_the_session_as_it_is(
 
 
 def test_progress_reaches_the_caller_in_order(our_url: str) -> None:
-    heard: list[Any] = []
+    reports: list[Any] = []
     with MCPToolClient(base_url=our_url).sync() as shelf:
-        result = shelf.call_tool_with("count_to", {"number": 3}, on_progress=lambda *news: heard.append(news))
+        result = shelf.call_tool_with("count_to", {"number": 3}, on_progress=lambda *report: reports.append(report))
         assert result == 3
-    assert heard == [(1, 3, "step 1"), (2, 3, "step 2"), (3, 3, "step 3")]
+    assert reports == [(1, 3, "step 1"), (2, 3, "step 2"), (3, 3, "step 3")]
 
 
 def test_progress_reaches_awaiting_code_too(our_url: str) -> None:
     async def main() -> list[Any]:
-        heard: list[Any] = []
+        reports: list[Any] = []
         async with MCPToolClient(base_url=our_url) as shelf:
-            await shelf.call_tool_with("count_to", {"number": 2}, on_progress=lambda *news: heard.append(news))
-        return heard
+            await shelf.call_tool_with("count_to", {"number": 2}, on_progress=lambda *report: reports.append(report))
+        return reports
 
     assert [news[0] for news in asyncio.run(main())] == [1, 2]
 

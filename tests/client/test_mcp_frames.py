@@ -83,20 +83,20 @@ def counting(request: dict[str, Any]) -> Frames:
 
 
 def test_progress_between_request_and_reply_is_reported_and_the_reply_returned(scripted: Script) -> None:
-    heard: list[Any] = []
+    reports: list[Any] = []
     with MCPToolClient(base_url=scripted(counting)).sync() as client:
         for _ in range(2):
-            assert client.call_tool_with("count", on_progress=lambda *news: heard.append(news)) == "there"
-    assert heard == [(1, None, None), (2, 2, "nearly")] * 2
+            assert client.call_tool_with("count", on_progress=lambda *report: reports.append(report)) == "there"
+    assert reports == [(1, None, None), (2, 2, "nearly")] * 2
 
 
 def test_progress_is_reported_to_awaiting_code(scripted: Script) -> None:
     async def main() -> list[Any]:
-        heard: list[Any] = []
+        reports: list[Any] = []
         async with MCPToolClient(base_url=scripted(counting)) as client:
             for _ in range(2):
-                await client.call_tool_with("count", on_progress=lambda *news: heard.append(news))
-        return heard
+                await client.call_tool_with("count", on_progress=lambda *report: reports.append(report))
+        return reports
 
     assert asyncio.run(main()) == [(1, None, None), (2, 2, "nearly")] * 2
 
@@ -133,7 +133,7 @@ def test_an_interrupt_while_progress_is_reported_loses_the_session(scripted: Scr
 
 @pytest.fixture
 def drip(scripted: Script) -> Iterator[str]:
-    """A server that tells progress five times, half a second apart, before it answers; it keeps no limits."""
+    """A server that reports progress five times, half a second apart, before it answers; it keeps no limits."""
     pause = threading.Event()
 
     def answer(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -162,19 +162,19 @@ def test_progress_does_not_stretch_a_limit_and_a_server_that_ignores_it_is_given
             client.call_tool("drip")
 
 
-def test_the_limit_and_the_wish_for_progress_go_to_the_server(scripted: Script) -> None:
-    seen: Frames = []
+def test_the_limit_and_the_request_for_progress_go_to_the_server(scripted: Script) -> None:
+    requests: Frames = []
 
     def answer(request: dict[str, Any]) -> Frames:
-        seen.append(request["data"])
+        requests.append(request["data"])
         return [result(request, None)]
 
     with MCPToolClient(base_url=scripted(answer)).sync() as client:
         client.call_tool("a", timeout_s=1, on_progress="yes")
         client.call_tool_with("b", {"x": 1}, timeout_s=2.5, on_progress=lambda *_: None)
-    plain, rich = (request["params"] for request in seen)
+    plain, rich = (request["params"] for request in requests)
     assert plain == {"name": "a", "arguments": {"timeout_s": 1, "on_progress": "yes"}}
-    assert rich == {"name": "b", "arguments": {"x": 1}, "timeout_s": 2.5, "_meta": {"progressToken": seen[1]["id"]}}
+    assert rich == {"name": "b", "arguments": {"x": 1}, "timeout_s": 2.5, "_meta": {"progressToken": requests[1]["id"]}}
 
 
 @pytest.mark.parametrize(
@@ -336,10 +336,10 @@ def old_server(request: dict[str, Any]) -> Frames:
 
 @pytest.mark.parametrize("refusal", ["no frames", "no method", "no tools"])
 def test_a_server_that_knows_tools_only_as_steps_is_asked_by_steps(scripted: Script, refusal: str) -> None:
-    asked: list[str] = []
+    types: list[str] = []
 
     def answer(request: dict[str, Any]) -> Frames:
-        asked.append(request["type"])
+        types.append(request["type"])
         if request["type"] == "mcp" and refusal == "no method":
             return [failure(request, -32601, f"Method not found: {request['data']['method']}")]
         if request["type"] == "mcp" and refusal == "no tools":
@@ -350,7 +350,7 @@ def test_a_server_that_knows_tools_only_as_steps_is_asked_by_steps(scripted: Scr
         assert [tool.name for tool in client.list_tools()] == ["t"]
         assert client.call_tool("t", a=1) == {"x": {"a": 1}}
         assert client.has_tool("t")
-    assert [kind for kind in asked if kind != "close"] == ["mcp", "step", "step"], (
+    assert [kind for kind in types if kind != "close"] == ["mcp", "step", "step"], (
         "it is asked once the other way, not each time"
     )
 

@@ -1,4 +1,4 @@
-"""What clients tell people: errors that name the field, the cause, the address or the setting; short reprs."""
+"""Texts for users: errors that name the field, the cause, the address or the setting; short reprs."""
 
 from __future__ import annotations
 

@@ -82,16 +82,16 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 @pytest.fixture
 def proxy(parrot: Any) -> Iterator[ConnectProxy]:
-    made = ConnectProxy(parrot.port)
-    yield made
-    made.close()
+    server = ConnectProxy(parrot.port)
+    yield server
+    server.close()
 
 
 @pytest.fixture
 def refusing() -> Iterator[ConnectProxy]:
-    made = ConnectProxy(None)
-    yield made
-    made.close()
+    server = ConnectProxy(None)
+    yield server
+    server.close()
 
 
 def test_a_blocking_client_goes_through_the_proxy(environ: pytest.MonkeyPatch, proxy: ConnectProxy) -> None:

@@ -77,7 +77,7 @@ def test_a_server_that_stops_says_so_and_a_reset_waits_for_its_successor(
         assert caught.value.reason == "server shutting down"
     with ThreadPoolExecutor(1) as others:
         begun = others.submit(one, "reset", seed=5)
-        time.sleep(2.5)  # longer than an address at which nobody ever was is tried
+        time.sleep(2.5)  # longer than an address without a server is tried
         assert not begun.done()
         start(port=server.port)
         assert begun.result(30).observation["seed"] == 5

@@ -71,17 +71,17 @@ def test_a_connection_that_breaks_each_time_is_a_lost_session(start: Any, proxy_
 
 def test_a_request_without_a_session_is_never_repeated(serve: Callable[..., Any]) -> None:
     """Older servers know no keys: a second request would be a second step."""
-    seen: list[bytes] = []
+    paths: list[bytes] = []
 
     async def breaks(scope: Any, receive: Any, send: Any) -> None:
-        seen.append(scope["path"].encode())
+        paths.append(scope["path"].encode())
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"100")]})
         await send({"type": "http.response.body", "body": b"{", "more_body": False})
 
     with Client(serve(breaks, lifespan="off", log_level="critical").url) as client:
         with pytest.raises(SessionLost):
             client.step({})
-    assert seen == [b"/step"]
+    assert paths == [b"/step"]
 
 
 def test_gone_is_a_lost_session_whatever_server_answers_it(serve: Callable[..., Any]) -> None:

@@ -1,4 +1,4 @@
-"""Clients and servers of v2 as processes: servers killed and started anew, episodes that move to another process."""
+"""Clients and servers of v2 as processes: servers killed and restarted, episodes that move to another process."""
 
 from __future__ import annotations
 

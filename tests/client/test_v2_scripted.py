@@ -93,9 +93,9 @@ class Stage:
 @pytest.fixture
 def stage() -> Iterator[Stage]:
     """A server without a script yet."""
-    found = Stage()
-    yield found
-    found.end()
+    server = Stage()
+    yield server
+    server.end()
 
 
 Do = Callable[..., Any]
@@ -105,11 +105,11 @@ Do = Callable[..., Any]
 def use(request: pytest.FixtureRequest, stage: Stage) -> Iterator[Callable[..., Do]]:
     """Make a client of the server and return what calls its methods, blocking or awaiting."""
     loop = None if request.param == "blocking" else asyncio.new_event_loop()
-    made: list[Any] = []
+    clients: list[Any] = []
 
     def make(cls: Any = GenericEnvClient, **options: Any) -> Do:
         client = cls(stage.url, **options)
-        made.append(client)
+        clients.append(client)
 
         def do(method: str, *args: Any, **kwargs: Any) -> Any:
             if loop is None:
@@ -123,7 +123,7 @@ def use(request: pytest.FixtureRequest, stage: Stage) -> Iterator[Callable[..., 
         return do
 
     yield make
-    for client in made:
+    for client in clients:
         if loop is None:
             client.close()
         else:
@@ -210,24 +210,24 @@ def test_a_server_that_comes_back_with_v2_is_spoken_to_in_it_after_reset(stage: 
 
 
 def test_the_unanswered_request_is_repeated_with_the_same_id(stage: Stage, use: Callable[..., Do]) -> None:
-    asked: list[dict[str, Any]] = []
+    requests: list[dict[str, Any]] = []
 
     def lost(line: Line) -> None:
         line.open()
         line.observe(line.next()["id"])
-        asked.append(line.next())
+        requests.append(line.next())
 
     def again(line: Line) -> None:
-        asked.append(line.open(resumed=True, last_id=2))
-        asked.append(line.next())
-        line.observe(asked[-1]["id"], 7)
+        requests.append(line.open(resumed=True, last_id=2))
+        requests.append(line.next())
+        line.observe(requests[-1]["id"], 7)
         line.wait()
 
     stage.scripts = [lost, again]
     do = use()
     do("reset")
     assert do("step", {"x": 1}).observation == {"n": 7}
-    first, resume, second = asked
+    first, resume, second = requests
     assert first == second == {"type": "step", "id": 2, "data": {"x": 1}}
     assert resume["resume"] == "b1.s.t"
 
@@ -361,14 +361,14 @@ def test_a_connection_that_breaks_at_each_attempt_has_an_end(stage: Stage, use: 
 
 
 def test_what_was_waited_for_in_vain_is_cancelled_and_the_session_closed(stage: Stage, use: Callable[..., Do]) -> None:
-    heard: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     done = threading.Event()
 
     def silent(line: Line) -> None:
         line.open()
         line.observe(line.next()["id"])
         line.next()
-        heard.extend([line.next(), line.next()])
+        messages.extend([line.next(), line.next()])
         done.set()
 
     stage.scripts = [silent]
@@ -377,7 +377,7 @@ def test_what_was_waited_for_in_vain_is_cancelled_and_the_session_closed(stage: 
     with pytest.raises(TimeoutError):
         do("step", {})
     assert done.wait(30)
-    cancel, close = heard
+    cancel, close = messages
     assert (cancel["type"], cancel["request"]) == ("cancel", 2)
     assert close["type"] == "close"
     assert close["id"] > 2
@@ -396,6 +396,6 @@ def test_progress_comes_as_events_and_keeps_a_call_going(stage: Stage, use: Call
 
     stage.scripts = [slow]
     do = use(MCPToolClient, message_timeout_s=1.7)
-    heard: list[Any] = []
-    assert do("call_tool_with", "add", {}, on_progress=lambda *news: heard.append(news)) == 5
-    assert heard == [(done, 4, f"part {done}") for done in range(1, 5)]
+    reports: list[Any] = []
+    assert do("call_tool_with", "add", {}, on_progress=lambda *report: reports.append(report)) == 5
+    assert reports == [(done, 4, f"part {done}") for done in range(1, 5)]

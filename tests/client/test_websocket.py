@@ -16,9 +16,9 @@ ADDRESS = Address("host", 8000, "/ws?x=1", False)
 
 
 def accept(handshake: Handshake) -> bytes:
-    found = re.search(rb"Sec-WebSocket-Key: (\S+)", handshake.request)
-    assert found is not None
-    digest = hashlib.sha1(found[1] + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest()
+    key = re.search(rb"Sec-WebSocket-Key: (\S+)", handshake.request)
+    assert key is not None
+    digest = hashlib.sha1(key[1] + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest()
     return (
         b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         b"SEC-WEBSOCKET-ACCEPT:" + base64.b64encode(digest) + b"\r\n\r\n"

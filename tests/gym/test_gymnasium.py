@@ -295,18 +295,18 @@ def test_an_environment_of_ones_own_may_be_translated(serve: Callable[..., Any])
     class Push(Action):
         left: bool = False
 
-    class Told(Observation):
+    class Angle(Observation):
         angle: float = 0.0
 
     class Own(cls):  # type: ignore[valid-type, misc]
         def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Any:
             super().reset(seed=seed)
-            return Told(angle=1.0)
+            return Angle(angle=1.0)
 
         def step(self, action: Push, timeout_s: float | None = None, **kwargs: Any) -> Any:
-            return Told(angle=-1.0 if action.left else 1.0, reward=1.0, done=action.left)
+            return Angle(angle=-1.0 if action.left else 1.0, reward=1.0, done=action.left)
 
-    url = serve(create_app(Own, Push, Told, max_concurrent_envs=2)).url
+    url = serve(create_app(Own, Push, Angle, max_concurrent_envs=2)).url
     for where in (url, GenericEnvClient(base_url=url)):
         env = GymnasiumEnv(
             where,

@@ -43,7 +43,7 @@ from .network import (
 )
 
 _SENT_AT_ONCE = 65_536
-_HEAD_LIMIT = 65_536
+_HEAD_LIMIT = 65_536  # what is no HTTP server may send without end and never an empty line
 _TRANSIENT = frozenset({"502", "503", "504"})  # what proxies answer for a server that is still starting
 _NOT_LOADED = "NOT_LOADED"  # the server runs, but its environment does not import: waiting does not help
 
@@ -75,7 +75,7 @@ class Handshake:
         if subprotocols:
             lines.append(f"Sec-WebSocket-Protocol: {', '.join(subprotocols)}")
         for name, value in (headers or {}).items():
-            if any(char in name + value for char in "\r\n"):
+            if any(char in name + value for char in "\r\n"):  # it would begin a header of its own
                 raise ValueError(f"header {name!r} contains a line break")
             lines.append(f"{name}: {value}")
         self.request = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
@@ -183,7 +183,7 @@ class WebSocket:
         self._options = options
         self._clock = clock
         self._handshake: Handshake | None = None
-        self._reader = FrameReader(options.max_message_bytes, masked=False)
+        self._reader = FrameReader(options.max_message_bytes, masked=False)  # 5.1: only clients mask
         self._keys = _mask_keys()
         self._pinged_at: float | None = None
         self.subprotocol: str | None = None
@@ -252,7 +252,7 @@ class WebSocket:
                         f"(max_message_size_mb={limit:g})"
                     )
                     break
-        except FrameError as exc:
+        except FrameError as exc:  # 7.1.7: fail the connection; where the next frame begins is unknown
             self.lose(f"connection lost: {exc}")
         return replies
 
@@ -266,6 +266,8 @@ class WebSocket:
 
     def check(self, quiet_s: float) -> bytes:
         """Return a ping to send if the server was silent for that long; lose it if it left the last ping unanswered."""
+        # Example, quiet_s and ping_timeout_s of 20: last read at 0, ping at 20; a pong, or any other byte, that is read
+        # before 40 counts as life, and the next ping is due 20 s after it; at 40 the server is lost.
         now = self._clock()
         if self._pinged_at is not None and self._pinged_at >= self.last_read_at:
             limit = self._options.ping_timeout_s
@@ -362,7 +364,7 @@ class BlockingConnection(_Connection):
     ) -> None:
         super().__init__(address, options, subprotocols)
         self._socket: socket.socket | None = None
-        self._timeout_s: float | None = -1.0
+        self._timeout_s: float | None = -1.0  # none that a socket can have: the first one is always set
         # How long one read may wait: a v2 connection can be replaced, so it is checked while a request waits.
         self._longest_wait_s: float | None = None
         # Whether the frame that is being sent may be half out. Bytes sent after it would be read as the rest of it.
@@ -513,7 +515,7 @@ class BlockingConnection(_Connection):
     def _say_goodbye(self, timeout_s: float, last_message: bytes | None) -> None:
         sock = self._socket
         if sock is not None and not self._is_torn:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # the server may be gone; it is the end in either case
                 sock.settimeout(timeout_s)
                 sock.sendall(self.websocket.goodbye(last_message))
 
@@ -535,6 +537,7 @@ _READ_BUFFERS: WeakKeyDictionary[asyncio.AbstractEventLoop, memoryview] = WeakKe
 
 def _read_buffer(loop: asyncio.AbstractEventLoop) -> memoryview:
     """Return a buffer to read into. Loops that read and deliver in one go share one among their connections."""
+    # A proactor (Windows) fills the buffer while other connections' reads are delivered.
     if hasattr(loop, "_proactor"):
         return memoryview(bytearray(READ_BYTES))
     buffer = _READ_BUFFERS.get(loop)
@@ -591,7 +594,7 @@ class AsyncConnection(_Connection, asyncio.BufferedProtocol):
             sock = await loop.run_in_executor(None, open_plain_socket, address, timeout_s)
             sock.setblocking(False)
             await loop.create_connection(lambda: self, sock=sock, ssl=context, server_hostname=hostname)
-        assert self._transport is not None
+        assert self._transport is not None  # set by connection_made
         self._transport.write(request)
         while self.websocket.is_connecting:
             await self._change()
@@ -682,7 +685,7 @@ class AsyncConnection(_Connection, asyncio.BufferedProtocol):
         transport, self._transport = self._transport, None
         if transport is not None and not transport.is_closing() and not self.loop.is_closed():
             transport.write(self.websocket.goodbye(last_message))
-            transport.close()
+            transport.close()  # sends what is written first; `drop` aborts
         self.drop(reason)
 
     def _give_up(self, reason: str) -> None:
@@ -698,7 +701,7 @@ class AsyncConnection(_Connection, asyncio.BufferedProtocol):
                 timer.cancel()
         transport, self._transport = self._transport, None
         if transport is not None:
-            transport.abort()
+            transport.abort()  # a server that does not read must not keep us waiting for our last bytes
         self._wake()
 
     # What asyncio calls. A BufferedProtocol: the transport reads into our buffer instead of a new one for each read.

@@ -108,7 +108,7 @@ def adder(serve: Callable[..., Any], adder_cls: type[Adder]) -> Any:
 
 
 class OldServer:
-    """An application behind an entrance that has never heard of protocol v2."""
+    """An application whose server speaks only protocol v1."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -135,7 +135,7 @@ def old(old_server: Callable[[Any], Any], adder_cls: type[Adder]) -> Any:
 
 
 class Proxy:
-    """Forwards TCP to a port until it is told otherwise."""
+    """Forwards TCP to a port until a test changes that."""
 
     def __init__(self, port: int) -> None:
         self.target = port

@@ -1,4 +1,4 @@
-"""A server that comes back and asks for another token: sessions are lost, and nobody is let in by mistake."""
+"""A server that comes back and asks for another token: its sessions are lost, and the old token opens none."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ FINE = {"add": 1}
 @pytest.fixture
 def servers(serve: Callable[..., Any], adder_cls: Any) -> tuple[Any, Any]:
     """Two servers of the environment that ask for different tokens."""
-    found = infer_models(adder_cls)
+    models = infer_models(adder_cls)
 
     def start(token: str) -> Any:
         policy = AccessPolicy(orchestrator=token)
-        return serve(create_app(adder_cls, found.action, found.observation, max_concurrent_envs=8, access=policy))
+        return serve(create_app(adder_cls, models.action, models.observation, max_concurrent_envs=8, access=policy))
 
     return start("first-token"), start("other-token")
 

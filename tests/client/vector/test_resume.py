@@ -208,7 +208,7 @@ def test_connections_that_break_together_are_replaced_whatever_their_descriptors
         for _ in range(3):
             proxy.cut()
             env.keep_alive()
-            env._pool.connections.reverse()  # the first to be mended gets the descriptor that the last one had
+            env._pool.connections.reverse()  # the first to be repaired gets the descriptor that the last one had
             assert env.step(adds(*range(6))).rewards.tolist() == [float(add) for add in range(6)]
 
 

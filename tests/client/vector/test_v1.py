@@ -32,8 +32,8 @@ def adds(*numbers: int) -> list[dict[str, Any]]:
 
 
 def small(adder_cls: Any, sessions: int) -> Any:
-    found = infer_models(adder_cls)
-    return create_app(adder_cls, found.action, found.observation, max_concurrent_envs=sessions)
+    models = infer_models(adder_cls)
+    return create_app(adder_cls, models.action, models.observation, max_concurrent_envs=sessions)
 
 
 # -- what works as with protocol v2 ---------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`VectorEnv` and servers of protocol v1 that misbehave: what cannot be told apart is a lost session, and waits end."""
+"""`VectorEnv` and servers of protocol v1 that misbehave: an ambiguous answer is a lost session, and waits end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Session:
         self._receive = receive
         self._send = send
 
-    async def hear(self) -> str:
+    async def receive(self) -> str:
         """Wait for a request and return its type; empty when the client has gone."""
         message = await self._receive()
         return str(json.loads(message["text"])["type"]) if message["type"] == "websocket.receive" else ""
@@ -71,7 +71,7 @@ def scripted(serve: Callable[..., Any]) -> Callable[[Script], Any]:
 
 
 async def obedient(session: Session) -> None:
-    while kind := await session.hear():
+    while kind := await session.receive():
         if kind == "close":
             await session.hang_up()
             return
@@ -82,7 +82,7 @@ async def obedient(session: Session) -> None:
 
 
 def has_heard_all(env: VectorEnv[Any, Any]) -> bool:
-    """Listen, while nobody waits; say whether every connection has come to its end."""
+    """Read, while no call waits; return whether every connection has come to its end."""
     env.keep_alive()
     return not any(shared.is_open for shared in env._pool.connections)
 
@@ -97,7 +97,7 @@ def lost(env: VectorEnv[Any, Any]) -> list[str]:
 
 def test_a_state_that_cannot_be_read_yet_is_no_obstacle(scripted: Callable[[Script], Any]) -> None:
     async def script(session: Session) -> None:
-        assert await session.hear() == "state"
+        assert await session.receive() == "state"
         await session.say("error", message="reset first", code="EXECUTION_ERROR")
         await obedient(session)
 
@@ -109,7 +109,7 @@ def test_a_state_that_cannot_be_read_yet_is_no_obstacle(scripted: Callable[[Scri
 def test_an_unrequested_message_ends_the_session(scripted: Callable[[Script], Any]) -> None:
     async def script(session: Session) -> None:
         for kind in ("state", "reset"):
-            assert await session.hear() == kind
+            assert await session.receive() == kind
             await session.say("state") if kind == "state" else await session.see()
         await session.see(total=99)  # whose is that?
         await obedient(session)
@@ -128,7 +128,7 @@ def test_an_unrequested_message_ends_the_session(scripted: Callable[[Script], An
 @pytest.mark.parametrize("text", ["no JSON", "[]", '{"type":"observation"}'])
 def test_what_is_no_message_ends_the_session(scripted: Callable[[Script], Any], text: str) -> None:
     async def script(session: Session) -> None:
-        while kind := await session.hear():
+        while kind := await session.receive():
             if kind == "step":
                 await session.mumble(text)
             else:
@@ -141,7 +141,7 @@ def test_what_is_no_message_ends_the_session(scripted: Callable[[Script], Any], 
 
 def test_the_answer_to_another_question_is_an_error(scripted: Callable[[Script], Any]) -> None:
     async def script(session: Session) -> None:
-        while kind := await session.hear():
+        while kind := await session.receive():
             await (session.see() if kind == "reset" else session.say("state"))
 
     with VectorEnv(scripted(script).url, 1) as env:
@@ -153,7 +153,7 @@ def test_the_answer_to_another_question_is_an_error(scripted: Callable[[Script],
 
 def test_a_server_says_why_it_has_ended_the_session(scripted: Callable[[Script], Any]) -> None:
     async def script(session: Session) -> None:
-        while kind := await session.hear():
+        while kind := await session.receive():
             if kind == "reset":
                 await session.see()
                 await session.say("error", message="too long idle", code="SESSION_LOST", reason="expired")
@@ -179,7 +179,7 @@ def test_a_refusal_that_came_before_any_request_is_raised(scripted: Callable[[Sc
 
 def test_a_server_that_says_nothing_is_waited_for_and_not_forever(scripted: Callable[[Script], Any]) -> None:
     async def script(session: Session) -> None:
-        while await session.hear():
+        while await session.receive():
             pass
 
     env: VectorEnv[Any, Any] = VectorEnv(scripted(script).url, 3, message_timeout_s=0.3)
@@ -201,7 +201,7 @@ def test_a_server_that_hangs_up_at_once_is_not_tried_forever(scripted: Callable[
 @pytest.mark.parametrize("policy", ["raise", "restart"])
 def test_a_reset_that_kills_its_connection_is_tried_twice(scripted: Callable[[Script], Any], policy: Any) -> None:
     async def script(session: Session) -> None:
-        while kind := await session.hear():
+        while kind := await session.receive():
             if kind == "reset":
                 await session.hang_up()
                 return

@@ -97,7 +97,7 @@ class V1Format:
 class VectorConnection(BlockingConnection):
     """A blocking connection that never waits for a reply: the pool selects on several of them.
 
-    A connection that breaks closes itself; `is_open` and `lost_reason` tell, and `take` still returns what came before.
+    A connection that breaks closes itself, as `is_open` and `lost_reason` show; `take` still returns what came before.
 
     Args:
         address: Where the server is.

@@ -22,10 +22,10 @@ from ..flows import Attempts, Outage
 from ..network import Address, ConnectionOptions, parse_ws_url, socket_url
 from .connection import V1Format, VectorConnection
 
-_TICK_S: Final = 1.0
-_CLOSE_S: Final = 5.0
-_BATCHES_KEPT: Final = 64
-_CONNECTS_AT_ONCE: Final = 16
+_TICK_S: Final = 1.0  # a wait wakes this often to ping silent servers and to see that it was interrupted
+_CLOSE_S: Final = 5.0  # how long servers may take to confirm that the sessions are closed
+_BATCHES_KEPT: Final = 64  # a batch that is answered slot by slot has no answer of its own, so it would stay for ever
+_CONNECTS_AT_ONCE: Final = 16  # v1 needs a socket per slot: one after the other is slow, all at once floods the server
 
 Unreachable = ConnectFailed | AccessDenied
 
@@ -58,7 +58,7 @@ class Slot(ResumableSession):
         request = self.pending
         self.forget()
         self.has_started_over = True
-        if request is not None:
+        if request is not None:  # under id 1 now: ids count within a session
             self.message(request["type"], request.get("data"))
 
     def allow_requests(self) -> None:
@@ -70,8 +70,8 @@ class Slot(ResumableSession):
 class SharedConnection:
     """The connection that some slots share: one at a time, replaced when it breaks.
 
-    What is sent with the next write is collected in `to_open` and `outbox`; `opens` and `batches` tell which slots an
-    answer is for.
+    What is sent with the next write is collected in `to_open` and `outbox`; `opens` and `batches` have the slots that
+    an answer is for.
     """
 
     address: Address
@@ -109,9 +109,10 @@ class SharedConnection:
 
     def split(self) -> list[SharedConnection]:
         """Keep one slot, preferably one that waits for a session; return a connection for each of the others."""
+        # The connection is a new session already: a slot that wants none would leave it open and unused.
         self.slots.sort(key=lambda slot: not slot.is_opening)
-        kept, *others = self.slots
-        self.slots = [kept]
+        first, *others = self.slots
+        self.slots = [first]
         for slot in others:
             slot.shared = SharedConnection(self.address, self.options, self.subprotocols, self.open_options, [slot])
         return [slot.shared for slot in others]
@@ -153,6 +154,7 @@ class SharedConnection:
         outage = self._outage = self._outage or Outage(backoff, reason)
         failure = ConnectFailed(f"no lasting connection to {self.address.url} within {backoff.timeout_s:g} s")
         while outage.left_s > 0:
+            # A pause before the first attempt too: a server that restarts has lost all its clients at once.
             time.sleep(outage.next_pause_s())
             try:
                 return self.connect()
@@ -174,6 +176,8 @@ class SharedConnection:
         connection = self.connection
         if connection is None or not (self.outbox or self.to_open):
             return
+        # Example, two new sessions and a step in a third: open 7, open 8, batch 9 of [step]. A slot that waits for its
+        # session is not in the batch; `SessionPool._opened` puts it into the next one.
         messages: list[dict[str, Any]] = []
         for slot in self.to_open:
             open_id = connection.next_id()
@@ -183,7 +187,7 @@ class SharedConnection:
         if slots:
             batch_id = connection.next_id()
             self.batches[batch_id] = slots
-            while len(self.batches) > _BATCHES_KEPT:  # with `each` there is no answer that would take them out
+            while len(self.batches) > _BATCHES_KEPT:
                 del self.batches[next(iter(self.batches))]
             batch: dict[str, Any] = {"type": "batch", "id": batch_id, "requests": [slot.pending for slot in slots]}
             if each:
@@ -319,6 +323,7 @@ class SessionPool:
 
     def _connect_needed(self) -> None:
         """Make the connections that are needed: one to each server first, the others where that one succeeded."""
+        # So a wrong address costs one timeout and not one per connection.
         needed = [shared for shared in self.connections if shared.needs_connection and not shared.is_broken]
         first: dict[Address, SharedConnection] = {}
         for shared in needed:
@@ -354,6 +359,7 @@ class SessionPool:
 
     def _use(self, shared: SharedConnection) -> None:
         """Begin to use a new connection: open, or resume, the sessions of its slots."""
+        # The first connection to a v1 server was planned for many slots, before it was known to carry one.
         others = self._split(shared) if shared.is_session else []
         self._register(shared)
         for slot in shared.slots:
@@ -443,7 +449,7 @@ class SessionPool:
         if kind == "batch":
             replies = message.get("replies", ())
             slots: Sequence[Slot | None] = shared.batches.pop(request_id, ()) if request_id is not None else ()
-            if len(slots) != len(replies):
+            if len(slots) != len(replies):  # with `each`: what is ready together comes in a batch of the server's own
                 slots = [None] * len(replies)
             for slot, reply in zip(slots, replies, strict=True):
                 name = reply.get("session", "")
@@ -454,7 +460,7 @@ class SessionPool:
             self._reply(self._by_name.get(message["session"]), message)
         elif kind in ("opened", "error") and request_id in shared.opens:
             self._opened(shared.opens.pop(request_id), message)
-        elif kind == "error":
+        elif kind == "error":  # of a whole batch, or without an id: a message that the server could not read
             self._refused(shared, request_id, error_from_frame(message.get("data") or {}))
         elif kind == "event" and message.get("event") == "detached":
             slot = self._by_name.get(message.get("session", ""))
@@ -481,7 +487,7 @@ class SessionPool:
         try:
             slot.take_opened(message)
         except OpenEnvError as error:
-            # No episode has begun in it: another session will do.
+            # A stranded session that is gone, in which the reset was to begin: another session will do.
             if slot.name is None and isinstance(error, SessionLost):
                 slot.start_over()
                 slot.shared.queue_open(slot)
@@ -540,6 +546,7 @@ class SessionPool:
             return
         has_sessions = any(slot.name is not None for slot in slots)
         try:
+            # Where nothing can be lost, an error at once beats another wait; episodes are worth one per connection.
             if not has_sessions and shared.address in self._unreachable:
                 raise self._unreachable[shared.address]
             shared.reconnect(self._backoff if has_sessions else Backoff(shared.options.connect_timeout_s), reason)
@@ -593,12 +600,13 @@ class SessionPool:
         """End all sessions and hang up; never raises."""
         for shared in self.connections:
             shared.outbox.clear()
-            shared.batches.clear()
+            shared.batches.clear()  # unanswered steps: only the answer to `close` is waited for
             for slot in shared.slots if shared.is_open else ():
                 if slot.name is not None:
                     slot.message("close")
                     shared.outbox.append(slot)
             shared.flush(each=False)
+        # Waited for, so that a server has free slots again when `close` returns: the next VectorEnv needs them.
         deadline = time.monotonic() + _CLOSE_S
         while any(shared.batches for shared in self.connections if shared.is_open) and time.monotonic() < deadline:
             for key, _ in self._selector.select(0.1):
@@ -620,7 +628,8 @@ class SessionPool:
             self._unregister(shared)
 
     def forget(self) -> None:
-        """Drop everything without a message. The selector is not told: a forked process shares it with its parent."""
+        """Drop everything without a message."""
+        # Nothing is unregistered: a forked process shares the selector with its parent.
         self._selector.close()
         self._registered.clear()
         for shared in self.connections:
