@@ -115,10 +115,7 @@ class OpenCodeEnv(MCPToolClient):
 class SyncOpenCodeEnv(SyncMCPToolClient):
     """Blocks where an `OpenCodeEnv` would be awaited."""
 
-    _tool_client: OpenCodeEnv
-
-    def __init__(self, async_client: OpenCodeEnv) -> None:
-        super().__init__(async_client)
+    _client: OpenCodeEnv
 
     def run_rollout(
         self,
@@ -128,10 +125,9 @@ class SyncOpenCodeEnv(SyncMCPToolClient):
         **arguments: Unpack[RolloutArguments],
     ) -> RolloutResult:
         """Run a rollout and return what came of it; see `OpenCodeEnv.run_rollout`."""
-        result: RolloutResult = self._driver.run_helper(
-            self._tool_client.run_rollout, timeout_s=timeout_s, on_progress=on_progress, **arguments
+        return self._driver.run_helper(
+            self._client.run_rollout, timeout_s=timeout_s, on_progress=on_progress, **arguments
         )
-        return result
 
 
 def patience(arguments: Mapping[str, Any]) -> float:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
-_N = TypeVar("_N", int, float)
+T = TypeVar("T")
+
 _TRUE = frozenset({"true", "1", "yes"})
 _FALSE = frozenset({"false", "0", "no"})
 
@@ -16,81 +18,91 @@ def _environ(environ: Mapping[str, str] | None) -> Mapping[str, str]:
     return os.environ if environ is None else environ
 
 
+def _text(name: str, environ: Mapping[str, str] | None) -> str:
+    return _environ(environ).get(name, "").strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Setting(Generic[T]):
+    """A variable; call it to have its value, or None when it is not set.
+
+    Args:
+        name: The variable.
+        parse: Makes a value of its text; raises ValueError for a text that is no number.
+    """
+
+    name: str
+    parse: Callable[[str], T]
+
+    def __call__(self, environ: Mapping[str, str] | None = None) -> T | None:
+        """Read the variable.
+
+        Raises:
+            ValueError: Its text is no value.
+        """
+        text = _text(self.name, environ)
+        try:
+            return self.parse(text) if text else None
+        except ValueError:
+            raise ValueError(f"{self.name} must be a number, not {text!r}") from None
+
+
+# -- servers --------------------------------------------------------------------------------------------------------
+
+readme_path = Setting("ENV_README_PATH", Path)
+"""The README that the web page shows."""
+space_id = Setting("SPACE_ID", str)
+"""The name of the Hugging Face Space that this runs in."""
+space_host = Setting("SPACE_HOST", str)
+"""The host name of that Space."""
+runner_name = Setting("OPENENV_RUNNER", str.lower)
+"""`auto`, `thread`, `inline` or `process`."""
+env_processes = Setting("OPENENV_ENV_PROCESSES", int)
+"""Over how many processes sessions are spread."""
+sessions_per_process = Setting("OPENENV_SESSIONS_PER_PROCESS", int)
+"""How many sessions a process may hold."""
+max_sessions = Setting("OPENENV_MAX_SESSIONS", int)
+"""How many sessions a server may hold."""
+max_agent_sessions = Setting("OPENENV_MAX_AGENT_SESSIONS", int)
+"""How many sessions agents may open at once."""
+session_timeout = Setting("OPENENV_SESSION_TIMEOUT", float)
+"""How many seconds an unused session is kept."""
+session_grace = Setting("OPENENV_SESSION_GRACE", float)
+"""How many seconds a session is kept without a connection."""
+max_message_mb = Setting("OPENENV_MAX_MESSAGE_MB", float)
+"""The largest request that a server reads."""
+log_format = Setting("OPENENV_LOG_FORMAT", str.lower)
+"""`text` or `json`."""
+
+
 def web_interface_enabled(environ: Mapping[str, str] | None = None) -> bool:
     """Say whether `ENABLE_WEB_INTERFACE` asks for the web page."""
-    return _environ(environ).get("ENABLE_WEB_INTERFACE", "").strip().lower() in _TRUE
+    return _text("ENABLE_WEB_INTERFACE", environ).lower() in _TRUE
 
 
 def web_interface_setting(environ: Mapping[str, str] | None = None) -> bool | None:
     """Return what `ENABLE_WEB_INTERFACE` says of the web page, or None when it is not set."""
-    return web_interface_enabled(environ) if _environ(environ).get("ENABLE_WEB_INTERFACE", "").strip() else None
-
-
-def readme_path(environ: Mapping[str, str] | None = None) -> Path | None:
-    """Return `ENV_README_PATH`, the README that the web page shows, or None when it is not set."""
-    path = _environ(environ).get("ENV_README_PATH", "").strip()
-    return Path(path) if path else None
-
-
-def space_id(environ: Mapping[str, str] | None = None) -> str | None:
-    """Return `SPACE_ID`, the name of the Hugging Face Space that this runs in, or None elsewhere."""
-    return _environ(environ).get("SPACE_ID", "").strip() or None
-
-
-def space_host(environ: Mapping[str, str] | None = None) -> str | None:
-    """Return `SPACE_HOST`, the host name of that Space, or None elsewhere."""
-    return _environ(environ).get("SPACE_HOST", "").strip() or None
+    return web_interface_enabled(environ) if _text("ENABLE_WEB_INTERFACE", environ) else None
 
 
 def server_mode(environ: Mapping[str, str] | None = None) -> str:
     """Return `OPENENV_MODE`, by default `simulation`."""
-    return _environ(environ).get("OPENENV_MODE", "").strip() or "simulation"
+    return _text("OPENENV_MODE", environ) or "simulation"
 
 
-def client_mode(environ: Mapping[str, str] | None = None) -> str:
-    """Return `OPENENV_CLIENT_MODE`, by default `simulation`."""
-    return _environ(environ).get("OPENENV_CLIENT_MODE", "").strip() or "simulation"
+def fast_enabled(environ: Mapping[str, str] | None = None) -> bool:
+    """Say whether servers use `openenv.server.fast`; `OPENENV_FAST=0` leaves everything to uvicorn."""
+    return _text("OPENENV_FAST", environ).lower() not in _FALSE
 
 
-def runner_name(environ: Mapping[str, str] | None = None) -> str | None:
-    """Return `OPENENV_RUNNER` (`auto`, `thread`, `inline` or `process`), or None when it is not set."""
-    return _environ(environ).get("OPENENV_RUNNER", "").strip().lower() or None
-
-
-def env_processes(environ: Mapping[str, str] | None = None) -> int | None:
-    """Return `OPENENV_ENV_PROCESSES`, over how many processes sessions are spread, or None when it is not set."""
-    return _number("OPENENV_ENV_PROCESSES", int, environ)
-
-
-def sessions_per_process(environ: Mapping[str, str] | None = None) -> int | None:
-    """Return `OPENENV_SESSIONS_PER_PROCESS`, how many sessions a process may hold, or None when it is not set."""
-    return _number("OPENENV_SESSIONS_PER_PROCESS", int, environ)
-
-
-def max_sessions(environ: Mapping[str, str] | None = None) -> int | None:
-    """Return `OPENENV_MAX_SESSIONS` as a number, or None when it is not set."""
-    return _number("OPENENV_MAX_SESSIONS", int, environ)
-
-
-def session_timeout(environ: Mapping[str, str] | None = None) -> float | None:
-    """Return `OPENENV_SESSION_TIMEOUT` in seconds, or None when it is not set."""
-    return _number("OPENENV_SESSION_TIMEOUT", float, environ)
-
-
-def session_grace(environ: Mapping[str, str] | None = None) -> float | None:
-    """Return `OPENENV_SESSION_GRACE`, how many seconds a session is kept without a connection, or None."""
-    return _number("OPENENV_SESSION_GRACE", float, environ)
-
-
-def max_agent_sessions(environ: Mapping[str, str] | None = None) -> int | None:
-    """Return `OPENENV_MAX_AGENT_SESSIONS`, how many sessions agents may open at once, or None."""
-    return _number("OPENENV_MAX_AGENT_SESSIONS", int, environ)
+def redact_errors(environ: Mapping[str, str] | None = None) -> bool:
+    """Say whether `OPENENV_REDACT_ERRORS` keeps the texts of exceptions from clients."""
+    return _text("OPENENV_REDACT_ERRORS", environ).lower() in _TRUE
 
 
 def allowed_origins(environ: Mapping[str, str] | None = None) -> frozenset[str]:
     """Return the origins in `OPENENV_ALLOWED_ORIGINS`, which is separated by commas."""
-    origins = _environ(environ).get("OPENENV_ALLOWED_ORIGINS", "").split(",")
-    return frozenset(origin.strip() for origin in origins if origin.strip())
+    return frozenset(_listed("OPENENV_ALLOWED_ORIGINS", environ))
 
 
 def orchestrator_tokens(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
@@ -108,78 +120,76 @@ def observer_tokens(environ: Mapping[str, str] | None = None) -> tuple[str, ...]
     return _tokens("OPENENV_OBSERVER_TOKEN", environ)
 
 
+def _tokens(name: str, environ: Mapping[str, str] | None) -> tuple[str, ...]:
+    tokens = _listed(name, environ)
+    if not tokens and _text(name, environ):  # never mistake this for "no token is required"
+        raise ValueError(f"{name} is set, but there is no token in it")
+    return tokens
+
+
+def _listed(name: str, environ: Mapping[str, str] | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in _text(name, environ).split(",") if part.strip())
+
+
+# -- clients --------------------------------------------------------------------------------------------------------
+
+
+def client_mode(environ: Mapping[str, str] | None = None) -> str:
+    """Return `OPENENV_CLIENT_MODE`, by default `simulation`."""
+    return _text("OPENENV_CLIENT_MODE", environ) or "simulation"
+
+
 def client_token(environ: Mapping[str, str] | None = None) -> str | None:
     """Return the token that clients send: `OPENENV_TOKEN`, the first where there are several."""
     return next(iter(_tokens("OPENENV_TOKEN", environ)), None)
 
 
-def capture_admin_key(environ: Mapping[str, str] | None = None) -> str | None:
-    """Return `OPENENV_CAPTURE_ADMIN_KEY`, which opens the control routes of the capture proxy, or None."""
-    return _environ(environ).get("OPENENV_CAPTURE_ADMIN_KEY", "").strip() or None
+# -- rollouts and sandboxes -----------------------------------------------------------------------------------------
+
+capture_admin_key = Setting("OPENENV_CAPTURE_ADMIN_KEY", str)
+"""Opens the control routes of the capture proxy."""
+model_key = Setting("OPENENV_MODEL_KEY", str)
+"""The key of the model endpoint that rollouts are run with."""
+sandbox_name = Setting("OPENENV_SANDBOX", str)
+"""The backend for rollouts that name none."""
+sandbox_image = Setting("OPENENV_SANDBOX_IMAGE", str)
+"""The image of container sandboxes."""
+e2b_api_key = Setting("E2B_API_KEY", str)
+"""The key of E2B."""
 
 
-def redact_errors(environ: Mapping[str, str] | None = None) -> bool:
-    """Say whether `OPENENV_REDACT_ERRORS` keeps the texts of exceptions from clients."""
-    return _environ(environ).get("OPENENV_REDACT_ERRORS", "").strip().lower() in _TRUE
+def secret(name: str, environ: Mapping[str, str] | None = None) -> str:
+    """Return the variable that a configuration names as the place of a key.
+
+    Raises:
+        ValueError: It is not set.
+    """
+    value = _text(name, environ)
+    if not value:
+        raise ValueError(f"{name} is not set")
+    return value
 
 
-def log_format(environ: Mapping[str, str] | None = None) -> str | None:
-    """Return `OPENENV_LOG_FORMAT` (`text` or `json`), or None when it is not set."""
-    return _environ(environ).get("OPENENV_LOG_FORMAT", "").strip().lower() or None
-
-
-def max_message_mb(environ: Mapping[str, str] | None = None) -> float | None:
-    """Return `OPENENV_MAX_MESSAGE_MB`, the largest request that a server reads, or None when it is not set."""
-    return _number("OPENENV_MAX_MESSAGE_MB", float, environ)
-
-
-def fast_enabled(environ: Mapping[str, str] | None = None) -> bool:
-    """Say whether servers use `openenv.server.fast`; `OPENENV_FAST=0` leaves everything to uvicorn."""
-    return _environ(environ).get("OPENENV_FAST", "").strip().lower() not in _FALSE
-
-
-def _tokens(name: str, environ: Mapping[str, str] | None) -> tuple[str, ...]:
-    text = _environ(environ).get(name, "").strip()
-    tokens = tuple(token.strip() for token in text.split(",") if token.strip())
-    if text and not tokens:  # never mistake this for "no token is asked for"
-        raise ValueError(f"{name} is set, but there is no token in it")
-    return tokens
-
-
-def _number(name: str, kind: Callable[[str], _N], environ: Mapping[str, str] | None) -> _N | None:
-    text = _environ(environ).get(name, "").strip()
-    if not text:
-        return None
-    try:
-        return kind(text)
-    except ValueError:
-        raise ValueError(f"{name} must be a number, not {text!r}") from None
+# -- folders, child processes ---------------------------------------------------------------------------------------
 
 
 def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
     """Return the folder for what is fetched once: `OPENENV_CACHE`, or `openenv` in the user's cache folder."""
-    values = _environ(environ)
-    path = values.get("OPENENV_CACHE", "").strip()
-    return Path(path).expanduser() if path else _user_folder(values, "XDG_CACHE_HOME", ".cache") / "openenv"
+    path = _text("OPENENV_CACHE", environ)
+    return Path(path).expanduser() if path else _user_folder("XDG_CACHE_HOME", ".cache", environ) / "openenv"
 
 
 def rollout_store(environ: Mapping[str, str] | None = None) -> Path:
     """Return the folder of stored rollouts: `OPENENV_ROLLOUTS`, or `openenv/rollouts` in the user's data folder."""
-    values = _environ(environ)
-    path = values.get("OPENENV_ROLLOUTS", "").strip()
-    if path:
-        return Path(path).expanduser()
-    return _user_folder(values, "XDG_DATA_HOME", ".local/share") / "openenv/rollouts"
+    path = _text("OPENENV_ROLLOUTS", environ)
+    return (
+        Path(path).expanduser() if path else _user_folder("XDG_DATA_HOME", ".local/share", environ) / "openenv/rollouts"
+    )
 
 
-def model_key(environ: Mapping[str, str] | None = None) -> str | None:
-    """Return `OPENENV_MODEL_KEY`: the key of the model endpoint that rollouts are run with."""
-    return _environ(environ).get("OPENENV_MODEL_KEY", "").strip() or None
-
-
-def _user_folder(values: Mapping[str, str], name: str, default: str) -> Path:
-    path = values.get(name, "").strip()
-    return Path(path) if path.startswith("/") else Path(values.get("HOME") or Path.home()) / default
+def _user_folder(name: str, default: str, environ: Mapping[str, str] | None) -> Path:
+    path = _text(name, environ)
+    return Path(path) if path.startswith("/") else Path(_environ(environ).get("HOME") or Path.home()) / default
 
 
 def export(values: Mapping[str, object | None]) -> None:
@@ -189,35 +199,8 @@ def export(values: Mapping[str, object | None]) -> None:
             os.environ[name] = str(value)
 
 
-def sandbox_name(environ: Mapping[str, str] | None = None) -> str | None:
-    """Return `OPENENV_SANDBOX`, the backend for rollouts that name none, or None when it is not set."""
-    return _environ(environ).get("OPENENV_SANDBOX", "").strip() or None
-
-
-def sandbox_image(environ: Mapping[str, str] | None = None) -> str | None:
-    """Return `OPENENV_SANDBOX_IMAGE`, the image of container sandboxes, or None when it is not set."""
-    return _environ(environ).get("OPENENV_SANDBOX_IMAGE", "").strip() or None
-
-
-def e2b_api_key(environ: Mapping[str, str] | None = None) -> str | None:
-    """Return `E2B_API_KEY`, or None when it is not set."""
-    return _environ(environ).get("E2B_API_KEY", "").strip() or None
-
-
 def child_environment(
     extra: Mapping[str, str] | None = None, environ: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """Return what a child process gets: this process's variables, and more."""
     return {**_environ(environ), **(extra or {})}
-
-
-def secret(name: str, environ: Mapping[str, str] | None = None) -> str:
-    """Return the variable that a configuration names as the place of a key.
-
-    Raises:
-        ValueError: It is not set.
-    """
-    value = _environ(environ).get(name, "").strip()
-    if not value:
-        raise ValueError(f"{name} is not set")
-    return value

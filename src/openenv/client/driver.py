@@ -15,7 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from ..backoff import Backoff
 from ..errors import ClientModeError, ProtocolError
@@ -24,6 +24,7 @@ from .flows import Command, Connect, Flow, HangUp, Pause, SendAndReceive
 from .network import ConnectionOptions, parse_ws_url
 from .websocket import AsyncConnection, BlockingConnection
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _ELSEWHERE = "opened in another process"
@@ -347,7 +348,7 @@ class Driver:
 
     # -- coroutines of blocking clients ---------------------------------------------------------------------------
 
-    def run_helper(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def run_helper(self, function: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a method of a blocking client, plain or not, as if no loop ran here: in a notebook one does.
 
         A coroutine runs to its end in this thread, on a private loop.
@@ -355,21 +356,25 @@ class Driver:
         current = _running_loop()
         asyncio._set_running_loop(None)
         try:
-            outcome = function(*args, **kwargs)
-            if not inspect.iscoroutine(outcome):
-                return outcome
-            self._leave_stale()
-            loop = self._private_loop
-            if loop is None or loop.is_closed():
-                loop = self._private_loop = asyncio.new_event_loop()
-                self._end_private_loop = weakref.finalize(self, _close_loop, loop, os.getpid())
-            try:
-                return loop.run_until_complete(outcome)
-            finally:
-                if not self.is_open:  # the coroutine may have closed the client, but not the loop under itself
-                    self.drop_loop()
+            outcome: Any = function(*args, **kwargs)
+            if inspect.iscoroutine(outcome):
+                outcome = self._run_on_private_loop(outcome)
         finally:
             asyncio._set_running_loop(current)
+        result: T = outcome
+        return result
+
+    def _run_on_private_loop(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        self._leave_stale()
+        loop = self._private_loop
+        if loop is None or loop.is_closed():
+            loop = self._private_loop = asyncio.new_event_loop()
+            self._end_private_loop = weakref.finalize(self, _close_loop, loop, os.getpid())
+        try:
+            return loop.run_until_complete(coroutine)
+        finally:
+            if not self.is_open:  # the coroutine may have closed the client, but not the loop under itself
+                self.drop_loop()
 
     def drop_loop(self) -> None:
         """Close the private loop, unless it is running: then it is closed when it stops."""

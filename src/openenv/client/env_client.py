@@ -455,9 +455,9 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
         """End the session, the sessions of child clients, and the provider."""
         self._client._close_blocking()
 
-    def new_session(self) -> SyncEnvClient[ActT, ObsT, StateT]:
+    def new_session(self) -> Self:
         """Return another blocking client of the same server, with a session of its own."""
-        return SyncEnvClient(self._client.new_session())
+        return type(self)(self._client.new_session())
 
     def __enter__(self) -> Self:
         return self.connect()

@@ -37,7 +37,7 @@ def describe(space: SomeSpace) -> dict[str, Any]:
             return {"type": "Box", "shape": list(space.shape), "dtype": space.dtype.str, **bounds}
         case spaces.MultiDiscrete():
             numbers = {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
-            return {"type": "MultiDiscrete", "dtype": _dtype(space), **numbers}
+            return {"type": "MultiDiscrete", "dtype": np.dtype(space.dtype).str, **numbers}
         case spaces.MultiBinary():
             return {"type": "MultiBinary", "n": space.n if isinstance(space.n, int) else list(space.shape)}
         case spaces.Text():
@@ -63,7 +63,9 @@ def space_of(description: dict[str, Any]) -> SomeSpace:
         case "Box":
             dtype: Any = np.dtype(description["dtype"])
             shape = tuple(description["shape"])
-            low, high = (np.broadcast_to(_numbers(description[key], dtype), shape) for key in ("low", "high"))
+            # By way of float64, which reads the text "inf" as well.
+            kind = np.float64 if dtype.kind == "f" else dtype
+            low, high = (np.broadcast_to(np.asarray(description[key], kind), shape) for key in ("low", "high"))
             return spaces.Box(low.astype(dtype), high.astype(dtype), shape, dtype.type)
         case "MultiDiscrete":
             return spaces.MultiDiscrete(
@@ -79,8 +81,8 @@ def space_of(description: dict[str, Any]) -> SomeSpace:
             return spaces.Dict({key: space_of(inner) for key, inner in description["spaces"].items()})
         case "Tuple":
             return spaces.Tuple([space_of(inner) for inner in description["spaces"]])
-        case kind:
-            raise UnsupportedSpace(f"there is no space of the type {kind!r}")
+        case other:
+            raise UnsupportedSpace(f"there is no space of the type {other!r}")
 
 
 def schema_of(space: SomeSpace) -> dict[str, Any]:
@@ -191,20 +193,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(one) for one in value]
     return value if not isinstance(value, float) or np.isfinite(value) else str(value)
-
-
-def _numbers(value: Any, dtype: Any) -> Any:
-    if dtype.kind == "f":
-        return np.asarray(value, dtype="U32").astype(np.float64) if _has_text(value) else np.asarray(value, np.float64)
-    return np.asarray(value, dtype)
-
-
-def _has_text(value: Any) -> bool:
-    return any(_has_text(one) for one in value) if isinstance(value, list) else isinstance(value, str)
-
-
-def _dtype(space: SomeSpace) -> str:
-    return str(np.dtype(space.dtype).str)
 
 
 def _array_schema(kind: str, shape: tuple[int, ...]) -> dict[str, Any]:
