@@ -17,7 +17,7 @@ from openenv.core.mcp_client import MCPToolClient
 
 if TYPE_CHECKING:
     from openenv.client.flows import Flow
-    from openenv.client.mcp_requests import ProgressHandler
+    from openenv.client.mcp_client import ProgressHandler
 
 TOOL = "run_rollout"
 AGENT_TIMEOUT_S = 600.0

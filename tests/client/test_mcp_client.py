@@ -225,7 +225,7 @@ def test_a_reply_that_does_not_come_loses_the_session_until_reset(
 def test_a_limit_that_our_server_keeps_leaves_the_session_as_it_is(
     our_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("openenv.client.mcp_requests._GRACE_S", 20.0)  # for a busy machine
+    monkeypatch.setattr("openenv.client.mcp_client._GRACE_S", 20.0)  # for a busy machine
     with MCPToolClient(base_url=our_url).sync() as shelf:
         shelf.call_tool("put", item="a")
         with pytest.raises(ToolTimeout, match="Tool 'slow' failed"):

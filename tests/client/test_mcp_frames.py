@@ -154,7 +154,7 @@ def test_progress_keeps_a_call_going_that_has_no_limit_of_its_own(drip: str) -> 
 def test_progress_does_not_stretch_a_limit_and_a_server_that_ignores_it_is_given_up(
     drip: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("openenv.client.mcp_requests._GRACE_S", 0.1)
+    monkeypatch.setattr("openenv.client.mcp_client._GRACE_S", 0.1)
     with MCPToolClient(base_url=drip).sync() as client:
         with pytest.raises(RequestTimeout):
             client.call_tool_with("drip", timeout_s=0.3, on_progress=lambda *_: None)

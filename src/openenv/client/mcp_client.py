@@ -1,21 +1,39 @@
 """Clients for environments whose actions are tools, and their blocking twins.
 
-Tools, resets and steps go over one connection to one session. Knows tool models and flows; must not know how a server
-runs tools.
+Tool requests are JSON-RPC in `mcp` frames on the client's own connection, or steps on servers without them; so tools,
+resets and steps meet the same session. A call's progress comes in frames before its reply. Knows tool models and flows;
+must not know how a server runs tools.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Coroutine, Mapping
-from functools import cached_property
+import logging
+import re
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from math import isfinite
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 from typing_extensions import Self
 
-from ..errors import ProtocolError
+from ..errors import (
+    ExecutionError,
+    OpenEnvError,
+    ProtocolError,
+    RequestValidationError,
+    ServerError,
+    SessionLost,
+    ToolArgumentsError,
+    ToolCallError,
+    ToolNotFoundError,
+    ToolTimeout,
+    ToolTransportError,
+    UnknownTypeError,
+)
+from ..protocol.client_sessions import Event, error_from_frame
+from ..protocol.jsonrpc import JsonRpcErrorCode, McpMethod
 from ..tool_types import (
     CallToolAction,
     CallToolObservation,
@@ -27,8 +45,171 @@ from ..tool_types import (
 )
 from ..types import Observation, State, StepResult
 from .env_client import EnvClient, SyncEnvClient
-from .flows import Flow
-from .mcp_requests import ProgressHandler, ToolRequests, read_tools
+from .flows import ClientRequest, Flow, HangUp, next_reply, request
+
+logger = logging.getLogger(__name__)
+
+ProgressHandler = Callable[[float, float | None, str | None], object]
+"""Called with progress, total and message."""
+
+_GRACE_S = 1.0
+
+
+# -- what servers answer, of this release and of older ones ---------------------------------------------------------
+
+_CLASSES: Mapping[str, type[ToolCallError]] = {
+    cls.error_type: cls
+    for cls in (ToolCallError, ToolArgumentsError, ToolTransportError, ToolNotFoundError, ToolTimeout)
+}
+_RESULT_KEYS = frozenset({"content", "data", "is_error"})
+_OBSERVATION_KEYS = frozenset({"tool_name", "result", "error", "done"})
+# What older servers say; they name no type.
+_UNKNOWN = re.compile(r"Unknown tool\b|Tool '[^']*' not found", re.IGNORECASE)
+_MISFIT = re.compile(r"\d+ validation errors? for call\[")
+_NO_TOOLS = "does not support MCP"
+
+
+def read_tools(items: Any) -> list[Tool]:
+    """Read a list of tools; a tool may be without a description.
+
+    Raises:
+        ProtocolError: It is not one.
+    """
+    if not isinstance(items, list):
+        raise ProtocolError(f"The server's list of tools is not a list: {str(items)[:200]}")
+    return [_tool(item) for item in items]
+
+
+def _tool(item: Any) -> Tool:
+    if not isinstance(item, Mapping) or not isinstance(item.get("name"), str):
+        raise ProtocolError(f"The server lists a tool without a name: {str(item)[:200]}")
+    schema = item.get("input_schema", item.get("inputSchema"))
+    return Tool(
+        name=item["name"],
+        description=str(item.get("description") or ""),
+        input_schema=dict(schema) if isinstance(schema, Mapping) else {},
+    )
+
+
+def read_result(name: str, result: Any) -> Any:
+    """Return what a tool returned: the data of a FastMCP result, or else its content; other results as they are.
+
+    Raises:
+        ToolCallError: The result says that the tool failed.
+    """
+    if not isinstance(result, Mapping):
+        return result
+    if result.keys() >= _OBSERVATION_KEYS:  # an environment that handles tools in its own step
+        return read_observation(result, name)
+    if not result.keys() >= _RESULT_KEYS:
+        return result
+    content = result["content"] if isinstance(result["content"], list) else []
+    if result["is_error"]:
+        raise tool_error(name, _text(content) or "the tool reports an error", None)
+    if result["data"] is not None or result.get("structured_content") is not None:
+        return result["data"]
+    return _only_content(content)
+
+
+def _only_content(content: list[Any]) -> Any:
+    """A tool that declares no result has only blocks: their text, or the blocks where they are more than text."""
+    if all(isinstance(block, Mapping) and block.get("type") == "text" for block in content):
+        return _text(content) if content else None
+    return content
+
+
+def _text(content: list[Any]) -> str:
+    return "\n".join(str(block["text"]) for block in content if isinstance(block, Mapping) and block.get("text"))
+
+
+def read_observation(observation: Mapping[str, Any], name: str) -> Any:
+    """Return what a tool returned in a step.
+
+    Raises:
+        ToolCallError: The observation says that it failed; the class follows its type.
+    """
+    error = observation.get("error")
+    if isinstance(error, Mapping):
+        raise tool_error(name, str(error.get("message", "")), error.get("error_type"))
+    if error:
+        raise tool_error(name, str(error), None)
+    return read_result(name, observation.get("result"))
+
+
+def tool_error(name: str, message: str, error_type: Any) -> ToolCallError:
+    """Build the exception of a failed call; without a type, it follows from the text of older servers."""
+    cls = _CLASSES.get(error_type) if isinstance(error_type, str) else None
+    if cls is None:
+        cls = ToolNotFoundError if _UNKNOWN.match(message) else ToolCallError
+        cls = ToolArgumentsError if _MISFIT.match(message) else cls
+    text = f"Tool '{name}' failed: {message}"
+    if cls is ToolNotFoundError and "not found" not in message.lower():
+        text = f"Tool '{name}' failed: not found ({message})"
+    return cls(name, text)
+
+
+def rpc_error(error: Any, tool_name: str | None) -> OpenEnvError:
+    """Build the exception of a JSON-RPC error, for a call or else for a list."""
+    content: Mapping[str, Any] = error if isinstance(error, Mapping) else {"message": str(error)}
+    message, data = str(content.get("message", "unknown error")), content.get("data")
+    details = data if isinstance(data, Mapping) else {}
+    if isinstance(details.get("code"), str):  # what went wrong is not the tool
+        return error_from_frame({**details, "message": message})
+    if tool_name is None:
+        return ServerError(f"list_tools failed: {message}", details=details)
+    if _NO_TOOLS in message:
+        return tool_error(tool_name, message, ToolTransportError.error_type)
+    return tool_error(tool_name, message, details.get("error_type"))
+
+
+def knows_no_tools(error: Any) -> bool:
+    """Whether an error means that the server has no tool requests; the tools of older servers may be steps."""
+    if not isinstance(error, Mapping) or error.get("data") is not None:
+        return False
+    return error.get("code") == JsonRpcErrorCode.METHOD_NOT_FOUND.value or _NO_TOOLS in str(error.get("message", ""))
+
+
+def listed_observation(payload: Mapping[str, Any]) -> list[Tool]:
+    """Read the observation of a step that lists tools.
+
+    Raises:
+        ServerError: The environment could not list them.
+        ProtocolError: It is another observation.
+    """
+    observation = payload.get("observation")
+    if not isinstance(observation, Mapping) or "tools" not in observation:
+        raise ProtocolError(f"The environment answered a list of tools with {str(observation)[:200]}")
+    metadata = observation.get("metadata") or payload.get("metadata")
+    if not observation["tools"] and isinstance(metadata, Mapping) and metadata.get("error"):
+        raise ServerError(f"list_tools failed: {metadata['error']}", details=metadata)
+    return read_tools(observation["tools"])
+
+
+def _tool_observation(fields: Mapping[str, Any], shared: Mapping[str, Any]) -> Observation | None:
+    """Read an observation about tools, or None for another."""
+    if "tools" in fields:
+        try:
+            return ListToolsObservation(tools=read_tools(fields["tools"]), **shared)
+        except ProtocolError:  # an environment's own field of that name
+            return None
+    if isinstance(fields.get("tool_name"), str):
+        return CallToolObservation(
+            tool_name=fields["tool_name"], result=fields.get("result"), error=_tool_error(fields.get("error")), **shared
+        )
+    return None
+
+
+def _tool_error(error: Any) -> ToolError | None:
+    if not error:
+        return None
+    if not isinstance(error, Mapping):
+        return ToolError(error_type=ToolErrorType.EXECUTION_ERROR, message=str(error))
+    known = {kind.value for kind in ToolErrorType}
+    kind = error.get("error_type") if error.get("error_type") in known else ToolErrorType.EXECUTION_ERROR
+    return ToolError(error_type=ToolErrorType(kind), message=str(error.get("message", "")))
+
+
+# -- clients -----------------------------------------------------------------------------------------------------------
 
 
 class GenericMCPObservation(Observation):
@@ -49,10 +230,8 @@ class MCPClientBase(EnvClient[Any, Observation, State]):
 
     use_production_mode = True
     _tools_cache: list[Tool] | None = None
-
-    @cached_property
-    def _tool_requests(self) -> ToolRequests:
-        return ToolRequests(self._driver, self._options.message_timeout_s)
+    _last_rpc_id = 0
+    _only_steps = False  # an older server, once it has shown to be one
 
     @classmethod
     def _checked_mode(cls, mode: str | None) -> str:
@@ -84,12 +263,6 @@ class MCPClientBase(EnvClient[Any, Observation, State]):
         clone.use_production_mode = self.use_production_mode
         return clone
 
-    def _list_tools_flow(self, use_cache: bool = True) -> Flow[list[Tool]]:
-        if not use_cache or self._tools_cache is None:
-            yield from self._start_provider()
-            self._tools_cache = yield from self._tool_requests.list_tools(as_step=not self.use_production_mode)
-        return list(self._tools_cache)
-
     # -- hooks ----------------------------------------------------------------------------------------------------
 
     def _step_payload(self, action: Any) -> dict[str, Any]:
@@ -115,6 +288,149 @@ class MCPClientBase(EnvClient[Any, Observation, State]):
 
     def _parse_state(self, payload: dict[str, Any]) -> State:
         return State(episode_id=payload.get("episode_id"), step_count=payload.get("step_count") or 0)
+
+    # -- tool requests as flows -----------------------------------------------------------------------------------
+
+    def _list_tools_flow(self, use_cache: bool = True) -> Flow[list[Tool]]:
+        if not use_cache or self._tools_cache is None:
+            yield from self._start_provider()
+            self._tools_cache = yield from self._list_flow()
+        return list(self._tools_cache)
+
+    def _list_flow(self) -> Flow[list[Tool]]:
+        if self._only_steps or not self.use_production_mode:
+            return (yield from self._list_by_step())
+        tools: list[Tool] = []
+        cursor: str | None = None
+        while True:
+            reply = yield from self._rpc(McpMethod.TOOLS_LIST, {} if cursor is None else {"cursor": cursor})
+            if cursor is None and knows_no_tools(reply.get("error")):
+                listed: list[Tool] = yield from self._instead(reply["error"], None, self._list_by_step())
+                return listed
+            if "error" in reply:
+                yield from self._raise(reply["error"], None)
+            page = reply.get("result")
+            if not isinstance(page, dict):
+                raise ProtocolError(f"The server's list of tools is not one: {str(page)[:200]}")
+            tools += read_tools(page.get("tools"))
+            following = page.get("nextCursor")
+            if not isinstance(following, str) or following == cursor:
+                return tools
+            cursor = following
+
+    def _call_flow(
+        self, name: str, arguments: dict[str, Any], timeout_s: float | None, on_progress: ProgressHandler | None
+    ) -> Flow[Any]:
+        """Call a tool and return what it returned.
+
+        Args:
+            name: The tool.
+            arguments: Its arguments.
+            timeout_s: The limit of the call, which the server keeps; we wait a little longer for it to say so.
+            on_progress: Called with the call's progress; a step has none.
+        """
+        yield from self._start_provider()
+        if self._only_steps or not self.use_production_mode:
+            return (yield from self._call_by_step(name, arguments, timeout_s))
+        params: dict[str, Any] = {"name": name, "arguments": arguments}
+        if timeout_s is not None:
+            params["timeout_s"] = timeout_s
+        try:
+            reply = yield from self._rpc(McpMethod.TOOLS_CALL, params, timeout_s=timeout_s, on_progress=on_progress)
+        except ExecutionError as exc:  # an older server whose environment returned what cannot be sent
+            raise ToolCallError(name, f"Tool '{name}' failed: {exc}") from exc
+        if knows_no_tools(reply.get("error")):
+            steps = self._call_by_step(name, arguments, timeout_s)
+            return (yield from self._instead(reply["error"], name, steps))
+        if "error" in reply:
+            yield from self._raise(reply["error"], name)
+        return read_result(name, reply.get("result"))
+
+    def _rpc(
+        self,
+        method: McpMethod,
+        params: dict[str, Any],
+        *,
+        timeout_s: float | None = None,
+        on_progress: ProgressHandler | None = None,
+    ) -> Flow[dict[str, Any]]:
+        """Send a request and return the reply, a result or an error.
+
+        The refusal of a server without `mcp` frames becomes that of a server that has them but no such method.
+        """
+        self._last_rpc_id += 1
+        request_id = self._last_rpc_id
+        if on_progress is not None:
+            params = {**params, "_meta": {"progressToken": request_id}}
+        message = {"jsonrpc": "2.0", "id": request_id, "method": method.value, "params": params}
+        # A little longer than the server may take, so that it can say that the time is over and the session survives.
+        grace_s = 0.0 if timeout_s is None else _GRACE_S + min(4.0, timeout_s / 10)
+        deadline = None if timeout_s is None else self._driver.backoff.clock() + timeout_s + grace_s
+        call = ClientRequest(
+            "mcp",
+            message,
+            self._left(deadline),
+            on_event=None if on_progress is None else partial(_report_event, on_progress),
+            events_extend=deadline is None,
+        )
+        try:
+            reply = yield from request(self._driver, call)
+        except UnknownTypeError as exc:
+            return {"error": {"code": JsonRpcErrorCode.METHOD_NOT_FOUND.value, "message": str(exc)}}
+        while "method" in reply:  # v1 has no events: progress comes as a frame of its own
+            try:
+                _report_notification(on_progress, request_id, reply)
+            except BaseException:  # an interrupt: the reply would be taken for that of the next request
+                self._driver.session.lose("a request was interrupted")
+                yield HangUp()
+                raise
+            reply = yield from next_reply(self._driver, "mcp", self._left(deadline))
+        if reply.get("id") != request_id and not (reply.get("id") is None and "error" in reply):
+            self._driver.session.lose("the server answered another request")
+            yield HangUp()
+            raise ProtocolError(f"The server answered request {reply.get('id')!r} instead of {request_id}")
+        return reply
+
+    def _left(self, deadline: float | None) -> float | None:
+        """How long to wait for the next message. Without a limit of its own, progress keeps a call going."""
+        if deadline is None:
+            return self._options.message_timeout_s
+        return max(0.001, deadline - self._driver.backoff.clock())
+
+    def _raise(self, error: Any, tool_name: str | None) -> Flow[None]:
+        exc = rpc_error(error, tool_name)
+        if isinstance(exc, SessionLost):
+            self._driver.session.lose(exc.reason)
+            yield HangUp()
+        raise exc
+
+    def _list_by_step(self) -> Flow[list[Tool]]:
+        return listed_observation((yield from self._request("step", {"type": ListToolsAction().type})))
+
+    def _call_by_step(self, name: str, arguments: Mapping[str, Any], timeout_s: float | None) -> Flow[Any]:
+        action = CallToolAction(tool_name=name, arguments=dict(arguments))
+        fields = {"type": action.type, "tool_name": name, "arguments": action.arguments}
+        limit = self._options.message_timeout_s if timeout_s is None else timeout_s
+        try:
+            payload = yield from request(self._driver, ClientRequest("step", fields, limit))
+        except ExecutionError as exc:
+            raise ToolCallError(name, f"Tool '{name}' failed: {exc}") from exc
+        observation = payload.get("observation")
+        if isinstance(observation, Mapping) and "tool_name" in observation:
+            return read_observation(observation, name)
+        return observation  # the environment's own way to answer a tool call
+
+    def _instead(self, refusal: Any, tool_name: str | None, steps: Flow[Any]) -> Flow[Any]:
+        """Try steps. Where they are refused as well, there are no tools, and the first refusal says it best."""
+        try:
+            result = yield from steps
+        except ToolCallError:
+            self._only_steps = True
+            raise
+        except (RequestValidationError, UnknownTypeError, ExecutionError, ProtocolError) as exc:
+            raise rpc_error(refusal, tool_name) from exc
+        self._only_steps = True
+        return result
 
 
 class MCPToolClient(MCPClientBase):
@@ -182,17 +498,6 @@ class MCPToolClient(MCPClientBase):
         """Return the blocking twin of this client."""
         return SyncMCPToolClient(self)
 
-    def _call_flow(
-        self, name: str, arguments: dict[str, Any], timeout_s: float | None, on_progress: ProgressHandler | None
-    ) -> Flow[Any]:
-        yield from self._start_provider()
-        by_step = not self.use_production_mode
-        return (
-            yield from self._tool_requests.call(
-                name, arguments, timeout_s=timeout_s, on_progress=on_progress, as_step=by_step
-            )
-        )
-
     def _get_tool_flow(self, name: str) -> Flow[Tool | None]:
         was_cached = self._tools_cache is not None
         tool = _named(name, (yield from self._list_tools_flow()))
@@ -208,28 +513,28 @@ def _named(name: str, tools: list[Tool]) -> Tool | None:
     return next((tool for tool in tools if tool.name == name), None)
 
 
-def _tool_observation(fields: Mapping[str, Any], shared: Mapping[str, Any]) -> Observation | None:
-    """Read an observation about tools, or None for another."""
-    if "tools" in fields:
-        try:
-            return ListToolsObservation(tools=read_tools(fields["tools"]), **shared)
-        except ProtocolError:  # an environment's own field of that name
-            return None
-    if isinstance(fields.get("tool_name"), str):
-        return CallToolObservation(
-            tool_name=fields["tool_name"], result=fields.get("result"), error=_tool_error(fields.get("error")), **shared
-        )
-    return None
+def _report_notification(on_progress: ProgressHandler | None, request_id: int, notice: Mapping[str, Any]) -> None:
+    """Pass on what is news of this call; a handler that raises does not end it."""
+    params = notice.get("params")
+    if on_progress is None or notice["method"] != "notifications/progress" or not isinstance(params, Mapping):
+        return
+    if params.get("progressToken") == request_id:
+        _report(on_progress, params)
 
 
-def _tool_error(error: Any) -> ToolError | None:
-    if not error:
-        return None
-    if not isinstance(error, Mapping):
-        return ToolError(error_type=ToolErrorType.EXECUTION_ERROR, message=str(error))
-    known = {kind.value for kind in ToolErrorType}
-    kind = error.get("error_type") if error.get("error_type") in known else ToolErrorType.EXECUTION_ERROR
-    return ToolError(error_type=ToolErrorType(kind), message=str(error.get("message", "")))
+def _report_event(on_progress: ProgressHandler, event: Event) -> None:
+    """Pass on an event of v2."""
+    if event.name == "progress":
+        _report(on_progress, event.content)
+
+
+def _report(on_progress: ProgressHandler, news: Mapping[str, Any]) -> None:
+    if not isinstance(news.get("progress"), (int, float)):
+        return
+    try:
+        on_progress(news["progress"], news.get("total"), news.get("message"))
+    except Exception:
+        logger.exception("on_progress raised")
 
 
 # The blocking twins call the method of their client, so that a subclass that overrides it is called.
