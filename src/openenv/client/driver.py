@@ -22,7 +22,7 @@ from ..errors import ClientModeError, ProtocolError
 from ..protocol.client_sessions import SUBPROTOCOL_JSON, ClientSession, ResumableSession
 from .flows import Command, Connect, Flow, HangUp, Pause, SendAndReceive
 from .network import ConnectionOptions, parse_ws_url
-from .websocket import AsyncConnection, BlockingConnection
+from .websocket import AsyncConnection, BlockingConnection, WebSocket
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -70,6 +70,7 @@ class Driver:
         self.options = options
         self._pid = os.getpid()
         self._connection: BlockingConnection | AsyncConnection | None = None
+        self._forget_connection()
         self._is_blocking = False
         self._blocks_loops = False
         self._thread_lock = ProcessLock()
@@ -86,27 +87,7 @@ class Driver:
     @property
     def is_open(self) -> bool:
         """Whether there is a connection, as far as is known."""
-        return self._connection is not None and self._connection.websocket.lost is None
-
-    @property
-    def lost_reason(self) -> str:
-        """Why there is none."""
-        return "connection closed" if self._connection is None else self._connection.lost_reason
-
-    @property
-    def is_fatal(self) -> bool:
-        """Whether the connection broke in a way that would break the next one as well."""
-        return self._connection is not None and self._connection.websocket.is_fatal
-
-    def unread_message(self) -> bytes | None:
-        """Return a message that came before the connection was lost, once."""
-        messages = () if self._connection is None else self._connection.websocket.messages
-        return messages.popleft().payload if messages else None
-
-    def set_close_message(self, payload: bytes | None) -> None:
-        """Set what the server is sent when this client lets go of the connection."""
-        if self._connection is not None:
-            self._connection.websocket.close_message = payload
+        return self.websocket.lost is None
 
     def adopt_protocol(self) -> None:
         """Switch to the protocol that a new connection speaks; a lost episode stays lost in either.
@@ -115,7 +96,7 @@ class Driver:
             ProtocolError: It is not the one that the client requires.
         """
         session, lost = self.session, self.session.lost_reason
-        if self._connection is not None and self._connection.websocket.subprotocol == SUBPROTOCOL_JSON:
+        if self.websocket.subprotocol == SUBPROTOCOL_JSON:
             if isinstance(session, ClientSession):
                 self.session = ResumableSession(lost_reason=lost)
             else:
@@ -139,7 +120,7 @@ class Driver:
             return "connected"
         if isinstance(self.session, ResumableSession) and self.session.token is not None:
             return "not connected, to be resumed"
-        lost = self.session.lost_reason or (self.lost_reason if self.has_connected else None)
+        lost = self.session.lost_reason or (self.websocket.lost if self.has_connected else None)
         return "not connected" if lost is None else f"lost: {lost}"
 
     # -- which process, which loop --------------------------------------------------------------------------------
@@ -154,7 +135,8 @@ class Driver:
             self._leave_loop()
 
     def _leave_to_parent(self) -> None:
-        connection, self._connection = self._connection, None
+        connection = self._connection
+        self._forget_connection()
         # A v2 session is the parent's even without a connection: it has the token and may be about to resume.
         if connection is not None or isinstance(self.session, ResumableSession):
             self.session.lose(_ELSEWHERE)
@@ -175,7 +157,7 @@ class Driver:
                 self.session.is_attached = False  # the session outlives its connection
             else:
                 self.session.lose("its event loop was closed")
-            self._connection = None
+            self._forget_connection()
 
     # -- which way ------------------------------------------------------------------------------------------------
 
@@ -329,10 +311,16 @@ class Driver:
         return await asyncio.get_running_loop().run_in_executor(None, command.function)
 
     def _keep(self, connection: BlockingConnection | AsyncConnection) -> None:
-        self._connection = connection
+        self._connection, self.websocket = connection, connection.websocket
         if self._release is not None:
             self._release.detach()
             self._release = None
+
+    def _forget_connection(self) -> None:
+        self._connection = None
+        # Flows read the protocol's state of the connection, or of the last one; this is that of none.
+        self.websocket = WebSocket(self.options)
+        self.websocket.lose("connection closed")
 
     def keep_alive(self) -> None:
         """Answer pings while no request runs; called by the keepalive thread."""

@@ -208,7 +208,7 @@ def connect(driver: Driver) -> Flow[None]:
     if driver.is_open:
         return
     if driver.has_connected and isinstance(driver.session, ClientSession):
-        driver.session.lose(driver.lost_reason)
+        driver.session.lose(driver.websocket.lost_reason)
     attempts = Attempts(driver.backoff, driver.options)
     while True:
         try:
@@ -267,7 +267,7 @@ def detach(driver: Driver) -> Flow[str]:
     token = session.token if isinstance(session, ResumableSession) else None
     if token is None:
         raise ProtocolError("Nothing to detach: no session has been opened, or the server speaks only protocol v1")
-    driver.set_close_message(None)
+    driver.websocket.close_message = None
     if driver.is_open:
         yield HangUp()
     session.lose("detached by the client")
@@ -281,9 +281,11 @@ def _request_v1(driver: Driver, session: ClientSession, call: ClientRequest) -> 
     kind = call.kind
     was_open = driver.is_open
     if not was_open:
-        session.lose(driver.lost_reason)
-        if kind != "reset" and (unread := driver.unread_message()) is not None:
-            session.reply(kind, unread)  # raises: it says why the server has hung up
+        session.lose(driver.websocket.lost_reason)
+        if kind != "reset" and driver.websocket.messages:
+            session.reply(
+                kind, driver.websocket.messages.popleft().payload
+            )  # raises: it says why the server has hung up
     payload = session.request(kind, call.data)
     if not was_open:
         yield from connect(driver)
@@ -393,15 +395,16 @@ def _request_v2(driver: Driver, session: ResumableSession, call: ClientRequest) 
             reason, is_unreachable, failure = str(exc), True, exc.with_traceback(None)
         else:  # the server at this address speaks v1 now
             return (yield from request(driver, call))
-        if outage is None and session.token is None and not driver.is_fatal:  # there is no session to go back to
+        is_fatal = driver.websocket.is_fatal
+        if outage is None and session.token is None and not is_fatal:  # there is no session to go back to
             attempts = attempts or Attempts(driver.backoff, driver.options, was_there=driver.has_connected)
             yield Pause(attempts.pause_after(failure))
             continue
         outage = outage or Outage(driver.backoff, reason)
         outage.begin(reason)
-        if driver.is_fatal or outage.left_s <= 0:
+        if is_fatal or outage.left_s <= 0:
             verdict = outage.verdict(reason)
-            session.lose(verdict, is_stranded=not driver.is_fatal)
+            session.lose(verdict, is_stranded=not is_fatal)
             raise ConnectFailed(reason) if is_unreachable and call.kind == "reset" else SessionLost(verdict)
         yield from _pause(session, outage)
 
@@ -468,7 +471,7 @@ def _end(driver: Driver, session: ResumableSession, exc: Exception) -> Flow[None
     """Handle that the server says the session is over, or sends what is no message."""
     session.lose(exc.reason if isinstance(exc, SessionLost) else f"the server ended the session: {exc}")
     if isinstance(exc, SessionLost):
-        driver.set_close_message(None)  # another client may have the session
+        driver.websocket.close_message = None  # another client may have the session
     if driver.is_open:
         yield HangUp()
 
@@ -485,7 +488,7 @@ def _attach(
         if session.is_attached:
             yield from _read_unread(driver, session, call)
         if session.token is not None and outage is None and driver.has_connected:
-            raise _Dropped(driver.lost_reason)
+            raise _Dropped(driver.websocket.lost_reason)
         try:
             left_s = inf if attempts is None else attempts.left_s
             yield Connect(left_s if outage is None else max(0.05, outage.left_s))
@@ -505,9 +508,10 @@ def _attach(
 
 def _read_unread(driver: Driver, session: ResumableSession, call: ClientRequest) -> Flow[None]:
     """Read what came before the connection was lost: it may say that the session has ended."""
-    while (unread := driver.unread_message()) is not None:
+    messages = driver.websocket.messages
+    while messages:
         try:
-            session.receive(unread)
+            session.receive(messages.popleft().payload)
         except SessionLost as exc:
             if call.kind == "reset":
                 session.forget()
@@ -523,7 +527,7 @@ def _open(driver: Driver, session: ResumableSession, call: ClientRequest, outage
     payload: bytes | None = session.open_request(driver.wait_s)
     # A reset starts a new episode in any case, and a client that never had the session has nothing to lose.
     may_start_over = call.kind == "reset" or not session.is_resuming
-    driver.set_close_message(CLOSE)
+    driver.websocket.close_message = CLOSE
     while True:
         try:
             raw = yield SendAndReceive(payload, _open_timeout_s(driver, session, call, outage))
@@ -534,7 +538,7 @@ def _open(driver: Driver, session: ResumableSession, call: ClientRequest, outage
             if outage is None or not session.is_resuming:
                 yield from _give_up(driver, session, exc)
                 raise
-            driver.set_close_message(None)
+            driver.websocket.close_message = None
             yield HangUp()
             raise _Dropped("no answer to the attempt to resume") from None
         except BaseException as exc:

@@ -233,10 +233,8 @@ def connecting(address: Address, timeout_s: float) -> Iterator[None]:
         yield
     except AccessDenied:
         raise
-    except ConnectFailed as exc:
-        raise connect_failure(address, exc, timeout_s) from None
     except (OSError, UnicodeError, asyncio.TimeoutError) as exc:
-        raise connect_failure(address, exc, timeout_s) from exc
+        raise connect_failure(address, exc, timeout_s) from (None if isinstance(exc, ConnectFailed) else exc)
 
 
 def connect_failure(address: Address, exc: BaseException, timeout_s: float) -> ConnectFailed:

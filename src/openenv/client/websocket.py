@@ -206,6 +206,11 @@ class WebSocket:
         """Whether the handshake is not complete yet."""
         return self._handshake is not None
 
+    @property
+    def lost_reason(self) -> str:
+        """Why the connection is of no use any more."""
+        return self.lost or "connection closed"
+
     def lose(self, reason: str) -> None:
         """Record why the connection is of no use any more; the first reason counts."""
         self.lost = self.lost or reason
@@ -313,13 +318,7 @@ class UnexpectedMessage(Exception):
 
 
 class _Connection:
-    """What both connections share.
-
-    Args:
-        address: Where the server is.
-        options: How to connect.
-        subprotocols: What to offer instead of what the options say.
-    """
+    """What both connections share."""
 
     def __init__(self, address: Address, options: ConnectionOptions, subprotocols: Sequence[str] | None = None) -> None:
         self.address = address
@@ -330,7 +329,7 @@ class _Connection:
     @property
     def lost_reason(self) -> str:
         """Why the connection is closed."""
-        return self.websocket.lost or "connection closed"
+        return self.websocket.lost_reason
 
     def _early_message(self, payload: bytes | None) -> bytes:
         """Return a message that came before it was waited for; raise it where there is a request to send.

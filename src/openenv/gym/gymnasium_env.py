@@ -8,8 +8,8 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any
 
 import gymnasium
 import httpx2
@@ -26,24 +26,9 @@ from .served_gymnasium import RENDER_KEY
 from .spaces import SPACE_KEY, SomeSpace, SpaceCodec, UnsupportedSpace, derive, from_wire, space_of, to_wire
 
 _TIMEOUT_S = 30.0
-_MODES: Final[dict[str, AutoresetMode]] = {
-    "next_step": AutoresetMode.NEXT_STEP,
-    "same_step": AutoresetMode.SAME_STEP,
-    "disabled": AutoresetMode.DISABLED,
-}
 
 ToAction = Callable[[Any], Mapping[str, Any]]
 FromObservation = Callable[[Mapping[str, Any]], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class GymInterface:
-    """The spaces of a served environment, and how their values become actions and observations."""
-
-    action_space: SomeSpace
-    observation_space: SomeSpace
-    to_action: ToAction
-    from_observation: FromObservation
 
 
 def interface_of(
@@ -54,8 +39,10 @@ def interface_of(
     observation_space: SomeSpace | None = None,
     to_action: ToAction | None = None,
     from_observation: FromObservation | None = None,
-) -> GymInterface:
-    """Read the spaces of a served environment from its schemas; arguments replace what the schemas say.
+) -> tuple[SpaceCodec, SpaceCodec]:
+    """Return the spaces of a served environment's actions and observations, and how their values are written and read.
+
+    They come from the server's schemas; arguments replace what the schemas say.
 
     Raises:
         ValueError: The server's models have no spaces, and the arguments name none.
@@ -65,8 +52,9 @@ def interface_of(
         schemas = _schemas(url, token)
     actions = _codec(schemas, "action", action_space)
     observations = _codec(schemas, "observation", observation_space)
-    return GymInterface(
-        actions.space, observations.space, to_action or actions.write, from_observation or observations.read
+    return (
+        replace(actions, write=to_action or actions.write),
+        replace(observations, read=from_observation or observations.read),
     )
 
 
@@ -129,7 +117,7 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
     ) -> None:
         client = url if isinstance(url, EnvClient) else None
         address = str(url.base_url) if isinstance(url, EnvClient) else url
-        self._interface = interface_of(
+        self._actions, self._observations = interface_of(
             address,
             token=token,
             action_space=action_space,
@@ -137,8 +125,8 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
             to_action=to_action,
             from_observation=from_observation,
         )
-        self.action_space = self._interface.action_space
-        self.observation_space = self._interface.observation_space
+        self.action_space = self._actions.space
+        self.observation_space = self._observations.space
         self.metadata = {"render_modes": ["rgb_array"]}
         self.render_mode = render_mode
         self._picture: Any = None
@@ -156,7 +144,7 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Take an action."""
-        result = _only(lambda: self._env.step([self._interface.to_action(action)]))
+        result = _only(lambda: self._env.step([self._actions.write(action)]))
         observation, info = self._observed(result)
         return observation, result.reward, result.terminated, result.truncated, info
 
@@ -174,7 +162,7 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         picture = info.pop(RENDER_KEY, None)
         if picture is not None:
             self._picture = _pixels(picture)
-        return self._interface.from_observation(slot.result.observation), info
+        return self._observations.read(slot.result.observation), info
 
 
 def _only(work: Callable[[], VectorResult[Any]]) -> SlotResult[Any]:
@@ -229,7 +217,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         token: str | None = None,
         **options: Any,
     ) -> None:
-        self._interface = interface_of(
+        self._actions, self._observations = interface_of(
             url if isinstance(url, str) else url[0],
             token=token,
             action_space=action_space,
@@ -238,11 +226,11 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             from_observation=from_observation,
         )
         self.num_envs = num_envs
-        self.single_action_space = self._interface.action_space
-        self.single_observation_space = self._interface.observation_space
+        self.single_action_space = self._actions.space
+        self.single_observation_space = self._observations.space
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
-        self.metadata = {"autoreset_mode": _MODES[autoreset]}
+        self.metadata = {"autoreset_mode": AutoresetMode[autoreset.upper()]}
         self._env: VectorEnv[Any, Any] = VectorEnv(url, num_envs, autoreset=autoreset, token=token, **options)
 
     def reset(
@@ -260,7 +248,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def step_async(self, actions: Any) -> None:
         """Send actions."""
-        self._env.step_async([self._interface.to_action(action) for action in iterate(self.action_space, actions)])
+        self._env.step_async([self._actions.write(action) for action in iterate(self.action_space, actions)])
 
     def step_wait(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Wait for the results."""
@@ -273,7 +261,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._env.close()
 
     def _batch(self, observations: Sequence[Any]) -> Any:
-        values = [self._interface.from_observation(fields) for fields in observations]
+        values = [self._observations.read(fields) for fields in observations]
         space = self.single_observation_space
         empty: Any = create_empty_array(space, self.num_envs)
         return concatenate(space, values, empty)
@@ -283,7 +271,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         for slot, (info, final) in enumerate(zip(result.infos, result.finals, strict=True)):
             slot_info = dict(info)
             if final is not None:
-                slot_info["final_obs"] = self._interface.from_observation(final.observation)
+                slot_info["final_obs"] = self._observations.read(final.observation)
                 slot_info["final_info"] = dict(final.metadata or {})
             infos = self._add_info(infos, slot_info, slot)
         return infos
