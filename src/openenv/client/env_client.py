@@ -19,7 +19,7 @@ from typing_extensions import Self
 
 from ..backoff import Backoff
 from ..errors import AccessDenied, SessionLost
-from ..protocol.client_sessions import ResumableSession
+from ..protocol.client_sessions import SUBPROTOCOL_JSON, ResumableSession
 from ..settings import client_mode
 from ..types import StepResult
 from .bootstrap import Bootstrap, provide_container, provide_space, start_provider, stop_provider
@@ -120,6 +120,7 @@ class EnvClient(ClientHooks[ActT, ObsT, StateT]):
             ping_timeout_s=websocket_ping_timeout_s,
             headers=with_token(headers, token),
             protocol=_one_of("protocol", protocol, PROTOCOLS),
+            subprotocols=() if protocol == "v1" else (SUBPROTOCOL_JSON,),
         )
         self._on_session_lost = _one_of("on_session_lost", on_session_lost, _LOSS_POLICIES)
         if not (reconnect_timeout_s >= 0 and isfinite(reconnect_timeout_s)):

@@ -18,7 +18,6 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from ..errors import AccessDenied, ConnectFailed
-from ..protocol.client_sessions import SUBPROTOCOL_JSON
 from ..settings import client_token
 
 READ_BYTES = 65_536
@@ -29,7 +28,7 @@ PROTOCOLS: Final[tuple[str, ...]] = get_args(ProtocolChoice)
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
-    """Limits and headers of a connection; times in seconds."""
+    """Limits and headers of a connection, times in seconds, and the subprotocols it offers, the preferred one first."""
 
     connect_timeout_s: float = 10.0
     retry_refused_s: float = 2.0
@@ -39,11 +38,7 @@ class ConnectionOptions:
     ping_timeout_s: float | None = 20.0
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # a token may be among them
     protocol: ProtocolChoice = "v1"
-
-    @property
-    def subprotocols(self) -> tuple[str, ...]:
-        """The subprotocols that the handshake offers."""
-        return () if self.protocol == "v1" else (SUBPROTOCOL_JSON,)
+    subprotocols: tuple[str, ...] = ()
 
 
 def with_token(headers: Mapping[str, str] | None, token: str | None) -> dict[str, str]:

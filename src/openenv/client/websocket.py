@@ -196,9 +196,9 @@ class WebSocket:
         # outlives its connection: without this message it would keep its slot for the whole grace period.
         self.close_message: bytes | None = None
 
-    def start(self, address: Address, subprotocols: Sequence[str]) -> bytes:
+    def start(self, address: Address) -> bytes:
         """Begin the handshake and return its request."""
-        self._handshake = Handshake(address, self._options.headers, subprotocols)
+        self._handshake = Handshake(address, self._options.headers, self._options.subprotocols)
         return self._handshake.request
 
     @property
@@ -320,10 +320,9 @@ class UnexpectedMessage(Exception):
 class _Connection:
     """What both connections share."""
 
-    def __init__(self, address: Address, options: ConnectionOptions, subprotocols: Sequence[str] | None = None) -> None:
+    def __init__(self, address: Address, options: ConnectionOptions) -> None:
         self.address = address
         self._options = options
-        self._subprotocols = options.subprotocols if subprotocols is None else subprotocols
         self.websocket = WebSocket(options)
 
     @property
@@ -349,19 +348,11 @@ class BlockingConnection(_Connection):
     Args:
         address: Where the server is.
         options: How to connect.
-        subprotocols: What to offer instead of what the options say.
         read_bytes: How much to read at once.
     """
 
-    def __init__(
-        self,
-        address: Address,
-        options: ConnectionOptions,
-        subprotocols: Sequence[str] | None = None,
-        *,
-        read_bytes: int = READ_BYTES,
-    ) -> None:
-        super().__init__(address, options, subprotocols)
+    def __init__(self, address: Address, options: ConnectionOptions, *, read_bytes: int = READ_BYTES) -> None:
+        super().__init__(address, options)
         self._socket: socket.socket | None = None
         self._timeout_s: float | None = -1.0  # none that a socket can have: the first one is always set
         # How long one read may wait: a v2 connection can be replaced, so it is checked while a request waits.
@@ -394,7 +385,7 @@ class BlockingConnection(_Connection):
     def _open(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         self._socket = sock = open_socket(self.address, timeout_s)
-        sock.sendall(self.websocket.start(self.address, self._subprotocols))
+        sock.sendall(self.websocket.start(self.address))
         while self.websocket.is_connecting:
             if self.websocket.lost is not None:
                 raise closed_in_handshake()
@@ -581,7 +572,7 @@ class AsyncConnection(_Connection, asyncio.BufferedProtocol):
 
     async def _open(self, timeout_s: float) -> None:
         address, loop = self.address, self.loop
-        request = self.websocket.start(address, self._subprotocols)
+        request = self.websocket.start(address)
         context = ssl.create_default_context() if address.secure else None
         hostname = address.host if address.secure else None
         if proxy_for(address) is None:

@@ -122,7 +122,7 @@ def test_an_episode_that_is_gone_is_an_error_and_never_a_new_one(
 
 def end_session(url: str, token: str | None) -> None:
     """Attach to a session on another connection and close it there."""
-    connection = VectorConnection(parse_ws_url(socket_url(url)), ConnectionOptions(), SUBPROTOCOLS)
+    connection = VectorConnection(parse_ws_url(socket_url(url)), ConnectionOptions(subprotocols=SUBPROTOCOLS))
     connection.open()
     connection.send([{"type": "open", "id": 1, "resume": token}, {"type": "close", "id": 1000}])
     answers: list[Any] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import ssl
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from secrets import token_hex
 from typing import Any, Final
 
@@ -98,15 +98,10 @@ class VectorConnection(BlockingConnection):
     """A blocking connection that never waits for a reply: the pool selects on several of them.
 
     A connection that breaks closes itself, as `is_open` and `lost_reason` show; `take` still returns what came before.
-
-    Args:
-        address: Where the server is.
-        options: How to connect.
-        subprotocols: What to offer, the preferred one first; a server that takes none of them speaks protocol v1.
     """
 
-    def __init__(self, address: Address, options: ConnectionOptions, subprotocols: Sequence[str]) -> None:
-        super().__init__(address, options, subprotocols, read_bytes=_READ_BYTES)
+    def __init__(self, address: Address, options: ConnectionOptions) -> None:
+        super().__init__(address, options, read_bytes=_READ_BYTES)
         self.format: Codec | V1Format | None = None
         self._decoded: list[dict[str, Any]] = []
         self._last_id = 0
@@ -139,7 +134,7 @@ class VectorConnection(BlockingConnection):
 
     def _negotiated_format(self) -> Codec | V1Format:
         """Return the codec that the server has chosen, or v1 where it has chosen none and that will do."""
-        chosen, offered = self.websocket.subprotocol, self._subprotocols
+        chosen, offered = self.websocket.subprotocol, self._options.subprotocols
         if chosen is not None:
             return BY_NAME[chosen]
         if self._options.protocol == "v2":

@@ -76,7 +76,6 @@ class SharedConnection:
 
     address: Address
     options: ConnectionOptions
-    subprotocols: Sequence[str]
     open_options: dict[str, Any]
     slots: list[Slot] = field(default_factory=list)
     connection: VectorConnection | None = None
@@ -114,7 +113,7 @@ class SharedConnection:
         first, *others = self.slots
         self.slots = [first]
         for slot in others:
-            slot.shared = SharedConnection(self.address, self.options, self.subprotocols, self.open_options, [slot])
+            slot.shared = SharedConnection(self.address, self.options, self.open_options, [slot])
         return [slot.shared for slot in others]
 
     def clear(self) -> None:
@@ -131,7 +130,7 @@ class SharedConnection:
             ConnectFailed: The server cannot be reached or refuses.
             AccessDenied: The server requires another token.
         """
-        connection = VectorConnection(self.address, self.options, self.subprotocols)
+        connection = VectorConnection(self.address, self.options)
         connection.open(limit_s)
         self.connection = connection
         self.clear()
@@ -241,7 +240,6 @@ class SessionPool:
     Args:
         plans: Which connections to make: the server and the slots of each.
         options: How to connect.
-        subprotocols: What to offer, the preferred one first.
         open_options: Further keys for `open`: `wait_s`, `compress`.
         reconnect_s: How long to try again after a connection broke.
         on_answer: Called with a slot, the request's type, and the reply's data or an error.
@@ -252,7 +250,6 @@ class SessionPool:
         plans: Sequence[tuple[str, range]],
         *,
         options: ConnectionOptions,
-        subprotocols: Sequence[str],
         open_options: dict[str, Any],
         reconnect_s: float,
         on_answer: OnAnswer,
@@ -269,7 +266,7 @@ class SessionPool:
         self.connections: list[SharedConnection] = []
         self.slots: list[Slot] = []
         for url, indices in plans:
-            shared = SharedConnection(parse_ws_url(socket_url(url)), options, subprotocols, open_options)
+            shared = SharedConnection(parse_ws_url(socket_url(url)), options, open_options)
             shared.slots = [Slot(index, shared) for index in indices]
             self.connections.append(shared)
             self.slots.extend(shared.slots)

@@ -140,12 +140,12 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
             ping_timeout_s=ping_timeout_s,
             headers=with_token(headers, token),
             protocol=protocol,
+            subprotocols=_offers(codec, protocol, has_hooks=client is not None),
         )
         open_options = {"wait_s": wait_s, "compress": compress}
         self._pool = SessionPool(
             placements(urls, n, connections),
             options=options,
-            subprotocols=_offers(codec, protocol, has_hooks=client is not None),
             open_options={key: value for key, value in open_options.items() if value is not None},
             reconnect_s=reconnect_s,
             on_answer=self._on_answer,
