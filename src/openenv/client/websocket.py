@@ -359,8 +359,8 @@ class BlockingConnection(_Connection):
         self._longest_wait_s: float | None = None
         # Whether the frame that is being sent may be half out. Bytes sent after it would be read as the rest of it.
         self._is_torn = False
-        # A buffer of our own: a fresh one for each read costs more than the read.
-        self._buffer = memoryview(bytearray(read_bytes))
+        self._read_bytes = read_bytes
+        self._buffer = memoryview(b"")
 
     @property
     def is_open(self) -> bool:
@@ -385,6 +385,8 @@ class BlockingConnection(_Connection):
     def _open(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         self._socket = sock = open_socket(self.address, timeout_s)
+        # A buffer of our own: a fresh one for each read costs more than the read.
+        self._buffer = memoryview(bytearray(self._read_bytes))
         sock.sendall(self.websocket.start(self.address))
         while self.websocket.is_connecting:
             if self.websocket.lost is not None:

@@ -78,33 +78,39 @@ class SharedConnection:
     options: ConnectionOptions
     open_options: dict[str, Any]
     slots: list[Slot] = field(default_factory=list)
-    connection: VectorConnection | None = None
+    connection: VectorConnection = field(init=False)
     opens: dict[int, Slot] = field(default_factory=dict)
     batches: dict[int, list[Slot]] = field(default_factory=dict)
     to_open: list[Slot] = field(default_factory=list)
     outbox: list[Slot] = field(default_factory=list)
     _outage: Outage | None = None
 
+    def __post_init__(self) -> None:
+        self.forget_connection()
+
+    def forget_connection(self) -> None:
+        """Begin with a connection that was never opened."""
+        self.connection = VectorConnection(self.address, self.options)
+
     @property
     def is_open(self) -> bool:
         """Whether there is a connection, as far as is known."""
-        return self.connection is not None and self.connection.is_open
+        return self.connection.is_open
 
     @property
     def is_broken(self) -> bool:
         """Whether there was a connection and it is gone."""
-        return self.connection is not None and not self.connection.is_open
+        return self.connection.websocket.lost is not None
 
     @property
     def is_session(self) -> bool:
         """Whether the connection is itself the session of the only slot, and ends with it: protocol v1."""
-        return self.connection is not None and isinstance(self.connection.format, V1Format)
+        return isinstance(self.connection.format, V1Format)
 
     @property
     def needs_connection(self) -> bool:
         """Whether sessions are to be opened and there is no connection to open them on."""
-        connection = self.connection
-        return bool(self.to_open) and (connection is None or not (connection.is_open or connection.has_messages))
+        return bool(self.to_open) and not (self.connection.is_open or self.connection.has_messages)
 
     def split(self) -> list[SharedConnection]:
         """Keep one slot, preferably one that waits for a session; return a connection for each of the others."""
@@ -173,7 +179,7 @@ class SharedConnection:
     def flush(self, *, each: bool) -> None:
         """Send everything that waits, in one write: an `open` for each session, and one `batch` of requests."""
         connection = self.connection
-        if connection is None or not (self.outbox or self.to_open):
+        if connection.format is None or not (self.outbox or self.to_open):
             return
         # Example, two new sessions and a step in a third: open 7, open 8, batch 9 of [step]. A slot that waits for its
         # session is not in the batch; `SessionPool._opened` puts it into the next one.
@@ -310,7 +316,7 @@ class SessionPool:
             return
         # A message that came before a connection broke may answer an `open` that is "sent" now: a v1 server that is
         # full says so at once and hangs up.
-        if shared.is_broken and not (shared.connection is not None and shared.connection.has_messages):
+        if shared.is_broken and not shared.connection.has_messages:
             return
         if shared.needs_connection:
             self._connect([shared])
@@ -414,30 +420,27 @@ class SessionPool:
         self._is_interrupted = True
 
     def _receive(self, shared: SharedConnection) -> None:
-        if shared.connection is not None:
-            shared.connection.receive()
-            self._take(shared)
-            self._repair(shared)
+        shared.connection.receive()
+        self._take(shared)
+        self._repair(shared)
 
     def _take(self, shared: SharedConnection) -> None:
-        connection = shared.connection
-        if connection is not None and connection.has_messages:
-            for message in connection.take():
+        if shared.connection.has_messages:
+            for message in shared.connection.take():
                 self._handle(shared, message)
             self._flush(shared)
 
     def _check_quiet(self) -> None:
         """Ping servers that were silent for long while slots wait for them."""
         for shared in list(self.connections):
-            if shared.connection is not None and any(slot.is_busy for slot in shared.slots):
+            if any(slot.is_busy for slot in shared.slots):
                 shared.connection.check()
                 self._repair(shared)
 
     def keep_alive(self) -> None:
         """Answer pings while no call waits; other messages are kept."""
         for shared in self.connections:
-            if shared.connection is not None:
-                shared.connection.keep_alive()
+            shared.connection.keep_alive()
 
     # -- messages -------------------------------------------------------------------------------------------------
 
@@ -525,11 +528,10 @@ class SessionPool:
     def _repair(self, shared: SharedConnection) -> None:
         """Replace a connection that broke, and the one in its place if that breaks too."""
         while shared.is_broken:
-            connection = shared.connection
-            assert connection is not None
+            reason = shared.connection.lost_reason
             self._take(shared)  # what came before the end still counts
             self._unregister(shared)
-            self._replace(shared, connection.lost_reason)
+            self._replace(shared, reason)
             self._flush(shared)
 
     def _replace(self, shared: SharedConnection, reason: str) -> None:
@@ -539,7 +541,7 @@ class SessionPool:
             return
         slots = [slot for slot in shared.slots if slot.name is not None or slot.is_opening]
         if not slots:
-            shared.connection = None
+            shared.forget_connection()
             return
         has_sessions = any(slot.name is not None for slot in slots)
         try:
@@ -549,7 +551,7 @@ class SessionPool:
             shared.reconnect(self._backoff if has_sessions else Backoff(shared.options.connect_timeout_s), reason)
         except (ConnectFailed, AccessDenied) as exc:
             self._unreachable[shared.address] = exc
-            shared.connection = None
+            shared.forget_connection()
             shared.recovered()
             shared.clear()
             for slot in slots:
@@ -563,7 +565,7 @@ class SessionPool:
 
         A reset starts a new episode in any case: it goes to a new session, once.
         """
-        shared.connection = None
+        shared.forget_connection()
         shared.clear()
         for slot in shared.slots:
             if slot.name is None:
@@ -577,7 +579,6 @@ class SessionPool:
                 self._give_up(slot, SessionLost(reason))
 
     def _register(self, shared: SharedConnection) -> None:
-        assert shared.connection is not None
         if shared.connection.is_open:
             descriptor = shared.connection.fileno()
             if descriptor in self._selector.get_map():  # of a connection that broke and was not repaired yet
@@ -610,18 +611,15 @@ class SessionPool:
                 self._drain(key.data)
         for shared in self.connections:
             self._unregister(shared)
-            if shared.connection is not None:
-                shared.connection.close()
+            shared.connection.close()
         self.forget()
 
     def _drain(self, shared: SharedConnection) -> None:
-        connection = shared.connection
-        assert connection is not None
-        connection.receive()
-        for message in connection.take():
+        shared.connection.receive()
+        for message in shared.connection.take():
             if message.get("type") in ("batch", "error"):
                 shared.batches.pop(message.get("id", 0), None)
-        if not connection.is_open:
+        if not shared.is_open:
             self._unregister(shared)
 
     def forget(self) -> None:
@@ -630,8 +628,7 @@ class SessionPool:
         self._selector.close()
         self._registered.clear()
         for shared in self.connections:
-            if shared.connection is not None:
-                shared.connection.drop("closed by the client")
+            shared.connection.drop("closed by the client")
         for slot in self.slots:
             slot.lose("closed by the client")
             slot.error, slot.is_opening = SessionLost("closed by the client"), False

@@ -52,7 +52,7 @@ class _Slots:
     @property
     def codecs(self) -> list[str | None]:
         """The subprotocol of each connection, or `v1` where there is none; None where it is not connected."""
-        formats = [None if shared.connection is None else shared.connection.format for shared in self._pool.connections]
+        formats = [shared.connection.format for shared in self._pool.connections]
         return [None if wire_format is None else wire_format.name for wire_format in formats]
 
     @property
@@ -63,7 +63,7 @@ class _Slots:
     @property
     def traffic(self) -> tuple[int, int]:
         """How many bytes the present connections have sent and received."""
-        present = [shared.connection for shared in self._pool.connections if shared.connection is not None]
+        present = [shared.connection for shared in self._pool.connections]
         return sum(one.bytes_sent for one in present), sum(one.bytes_received for one in present)
 
 
