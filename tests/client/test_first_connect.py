@@ -188,12 +188,12 @@ def test_a_refused_token_is_not_tried_again(serve: Any, parrot_app: Any, connect
 
 
 @both
-def test_a_server_without_v2_is_not_asked_again_by_who_insists_on_it(
+def test_a_server_without_v2_is_not_asked_again_where_v2_is_required(
     published_server: FaultyListener, player: Any, blocking: bool
 ) -> None:
     with pytest.raises(ProtocolError, match="protocol v2"):
         player(published_server.url, blocking=blocking, protocol="v2")("reset")
-    assert published_server.seen == 1
+    assert published_server.count == 1
 
 
 @pytest.fixture
@@ -217,7 +217,7 @@ def published_server() -> Iterator[FaultyListener]:
 def test_an_older_server_is_tried_again_as_well(published_server: FaultyListener, player: Any, blocking: bool) -> None:
     published_server.treatments = (cuts_handshake, *published_server.treatments)
     assert player(published_server.url, blocking=blocking)("reset").observation == {"n": 1}
-    assert published_server.seen == 2
+    assert published_server.count == 2
 
 
 # -- one session ----------------------------------------------------------------------------------------------------
