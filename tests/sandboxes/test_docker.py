@@ -20,6 +20,7 @@ from openenv.errors import SandboxError, SandboxGone, SandboxUnavailable, Sandbo
 from openenv.sandboxes import DockerSandboxes, Limits, Mount, Sandbox, SandboxSpec
 from openenv.sandboxes.checks import CHECKS, CheckBench, ContractCheck, NotOffered
 from openenv.sandboxes.container_cli import ContainerCli
+from openenv.sandboxes.shell import ShellSandbox
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
@@ -239,7 +240,7 @@ def answer_once(server: socket.socket) -> None:
 
 def test_a_relay_that_cannot_run_inside_is_reported_as_unsupported(bare: DockerSandboxes, tmp_path: Path) -> None:
     with bare.open() as box, pytest.raises(SandboxUnsupported, match="python3"):
-        box._expose_by_tunnel(tmp_path / "socket", 8000)
+        ShellSandbox.expose(box, tmp_path / "socket", port=8000)
 
 
 def test_a_port_that_is_taken_is_refused(box: Sandbox, tmp_path: Path) -> None:
