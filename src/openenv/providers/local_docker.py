@@ -227,11 +227,7 @@ class LocalDockerProvider(EngineProvider):
         ]
         with contextlib.suppress(ProviderError):  # sweeping is a courtesy: its failure must not stop this start
             self._engine.sweep()
-        if not self._engine.has_image(image):
-            with announce_if_slow(f"pulling {image}"):
-                problem = self._engine.pull(image, timeout=_PULL_S)
-            if problem is not None:
-                raise ProviderError(problem)
+        self._ensure_image(image)
         name = new_name(image)
 
         def create() -> str:
@@ -251,6 +247,14 @@ class LocalDockerProvider(EngineProvider):
                 self._engine.run("stop", "--time", str(max(0, round(patience))), self._name, timeout=patience + 30)
         finally:
             self._remove()
+
+    def _ensure_image(self, image: str) -> None:
+        if self._engine.has_image(image):
+            return
+        with announce_if_slow(f"pulling {image}"):
+            problem = self._engine.pull(image, timeout=_PULL_S)
+        if problem is not None:
+            raise ProviderError(problem)
 
     def _published(self, container_port: int) -> int:
         """Return the port that the engine has chosen."""
