@@ -24,14 +24,14 @@ def served(folder: Path) -> Iterator[str]:
     process = subprocess.Popen(command, cwd=ENVS.parent, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
-        said = ""
+        output = ""
         for line in process.stderr:
-            said += line
+            output += line
             if found := _ADDRESS.search(line):
                 yield found.group()
                 break
         else:
-            pytest.fail(f"the server did not start:\n{said}")
+            pytest.fail(f"the server did not start:\n{output}")
     finally:
         process.terminate()
         process.stderr.close()

@@ -279,12 +279,12 @@ def wait_until_healthy(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:
     deadline = time.perf_counter() + START_LIMIT_S
     while True:
         is_running = process.poll() is None
-        said = os.pread(log.fileno(), 100_000, 0).decode(errors="replace")
-        announced = re.search(r"http://127\.0\.0\.1:\d+", said)
+        output = os.pread(log.fileno(), 100_000, 0).decode(errors="replace")
+        announced = re.search(r"http://127\.0\.0\.1:\d+", output)
         if is_running and announced and is_healthy(announced.group()):
             return announced.group()
         if not is_running or time.perf_counter() > deadline:
-            raise ServerFailed(said.strip() or "no answer in time")
+            raise ServerFailed(output.strip() or "no answer in time")
         time.sleep(0.02)
 
 

@@ -114,9 +114,9 @@ def served(log: Path) -> Iterator[str]:
 def _port(process: subprocess.Popen[bytes], log: Path) -> int:
     deadline = time.monotonic() + 60
     while process.poll() is None and time.monotonic() < deadline:
-        found = re.search(r"ws://127\.0\.0\.1:(\d+)/ws", log.read_text(encoding="utf-8", errors="replace"))
-        if found:
-            return int(found.group(1))
+        match = re.search(r"ws://127\.0\.0\.1:(\d+)/ws", log.read_text(encoding="utf-8", errors="replace"))
+        if match:
+            return int(match.group(1))
         time.sleep(0.05)
     sys.exit(f"the server did not start:\n{log.read_text()}")
 
@@ -130,10 +130,10 @@ def run(node: str, suite: str, url: str, revision: str) -> Results:
     (CACHE / f"{revision}.log").write_text(done.stdout + done.stderr, encoding="utf-8")
     results = Results(revision)
     for line in done.stdout.splitlines():
-        if found := _SCENARIO.match(line):
-            results.passed[found.group(2)] = (int(found.group(3)), int(found.group(4)))
-        elif found := _UNSCORED.match(line):
-            results.unscored[found.group(1)] = found.group(2)
+        if match := _SCENARIO.match(line):
+            results.passed[match.group(2)] = (int(match.group(3)), int(match.group(4)))
+        elif match := _UNSCORED.match(line):
+            results.unscored[match.group(1)] = match.group(2)
     if not results.passed:
         sys.exit(f"the suite did not run:\n{done.stdout}{done.stderr}")
     return results

@@ -32,10 +32,10 @@ def snippet(file: str, region: str | None) -> str:
     text = path.read_text(encoding="utf-8")
     if region is None:
         return text
-    found = re.search(rf"^# region: {region}\n(.*?)^# endregion$", text, re.DOTALL | re.MULTILINE)
-    if found is None:
+    match = re.search(rf"^# region: {region}\n(.*?)^# endregion$", text, re.DOTALL | re.MULTILINE)
+    if match is None:
         raise LookupError(f"{file} has no region {region}")
-    return found.group(1).strip("\n") + "\n"
+    return match.group(1).strip("\n") + "\n"
 
 
 def renewed(match: re.Match[str]) -> str:
@@ -48,14 +48,14 @@ def problems(page: Path) -> list[str]:
     """List what is wrong with a page's blocks."""
     text = page.read_text(encoding="utf-8")
     marked = list(MARKED.finditer(text))
-    found = [
+    complaints = [
         f"{page.relative_to(ROOT)}: the block of {match['file']} differs from docs_src"
         for match in marked
         if match.group() != renewed(match)
     ]
     if len(ANY.findall(text)) != len(marked):
-        found.append(f"{page.relative_to(ROOT)}: a Python block has no snippet comment right above it")
-    return found
+        complaints.append(f"{page.relative_to(ROOT)}: a Python block has no snippet comment right above it")
+    return complaints
 
 
 def pages() -> list[Path]:
@@ -71,9 +71,9 @@ def main() -> int:
         for page in pages():
             text = page.read_text(encoding="utf-8")
             page.write_text(MARKED.sub(renewed, text), encoding="utf-8")
-    found = [problem for page in pages() for problem in problems(page)]
-    print("\n".join(found) or "all snippets are up to date")
-    return 1 if found else 0
+    complaints = [problem for page in pages() for problem in problems(page)]
+    print("\n".join(complaints) or "all snippets are up to date")
+    return 1 if complaints else 0
 
 
 if __name__ == "__main__":

@@ -81,9 +81,9 @@ class OpenCodeEnv(MCPToolClient):
         unknown = sorted(set(arguments) - _NAMES)
         if unknown:
             raise TypeError(f"run_rollout has no argument {', '.join(unknown)}")
-        given: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
-        limit = patience(given) if timeout_s is None else timeout_s
-        return self._driver.run(self._rollout_flow(given, limit, on_progress), "OpenCodeEnv.run_rollout")
+        options: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
+        limit = patience(options) if timeout_s is None else timeout_s
+        return self._driver.run(self._rollout_flow(options, limit, on_progress), "OpenCodeEnv.run_rollout")
 
     def call_tool_with(
         self,

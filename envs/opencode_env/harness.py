@@ -231,16 +231,16 @@ class OpenCodeSessionFactory(ResourceSessionFactory[OpenCodeSession]):
             TypeError: The task is none.
             RuntimeError: Sandbox, installation, setup or proxy failed.
         """
-        wanted = OpenCodeTask.coerce(task)
+        checked_task = OpenCodeTask.coerce(task)
         sandbox, executable = self._open(episode_id)
         proxy: Proxy | None = None
         try:
-            self._prepare(sandbox, wanted)
+            self._prepare(sandbox, checked_task)
             proxy = self._start_proxy(sandbox)
             self._configure(sandbox, proxy)
             session = OpenCodeSession(
                 sandbox=sandbox,
-                task=wanted,
+                task=checked_task,
                 config=self._config,
                 executable=executable,
                 proxy=proxy,
@@ -361,8 +361,8 @@ class OpenCodeSessionFactory(ResourceSessionFactory[OpenCodeSession]):
 
 def _succeed(done: ExecResult, what: str) -> None:
     if done.exit_code != 0:
-        said = (done.stderr or done.stdout).strip()[-2000:]
-        raise RuntimeError(f"{what} (exit code {done.exit_code}): {said}")
+        output = (done.stderr or done.stdout).strip()[-2000:]
+        raise RuntimeError(f"{what} (exit code {done.exit_code}): {output}")
 
 
 def _folder(path: str) -> str:

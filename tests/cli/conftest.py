@@ -59,15 +59,15 @@ class Command:
     def wait_for(self, condition: Callable[[], Any]) -> Any:
         """Wait until a condition holds, or fail with what the command has printed."""
         deadline = time.monotonic() + self._patience_s
-        while not (found := condition()):
+        while not (value := condition()):
             assert time.monotonic() < deadline, self.output
             time.sleep(0.02)
-        return found
+        return value
 
     def finds(self, pattern: str) -> str:
         """Wait until something was printed that a pattern matches; return its first group."""
-        found: str = self.wait_for(lambda: re.search(pattern, self.output))[1]
-        return found
+        group: str = self.wait_for(lambda: re.search(pattern, self.output))[1]
+        return group
 
     @property
     def url(self) -> str:

@@ -90,8 +90,8 @@ def test_a_new_package_is_built_by_its_own_dockerfile(
     assert "/app/env/server/maze_env_environment.py" in inside
     assert "/app/env/tests" not in inside
     assert ".venv" not in inside
-    asked = docker("run", "--rm", "--network", "none", "openenv-maze", "cat", "/pip.log")
-    assert asked == "install --no-cache-dir -r server/requirements.txt\ninstall --no-cache-dir --no-deps .\n"
+    pip_log = docker("run", "--rm", "--network", "none", "openenv-maze", "cat", "/pip.log")
+    assert pip_log == "install --no-cache-dir -r server/requirements.txt\ninstall --no-cache-dir --no-deps .\n"
     assert list(temporary.iterdir()) == []
 
 
@@ -170,18 +170,18 @@ def test_an_engine_that_does_not_answer_is_named(maze: Path, openenv_command: Ru
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["nowhere"], 1, "nowhere is no environment package"),
         (["maze_env", "--build-arg", "WORD"], 2, "'WORD' is not NAME=VALUE"),
     ],
 )
 def test_a_mistake_is_reported_in_a_line(
-    arguments: list[str], code: int, said: str, maze: Path, openenv_command: Run
+    arguments: list[str], code: int, message: str, maze: Path, openenv_command: Run
 ) -> None:
     done = openenv_command("build", *arguments)
     assert done.returncode == code
-    assert said in done.stderr
+    assert message in done.stderr
 
 
 # -- the copy -------------------------------------------------------------------------------------------------------

@@ -26,8 +26,8 @@ def doctor(openenv_command: Doctor, tmp_path: Path) -> Callable[..., Any]:
     (tmp_path / "bin").mkdir()
 
     def run(*arguments: str, **variables: str) -> tuple[dict[str, dict[str, str]], int]:
-        given = {"PATH": str(tmp_path / "bin"), "OPENENV_CACHE": str(tmp_path / "cache"), **variables}
-        done = openenv_command("doctor", "--json", *arguments, **given)
+        environ = {"PATH": str(tmp_path / "bin"), "OPENENV_CACHE": str(tmp_path / "cache"), **variables}
+        done = openenv_command("doctor", "--json", *arguments, **environ)
         assert done.stderr == ""
         shown = json.loads(done.stdout)
         assert shown["ok"] == (done.returncode == 0)
@@ -43,35 +43,35 @@ def program(folder: Path, name: str, text: str) -> None:
 
 
 def test_servers_need_nothing_but_python_and_their_packages(doctor: Callable[..., Any]) -> None:
-    found, code = doctor()
+    findings, code = doctor()
     assert code == 0
-    assert (found["Python"]["state"], found["loopback"]["state"]) == ("ok", "ok")
-    assert found["packages"]["state"] in ("ok", "note")
+    assert (findings["Python"]["state"], findings["loopback"]["state"]) == ("ok", "ok")
+    assert findings["packages"]["state"] in ("ok", "note")
 
 
 def test_without_programs_each_is_named_with_the_command_that_gets_it(doctor: Callable[..., Any]) -> None:
-    found, code = doctor("--for", "rollouts")
+    findings, code = doctor("--for", "rollouts")
     assert code == 1
     for name, command in (
         ("local sandbox", "install"),
         ("containers", "install"),
         ("npm", "apt-get install -y npm"),
     ):
-        assert found[name]["state"] == "missing", found[name]
-        assert command in found[name]["advice"]
-    assert found["opencode"]["state"] == "missing"
+        assert findings[name]["state"] == "missing", findings[name]
+        assert command in findings[name]["advice"]
+    assert findings["opencode"]["state"] == "missing"
 
 
 def test_an_engine_that_does_not_answer_is_distinguished_from_one_that_is_not_there(
     doctor: Callable[..., Any], tmp_path: Path
 ) -> None:
     program(tmp_path, "docker", "echo 'Cannot connect to the daemon' >&2; exit 1")
-    found, _ = doctor()
-    assert "does not answer (Cannot connect to the daemon)" in found["containers"]["text"]
-    assert "dockerd" in found["containers"]["advice"]
+    findings, _ = doctor()
+    assert "does not answer (Cannot connect to the daemon)" in findings["containers"]["text"]
+    assert "dockerd" in findings["containers"]["advice"]
     program(tmp_path, "docker", "echo 27.0")
-    found, _ = doctor()
-    assert found["containers"] == {
+    findings, _ = doctor()
+    assert findings["containers"] == {
         "area": "rollouts",
         "name": "containers",
         "state": "ok",
@@ -82,29 +82,29 @@ def test_an_engine_that_does_not_answer_is_distinguished_from_one_that_is_not_th
 
 def test_npm_fetches_opencode_and_what_was_fetched_is_found(doctor: Callable[..., Any], tmp_path: Path) -> None:
     program(tmp_path, "npm", "echo 11.2")
-    found, _ = doctor()
-    assert found["npm"]["text"].startswith("11.2, ")
-    assert found["opencode"]["state"] == "note"
+    findings, _ = doctor()
+    assert findings["npm"]["text"].startswith("11.2, ")
+    assert findings["opencode"]["state"] == "note"
     (tmp_path / "cache/agents/opencode-1.2-linux-x64").mkdir(parents=True)
     (tmp_path / "cache/agents/opencode-1.2-linux-x64.lock").touch()
-    found, _ = doctor()
-    assert (found["opencode"]["state"], found["opencode"]["text"][-9:]) == ("ok", "linux-x64")
+    findings, _ = doctor()
+    assert (findings["opencode"]["state"], findings["opencode"]["text"][-9:]) == ("ok", "linux-x64")
     program(tmp_path, "npm", "echo broken >&2; exit 1")
-    found, _ = doctor()
-    assert found["npm"]["state"] == "missing"
-    assert "does not run: broken" in found["npm"]["text"]
+    findings, _ = doctor()
+    assert findings["npm"]["state"] == "missing"
+    assert "does not run: broken" in findings["npm"]["text"]
 
 
 def test_packages_that_are_missing_or_too_old_are_named(doctor: Callable[..., Any], tmp_path: Path) -> None:
     info = tmp_path / "site" / "openenv-9.dist-info"
     info.mkdir(parents=True)
-    wanted = ("nothing-like-this>=1", "typer>=999", "pydantic>=2", 'numpy>=999; extra == "numpy"')
-    lines = "".join(f"Requires-Dist: {line}\n" for line in wanted)
+    requirements = ("nothing-like-this>=1", "typer>=999", "pydantic>=2", 'numpy>=999; extra == "numpy"')
+    lines = "".join(f"Requires-Dist: {line}\n" for line in requirements)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: openenv\nVersion: 9\n{lines}")
-    found, code = doctor(PYTHONPATH=f"{tmp_path / 'site'}:{SOURCE}")
+    findings, code = doctor(PYTHONPATH=f"{tmp_path / 'site'}:{SOURCE}")
     assert code == 1
-    assert found["packages"]["state"] == "missing"
-    assert re.fullmatch(r"nothing-like-this is not installed, typer [\d.]+ is not >=999", found["packages"]["text"])
+    assert findings["packages"]["state"] == "missing"
+    assert re.fullmatch(r"nothing-like-this is not installed, typer [\d.]+ is not >=999", findings["packages"]["text"])
 
 
 def test_a_port_that_is_taken_is_a_note(doctor: Callable[..., Any]) -> None:
@@ -113,9 +113,9 @@ def test_a_port_that_is_taken_is_a_note(doctor: Callable[..., Any]) -> None:
         with contextlib.suppress(OSError):  # another program has it: as good
             holder.bind(("127.0.0.1", 8000))
             holder.listen()
-        found, code = doctor()
+        findings, code = doctor()
     assert code == 0
-    assert (found["port 8000"]["state"], found["port 8000"]["advice"]) == ("note", "openenv serve --port 0")
+    assert (findings["port 8000"]["state"], findings["port 8000"]["advice"]) == ("note", "openenv serve --port 0")
 
 
 def test_the_text_is_for_people_and_fits_the_terminal(openenv_command: Doctor, tmp_path: Path) -> None:

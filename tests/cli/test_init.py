@@ -165,13 +165,14 @@ def test_a_lock_is_made_where_uv_is_installed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "said"), [("echo no network >&2; exit 2", "no network"), ("exit 3", "3"), (None, "uv is not installed")]
+    ("script", "reason"),
+    [("echo no network >&2; exit 2", "no network"), ("exit 3", "3"), (None, "uv is not installed")],
 )
-def test_a_lock_that_cannot_be_made_is_a_warning(script: str | None, said: str, tmp_path: Path) -> None:
+def test_a_lock_that_cannot_be_made_is_a_warning(script: str | None, reason: str, tmp_path: Path) -> None:
     path = str(tmp_path) if script is None else uv(tmp_path / "bin", script)
     done = init("maze_env", "-o", str(tmp_path), PATH=path)
     assert done.exit_code == 0
-    assert said in done.stderr
+    assert reason in done.stderr
     assert "openenv serve" in done.stdout
 
 
@@ -219,8 +220,8 @@ def test_it_can_be_installed_and_has_a_command_of_its_own(maze: Path, tmp_path: 
     assert {"maze_env/client.py", "maze_env/openenv.yaml", "maze_env/server/maze_env_environment.py"} <= installed
     assert "maze_env/tests" not in installed
     assert (target / "bin" / "server").is_file()
-    said = run_python("-m", "maze_env.server.app", "--help", folder=tmp_path / "site", PYTHONPATH=str(target))
-    assert "--port" in said
+    message = run_python("-m", "maze_env.server.app", "--help", folder=tmp_path / "site", PYTHONPATH=str(target))
+    assert "--port" in message
 
 
 def test_its_code_is_formatted_and_sorted(maze: Path) -> None:

@@ -83,15 +83,15 @@ class Served:
 
     def wait_for(self, condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
         deadline = time.monotonic() + timeout_s
-        while not (found := condition()):
+        while not (match := condition()):
             assert time.monotonic() < deadline, "".join(self.lines)
             time.sleep(0.02)
-        return found
+        return match
 
     @property
     def url(self) -> str:
-        found = self.wait_for(lambda: re.search(r"http://127\.0\.0\.1:(\d+)", "".join(self.lines)))
-        return f"http://127.0.0.1:{found[1]}"
+        match = self.wait_for(lambda: re.search(r"http://127\.0\.0\.1:(\d+)", "".join(self.lines)))
+        return f"http://127.0.0.1:{match[1]}"
 
     def end(self) -> None:
         if self.process.poll() is None:

@@ -112,9 +112,9 @@ def test_failures_are_one_line_and_an_exit_code(call: Call, tmp_path: Path) -> N
 
 def test_a_run_whose_machinery_failed_exits_with_1_and_counts_what_is_done(call: Call, task: str) -> None:
     Path(task).write_text("instruction: x\nsetup: 'false'\nverify: 'true'\nsolution: 'true'\n")
-    said = call("run", task, "--agent", "oracle", "--repeat", "2", code=1)
-    assert "env_failed" in said
-    assert "2 of 2 done: env_failed, reward" in said
+    output = call("run", task, "--agent", "oracle", "--repeat", "2", code=1)
+    assert "env_failed" in output
+    assert "2 of 2 done: env_failed, reward" in output
     Path(task).write_text("instruction: x\nverify: 'false'\nsolution: 'true'\n")
     assert "reward 0" in call("run", task, "--agent", "oracle")
 

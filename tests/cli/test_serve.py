@@ -103,9 +103,9 @@ def test_options_are_applied_and_a_quiet_server_prints_no_banner(
 def test_the_grace_period_has_an_option_of_its_own(started: Start, folder: Path) -> None:
     served = started("walk.py", "--port", "0", "--session-timeout", "2", "--grace", "7.5")
     served.wait_for(lambda: "ws://" in served.output)
-    found = re.search(r"ws://\S+", served.output)
-    assert found is not None
-    with connect(found.group(), subprotocols=["openenv.v2.json"], proxy=None) as peer:  # type: ignore[list-item]
+    match = re.search(r"ws://\S+", served.output)
+    assert match is not None
+    with connect(match.group(), subprotocols=["openenv.v2.json"], proxy=None) as peer:  # type: ignore[list-item]
         peer.send('{"type":"open","id":1}')
         assert json.loads(peer.recv(timeout=20))["grace_s"] == 7.5
 
@@ -195,7 +195,7 @@ def test_a_second_ctrl_c_ends_it_at_once_and_without_a_word(started: Start, fold
 
 
 @pytest.mark.parametrize(
-    ("target", "said"),
+    ("target", "error"),
     [
         ("missing.py", "there is no file missing.py"),
         ("no_such_module", "no folder, file or module 'no_such_module'"),
@@ -204,10 +204,10 @@ def test_a_second_ctrl_c_ends_it_at_once_and_without_a_word(started: Start, fold
         ("[/nonsense]", "no folder, file or module '[/nonsense]'"),
     ],
 )
-def test_a_wrong_target_is_one_line_on_stderr_and_exit_code_1(run: Run, folder: Path, target: str, said: str) -> None:
+def test_a_wrong_target_is_one_line_on_stderr_and_exit_code_1(run: Run, folder: Path, target: str, error: str) -> None:
     done = run("serve", target, "--port", "0")
     assert done.returncode == 1
-    assert said in " ".join(done.stderr.split())
+    assert error in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
 

@@ -85,9 +85,9 @@ def test_one_reading_shows_sessions_steps_times_and_errors(server: Any) -> None:
     shown = done.stdout
     assert re.search(r"^place +ready +up [\dmin ]*\d+ s +thread runner", shown, re.MULTILINE)
     assert "1 of 4" in shown
-    found = re.search(r"steps +([\d,]+) per second, ([\d,]+) in all", shown)
-    assert found is not None
-    assert 0 < int(found[1].replace(",", "")) <= 2 * int(found[2].replace(",", ""))
+    match = re.search(r"steps +([\d,]+) per second, ([\d,]+) in all", shown)
+    assert match is not None
+    assert 0 < int(match[1].replace(",", "")) <= 2 * int(match[2].replace(",", ""))
     assert len(re.findall(r"[\d.]+(?: µs| ms| s)? / [\d.]+ (?:µs|ms|s)", shown.partition("step ")[2])) == 3
     assert re.search(r"EXECUTION_ERROR +\d", shown)
 
@@ -179,8 +179,8 @@ class _Page(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None: ...
 
 
-@pytest.mark.parametrize(("status", "said"), [(200, "is no OpenEnv server"), (404, "has no metrics (404)")])
-def test_another_server_is_not_mistaken_for_one_of_ours(status: int, said: str) -> None:
+@pytest.mark.parametrize(("status", "message"), [(200, "is no OpenEnv server"), (404, "has no metrics (404)")])
+def test_another_server_is_not_mistaken_for_one_of_ours(status: int, message: str) -> None:
     page = HTTPServer(("127.0.0.1", 0), type("Page", (_Page,), {"status": status}))
     threading.Thread(target=page.serve_forever, daemon=True).start()
     try:
@@ -189,19 +189,19 @@ def test_another_server_is_not_mistaken_for_one_of_ours(status: int, said: str) 
         page.shutdown()
         page.server_close()
     assert done.returncode == 1
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [("http://127.0.0.1:1", "nothing answers at http://127.0.0.1:1"), ("ftp://x", "address of a server")],
 )
-def test_an_invalid_address_or_one_without_a_server_is_one_line(url: str, said: str) -> None:
+def test_an_invalid_address_or_one_without_a_server_is_one_line(url: str, message: str) -> None:
     began = time.monotonic()
     done = top(url, "--once")
     assert done.returncode == 1
-    assert said in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert time.monotonic() - began < 60
 

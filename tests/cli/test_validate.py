@@ -212,11 +212,11 @@ FAULTS: dict[str, tuple[tuple[Change, ...], set[str], str]] = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found_by_its_check_and_no_other(name: str, package: Callable[..., Path]) -> None:
-    changes, expected, said = FAULTS[name]
+    changes, expected, message = FAULTS[name]
     results = check(package(*changes))
     assert failed(results) == expected, results
     evidence = " ".join(line for check_id in expected for line in results[check_id].evidence)
-    assert said in evidence
+    assert message in evidence
     assert all(results[check_id].remediation for check_id in expected)
 
 
@@ -307,7 +307,7 @@ def test_a_planned_action_that_is_refused_is_a_fault(package: Callable[..., Path
 
 
 @pytest.mark.parametrize(
-    ("changes", "check_id", "said"),
+    ("changes", "check_id", "message"),
     [
         ([("openenv.yaml", "validation:", "other:")], "static.manifest", "no validation block"),
         ([("openenv.yaml", "name: maze_env", "title: maze")], "static.manifest", "no name"),
@@ -326,11 +326,11 @@ def test_a_planned_action_that_is_refused_is_a_fault(package: Callable[..., Path
     ],
 )
 def test_a_mistake_in_the_files_is_named(
-    changes: list[Change], check_id: str, said: str, package: Callable[..., Path]
+    changes: list[Change], check_id: str, message: str, package: Callable[..., Path]
 ) -> None:
     results = check(package(*changes), "static")
     assert results[check_id].status == "fail"
-    assert said in " ".join(results[check_id].evidence)
+    assert message in " ".join(results[check_id].evidence)
     assert results[check_id].remediation
 
 
@@ -378,7 +378,7 @@ def test_a_folder_without_a_manifest_is_no_package(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "error"),
     [
         ([".", "--url", "http://localhost:1"], 1, "not both"),
         (["http://localhost:1", "--url", "http://localhost:1"], 1, "not two"),
@@ -389,10 +389,10 @@ def test_a_folder_without_a_manifest_is_no_package(tmp_path: Path) -> None:
         (["--timeout", "0"], 2, "timeout"),
     ],
 )
-def test_options_that_do_not_go_together_are_an_error_of_one_line(arguments: list[str], code: int, said: str) -> None:
+def test_options_that_do_not_go_together_are_an_error_of_one_line(arguments: list[str], code: int, error: str) -> None:
     done = validate(*arguments)
     assert done.exit_code == code
-    assert said in done.stderr
+    assert error in done.stderr
 
 
 def test_a_report_that_cannot_be_written_is_an_error_of_the_command(

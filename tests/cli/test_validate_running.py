@@ -128,9 +128,9 @@ def test_a_server_that_asks_for_a_token_gets_one(serve: Callable[..., Any], monk
     refused = validate(url, "--timeout", "30")
     assert refused.exit_code == 1
     assert "asks for a token" in refused.stdout
-    given = validate(url, "--token", "secret", "--timeout", "30")
-    assert given.exit_code == 0, given.stdout
-    assert "15 passed" in given.stdout
+    accepted = validate(url, "--token", "secret", "--timeout", "30")
+    assert accepted.exit_code == 0, accepted.stdout
+    assert "15 passed" in accepted.stdout
 
 
 def test_without_a_server_all_six_criteria_fail(free_port: Callable[[], int]) -> None:

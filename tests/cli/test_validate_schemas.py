@@ -68,7 +68,7 @@ def test_what_cannot_be_made_up_is_said(model: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"kind": "walk"}, "kind: 'walk' is none of"),
         ({"far": 0}, "far: 0 is too large"),
@@ -85,11 +85,11 @@ def test_what_cannot_be_made_up_is_said(model: Any) -> None:
         ({"free": {"a": "b"}}, "free.a: 'b' is not of type integer"),
     ],
 )
-def test_what_does_not_fit_is_named_with_its_place(change: dict[str, Any], said: str) -> None:
+def test_what_does_not_fit_is_named_with_its_place(change: dict[str, Any], message: str) -> None:
     schema = TypeAdapter(Move).json_schema()
     problems = violations({**make(schema), **change}, schema)
     assert len(problems) == 1
-    assert problems[0].startswith(said)
+    assert problems[0].startswith(message)
 
 
 JSON = st.recursive(

@@ -34,14 +34,14 @@ def served(file: str) -> Iterator[str]:
     process = subprocess.Popen(command, cwd=ROOT, env=_ENVIRON, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
-        said = ""
+        output = ""
         for line in process.stderr:
-            said += line
-            if found := re.search(r"http://127\.0\.0\.1:\d+", line):
-                yield found.group()
+            output += line
+            if match := re.search(r"http://127\.0\.0\.1:\d+", line):
+                yield match.group()
                 break
         else:
-            pytest.fail(f"{file} could not be served:\n{said}")
+            pytest.fail(f"{file} could not be served:\n{output}")
     finally:
         process.terminate()
         process.stderr.close()

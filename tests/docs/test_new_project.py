@@ -21,8 +21,8 @@ SOURCE = Path(openenv.__file__).parents[1]
 
 
 def blocks(kind: str = "") -> list[str]:
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    return [text for language, text in found if language == kind]
+    fences = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [text for language, text in fences if language == kind]
 
 
 @pytest.fixture

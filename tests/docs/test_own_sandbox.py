@@ -18,12 +18,12 @@ CHECKED = ["exec.", "time.daemon", "time.expiry", "stop.", "kill.", "tree.hostil
 def namespaces(monkeypatch: pytest.MonkeyPatch) -> Sandboxes:
     monkeypatch.syspath_prepend(str(SOURCES))
     importlib.invalidate_caches()
-    found = backend("own_sandbox:NamespaceSandboxes")
+    sandboxes = backend("own_sandbox:NamespaceSandboxes")
     try:
-        found.open().close()
+        sandboxes.open().close()
     except SandboxUnavailable as exc:
         pytest.skip(str(exc))
-    return found
+    return sandboxes
 
 
 def test_the_backend_of_the_guide_keeps_the_contract(namespaces: Sandboxes) -> None:

@@ -98,10 +98,10 @@ def test_links_lead_somewhere(file: Path) -> None:
         if "://" in target:
             continue
         path, _, anchor = target.partition("#")
-        found = (file.parent / path).resolve() if path else file
-        assert found.exists(), target
+        page = (file.parent / path).resolve() if path else file
+        assert page.exists(), target
         if anchor:
-            titles = re.findall(r"^#+ (.+)$", found.read_text(encoding="utf-8"), re.MULTILINE)
+            titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
             assert anchor in {re.sub(r"[^\w-]", "", title.lower().replace(" ", "-")) for title in titles}, target
 
 

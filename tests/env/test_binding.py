@@ -155,7 +155,7 @@ class Builder:
 
 
 @pytest.mark.parametrize(
-    ("factory", "found", "name"),
+    ("factory", "expected", "name"),
     [
         (Declared, Declared, "Declared"),
         (functools.partial(Declared, None), Declared, "Declared"),
@@ -167,8 +167,8 @@ class Builder:
     ],
     ids=["class", "partial", "partial of function", "annotated", "unannotated", "abstract", "lambda"],
 )
-def test_the_class_of_a_factory_is_found_without_calling_it(factory: Any, found: Any, name: str) -> None:
-    assert factory_class(factory) is found
+def test_the_class_of_a_factory_is_found_without_calling_it(factory: Any, expected: Any, name: str) -> None:
+    assert factory_class(factory) is expected
     assert factory_name(factory) == name
 
 

@@ -73,14 +73,14 @@ async def test_a_surrounding_encloses_the_run_and_ends_before_the_answer() -> No
     manager = SessionManager(Idle, SessionLimits(sessions=1))
     session = await manager.open(SessionKind.HTTP)
     CallWatch(manager).surround(surrounding)
-    answered = asyncio.get_running_loop().create_future()
+    reply = asyncio.get_running_loop().create_future()
 
     def done(result: Any, error: BaseException | None) -> None:
         order.append("answer")
-        answered.set_result(None)
+        reply.set_result(None)
 
     session.submit(CALL, lambda env: order.append("run"), done, current_dispatcher())
-    await answered
+    await reply
     assert order == ["in", "run", "out", "answer"]
     assert manager.wants_origins
     await manager.drain()

@@ -226,11 +226,11 @@ def test_the_page_of_an_environment_that_hangs_is_shown(
     from openenv.web import page_description as page_module
 
     gate = threading.Event()
-    asked: list[int] = []
+    calls: list[int] = []
 
     class Silent(envs["Street"]):  # type: ignore[misc,name-defined]
         def get_metadata(self) -> Any:
-            asked.append(1)
+            calls.append(1)
             gate.wait(60)
             described = super().get_metadata()
             return described.model_copy(update={"author": "the author"})
@@ -241,7 +241,7 @@ def test_the_page_of_an_environment_that_hangs_is_shown(
     try:
         for _ in range(3):
             assert browser.get("/web/page").json()["name"] == "Silent"
-        assert len(asked) == 1
+        assert len(calls) == 1
     finally:
         gate.set()
     server.wait_for(lambda: browser.get("/web/page").json()["author"] == "the author")
@@ -261,13 +261,13 @@ def test_a_description_that_cannot_be_sent_is_an_error_that_says_so(
         assert (answer.status_code, answer.json()["code"]) == (500, "EXECUTION_ERROR")
 
 
-def test_the_cookie_of_a_login_does_not_tell_the_token(serve: Serve, visit: Visit, make_app: Any) -> None:
+def test_the_cookie_of_a_login_does_not_reveal_the_token(serve: Serve, visit: Visit, make_app: Any) -> None:
     server = serve(make_app(access=AccessPolicy(orchestrator="orc-secret")))
     browser = visit(server.url)
-    given = browser.post("/web/login", {"token": "orc-secret"}).headers["set-cookie"]
-    assert "orc-secret" not in given
+    cookie = browser.post("/web/login", {"token": "orc-secret"}).headers["set-cookie"]
+    assert "orc-secret" not in cookie
     assert browser.get("/web/page").json()["role"] == "orchestrator"
-    kept = given.partition("=")[2].partition(";")[0]
+    kept = cookie.partition("=")[2].partition(";")[0]
     bare = visit(server.url, cookie=False)
     assert bare.get("/web/page", headers={"Authorization": f"Bearer {kept}"}).status_code == 401
     assert bare.get("/web/page", headers={"Cookie": f"openenv_token_{server.port}=orc-secret"}).status_code == 401

@@ -38,9 +38,9 @@ def test_a_token_is_given_once_for_a_cookie_that_scripts_cannot_read(
     assert (refused.status_code, refused.json()["code"]) == (401, "UNAUTHORIZED")
     answer = browser.post("/web/login", {"token": f" {TOKENS[role]} "})
     assert answer.json() == {"role": role}
-    given = answer.headers["set-cookie"]
-    assert all(part in given for part in (f"openenv_token_{guarded.port}=", "HttpOnly", "SameSite=Strict", "Path=/"))
-    assert "Secure" not in given
+    cookie = answer.headers["set-cookie"]
+    assert all(part in cookie for part in (f"openenv_token_{guarded.port}=", "HttpOnly", "SameSite=Strict", "Path=/"))
+    assert "Secure" not in cookie
     page = browser.get("/web/page").json()
     assert (page["role"], page["asks_for_token"]) == (role, True)
     with browser.live() as live:

@@ -42,10 +42,10 @@ def test_the_page_works_under_a_prefix(serve: Callable[..., Any], visit: Callabl
 def test_the_page_has_a_cookie_for_new_browsers_and_a_strict_policy(street: Any) -> None:
     with http_calls.Client(base_url=street.url, trust_env=False) as client:
         first = client.get("/web/")
-        given = first.headers["set-cookie"]
-        assert given.startswith("openenv_visitor=")
-        assert "HttpOnly" in given
-        assert "SameSite=Lax" in given
+        cookie = first.headers["set-cookie"]
+        assert cookie.startswith("openenv_visitor=")
+        assert "HttpOnly" in cookie
+        assert "SameSite=Lax" in cookie
         assert len(client.cookies["openenv_visitor"]) >= 22
         assert "set-cookie" not in client.get("/web/").headers
         policy = first.headers["content-security-policy"]

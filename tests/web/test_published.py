@@ -83,25 +83,25 @@ def served(interpreter: Any, folder: Path, port: int) -> Iterator[str]:
 
 def play(url: str) -> list[Any]:
     """Ask for the same things, and return all replies and frames, without the times."""
-    said: list[Any] = []
+    transcript: list[Any] = []
 
     def read_frame(socket: Any) -> None:
         state = json.loads(socket.recv(timeout=60))
         for entry in state["episode_state"]["action_logs"]:
             assert entry.pop("timestamp")
-        said.append(state)
+        transcript.append(state)
 
     def ask(method: str, path: str, body: Any = None) -> None:
         with httpx2.Client(base_url=url, trust_env=False, timeout=60) as client:
             answer = client.request(method, path, json=body)
-        said.append((method, path, answer.status_code, answer.json() if answer.status_code < 500 else None))
+        transcript.append((method, path, answer.status_code, answer.json() if answer.status_code < 500 else None))
 
     with httpx2.Client(base_url=url, trust_env=False, timeout=60) as client:
         for path in ("/", "/web"):
             redirect = client.get(path)
-            said.append((redirect.status_code, str(redirect.url.join(redirect.headers["location"]).path)))
+            transcript.append((redirect.status_code, str(redirect.url.join(redirect.headers["location"]).path)))
         paths = client.get("/openapi.json").json()["paths"]
-        said.append(sorted((path, sorted(methods)) for path, methods in paths.items() if path.startswith("/web")))
+        transcript.append(sorted((path, sorted(methods)) for path, methods in paths.items() if path.startswith("/web")))
     with connect(f"ws{url.removeprefix('http')}/ws/ui", proxy=None) as socket:
         read_frame(socket)
         ask("GET", "/web/metadata")
@@ -117,7 +117,7 @@ def play(url: str) -> list[Any]:
             read_frame(socket)
         ask("POST", "/web/step", {"action": {"word": "stop"}})
         ask("GET", "/web/state")
-    return said
+    return transcript
 
 
 @pytest.mark.published

@@ -50,8 +50,8 @@ class Served:
             self.said.append(line)
 
     def find(self, pattern: str) -> str | None:
-        found = re.search(pattern, "".join(self.said))
-        return None if found is None else found.group(1)
+        match = re.search(pattern, "".join(self.said))
+        return None if match is None else match.group(1)
 
     def stop(self) -> None:
         self.process.terminate()

@@ -92,7 +92,7 @@ def test_a_tool_that_fails_says_so_and_a_step_calls_tools_as_well(shelf: Any, vi
 
 
 @pytest.mark.parametrize("as_step", [False, True])
-def test_what_a_tool_tells_is_shown_while_it_runs(shelf: Any, visit: Callable[..., Any], as_step: bool) -> None:
+def test_what_a_tool_reports_is_shown_while_it_runs(shelf: Any, visit: Callable[..., Any], as_step: bool) -> None:
     browser = visit(shelf.url)
     with browser.live() as live:
         if as_step:
@@ -118,14 +118,14 @@ def test_in_production_tools_can_be_called_and_the_quick_start_runs(
     put = browser.post("/web/call", {"name": "put", "arguments": {"item": "cup"}})
     assert put.json()["result"]["structuredContent"] == {"result": 1}
     assert browser.post("/web/reset").status_code == 404
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
         exec(compile(browser.get("/web/page").json()["quick_start"]["text"], "quick_start", "exec"), {})
-    assert "put Put something onto the shelf." in said.getvalue()
+    assert "put Put something onto the shelf." in output.getvalue()
 
 
 def test_the_quick_start_of_an_environment_with_tools_runs(shelf: Any, visit: Callable[..., Any]) -> None:
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
         exec(compile(visit(shelf.url).get("/web/page").json()["quick_start"]["text"], "quick_start", "exec"), {})
-    assert "put Put something onto the shelf." in said.getvalue()
+    assert "put Put something onto the shelf." in output.getvalue()

@@ -89,11 +89,15 @@ def test_the_environment_itself_is_used_from_threads_and_from_the_loop(
         return seen.place
 
     assert on_loop_of(server, use) == 2
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.extend([manager.env.step(walk).place, manager.get_state()["place"]]))
+    results: list[Any] = []
+
+    def play() -> None:
+        results.extend([manager.env.step(walk).place, manager.get_state()["place"]])
+
+    thread = threading.Thread(target=play)
     thread.start()
     thread.join(30)
-    assert found == [3, 3]
+    assert results == [3, 3]
     assert server.manager.active == 1
 
 

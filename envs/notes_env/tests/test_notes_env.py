@@ -83,7 +83,7 @@ def test_every_task_is_drawn_some_time() -> None:
 # -- episodes -------------------------------------------------------------------------------------------------------
 
 
-def test_a_reset_tells_the_task(env: SyncLocalEnv[Any, Any, Any]) -> None:
+def test_a_reset_describes_the_task(env: SyncLocalEnv[Any, Any, Any]) -> None:
     observation = env.reset(task_id="sum_prices", seed=3).observation
     task = make_task("sum_prices", 3)
     assert (observation.task_id, observation.instruction) == ("sum_prices", task.instruction)

@@ -88,5 +88,5 @@ def _record(call: Call) -> dict[str, Any]:
 
 def _entries(response: dict[str, Any]) -> list[Any]:
     choices = response.get("choices") or [{}]
-    found = (choices[0].get("logprobs") or {}).get("content") if isinstance(choices[0], dict) else None
-    return found if isinstance(found, list) else []
+    entries = (choices[0].get("logprobs") or {}).get("content") if isinstance(choices[0], dict) else None
+    return entries if isinstance(entries, list) else []

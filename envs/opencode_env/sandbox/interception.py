@@ -76,8 +76,8 @@ def rewrite_request(body: dict[str, Any], config: ProxyConfig) -> dict[str, Any]
             name = "max_completion_tokens" if str(made.get("model", "")).startswith(RENAMED_LIMIT) else "max_tokens"
             made[name] = config.max_tokens_cap
     if config.disable_thinking:
-        given = made.get("chat_template_kwargs")
-        made["chat_template_kwargs"] = {**(given if isinstance(given, dict) else {}), "enable_thinking": False}
+        kwargs = made.get("chat_template_kwargs")
+        made["chat_template_kwargs"] = {**(kwargs if isinstance(kwargs, dict) else {}), "enable_thinking": False}
     return made
 
 
@@ -228,13 +228,13 @@ def _ids_of(entries: list[dict[str, Any]]) -> list[int]:
     """Return ids that the entries carry themselves, in either of two ways; none unless all do."""
     ids: list[int] = []
     for entry in entries:
-        found = entry.get("token_id")
+        token_id = entry.get("token_id")
         token = str(entry.get("token", ""))
-        if not isinstance(found, int) and token.startswith("token_id:") and token[9:].isdigit():
-            found = int(token[9:])
-        if not isinstance(found, int):
+        if not isinstance(token_id, int) and token.startswith("token_id:") and token[9:].isdigit():
+            token_id = int(token[9:])
+        if not isinstance(token_id, int):
             return []
-        ids.append(found)
+        ids.append(token_id)
     return ids
 
 
@@ -325,13 +325,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(404, f"no such route: {self.path}")
             return
         try:
-            asked = json.loads(body)
+            request = json.loads(body)
         except ValueError:
-            asked = None
-        if not isinstance(asked, dict):
+            request = None
+        if not isinstance(request, dict):
             self._refuse(400, "the body is no JSON object")
             return
-        recording = self.server.trace.begin(rewrite_request(asked, self.server.config))
+        recording = self.server.trace.begin(rewrite_request(request, self.server.config))
         try:
             self._pass_on(recording)
         except (OSError, http.client.HTTPException) as exc:
@@ -526,11 +526,11 @@ def main() -> None:
     parser.add_argument("--disable-thinking", action="store_true")
     parser.add_argument("--model-override")
     options = parser.parse_args()
-    given = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), "intercepted")
+    key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), "intercepted")
     serve(
         ProxyConfig(
             upstream_url=options.upstream_url,
-            upstream_api_key=options.upstream_api_key or given,
+            upstream_api_key=options.upstream_api_key or key,
             trace=options.trace,
             host=options.host,
             port=options.port,

@@ -72,22 +72,22 @@ def resolve_endpoint(
     Raises:
         EndpointError: There is no such kind, or it has no address or no key.
     """
-    found = _KINDS.get(kind)
-    if found is None:
+    defaults = _KINDS.get(kind)
+    if defaults is None:
         raise EndpointError(f"unknown endpoint kind {kind!r}: choose one of {', '.join((*ENDPOINT_KINDS, SCRIPTED))}")
     variables = os.environ if environ is None else environ
-    address = base_url or variables.get(found.url_variable, "") or found.url
+    address = base_url or variables.get(defaults.url_variable, "") or defaults.url
     if not address:
-        raise EndpointError(f"no base_url for {kind!r}: pass base_url or set {found.url_variable}")
-    key = api_key or variables.get(found.key_variable, "") or found.key
+        raise EndpointError(f"no base_url for {kind!r}: pass base_url or set {defaults.url_variable}")
+    key = api_key or variables.get(defaults.key_variable, "") or defaults.key
     if not key:
-        raise EndpointError(f"no api_key for {kind!r}: pass api_key or set {found.key_variable}")
+        raise EndpointError(f"no api_key for {kind!r}: pass api_key or set {defaults.key_variable}")
     return ResolvedEndpoint(
         kind=kind,
         base_url=with_version(address),
         api_key=key,
-        model=model or variables.get(found.model_variable, "") or found.model,
-        disable_thinking_default=found.is_thinking_off,
+        model=model or variables.get(defaults.model_variable, "") or defaults.model,
+        disable_thinking_default=defaults.is_thinking_off,
     )
 
 

@@ -63,22 +63,22 @@ def gradio_builder(
 def run_form(env: Any, form: dict[str, str]) -> Iterator[tuple[str, str]]:
     """Run the rollout that a filled form asks for; give the log so far and the result, again with each event."""
     news: Queue[str | None] = Queue()
-    found: list[str] = []
+    results: list[str] = []
 
     def work() -> None:
         try:
             arguments: dict[str, Any] = dict(form)
             arguments |= {name: form[name].strip().splitlines() for name in ("setup", "verify")}
             result = env._run_rollout_impl(progress_cb=news.put, **arguments)
-            found.append(json.dumps(json.loads(result.model_dump_json()), indent=2))
+            results.append(json.dumps(json.loads(result.model_dump_json()), indent=2))
         except Exception as exc:  # the page shows what happened
-            found.append(json.dumps({"error": f"{type(exc).__name__}: {exc}"}, indent=2))
+            results.append(json.dumps({"error": f"{type(exc).__name__}: {exc}"}, indent=2))
         finally:
             news.put(None)
 
     Thread(target=work, name="opencode-page", daemon=True).start()
-    said = ""
+    log = ""
     while (line := news.get()) is not None:
-        said += line + "\n"
-        yield said, ""
-    yield said, found[0]
+        log += line + "\n"
+        yield log, ""
+    yield log, results[0]

@@ -175,15 +175,15 @@ async def _capture(request: RolloutRequest) -> AsyncIterator[CaptureServer | Non
 def _sequences(records: Path) -> list[TrainingSequence]:
     return [
         TrainingSequence(
-            role=found.role,
-            calls=found.node_ids,
-            prompt_len=found.prompt_len,
-            input_ids=found.input_ids,
-            loss_mask=found.loss_mask,
-            logprobs=found.logprobs,
-            is_trainable=found.trainable,
+            role=sequence.role,
+            calls=sequence.node_ids,
+            prompt_len=sequence.prompt_len,
+            input_ids=sequence.input_ids,
+            loss_mask=sequence.loss_mask,
+            logprobs=sequence.logprobs,
+            is_trainable=sequence.trainable,
         )
-        for found in export.sequences(read(records))
+        for sequence in export.sequences(read(records))
     ]
 
 
@@ -219,15 +219,15 @@ async def _model(request: RolloutRequest, settings: ServerSettings) -> AsyncIter
         return
     thinks_not = request.disable_thinking
     if request.endpoint:
-        found = resolve_for_caller(
+        endpoint = resolve_for_caller(
             request.endpoint,
             base_url=request.base_url,
             api_key=request.api_key,
             model=request.model,
             environ=settings.environ,
         )
-        url, key, name = found.base_url, found.api_key, found.model
-        thinks_not = found.disable_thinking_default if thinks_not is None else thinks_not
+        url, key, name = endpoint.base_url, endpoint.api_key, endpoint.model
+        thinks_not = endpoint.disable_thinking_default if thinks_not is None else thinks_not
     else:
         url, key, name = with_version(request.base_url), request.api_key, request.model
     yield Model(

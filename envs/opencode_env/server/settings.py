@@ -43,15 +43,15 @@ class ServerSettings:
             ValueError: `MAX_CONCURRENT_ENVS` is no positive number.
         """
         values = os.environ if environ is None else environ
-        given = values.get("MAX_CONCURRENT_ENVS", "").strip() or "4"
-        if not given.isdigit() or int(given) < 1:
-            raise ValueError(f"MAX_CONCURRENT_ENVS must be a positive number, not {given!r}")
+        limit = values.get("MAX_CONCURRENT_ENVS", "").strip() or "4"
+        if not limit.isdigit() or int(limit) < 1:
+            raise ValueError(f"MAX_CONCURRENT_ENVS must be a positive number, not {limit!r}")
         keeps = bool(values.get("OPENENV_ROLLOUTS", "").strip())
         return cls(
             sandbox=settings.sandbox_name(values) or DEFAULT_SANDBOX,
             e2b_api_key=settings.e2b_api_key(values),
             store=settings.rollout_store(values) if keeps else None,
-            max_concurrent_envs=int(given),
+            max_concurrent_envs=int(limit),
             environ=values,
         )
 

@@ -231,16 +231,16 @@ def served(local_sandboxes: None, opencode: Path) -> Iterator[Served]:
     environ |= {"OPENAI_API_KEY": "sk-operator", "MAX_CONCURRENT_ENVS": "6"}
     process = subprocess.Popen(command, env=environ, cwd=folder.parents[1], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    said = ""
+    output = ""
     try:
         for line in process.stderr:
-            said += line
+            output += line
             if found := re.search(r"http://127\.0\.0\.1:\d+", line):
                 threading.Thread(target=process.stderr.read, daemon=True).start()
                 yield Served(found.group(), process.pid)
                 break
         else:
-            pytest.fail(f"the server did not start:\n{said}")
+            pytest.fail(f"the server did not start:\n{output}")
     finally:
         process.terminate()
         process.wait(30)

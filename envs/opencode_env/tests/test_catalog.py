@@ -40,18 +40,18 @@ def test_there_are_three_endpoints_of_the_operator() -> None:
     ],
 )
 def test_defaults_fill_what_is_not_given(kind: str, base_url: str, key: str, model: str, is_thinking_off: bool) -> None:
-    found = resolve_endpoint(kind, environ=KEYS)
-    assert (found.kind, found.base_url, found.api_key, found.model) == (kind, base_url, key, model)
-    assert found.disable_thinking_default is is_thinking_off
-    assert key == "intercepted" or key not in repr(found)
+    endpoint = resolve_endpoint(kind, environ=KEYS)
+    assert (endpoint.kind, endpoint.base_url, endpoint.api_key, endpoint.model) == (kind, base_url, key, model)
+    assert endpoint.disable_thinking_default is is_thinking_off
+    assert key == "intercepted" or key not in repr(endpoint)
 
 
 def test_a_variable_comes_before_the_default_and_an_argument_before_both() -> None:
     environ = {**KEYS, "OPENAI_MODEL": "gpt-x", "OPENAI_BASE_URL": "http://proxy"}
-    found = resolve_endpoint("openai", environ=environ)
-    assert (found.base_url, found.model) == ("http://proxy/v1", "gpt-x")
-    given = resolve_endpoint("openai", base_url="http://mine/v1/", api_key="k", model="m", environ=environ)
-    assert (given.base_url, given.api_key, given.model) == ("http://mine/v1", "k", "m")
+    endpoint = resolve_endpoint("openai", environ=environ)
+    assert (endpoint.base_url, endpoint.model) == ("http://proxy/v1", "gpt-x")
+    explicit = resolve_endpoint("openai", base_url="http://mine/v1/", api_key="k", model="m", environ=environ)
+    assert (explicit.base_url, explicit.api_key, explicit.model) == ("http://mine/v1", "k", "m")
 
 
 def test_the_variables_of_the_process_are_read_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,11 +50,11 @@ def free_port() -> int:
 
 def agents_files(home: Path) -> str:
     """All text that lies in a sandbox's home, but for OpenCode itself and the trace of the proxy."""
-    found = []
+    lines = []
     for path in home.rglob("*"):
         if path.is_file() and not path.is_symlink() and "/.cache/" not in str(path) and path.stat().st_size < 1_000_000:
-            found.append(path.read_bytes().decode("utf-8", "replace"))
-    return "\n".join(found)
+            lines.append(path.read_bytes().decode("utf-8", "replace"))
+    return "\n".join(lines)
 
 
 def assert_exact(records: list[dict[str, Any]], model: ScriptedModel) -> None:
@@ -304,8 +304,8 @@ def test_in_our_sandbox_the_proxy_is_outside_and_the_key_nowhere(play: Play) -> 
     model = play(look, api_key=KEY)
 
     def verifier(sandbox: SandboxHandle, task: OpenCodeTask) -> VerifyResult:
-        found = sandbox.exec("grep -rs sk-the-real-one / --include=*.json --include=*.log --include=*.txt")
-        return VerifyResult(env_reward=float(found.exit_code != 0), done=True)
+        lines = sandbox.exec("grep -rs sk-the-real-one / --include=*.json --include=*.log --include=*.txt")
+        return VerifyResult(env_reward=float(lines.exit_code != 0), done=True)
 
     factory = OpenCodeSessionFactory(
         config=config_for(model), sandbox_backend=LocalSandboxes(), mode="transparent_proxy", verifier=verifier

@@ -90,7 +90,7 @@ def test_log_probabilities_and_ids_are_asked_for_whatever_the_agent_says() -> No
 
 
 @pytest.mark.parametrize(
-    ("asked", "made"),
+    ("body", "made"),
     [
         ({"max_tokens": 900}, {"max_tokens": 100}),
         ({"max_tokens": 50}, {"max_tokens": 50}),
@@ -100,9 +100,9 @@ def test_log_probabilities_and_ids_are_asked_for_whatever_the_agent_says() -> No
         ({"model": "o4-mini"}, {"max_completion_tokens": 100}),
     ],
 )
-def test_the_cap_holds_under_either_name(asked: dict[str, Any], made: dict[str, Any]) -> None:
-    found = rewrite_request(asked, ProxyConfig(upstream_url="http://host", max_tokens_cap=100))
-    assert {key: value for key, value in found.items() if key.startswith("max_")} == made
+def test_the_cap_holds_under_either_name(body: dict[str, Any], made: dict[str, Any]) -> None:
+    rewritten = rewrite_request(body, ProxyConfig(upstream_url="http://host", max_tokens_cap=100))
+    assert {key: value for key, value in rewritten.items() if key.startswith("max_")} == made
 
 
 def test_the_model_is_asked_not_to_think_and_under_another_name() -> None:
@@ -117,8 +117,8 @@ def test_the_version_is_in_the_address_once(base: str) -> None:
 
 
 def test_only_what_the_proxy_added_is_left_out_when_it_is_refused() -> None:
-    asked = {"messages": [], "logprobs": True, "top_logprobs": 5, "return_token_ids": True}
-    once = without_refused(asked, "unknown parameter: return_token_ids")
+    body = {"messages": [], "logprobs": True, "top_logprobs": 5, "return_token_ids": True}
+    once = without_refused(body, "unknown parameter: return_token_ids")
     assert once == {"messages": [], "logprobs": True, "top_logprobs": 5}
     assert without_refused(once, "logprobs are not supported") == {"messages": []}
     assert without_refused({"messages": []}, "messages must not be empty") is None

@@ -101,21 +101,13 @@ _TRY_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The result of one check.
+    """The result of one check."""
 
-    Args:
-        area: What it is needed for.
-        name: What was checked.
-        state: `missing` keeps something from working; a `note` does not.
-        text: What the check saw.
-        advice: A command that helps, if there is one.
-    """
-
-    area: Area
+    area: Area  # what it is needed for
     name: str
-    state: State
+    state: State  # `missing` keeps something from working; a `note` does not
     text: str
-    advice: str = ""
+    advice: str = ""  # a command that helps, if there is one
 
 
 def examine() -> Iterator[Diagnosis]:

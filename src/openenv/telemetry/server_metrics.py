@@ -27,14 +27,7 @@ _OTHER = "other"
 
 
 class ServerMetrics:
-    """Counts the sessions and calls of one manager.
-
-    Args:
-        manager: The session manager.
-        watch: Times the calls.
-        info: Returns labels that describe the server.
-        clock: Returns the time, in seconds since 1970.
-    """
+    """Counts the sessions and calls of one manager; `info` returns labels that describe the server."""
 
     def __init__(
         self,

@@ -238,8 +238,8 @@ async def test_the_client_of_the_server_is_opened_once(server: Any, registry: To
     async def same(client: Any) -> int:
         return id(client)
 
-    found = await asyncio.gather(*(registry.ask_server(same) for _ in range(5)))
-    assert len({*found, await registry.ask_server(same)}) == 1
+    clients = await asyncio.gather(*(registry.ask_server(same) for _ in range(5)))
+    assert len({*clients, await registry.ask_server(same)}) == 1
 
 
 @pytest.mark.anyio

@@ -36,8 +36,8 @@ WATCH = "window.violations = []; addEventListener('securitypolicyviolation', e =
 
 def find_browser() -> str | None:
     """Return the browser's program: `OPENENV_TEST_BROWSER`, or what is installed."""
-    given = os.environ.get("OPENENV_TEST_BROWSER")
-    return given or next((found for name in NAMES if (found := shutil.which(name))), None)
+    path = os.environ.get("OPENENV_TEST_BROWSER")
+    return path or next(filter(None, map(shutil.which, NAMES)), None)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ class Visit:
 
     def close(self) -> None:
         """Leave, and look at what was noticed on the way."""
-        violations = [found for page in self.context.pages for found in page.evaluate("window.violations || []")]
+        violations = [one for page in self.context.pages for one in page.evaluate("window.violations || []")]
         self.context.close()
         assert self.raised == []
         assert violations == []

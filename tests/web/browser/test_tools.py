@@ -111,7 +111,7 @@ def test_a_step_of_an_environment_with_tools_is_a_choice_of_tools(page: Any) -> 
     expect(page.locator(".latest li").first).to_contain_text("add(one: 3, other: 4)")
 
 
-def test_a_long_call_shows_how_long_it_takes_and_what_it_tells(page: Any, gate: tuple[str, threading.Event]) -> None:
+def test_a_long_call_shows_how_long_it_takes_and_what_it_reports(page: Any, gate: tuple[str, threading.Event]) -> None:
     name, opened = gate
     panel = choose(page, "saw")
     panel.get_by_label("Name").fill(name)
@@ -128,7 +128,7 @@ def test_a_long_call_shows_how_long_it_takes_and_what_it_tells(page: Any, gate: 
     expect(panel.get_by_role("button", name="Call")).to_have_attribute("aria-disabled", "false")
 
 
-def test_a_long_step_shows_how_long_it_takes_and_what_it_tells(page: Any, gate: tuple[str, threading.Event]) -> None:
+def test_a_long_step_shows_how_long_it_takes_and_what_it_reports(page: Any, gate: tuple[str, threading.Event]) -> None:
     name, opened = gate
     action = page.locator(".action")
     action.get_by_label("Tool", exact=True).select_option("saw")

@@ -190,26 +190,16 @@ _FREE_S = 5.0
 
 @dataclass(slots=True, kw_only=True)
 class Probe:
-    """A client of the environment under test, with everything that checks share.
-
-    Args:
-        url: The server.
-        token: What the server asks for.
-        reply_s: How long a reply in a session may take.
-        http_timeout_s: How long a reply over HTTP may take.
-        manifest: What the environment promises, where that is known.
-        folder: Its package, where that is known.
-        package: The process that serves it, where this command started it.
-    """
+    """A client of the environment under test, with everything that checks share."""
 
     url: str
     token: str | None = None
-    reply_s: float = 60.0
+    reply_s: float = 60.0  # how long a reply in a session may take
     http_timeout_s: float = 60.0
-    manifest: Manifest | None = None
-    folder: Path | None = None
-    package: ServedPackage | None = None
-    slowest_s: float = field(default=0.0, init=False)
+    manifest: Manifest | None = None  # None: a running server, or a package whose manifest is invalid
+    folder: Path | None = None  # the package, where there is one
+    package: ServedPackage | None = None  # the process that serves it, where this command started it
+    slowest_s: float = field(default=0.0, init=False)  # of the episodes that were played
     _cache: dict[str, Any] = field(default_factory=dict, init=False)
     _failures: dict[str, str] = field(default_factory=dict, init=False)
 

@@ -23,22 +23,15 @@ BOUNDS = {
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A check: what holds when it passes, and what its failure means.
+    """A check: what holds when it passes, and what its failure means."""
 
-    Args:
-        id: Its level and the name of the function that makes it.
-        says: What holds when it passes.
-        severity: What its failure makes of the verdict.
-        skipped: Why it is always skipped. The report names such checks, as that of the published package does: a
-            verdict of `warn` says that not everything is known to be good.
-        any_server: Whether a running server can be checked, by any client that may reset and step.
-    """
-
-    id: str
-    says: str
-    severity: Severity = "fail"
+    id: str  # its level and the name of the function that makes it
+    says: str  # what holds when it passes
+    severity: Severity = "fail"  # what its failure makes of the verdict
+    # Why it is always skipped. The report names such checks, as that of the published package does: a verdict of `warn`
+    # says that not everything is known to be good.
     skipped: str | None = None
-    any_server: bool = False
+    any_server: bool = False  # whether any client that may reset and step can check a running server
 
     @property
     def level(self) -> int:

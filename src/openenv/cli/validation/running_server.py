@@ -118,21 +118,13 @@ def check_running(
 
 @dataclass(frozen=True, slots=True)
 class _Endpoint:
-    """An endpoint that every server has.
+    """An endpoint that every server has."""
 
-    Args:
-        id: The criterion's id.
-        request: Method and path.
-        says: What the reply has to be, as the end of a sentence that begins with the request.
-        fields: The fields of the body that count: the value of each, or its type.
-        expected: The same in the words of the report; by default the values.
-    """
-
-    id: str
-    request: str
-    says: str
-    fields: dict[str, Any]
-    expected: dict[str, Any] | None = None
+    id: str  # of the criterion
+    request: str  # method and path
+    says: str  # what the reply has to be, as the end of a sentence that begins with the request
+    fields: dict[str, Any]  # of the body: the value of each, or its type
+    expected: dict[str, Any] | None = None  # the same in the words of the report; by default the values
 
     def check(self, probe: Probe) -> tuple[Criterion, dict[str, Any]]:
         """Send the request; return the criterion and the body, empty where there is none."""
