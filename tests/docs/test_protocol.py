@@ -8,18 +8,14 @@ from pathlib import Path
 import pytest
 
 from openenv.protocol.server_v2 import _KEYS, NONCE_CHARS
-from openenv.sessions.lifetime import (
-    CANCELLED,
-    CLIENT_REASONS,
-    CLOSED_BY_CLIENT,
-    DISCONNECTED,
-    TAKEN_OVER,
-    client_reason,
-)
+from openenv.sessions import lifetime
+from openenv.sessions.lifetime import CANCELLED, CLOSED_BY_CLIENT, DISCONNECTED, TAKEN_OVER, client_reason
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text()
 ROWS = {match.group(1): match.group(0) for match in re.finditer(r"^\| `([^`]+)` \|.*$", PAGE, re.MULTILINE)}
 NOT_IN_TABLE = {"traceparent"}
+REASONS = {value for name, value in vars(lifetime).items() if name.isupper() and isinstance(value, str)}
+CLIENT_REASONS = sorted(REASONS - {CLOSED_BY_CLIENT, DISCONNECTED, CANCELLED, TAKEN_OVER})
 
 
 @pytest.mark.parametrize("request_type", sorted(_KEYS))

@@ -106,9 +106,9 @@ def test_a_failure_has_a_kind_and_words_and_the_session_goes_on(
 ) -> None:
     assert caller.data("count") == 1
     with no_thread_more(server):
-        message, told = caller.failure(tool, arguments)
+        message, shown = caller.failure(tool, arguments)
         assert words in message
-        assert told in (kind, None)
+        assert shown in (kind, None)
         assert caller.data("count") == 2
     assert server.manager.active == 1
 

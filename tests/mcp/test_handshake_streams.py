@@ -155,11 +155,11 @@ def test_a_long_silence_is_broken_by_signs_of_life(
 
 def test_log_messages_come_from_the_level_that_the_client_sets(server: Any, handshake: Any) -> None:
     client = handshake(server.url)
-    heard = {}
+    levels = {}
     for level in ("debug", "info", "warning", "emergency"):
         assert client.request("logging/setLevel", {"level": level}).result == {}
-        heard[level] = [note["level"] for note in client.call("talk").notes("notifications/message")]
-    assert heard == {
+        levels[level] = [note["level"] for note in client.call("talk").notes("notifications/message")]
+    assert levels == {
         "debug": ["debug", "info", "error"],
         "info": ["info", "error"],
         "warning": ["error"],

@@ -224,11 +224,11 @@ def test_progress_comes_as_events_before_the_result(server: Any, modern: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("level", "heard"), [(None, []), ("debug", ["debug", "info", "error"]), ("error", ["error"]), ("loud", [])]
+    ("level", "levels"), [(None, []), ("debug", ["debug", "info", "error"]), ("error", ["error"]), ("loud", [])]
 )
-def test_log_messages_come_only_if_the_request_asks(server: Any, modern: Any, level: Any, heard: list[str]) -> None:
+def test_log_messages_come_only_if_the_request_asks(server: Any, modern: Any, level: Any, levels: list[str]) -> None:
     answer = modern(server.url).call("talk", meta={} if level is None else {LOG_LEVEL: level})
-    assert [note["level"] for note in answer.notes("notifications/message")] == heard
+    assert [note["level"] for note in answer.notes("notifications/message")] == levels
     assert answer.text == "talked"
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from openenv.protocol import binary_values as arrays
 from openenv.protocol.codec import JSON, MSGPACK
-from openenv.protocol.server_v2 import EncodedReply, RefusedRequest, ServerProtocolV2, writer_of
+from openenv.protocol.server_v2 import WRITERS, RefusedRequest, ServerProtocolV2
 from openenv.types import Action
 
 
@@ -54,14 +54,14 @@ def test_an_environments_array_of_many_empty_rows_is_sent_as_what_the_other_side
 @pytest.mark.parametrize("name", ['a"b', 'a","type":"observation', "a\nb", "a\\", "\u2028", "\x00", "ü"])
 @pytest.mark.parametrize("codec", [JSON, MSGPACK], ids=["json", "msgpack"])
 def test_a_reply_names_the_session_that_was_named_whatever_is_in_the_name(codec: Any, name: str) -> None:
-    writer = writer_of(codec)
-    reply = EncodedReply("error", writer.data({"code": "SESSION_NOT_FOUND"}), writer)
-    message = codec.decode(writer.reply(reply, 7, name), binary=codec.is_binary)
+    writer = WRITERS[codec]
+    reply = writer.message("error", 7, name, writer.data({"code": "SESSION_NOT_FOUND"}))
+    message = codec.decode(reply, binary=codec.is_binary)
     assert message == {"type": "error", "id": 7, "session": name, "data": {"code": "SESSION_NOT_FOUND"}}
 
 
 def test_a_reply_without_data_is_whole_too() -> None:
-    assert json.loads(writer_of(JSON).message("pong", 3, 'a"', None)) == {"type": "pong", "id": 3, "session": 'a"'}
+    assert json.loads(WRITERS[JSON].message("pong", 3, 'a"', None)) == {"type": "pong", "id": 3, "session": 'a"'}
 
 
 @pytest.mark.parametrize("given", [10**400, -1, "5", True, [], -0.5])

@@ -248,9 +248,9 @@ def test_without_tokens_everything_is_open(serve: Callable[..., Any]) -> None:
 
 def test_settings_and_arguments_bring_tokens(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENENV_TOKEN", "first, second")
-    asked, opened = serve(shelf_app(access=None)).url, serve(shelf_app(access=AccessPolicy())).url
+    plain, opened = serve(shelf_app(access=None)).url, serve(shelf_app(access=AccessPolicy())).url
     for token, status in [("first", 200), ("second", 200), ("first, second", 401), ("third", 401)]:
-        with http(asked, Authorization=f"Bearer {token}") as client:
+        with http(plain, Authorization=f"Bearer {token}") as client:
             assert client.get("/schema").status_code == status, token
     with http(opened) as client:
         assert client.get("/schema").status_code == 200

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from openenv.runners import loop_local
 from openenv.server.backpressure import Backpressure, LoopTurns
 
 LARGE = 100
@@ -43,7 +44,7 @@ async def passes(count: int) -> None:
 
 def test_one_large_message_is_taken_in_each_pass() -> None:
     async def scenario() -> None:
-        turns = LoopTurns.of(asyncio.get_running_loop())
+        turns = loop_local(asyncio.get_running_loop(), LoopTurns)
         seen: list[Any] = []
         queues = [queue(turns, seen, name)[0] for name in "abc"]
         for one in queues:
@@ -63,7 +64,7 @@ def test_one_large_message_is_taken_in_each_pass() -> None:
 
 def test_small_messages_do_not_wait_unless_their_own_connection_does() -> None:
     async def scenario() -> None:
-        turns = LoopTurns.of(asyncio.get_running_loop())
+        turns = loop_local(asyncio.get_running_loop(), LoopTurns)
         seen: list[Any] = []
         first, second = queue(turns, seen, "a")[0], queue(turns, seen, "b")
         third = queue(turns, seen, "c")[0]
@@ -82,7 +83,7 @@ def test_small_messages_do_not_wait_unless_their_own_connection_does() -> None:
 
 def test_a_client_that_does_not_read_is_not_served_in_its_turn_but_afterwards() -> None:
     async def scenario() -> None:
-        turns = LoopTurns.of(asyncio.get_running_loop())
+        turns = loop_local(asyncio.get_running_loop(), LoopTurns)
         seen: list[Any] = []
         first, (second, wire) = queue(turns, seen, "a")[0], queue(turns, seen, "b")
         first.receive(b"x" * LARGE, False)
@@ -101,7 +102,7 @@ def test_a_client_that_does_not_read_is_not_served_in_its_turn_but_afterwards() 
 
 def test_what_a_client_that_has_gone_was_waiting_with_is_dropped() -> None:
     async def scenario() -> None:
-        turns = LoopTurns.of(asyncio.get_running_loop())
+        turns = loop_local(asyncio.get_running_loop(), LoopTurns)
         seen: list[Any] = []
         first, second = queue(turns, seen, "a")[0], queue(turns, seen, "b")[0]
         first.receive(b"x" * LARGE, False)

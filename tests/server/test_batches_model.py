@@ -54,7 +54,7 @@ class Total(Observation):
 
 
 class Tallying(Environment[Tally, Total, State]):
-    """Adds up, and notes each step that it has been asked for."""
+    """Adds up, and notes each step that it takes."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
     seen: ClassVar[Counter[str]] = Counter()

@@ -84,12 +84,12 @@ def test_a_tool_call_that_is_cancelled_at_once_is_answered_and_so_is_its_repetit
     peer.send({"type": "open", "id": 1})
     name = peer.take()["session"]
     rpc = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
-    asked = {"type": "mcp", "id": 1, "session": name, "data": rpc}
-    peer.send(asked, {"type": "cancel", "id": 2, "session": name, "request": 1})
+    request = {"type": "mcp", "id": 1, "session": name, "data": rpc}
+    peer.send(request, {"type": "cancel", "id": 2, "session": name, "request": 1})
     found = [peer.take(), peer.take()]
     assert {message["type"] for message in found} == {"error", "cancelled"}
     assert {code(message) for message in found if message["type"] == "error"} == {"CANCELLED"}
-    peer.send(asked)
+    peer.send(request)
     assert code(peer.take()) == "CANCELLED"
-    peer.send({**asked, "id": 2})
+    peer.send({**request, "id": 2})
     assert [tool["name"] for tool in peer.take()["data"]["result"]["tools"]] == ["greet"]

@@ -69,11 +69,11 @@ CASES: dict[str, tuple[Callable[[Any], object], str]] = {
     "a foreign page": (http("POST", "/reset", headers={"Origin": "http://evil.example"}), "FOREIGN_ORIGIN"),
     "a reset that is too long": (http("POST", "/reset", json={"text": BIG}), "BODY_TOO_LARGE"),
     "a step that is too long": (http("POST", "/step", json={"action": {"text": BIG}}), "BODY_TOO_LARGE"),
-    "a session asked for at length": (http("POST", "/sessions", json={"key": BIG}), "BODY_TOO_LARGE"),
+    "a session requested at length": (http("POST", "/sessions", json={"key": BIG}), "BODY_TOO_LARGE"),
     "a call that is too long": (rpc({"jsonrpc": "2.0", "method": BIG}), "BODY_TOO_LARGE"),
     "a step without a body": (http("POST", "/step"), "VALIDATION_ERROR"),
     "a step that is no step": (http("POST", "/step", json={"action": 3}), "VALIDATION_ERROR"),
-    "a session asked for wrongly": (http("POST", "/sessions", json={"wait_s": -1}), "VALIDATION_ERROR"),
+    "a session requested wrongly": (http("POST", "/sessions", json={"wait_s": -1}), "VALIDATION_ERROR"),
     "a key that is short": (http("POST", "/sessions", headers={"Idempotency-Key": "1"}), "VALIDATION_ERROR"),
     "a first reset with a short key": (
         http("POST", "/reset", headers={**NEW, "Idempotency-Key": "1"}),

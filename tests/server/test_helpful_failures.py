@@ -1,4 +1,4 @@
-"""What a failure tells: the hint about a missing reset, tool actions by their shape, the log line, an unknown token."""
+"""What a failure says: the hint about a missing reset, tool actions by their shape, the log line, an unknown token."""
 
 from __future__ import annotations
 

@@ -131,8 +131,8 @@ def test_a_validator_may_raise_anything(serve: Any, together: bool, binary: bool
 
         def ask(message: dict[str, Any]) -> dict[str, Any]:
             connection.send(MSGPACK.encode(message) if binary else json.dumps(message))
-            told: Any = connection.recv(timeout=SOON)
-            return MSGPACK.decode(told, binary=True) if binary else json.loads(told)
+            reply: Any = connection.recv(timeout=SOON)
+            return MSGPACK.decode(reply, binary=True) if binary else json.loads(reply)
 
         session = ask({"type": "open", "id": 1})["session"]
         unfit = {"type": "step", "id": 1, "session": session, "data": {"what": "unfit"}}
@@ -186,7 +186,7 @@ def test_a_keyed_request_whose_handler_is_cancelled_is_answered_when_it_is_repea
 
 
 class OwnTools(Tools):
-    """An environment whose author has a use of his own for the name `tools`."""
+    """An environment whose author has another use for the name `tools`."""
 
     def __init__(self) -> None:
         super().__init__(FastMCP("own"))
@@ -222,8 +222,8 @@ def test_a_reply_that_cannot_be_read_again_is_an_error_in_another_encoding(serve
     with connect(f"ws://127.0.0.1:{server.port}/ws", subprotocols=protocols, proxy=None) as connection:
         for message in ({"type": "open", "id": 1, "resume": opened["token"]}, step, {**step, "id": 2, "data": {}}):
             connection.send(MSGPACK.encode(message))
-            told: Any = connection.recv(timeout=SOON)
-            answer = MSGPACK.decode(told, binary=True)
+            reply: Any = connection.recv(timeout=SOON)
+            answer = MSGPACK.decode(reply, binary=True)
             if message is step:
                 assert (answer["id"], answer["data"]["code"]) == (1, "EXECUTION_ERROR")
         assert answer["type"] == "observation"

@@ -11,7 +11,7 @@ from websockets.sync.client import ClientConnection, connect
 import environments
 from environments import Counter, Sum
 from openenv.protocol.codec import JSON, MSGPACK, Codec
-from openenv.protocol.server_v2 import writer_of
+from openenv.protocol.server_v2 import WRITERS
 from openenv.server.app import create_fastapi_app
 from openenv.server.ws_v2 import KEPT, KEPT_BYTES, RecentMessages
 from openenv.types import State
@@ -122,7 +122,7 @@ def test_a_reply_of_a_group_is_repeated_in_another_encoding(socket: ClientConnec
 
 @pytest.mark.parametrize("codec", [JSON, MSGPACK])
 def test_messages_are_distinguished_by_what_they_ask_and_only_while_they_are_kept(codec: Codec) -> None:
-    recent = RecentMessages(writer_of(codec))
+    recent = RecentMessages(WRITERS[codec])
 
     def add(message: Any) -> Any:
         return recent.add(codec.encode(message), codec.is_binary)
@@ -135,13 +135,13 @@ def test_messages_are_distinguished_by_what_they_ask_and_only_while_they_are_kep
 
 
 def test_a_large_message_is_not_kept() -> None:
-    recent = RecentMessages(writer_of(JSON))
+    recent = RecentMessages(WRITERS[JSON])
     first = recent.add(JSON.encode(step("a", 1, label="x" * KEPT_BYTES)), False)
     assert not first.differs(recent.add(JSON.encode(step("a", 1, label="y" * KEPT_BYTES)), False), 1, "a")
 
 
 def test_a_message_with_strange_parts_is_looked_into_all_the_same() -> None:
-    recent = RecentMessages(writer_of(JSON))
+    recent = RecentMessages(WRITERS[JSON])
     strange = [7, None, {"type": "step", "id": [1]}, {"type": "step", "id": 1, "session": {}}, step("a", 1, amount=1)]
     first = recent.add(JSON.encode({"type": "batch", "id": 1, "requests": strange}), False)
     assert first.differs(recent.add(JSON.encode(step("a", 1, amount=2)), False), 1, "a")

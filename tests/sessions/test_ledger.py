@@ -21,23 +21,23 @@ def test_a_new_request_is_not_known() -> None:
 def test_a_repeated_request_gets_the_reply_it_had() -> None:
     ledger = Ledger()
     finished(ledger, 1, "first")
-    heard: list[str] = []
+    replies: list[str] = []
     entry = ledger.find(1)
     assert entry is not None
-    entry.on_reply(heard.append)
-    assert (heard, ledger.hits) == (["first"], 1)
+    entry.on_reply(replies.append)
+    assert (replies, ledger.hits) == (["first"], 1)
 
 
 def test_all_repeats_of_a_request_that_still_runs_get_its_reply() -> None:
     ledger = Ledger()
     entry = ledger.begin(1)
-    heard: list[str] = []
-    entry.on_reply(heard.append)
+    replies: list[str] = []
+    entry.on_reply(replies.append)
     again = ledger.find(1)
     assert again is entry
-    again.on_reply(heard.append)
+    again.on_reply(replies.append)
     ledger.finish(entry, "reply", 1)
-    assert heard == ["reply", "reply"]
+    assert replies == ["reply", "reply"]
 
 
 def test_an_old_number_whose_reply_is_gone_is_no_new_request() -> None:
@@ -72,15 +72,15 @@ def test_what_still_runs_is_never_forgotten() -> None:
 def test_a_step_of_a_group_is_known_from_its_beginning_on() -> None:
     ledger = Ledger()
     ledger.begin_step(1, "step")
-    heard: list[str] = []
+    replies: list[str] = []
     entry = ledger.find(1)
     assert entry is not None
     assert entry.request == "step"
     assert not entry.is_done
-    entry.on_reply(heard.append)
+    entry.on_reply(replies.append)
     assert ledger.find(1) is entry
     ledger.finish_step(1, "step", "reply", 5)
-    assert heard == ["reply"]
+    assert replies == ["reply"]
     again = ledger.find(1)
     assert again is not None
     assert again.reply == "reply"

@@ -21,11 +21,11 @@ class Book:
         self.ledger = Ledger()
         self.running: dict[int | str, LedgerEntry | None] = {}  # None for a step of a group
         self.answered: list[int | str] = []
-        self.heard: list[tuple[int | str, list[Any]]] = []
+        self.replies: list[tuple[int | str, list[Any]]] = []
 
     def listener(self, key: int | str) -> Callable[[Any], None]:
-        self.heard.append((key, []))
-        return self.heard[-1][1].append
+        self.replies.append((key, []))
+        return self.replies[-1][1].append
 
     def begin(self) -> None:
         if self.rng.random() < 0.2:
@@ -80,5 +80,5 @@ def test_every_repeat_is_answered_once_and_no_request_runs_twice() -> None:
             book.move()
         for key in list(book.running):
             book.finish(key)
-        assert all(heard == [("reply", key)] for key, heard in book.heard), seed
+        assert all(replies == [("reply", key)] for key, replies in book.replies), seed
         assert not book.ledger._under_way, seed

@@ -420,18 +420,18 @@ async def test_reconfiguring_checks_the_class_too() -> None:
 
 
 async def test_listeners_get_every_event_and_a_broken_one_does_no_harm(env: type[Env]) -> None:
-    heard: list[SessionEvent] = []
+    events: list[SessionEvent] = []
 
     def broken(event: SessionEvent) -> None:
         raise RuntimeError("listener")
 
     async with managing(env, sessions=1) as manager:
-        manager.listeners += [broken, heard.append]
+        manager.listeners += [broken, events.append]
         session = await manager.open(SOCKET)
         session.close("done")
-        await until(lambda: len(heard) == 3)
-    assert [(event.name, event.reason) for event in heard] == [("opened", None), ("ready", None), ("closed", "done")]
-    assert {event.session_id for event in heard} == {session.id}
+        await until(lambda: len(events) == 3)
+    assert [(event.name, event.reason) for event in events] == [("opened", None), ("ready", None), ("closed", "done")]
+    assert {event.session_id for event in events} == {session.id}
 
 
 async def test_a_runner_of_ones_own_is_taken_as_it_is(env: type[Env]) -> None:

@@ -194,14 +194,6 @@ def is_plain(value: Any) -> bool:
     return not isinstance(value, (Mapping, list, tuple))
 
 
-def packable(value: Any, pack_array: PackArray) -> Any:
-    """Turn one value that MessagePack does not know into one that it does (see the table above)."""
-    parts = array_parts(value)
-    if parts is not None:
-        return pack_array(parts)
-    return cleaned(value, pack_array)
-
-
 def cleaned(value: Any, pack_array: PackArray, depth: int = 0) -> Any:
     """Copy a value as something that MessagePack takes for sure."""
     try:

@@ -11,17 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
-from .binary_values import (
-    ARRAY_TYPE,
-    ArrayParts,
-    array_of,
-    cleaned,
-    is_plain,
-    packable,
-)
-from .json_values import jsonable
+from .binary_values import ARRAY_TYPE, ArrayParts, array_of, cleaned, is_plain
+from .json_values import encode
 
 try:
     import msgpack
@@ -30,7 +23,6 @@ except ImportError:  # an installation may do without; JSON is spoken then
 
 
 MAX_MESSAGE_BYTES: Final = 100 * 1024 * 1024
-_COMPRESSED: Final = b"\xc1"  # the one byte that no MessagePack value begins with
 _LEVEL: Final = 1  # text shrinks nearly as much as with 6, in a third of the time
 
 
@@ -48,6 +40,7 @@ class Codec(ABC):
     """The subprotocol."""
     is_binary: bool
     """Whether uncompressed messages are binary frames."""
+    _mark = b""  # precedes what is compressed
 
     @abstractmethod
     def encode(self, message: Mapping[str, Any]) -> bytes:
@@ -70,9 +63,13 @@ class Codec(ABC):
             ValueError: It is no message.
         """
 
-    @abstractmethod
     def compressed(self, payload: bytes, threshold: int | None) -> Payload:
         """Compress a payload of at least that many bytes, where that makes it smaller; None for never."""
+        if threshold is not None and len(payload) >= threshold:
+            small = zlib.compress(payload, _LEVEL)
+            if len(small) + 1 < len(payload):
+                return Payload(self._mark + small, True)
+        return Payload(payload, self.is_binary)
 
     def __repr__(self) -> str:
         return f"<codec {self.name}>"
@@ -84,10 +81,9 @@ class _Json(Codec):
 
     def encode(self, message: Mapping[str, Any]) -> bytes:
         try:
-            return to_json(message, fallback=jsonable, bytes_mode="base64", inf_nan_mode="null")
+            return encode(message)
         except Exception:  # field by field, where one of them has no encoding
-            plain = cleaned(message, lambda parts: array_of(list(parts)))
-            return to_json(plain, fallback=jsonable, bytes_mode="base64", inf_nan_mode="null")
+            return encode(cleaned(message, lambda parts: array_of(list(parts))))
 
     def batch(self, replies: Sequence[bytes], batch_id: int | None = None) -> bytes:
         head = b"" if batch_id is None else b'"id":%d,' % batch_id
@@ -97,14 +93,11 @@ class _Json(Codec):
         text = _decompressed(payload, max_bytes) if binary else payload
         return _map_of(from_json(text, cache_strings="keys"))
 
-    def compressed(self, payload: bytes, threshold: int | None) -> Payload:
-        small = _compressed(payload, threshold)
-        return Payload(payload, False) if small is None else Payload(small, True)
-
 
 class _MsgPack(Codec):
     name = "openenv.v2.msgpack"
     is_binary = True
+    _mark = b"\xc1"  # the one byte that no MessagePack value begins with
 
     def encode(self, message: Mapping[str, Any]) -> bytes:
         try:
@@ -124,7 +117,7 @@ class _MsgPack(Codec):
     def decode(self, payload: bytes, *, binary: bool, max_bytes: int = MAX_MESSAGE_BYTES) -> dict[str, Any]:
         if not binary:
             raise ValueError("a text frame, where MessagePack in binary frames was agreed on")
-        if payload[:1] == _COMPRESSED:
+        if payload[:1] == self._mark:
             payload = _decompressed(memoryview(payload)[1:], max_bytes)
         try:
             message = msgpack.unpackb(payload, ext_hook=_unpack_extension, timestamp=3)
@@ -134,10 +127,6 @@ class _MsgPack(Codec):
             raise ValueError(f"not MessagePack: {type(exc).__name__}: {str(exc)[:200]}") from None
         return _map_of(message)
 
-    def compressed(self, payload: bytes, threshold: int | None) -> Payload:
-        small = _compressed(payload, threshold)
-        return Payload(payload if small is None else _COMPRESSED + small, True)
-
 
 def pack_plain(value: Any) -> bytes:
     """Write numbers, text, lists and maps with keys of text as MessagePack, without looking."""
@@ -146,12 +135,8 @@ def pack_plain(value: Any) -> bytes:
 
 
 def _pack(value: Any) -> bytes:
-    packed: bytes = msgpack.packb(value, default=_default)
+    packed: bytes = msgpack.packb(value, default=lambda value: cleaned(value, _pack_array))
     return packed
-
-
-def _default(value: Any) -> Any:
-    return packable(value, _pack_array)
 
 
 def _pack_array(parts: ArrayParts) -> Any:
@@ -168,13 +153,6 @@ def _map_of(message: Any) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise ValueError(f"expected an object, got {type(message).__name__}")
     return message
-
-
-def _compressed(payload: bytes, threshold: int | None) -> bytes | None:
-    if threshold is None or len(payload) < threshold:
-        return None
-    small = zlib.compress(payload, _LEVEL)
-    return small if len(small) + 1 < len(payload) else None
 
 
 def _decompressed(data: bytes | memoryview, max_bytes: int) -> bytes:

@@ -145,6 +145,7 @@ class WSMCPResponse(BaseModel):
 
 HANDSHAKE_VERSIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 MODERN_VERSIONS: Final = ("2026-07-28",)
+SUPPORTED_VERSIONS: Final = (*reversed(MODERN_VERSIONS), *reversed(HANDSHAKE_VERSIONS))  # the newest first
 
 HEADER_MISMATCH: Final = -32020
 UNSUPPORTED_VERSION: Final = -32022
@@ -195,6 +196,16 @@ def invalid_params(message: str, data: Any = None) -> McpError:
     return McpError(JsonRpcErrorCode.INVALID_PARAMS.value, message, data)
 
 
+def invalid_request(message: str) -> McpError:
+    """Refuse a request as a whole."""
+    return McpError(JsonRpcErrorCode.INVALID_REQUEST.value, message)
+
+
+def internal_error(message: str, data: Any = None) -> McpError:
+    """Report a failure."""
+    return McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, message, data)
+
+
 def method_not_found(method: str) -> McpError:
     """Refuse a method."""
     return McpError(JsonRpcErrorCode.METHOD_NOT_FOUND.value, f"Method not found: {method}")
@@ -233,14 +244,14 @@ def read_message(data: Any) -> McpMessage:
         McpError: It is not JSON-RPC 2.0.
     """
     if not isinstance(data, dict) or data.get("jsonrpc") != "2.0":
-        raise McpError(JsonRpcErrorCode.INVALID_REQUEST.value, "Invalid Request: expected one JSON-RPC 2.0 object")
+        raise invalid_request("Invalid Request: expected one JSON-RPC 2.0 object")
     method, params, request_id = data.get("method"), data.get("params", {}), data.get("id")
     if method is None and ("result" in data or "error" in data):
         return McpMessage(None, {}, request_id if isinstance(request_id, (str, int)) else None)
     if not isinstance(method, str):
-        raise McpError(JsonRpcErrorCode.INVALID_REQUEST.value, "Invalid Request: method must be a string")
+        raise invalid_request("Invalid Request: method must be a string")
     if "id" in data and (not isinstance(request_id, (str, int)) or isinstance(request_id, bool)):
-        raise McpError(JsonRpcErrorCode.INVALID_REQUEST.value, "Invalid Request: id must be a string or an integer")
+        raise invalid_request("Invalid Request: id must be a string or an integer")
     if params is None:
         params = {}
     if not isinstance(params, dict):
@@ -249,7 +260,7 @@ def read_message(data: Any) -> McpMessage:
 
 
 def era_of(headers: Mapping[str, str], data: Any) -> Era | None:
-    """Tell which era a POST belongs to; None means that it is no MCP but OpenEnv's own JSON-RPC.
+    """Return the era that a POST belongs to; None means that it is no MCP but OpenEnv's own JSON-RPC.
 
     Args:
         headers: The request's headers, names in lower case.
@@ -303,7 +314,7 @@ def check_modern(headers: Mapping[str, str], message: McpMessage) -> None:
         raise McpError(
             UNSUPPORTED_VERSION,
             f"Unsupported protocol version: {version}",
-            {"supported": list(supported_versions()), "requested": version},
+            {"supported": list(SUPPORTED_VERSIONS), "requested": version},
         )
 
 
@@ -325,14 +336,16 @@ def _decoded(value: str) -> str:
     return value
 
 
-def supported_versions() -> Sequence[str]:
-    """List every version that is spoken, the newest first."""
-    return (*reversed(MODERN_VERSIONS), *reversed(HANDSHAKE_VERSIONS))
+def negotiated_version(params: Mapping[str, Any]) -> str:
+    """Choose the version of a handshake: the client's, or the newest that has a handshake.
 
-
-def negotiate(requested: Any) -> str:
-    """Choose the version of a handshake: the client's, or the newest that has a handshake."""
-    return requested if requested in HANDSHAKE_VERSIONS else HANDSHAKE_VERSIONS[-1]
+    Raises:
+        McpError: The parameters name no version.
+    """
+    version = params.get("protocolVersion")
+    if not isinstance(version, str):
+        raise invalid_params("Missing 'protocolVersion' in params")
+    return version if version in HANDSHAKE_VERSIONS else HANDSHAKE_VERSIONS[-1]
 
 
 def modern_result(method: str, result: dict[str, Any], server_info: Mapping[str, Any]) -> dict[str, Any]:
@@ -361,7 +374,7 @@ def error_message(request_id: str | int | None, error: McpError) -> dict[str, An
 
 
 def notification(method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Tell something that needs no answer."""
+    """Build a message that needs no answer."""
     return {"jsonrpc": "2.0", "method": method, "params": params}
 
 

@@ -5,10 +5,10 @@ Knows pydantic models; must not know which environment they belong to.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -20,7 +20,6 @@ from ..types import Action
 
 _TOOL_ACTIONS: dict[str, type[Action]] = {"list_tools": ListToolsAction, "call_tool": CallToolAction}
 # Only these classes stand for "any action, tools included"; a subclass means exactly itself.
-_ADAPTERS: WeakKeyDictionary[type[Any], TypeAdapter[Any]] = WeakKeyDictionary()
 _OPEN_ACTION_CLASSES = frozenset({Action, ListToolsAction, CallToolAction})
 _TOOL_WORDS = frozenset({"type", "tool_name", "tool", "name", "arguments", "args"})
 _TOOL_SHAPES = (
@@ -63,7 +62,7 @@ def deserialize_action(action_data: Mapping[str, Any], action_cls: type[Any]) ->
                 raise
             raise _with_shapes(exc, action_data) from None
     validate = getattr(action_cls, "model_validate", None)
-    return validate(action_data) if validate is not None else _adapter(action_cls).validate_python(action_data)
+    return validate(action_data) if validate is not None else _adapter(action_cls).validate_python(action_data)  # type: ignore[arg-type]
 
 
 def _with_shapes(exc: ValidationError, data: Mapping[str, Any]) -> ValidationError:
@@ -81,12 +80,10 @@ def _with_shapes(exc: ValidationError, data: Mapping[str, Any]) -> ValidationErr
     return ValidationError.from_exception_data(exc.title, problems)
 
 
-def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
+@functools.lru_cache(maxsize=256)
+def _adapter(cls: Any) -> TypeAdapter[Any]:
     """Validate dataclasses and other classes that are no pydantic models."""
-    adapter = _ADAPTERS.get(cls)
-    if adapter is None:
-        adapter = _ADAPTERS[cls] = TypeAdapter(cls)
-    return adapter
+    return TypeAdapter(cls)
 
 
 def deserialize_action_with_preprocessing(action_data: Mapping[str, Any], action_cls: type[Any]) -> Any:
@@ -133,13 +130,9 @@ def step_frame_parser(action_cls: type[Any] | None) -> Callable[[bytes], Any] | 
     The parser raises `pydantic.ValidationError` for anything but a valid step frame; the caller then takes the
     long way to find out what is wrong.
     """
-    if action_cls is None:
+    if action_cls is None or not has_plain_validation(action_cls):
         return None
-    if not has_plain_validation(action_cls):
-        return None
-    fields = {"type": Literal["step"], "data": action_cls}
-    frame = TypedDict("frame", fields)  # type: ignore[misc]
-    setattr(frame, "__pydantic_config__", ConfigDict(extra="forbid"))  # noqa: B010
+    frame = strict_frame("step", {"type": Literal["step"], "data": action_cls})
     validate = TypeAdapter(frame).validator.validate_json
 
     def parse(raw: bytes) -> Any:
@@ -148,10 +141,17 @@ def step_frame_parser(action_cls: type[Any] | None) -> Callable[[bytes], Any] | 
     return parse
 
 
+def strict_frame(name: str, fields: dict[str, Any]) -> Any:
+    """Return the type of a frame with these keys and no others."""
+    frame: Any = TypedDict(name, fields)  # type: ignore[misc]
+    setattr(frame, "__pydantic_config__", ConfigDict(extra="forbid"))  # noqa: B010
+    return frame
+
+
 def has_plain_validation(action_cls: type[Any]) -> bool:
     """Whether an action class is a pydantic model that is validated as pydantic does, and means exactly itself."""
     if action_cls is Action or action_cls is ListToolsAction:
-        return False  # a call of a tool would not be told from another action
+        return False  # a call of a tool would look like another action
     if not (isinstance(action_cls, type) and issubclass(action_cls, BaseModel)):
         return False
     return _function(action_cls) is _function(BaseModel)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
@@ -24,46 +23,19 @@ logger = logging.getLogger(__name__)
 _ECHO_LIMIT = 65_536
 
 
-@dataclass(slots=True)
-class Step:
-    """Take an action."""
+class V1Request(NamedTuple):
+    """A frame: its type, and the action, keywords or JSON-RPC request in it."""
 
-    action: Any
-
-
-@dataclass(slots=True)
-class Reset:
-    """Begin an episode."""
-
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    type: str
+    data: Any = None
 
 
-@dataclass(slots=True)
-class GetState:
-    """Show the state."""
-
-
-@dataclass(slots=True)
-class Close:
-    """End the session."""
-
-
-@dataclass(slots=True)
-class Rpc:
-    """Handle a JSON-RPC request."""
-
-    data: dict[str, Any]
-
-
-@dataclass(slots=True)
-class Malformed:
+class Malformed(NamedTuple):
     """A frame that is no request; `reply` is the error frame to send."""
 
     reply: bytes
     code: WSErrorCode
 
-
-Request = Step | Reset | GetState | Close | Rpc | Malformed
 
 _FRAMES: Final[Mapping[str, type[BaseModel]]] = {
     "step": WSStepMessage,
@@ -82,7 +54,7 @@ class ServerProtocol:
         self._parse_step = step_frame_parser(action_cls)
 
     def parse_step(self, raw: bytes) -> Any:
-        """Return the action of a step frame in one pass, or None for what only `parse` can tell."""
+        """Return the action of a step frame in one pass, or None for what only `parse` understands."""
         if self._parse_step is not None and b'"step"' in raw[:32]:
             try:
                 return self._parse_step(raw)
@@ -90,7 +62,7 @@ class ServerProtocol:
                 pass
         return None
 
-    def parse(self, raw: bytes) -> Request:
+    def parse(self, raw: bytes) -> V1Request | Malformed:
         """Read one frame; whatever is wrong with it comes back as `Malformed`."""
         try:
             message = decode(raw)
@@ -104,22 +76,11 @@ class ServerProtocol:
         if frame_cls is None:
             return _malformed(WSErrorCode.UNKNOWN_TYPE, f"Unknown message type: {_short(kind)}")
         try:
-            return self._to_request(frame_cls.model_validate(message))
-        except Exception as exc:
-            return Malformed(validation_frame(exc, echo_input=len(raw) <= _ECHO_LIMIT), WSErrorCode.VALIDATION_ERROR)
-
-    def _to_request(self, frame: BaseModel) -> Request:
-        match frame:
-            case WSStepMessage():
-                return Step(self.action(frame.data))
-            case WSResetMessage():
-                return Reset(frame.data)
-            case WSStateMessage():
-                return GetState()
-            case WSMCPMessage():
-                return Rpc(frame.data)
-            case _:
-                return Close()
+            data: Any = getattr(frame_cls.model_validate(message), "data", None)
+            return V1Request(kind, self.action(data) if kind == "step" else data)
+        except Exception as exc:  # validators may raise anything
+            errors = error_list(exc, echo_input=len(raw) <= _ECHO_LIMIT)
+            return _malformed(WSErrorCode.VALIDATION_ERROR, "Invalid message", {"errors": errors})
 
     def action(self, data: Mapping[str, Any]) -> Any:
         """Validate a dict as this server's action.
@@ -162,17 +123,15 @@ def error_frame(code: WSErrorCode | str, message: str, details: Mapping[str, Any
 
 
 def exception_frame(exc: BaseException) -> bytes:
-    """Report an exception: the framework's own with its code, anything else as the environment's failure."""
+    """Report an exception."""
+    return encode({"type": "error", "data": error_data(exc)})
+
+
+def error_data(exc: BaseException) -> dict[str, Any]:
+    """Describe an exception: the framework's own with its code, anything else as the environment's failure."""
     if isinstance(exc, OpenEnvError):
-        return error_frame(exc.code, str(exc), exc.details)
-    return error_frame(WSErrorCode.EXECUTION_ERROR, message_of(exc))
-
-
-def validation_frame(exc: Exception, *, echo_input: bool = True) -> bytes:
-    """Report a frame or an action that does not fit; validators may raise anything."""
-    return error_frame(
-        WSErrorCode.VALIDATION_ERROR, "Invalid message", {"errors": error_list(exc, echo_input=echo_input)}
-    )
+        return {"message": str(exc), "code": exc.code, **exc.details}
+    return {"message": message_of(exc), "code": WSErrorCode.EXECUTION_ERROR.value}
 
 
 def error_list(exc: Exception, *, echo_input: bool = True) -> list[dict[str, Any]]:
@@ -187,8 +146,8 @@ def error_list(exc: Exception, *, echo_input: bool = True) -> list[dict[str, Any
     return [{"type": "value_error", "loc": [], "msg": f"{type(exc).__name__}: {message_of(exc)}"}]
 
 
-def _malformed(code: WSErrorCode, message: str) -> Malformed:
-    return Malformed(error_frame(code, message), code)
+def _malformed(code: WSErrorCode, message: str, details: Mapping[str, Any] | None = None) -> Malformed:
+    return Malformed(error_frame(code, message, details), code)
 
 
 def _short(value: Any) -> str:

@@ -9,19 +9,19 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, StrictInt, TypeAdapter, ValidationError
 from pydantic_core import to_json
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import NotRequired
 
-from ..errors import ExecutionError, OpenEnvError, message_of
+from ..errors import ExecutionError
 from ..types import WSErrorCode
 from .binary_values import has_arrays, observation_message, state_message, without_arrays
 from .codec import JSON, MSGPACK, Codec, pack_plain
 from .json_values import encode_state, observation_json
-from .schema import deserialize_action, has_plain_validation
-from .server_v1 import error_list
+from .schema import deserialize_action, has_plain_validation, strict_frame
+from .server_v1 import error_data, error_list
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ class ServerProtocolV2:
             self._batch, self._batch_map = batch.validate_json, batch.validate_python
 
     def parse_step(self, raw: bytes) -> dict[str, Any] | None:
-        """Read a step in one pass, as its checked keys; None for what only `read` can tell."""
+        """Read a step in one pass, as its checked keys; None for what only `read` understands."""
         if self._step is None or b'"step"' not in raw[:40]:
             return None
         try:
@@ -110,7 +110,7 @@ class ServerProtocolV2:
             return None
 
     def parse_batch(self, raw: bytes) -> Batch | None:
-        """Read a batch of steps in one pass; None for what only `read` can tell."""
+        """Read a batch of steps in one pass; None for what only `read` understands."""
         if self._batch is None or b'"batch"' not in raw[:40]:
             return None
         try:
@@ -152,7 +152,7 @@ class ServerProtocolV2:
         if not isinstance(request_id, int) or isinstance(request_id, bool):
             raise Invalid("id", "id must be an integer")
         unknown = message.keys() - _KEYS[kind] - {"type", "id"}
-        if unknown and kind != "open":  # where later versions tell what they can do
+        if unknown and kind != "open":  # where later versions say what they can do
             raise Invalid(sorted(unknown)[0], "unknown key")
         if kind == "batch":
             return self._read_batch(request_id, message)
@@ -175,13 +175,13 @@ class ServerProtocolV2:
         requests = message.get("requests")
         if not isinstance(requests, list):
             raise Invalid("requests", "expected a list")
-        found: list[Request | RefusedRequest] = []
+        parts: list[Request | RefusedRequest] = []
         for one in requests:
             parsed = self.read(one)
             if isinstance(parsed, Batch) or (isinstance(parsed, Request) and parsed.type not in _OF_SESSION):
                 parsed = _refused(parsed.id, WSErrorCode.VALIDATION_ERROR, "only requests of sessions go into a batch")
-            found.append(parsed)
-        return Batch(request_id, found, bool(message.get("each", False)))
+            parts.append(parsed)
+        return Batch(request_id, parts, bool(message.get("each", False)))
 
     def action(self, data: Any) -> Any:
         """Validate an action.
@@ -199,21 +199,6 @@ class ServerProtocolV2:
             if not has_arrays(data):
                 raise
         return deserialize_action(without_arrays(data), self._action_cls)  # as if they had come as JSON
-
-
-def error_data(exc: BaseException) -> dict[str, Any]:
-    """Describe a failure: the framework's own with its code, anything else as the environment's."""
-    if isinstance(exc, OpenEnvError):
-        return {"message": str(exc), "code": exc.code, **exc.details}
-    return {"message": message_of(exc), "code": WSErrorCode.EXECUTION_ERROR.value}
-
-
-class EncodedReply(NamedTuple):
-    """An answer without its envelope, so that it can be sent again, with another id or on another connection."""
-
-    kind: str
-    data: bytes
-    writer: Writer
 
 
 class Writer(ABC):
@@ -243,31 +228,37 @@ class Writer(ABC):
         """Encode any data."""
         return self.codec.encode(value)
 
-    def error(self, exc: BaseException) -> EncodedReply:
-        """Report a failure."""
-        return EncodedReply("error", self.data(error_data(exc)), self)
+    def error(self, exc: BaseException) -> bytes:
+        """Encode the data of a failure."""
+        return self.data(error_data(exc))
 
-    def opened(self, message: bytes, request_id: int, session: str) -> EncodedReply:
-        """Take the envelope off a reply that was sent; the envelope may name the session or not."""
+    def repeat(self, reply: bytes, first: Writer, request_id: int, session: str, name: str | None) -> bytes:
+        """Write a reply once more, in this writer's encoding.
+
+        Args:
+            reply: The message as it was sent, with its envelope.
+            first: The writer that wrote it.
+            request_id: The id of its request.
+            session: The id of its session.
+            name: How the repeated request names the session, which may differ from the first.
+        """
+        kind, data = first._opened(reply, request_id, session)
+        if first is not self:
+            try:
+                data = self.data(first.codec.decode(data, binary=first.codec.is_binary))
+            except ValueError as exc:  # nested too deeply, or a number of thousands of digits
+                text = f"The reply is kept in another encoding, and cannot be read there: {exc}"
+                kind, data = "error", self.error(ExecutionError(text))
+        return self.message(kind, request_id, name, data)
+
+    def _opened(self, message: bytes, request_id: int, session: str) -> tuple[str, bytes]:
+        """Take the envelope off a reply, which may name the session or not; return its type and its data."""
         for name in (session, None):
             for kind in _REPLIES:
                 head = self.message(kind, request_id, name, b"").removesuffix(self.closing)
                 if message.startswith(head):
-                    return EncodedReply(kind, message[len(head) : len(message) - len(self.closing)], self)
+                    return kind, message[len(head) : len(message) - len(self.closing)]
         raise ValueError("not the reply to that request")
-
-    def reply(self, reply: EncodedReply, request_id: int | None, session: str | None) -> bytes:
-        """Write an answer, in this codec whichever it was encoded in."""
-        if reply.writer is not self:
-            reply = self._translated(reply)
-        return self.message(reply.kind, request_id, session, reply.data)
-
-    def _translated(self, reply: EncodedReply) -> EncodedReply:
-        codec = reply.writer.codec
-        try:
-            return EncodedReply(reply.kind, self.data(codec.decode(reply.data, binary=codec.is_binary)), self)
-        except ValueError as exc:  # nested too deeply, or a number of thousands of digits
-            return self.error(ExecutionError(f"The reply is kept in another encoding, and cannot be read there: {exc}"))
 
 
 class _JsonWriter(Writer):
@@ -306,16 +297,11 @@ class _MsgPackWriter(Writer):
         return b"".join((bytes((head[0] + 1,)), head[1:], b"\xa4data", data))
 
 
-_WRITERS: Final[Mapping[Codec, Writer]] = {JSON: _JsonWriter(), MSGPACK: _MsgPackWriter()}
-
-
-def writer_of(codec: Codec) -> Writer:
-    """Return what writes messages in a codec."""
-    return _WRITERS[codec]
+WRITERS: Final[Mapping[Codec, Writer]] = {JSON: _JsonWriter(), MSGPACK: _MsgPackWriter()}
 
 
 def _step_frame(action_cls: type[BaseModel]) -> Any:
-    fields = {
+    fields: dict[str, Any] = {
         "type": Literal["step"],
         "id": StrictInt,
         "session": NotRequired[str],
@@ -323,30 +309,21 @@ def _step_frame(action_cls: type[BaseModel]) -> Any:
         "kwargs": NotRequired[dict[str, Any]],
         "timeout_s": NotRequired[Annotated[float, Field(gt=0, strict=True)]],
     }
-    return _strict("step", fields)
+    return strict_frame("step", fields)
 
 
 def _batch_frame(step: Any) -> Any:
-    return _strict(
-        "batch", {"type": Literal["batch"], "id": StrictInt, "each": NotRequired[bool], "requests": list[step]}
-    )
+    fields = {"type": Literal["batch"], "id": StrictInt, "each": NotRequired[bool], "requests": list[step]}
+    return strict_frame("batch", fields)
 
 
-def _strict(name: str, fields: dict[str, Any]) -> Any:
-    frame: Any = TypedDict(name, fields)  # type: ignore[misc]
-    setattr(frame, "__pydantic_config__", ConfigDict(extra="forbid"))  # noqa: B010
-    return frame
+def _batch(message: dict[str, Any]) -> Batch:
+    return Batch(message["id"], [], message.get("each", False), message["requests"])
 
 
-def _batch(found: dict[str, Any]) -> Batch:
-    return Batch(found["id"], [], found.get("each", False), found["requests"])
-
-
-def request_of(found: dict[str, Any]) -> Request:
+def request_of(step: dict[str, Any]) -> Request:
     """Return a step that was read in one pass."""
-    return Request(
-        "step", found["id"], found.get("session"), found["data"], found.get("kwargs"), found.get("timeout_s")
-    )
+    return Request("step", step["id"], step.get("session"), step["data"], step.get("kwargs"), step.get("timeout_s"))
 
 
 def _refused(request_id: int | None, code: WSErrorCode, text: str, **details: Any) -> RefusedRequest:

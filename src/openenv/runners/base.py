@@ -12,7 +12,6 @@ from typing import Any, Final, Literal, Protocol
 from ..errors import OpenEnvError
 
 RunnerName = Literal["auto", "thread", "inline", "process"]
-RUNNERS: Final = ("auto", "thread", "inline", "process")
 
 WORKER_CRASHED: Final = "worker crashed"
 """Why a session is lost whose process has died."""

@@ -116,7 +116,7 @@ class ThreadLane(Lane):
     def __init__(self, worker: WorkerThread, runner: ThreadRunner) -> None:
         self.host: WorkerThread = worker
         self._runner = runner
-        self.submit = worker.submit
+        self.submit = worker.submit  # type: ignore[method-assign, assignment]  # no call between: every step passes here
 
     @property
     def is_shared(self) -> bool:
@@ -225,16 +225,18 @@ class ThreadRunner:
                 logger.warning("thread %s is stuck in an environment's call and was left behind", worker.thread.name)
 
 
-def loop_local(loop: asyncio.AbstractEventLoop, kind: type[T], make: Callable[[], T]) -> T:
+def loop_local(
+    loop: asyncio.AbstractEventLoop, kind: Callable[[asyncio.AbstractEventLoop], T], make: Callable[[], T] | None = None
+) -> T:
     """Return the loop's own object of a kind, made at the first call; it lives as long as the loop."""
     # An attribute of the loop: a table beside it would keep every loop alive that ever was.
-    objects: dict[type[Any], Any] | None = getattr(loop, _ATTRIBUTE, None)
+    objects: dict[Any, Any] | None = getattr(loop, _ATTRIBUTE, None)
     if objects is None:
         objects = {}
         setattr(loop, _ATTRIBUTE, objects)
     own: T | None = objects.get(kind)
     if own is None:
-        own = objects[kind] = make()
+        own = objects[kind] = kind(loop) if make is None else make()
     return own
 
 
@@ -330,6 +332,6 @@ class Dispatcher:
 def current_dispatcher() -> Dispatcher:
     """Return the dispatcher of the running loop."""
     loop = asyncio.get_running_loop()
-    dispatcher = loop_local(loop, Dispatcher, lambda: Dispatcher(loop))
+    dispatcher = loop_local(loop, Dispatcher)
     dispatcher._thread = threading.get_ident()  # a loop may run again, in another thread
     return dispatcher

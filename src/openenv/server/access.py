@@ -14,7 +14,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import re
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
@@ -220,7 +220,7 @@ class AccessPolicy:
 
 def _match(known: Mapping[bytes, Role], text: str) -> Role | None:
     secret, match = text.encode("utf-8", "surrogatepass"), None
-    for token, role in known.items():  # all of them, so that the time tells nothing
+    for token, role in known.items():  # all of them, so that the time reveals nothing
         if hmac.compare_digest(token, secret):
             match = role
     return match
@@ -245,7 +245,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class OriginPolicy:
-    """Tells the pages of this server from foreign ones.
+    """Distinguishes the pages of this server from foreign ones.
 
     Browsers let any page send requests to a server on loopback or in a private network, and say in `Origin` where the
     page is from. Programs send no such header and are not concerned.
@@ -265,30 +265,13 @@ class OriginPolicy:
         host = header(scope, b"host") or ""
         return not _is_same(origin, host) or _is_rebound(scope, host)
 
-    def when_looked_at(self, *, acts: bool) -> OriginPolicy:
-        """Return the policy for what is read with GET, where browsers do not say where a page of the same name is from.
+    def refuses_reader(self, scope: Scope) -> bool:
+        """Say whether a page may not read what a GET answers: it reached loopback under a name that points here.
 
-        Args:
-            acts: Whether pages of other origins are refused as well, as by this policy.
+        Browsers send no `Origin` with a GET to what they take for the page's own server. All of them name languages,
+        and programs do not. `Sec-Fetch-Site` is a sign of safety: it is sent to addresses with TLS and to loopback's
+        own names, where no other name can be.
         """
-        return _Looking(self._allowed, also=self if acts else None)
-
-
-class _Looking(OriginPolicy):
-    """Refuses pages that have reached loopback under a name that its owner has let point here.
-
-    Only browsers are concerned: all of them name languages, and programs do not. `Sec-Fetch-Site` is no sign of them
-    but one of safety: it is sent to addresses with TLS and to loopback's own names, where no other name can be.
-    """
-
-    def __init__(self, allowed: Iterable[str], *, also: OriginPolicy | None) -> None:
-        super().__init__(allowed)
-        self._also = also
-
-    def refuses(self, scope: Scope) -> bool:
-        """Say whether a request comes from a page that may not make it."""
-        if self._also is not None and self._also.refuses(scope):
-            return True
         if header(scope, b"accept-language") is None or header(scope, b"sec-fetch-site") is not None:
             return False
         host = header(scope, b"host") or ""
@@ -306,31 +289,25 @@ def _is_rebound(scope: Scope, host: str) -> bool:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return True
-    return not (_is_loopback(name) or _is_address(name))
+    return not _is_loopback(name) and _address(name) is None  # an address points nowhere else
 
 
-def _is_address(name: str) -> bool:
-    """Whether a name is an address, which points nowhere else."""
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        ipaddress.ip_address(name)
+        return ipaddress.ip_address(name)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def _is_loopback(name: str) -> bool:
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
+    address = _address(name)
+    return name == "localhost" or name.endswith(".localhost") or (address is not None and address.is_loopback)
 
 
 def _is_same(origin: str, host: str) -> bool:
     """Compare host and port; where none is written, the port is the default of the page's scheme.
 
-    The scheme of the request is not asked: behind a proxy that ends TLS it is not the one that the browser sees.
+    The scheme of the request does not count: behind a proxy that ends TLS it is not the one that the browser sees.
     """
     try:
         page, own = urlsplit(origin), urlsplit(f"//{host}")
@@ -363,14 +340,22 @@ class Refusal:
 
 
 class Guard:
-    """A route's handler behind the checks of its area."""
+    """A route's handler behind the checks of its area.
+
+    Args:
+        handler: The handler.
+        area: Which roles may reach it.
+        origin_checks: Return whether a request comes from a page that may not make it.
+        report: Called with the code of each refusal.
+        by_cookie: Whether the cookie of the web page counts.
+    """
 
     # A class, since routes take functions for handlers of another kind.
     def __init__(
         self,
         handler: Handler,
         area: Area,
-        origins: OriginPolicy | None,
+        origin_checks: Sequence[Callable[[Scope], bool]],
         report: Callable[[str], None],
         *,
         by_cookie: bool = False,
@@ -379,30 +364,23 @@ class Guard:
         self._by_cookie = by_cookie
         self._report = report
         self._area = area
-        self._origins = origins
+        self._origin_checks = origin_checks
         self._access: AccessPolicy | None = None
-        self._refuses: Callable[[Scope], bool]
-        self.use(None)
 
-    def use(self, access: AccessPolicy | None) -> None:
-        """Require the tokens of a policy from now on; None requires none."""
-        self._access = None if access is None or access.is_open or self._area is Area.OPEN else access
-        if self._access is not None:
-            self._refuses = self._has_refusal
-        else:  # without tokens a request costs one check
-            self._refuses = self._is_foreign if self._origins is None else self._origins.refuses
+    def use(self, access: AccessPolicy) -> None:
+        """Require the tokens of a policy from now on."""
+        self._access = None if access.is_open or self._area is Area.OPEN else access
 
     def admitted(self, scope: Scope) -> Handler | None:
         """Return the handler, or None for a request that must be refused."""
-        return None if self._refuses(scope) else self._handler
+        return self._handler if self._refusal(scope) is None else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse a request, or pass it on."""
-        if not self._refuses(scope):
+        refusal = self._refusal(scope)
+        if refusal is None:
             await self._handler(scope, receive, send)
             return
-        refusal = self._refusal(scope)
-        assert refusal is not None
         self._report(refusal.code)
         if scope["type"] == "websocket":
             await _refuse_socket(scope, receive, send, refusal)
@@ -412,15 +390,9 @@ class Guard:
         else:
             await respond_json(send, refusal.status, {"detail": refusal.text, **refusal.details}, refusal.headers)
 
-    def _is_foreign(self, scope: Scope) -> bool:
-        return self._origins is not None and self._origins.refuses(scope)
-
-    def _has_refusal(self, scope: Scope) -> bool:
-        return self._refusal(scope) is not None
-
     def _refusal(self, scope: Scope) -> Refusal | None:
         """Check a request; the scope of one that is admitted gets its role."""
-        if self._is_foreign(scope):
+        if any(is_foreign(scope) for is_foreign in self._origin_checks):
             page = header(scope, b"origin") or f"http://{header(scope, b'host')}"
             text = f"Pages of {page} may not use this server; see OPENENV_ALLOWED_ORIGINS."
             return Refusal(403, FOREIGN_ORIGIN, text)
@@ -448,20 +420,15 @@ class AccessGate:
 
     def __init__(self, origins: OriginPolicy, access: AccessPolicy) -> None:
         self._origins = origins
-        self._access = access
+        self.access = access
         self._guards: list[Guard] = []
         self.guarded: set[tuple[str, str]] = set()
 
-    @property
-    def access(self) -> AccessPolicy:
-        """The tokens that count."""
-        return self._access
-
-    @access.setter
-    def access(self, policy: AccessPolicy) -> None:
-        self._access = policy
+    def use(self, access: AccessPolicy) -> None:
+        """Require the tokens of a policy from now on."""
+        self.access = access
         for guard in self._guards:
-            guard.use(policy)
+            guard.use(access)
 
     def enclose(
         self, routes: Iterable[BaseRoute], *, report: Callable[[str], None], documents: Container[str | None] = ()
@@ -482,11 +449,11 @@ class AccessGate:
             # Foreign pages may send GET requests, whose answers their browser hides from them; what acts is refused.
             is_get = methods is not None and {"GET", "HEAD"}.issuperset(methods)
             acts = area in (Area.TOOLS, Area.CONTROL) or route.path.startswith("/sessions") or not is_get
-            origins: OriginPolicy | None = self._origins if acts else None
+            checks = [self._origins.refuses] if acts else []
             if is_get and area is not Area.OPEN:
-                origins = self._origins.when_looked_at(acts=acts)
-            guard = Guard(route.app, area, origins, report, by_cookie=is_of_page(route.path))
-            guard.use(self._access)
+                checks.append(self._origins.refuses_reader)
+            guard = Guard(route.app, area, checks, report, by_cookie=is_of_page(route.path))
+            guard.use(self.access)
             route.app = guard
             self._guards.append(guard)
             if area is not Area.OPEN and isinstance(route, Route):

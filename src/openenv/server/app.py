@@ -19,7 +19,6 @@ from ..env.environment import Environment
 from ..sessions.manager import SessionManager
 from ..types import ConcurrencyConfig, ServerCapacityStatus, ServerMode, SessionInfo, State
 from .access import AccessGate, AccessPolicy, OriginPolicy
-from .http_routes import GymRoutes
 from .mcp.endpoint import McpEndpoint
 from .options import ServerArguments, ServerOptions, ServerOverrides, takes_server_arguments
 from .routes import Documents, MetricsRoutes, TaskRoutes, add_info_routes, gym_routes
@@ -78,7 +77,7 @@ class HTTPEnvServer:
 
     Raises:
         TypeError: `env` is an instance, or there is no such option.
-        ValueError: Both `max_concurrent_envs` and `concurrency_config` are given, or there is no such runner.
+        ValueError: Both `max_concurrent_envs` and `concurrency_config` are set, or there is no such runner.
         NotSendable: The runner is `process`, and `env` cannot be sent to another process.
         ConcurrencyConfigurationError: The class does not support so many sessions.
     """
@@ -147,7 +146,7 @@ class HTTPEnvServer:
 
     @property
     def access(self) -> AccessPolicy:
-        """The tokens that are asked for."""
+        """The tokens that are required."""
         return self._gate.access
 
     def reconfigure(self, **overrides: Unpack[ServerOverrides]) -> None:
@@ -164,7 +163,7 @@ class HTTPEnvServer:
         self.concurrency_config = self.concurrency_config.model_copy(
             update={name: value for name, value in changes.items() if value is not None}
         )
-        self._gate.access = options.access
+        self._gate.use(options.access)
 
     def register_routes(self, app: FastAPI, mode: ServerMode | str = ServerMode.SIMULATION) -> None:
         """Add the routes of a mode to an application, and the drain to its shutdown.
@@ -175,7 +174,7 @@ class HTTPEnvServer:
         self.service.mode = mode = parse_mode(mode)
         known = {id(route) for route in app.router.routes}
         if mode is ServerMode.SIMULATION:
-            app.router.routes += gym_routes(self.service, self._gym_routes())
+            app.router.routes += gym_routes(self.service)
         self._mcp = McpEndpoint(self.service)
         add_info_routes(app, self.service, self._mcp)
         app.router.routes += self.monitoring.routes()
@@ -189,9 +188,6 @@ class HTTPEnvServer:
         Documents(app, lambda: self._gate.access, self._gate.guarded).install(ours)
         self._gate.enclose(ours, report=self.manager.report_error, documents=documents)
         self._add_lifespan(app)
-
-    def _gym_routes(self) -> GymRoutes:
-        return GymRoutes(self.service)
 
     def _add_lifespan(self, app: FastAPI) -> None:
         """Wrap the application's own lifespan: sessions are drained when it shuts down."""
@@ -274,12 +270,12 @@ def create_app(
         reset_observation_cls=reset_observation_cls,
         **arguments,
     )
-    wish = PageArguments(gradio_builder, custom_tab_name, custom_tab_primary, show_default_tab, title_override)
-    app.state.openenv_page_arguments = wish  # for `openenv serve`, which has a page in any case
+    page = PageArguments(gradio_builder, custom_tab_name, custom_tab_primary, show_default_tab, title_override)
+    app.state.openenv_page_arguments = page  # for `openenv serve`, which has a page in any case
     if settings.web_interface_enabled():
         from ..web.web_page import add_page  # servers without the page do not load it
 
-        add_page(app, wish)
+        add_page(app, page)
     return app
 
 

@@ -58,6 +58,12 @@ def cookie(scope: Scope, name: str) -> str | None:
     return None
 
 
+def set_cookie(name: str, value: str | None) -> tuple[bytes, bytes]:
+    """Return the header that sets a cookie for all paths, or removes it (None)."""
+    life = "; Max-Age=0" if value is None else ""
+    return b"set-cookie", f"{name}={value or ''}; Path=/; HttpOnly; SameSite=Lax{life}".encode()
+
+
 async def read_body(receive: Receive, limit: int) -> bytes:
     """Read a request's body.
 
@@ -65,26 +71,18 @@ async def read_body(receive: Receive, limit: int) -> bytes:
         BodyTooLarge: It is over the limit; the rest is not read.
         ClientGone: The client disconnected.
     """
-    message = await receive()
-    if message["type"] == "http.disconnect":
-        raise ClientGone
-    body: bytes = message.get("body", b"")
-    if not message.get("more_body"):
-        if len(body) > limit:
-            raise BodyTooLarge(limit)
-        return body
-    chunks, size = [body], len(body)
-    while message.get("more_body"):
-        if size > limit:
-            raise BodyTooLarge(limit)
+    chunks, size = [], 0
+    while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
-        chunks.append(message.get("body", b""))
-        size += len(chunks[-1])
-    if size > limit:
-        raise BodyTooLarge(limit)
-    return b"".join(chunks)
+        chunk: bytes = message.get("body", b"")
+        size += len(chunk)
+        if size > limit:
+            raise BodyTooLarge(limit)
+        chunks.append(chunk)
+        if not message.get("more_body"):
+            return chunk if len(chunks) == 1 else b"".join(chunks)
 
 
 class BodyLimit:
@@ -99,23 +97,16 @@ class BodyLimit:
         try:
             body = await read_body(receive, self._limit())
         except BodyTooLarge as exc:
-            await respond_json(send, 413, {"detail": str(exc), "code": "BODY_TOO_LARGE", "limit_bytes": exc.limit})
+            await respond_too_large(send, exc)
         except ClientGone:
             return
         else:
-            await self._handler(scope, _BufferedReceive(body, receive), send)
+            unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
+            async def receive_again() -> Message:
+                return unread.pop() if unread else await receive()
 
-class _BufferedReceive:
-    """A `receive` that returns a body that was read already, then what follows."""
-
-    def __init__(self, body: bytes, receive: Receive) -> None:
-        self._body: bytes | None = body
-        self._receive = receive
-
-    async def __call__(self) -> Message:
-        body, self._body = self._body, None
-        return await self._receive() if body is None else {"type": "http.request", "body": body, "more_body": False}
+            await self._handler(scope, receive_again, send)
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
@@ -124,44 +115,36 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T
     Raises:
         ClientGone: The client disconnected before the work was done.
     """
-    watch = _DisconnectWatch(receive)
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+    is_gone = False
+    watch: asyncio.Task[None] | None = None
+
+    async def cancel_when_gone() -> None:
+        nonlocal is_gone
+        await disconnected(receive)
+        is_gone = True
+        task.cancel()
+
+    def begin() -> None:
+        nonlocal watch
+        watch = loop.create_task(cancel_when_gone())
+
+    timer = loop.call_later(_LISTEN_AFTER_S, begin)  # most requests are done before, and need no task
     try:
         return await work
     except asyncio.CancelledError:
-        if watch.is_gone:
+        if is_gone:
             raise ClientGone from None
         raise
     finally:
-        watch.end()
+        timer.cancel()
+        if watch is not None:
+            watch.cancel()
 
 
-class _DisconnectWatch:
-    """Cancels the task it is made in when its client goes. Most requests are done before it starts to listen."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task
-        self._watching: asyncio.Task[None] | None = None
-        self._timer = asyncio.get_running_loop().call_later(_LISTEN_AFTER_S, self._begin)
-        self.is_gone = False
-
-    def _begin(self) -> None:
-        self._watching = asyncio.ensure_future(self._wait())
-
-    async def _wait(self) -> None:
-        await _disconnected(self._receive)
-        self.is_gone = True
-        self._task.cancel()
-
-    def end(self) -> None:
-        self._timer.cancel()
-        if self._watching is not None:
-            self._watching.cancel()
-
-
-async def _disconnected(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client of a request whose body was read has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -176,3 +159,8 @@ async def respond(send: Send, status: int, body: bytes, headers: HeaderList = ()
 async def respond_json(send: Send, status: int, value: Mapping[str, Any] | list[Any], headers: HeaderList = ()) -> None:
     """Answer with a value."""
     await respond(send, status, encode(value), headers)
+
+
+async def respond_too_large(send: Send, exc: BodyTooLarge) -> None:
+    """Refuse a body."""
+    await respond_json(send, 413, {"detail": str(exc), "code": BODY_TOO_LARGE, "limit_bytes": exc.limit})

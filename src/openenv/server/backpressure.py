@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..runners import loop_local
 from .sockets import Socket
 
 logger = logging.getLogger(__name__)
@@ -34,11 +33,6 @@ class LoopTurns:
         self._loop = loop
         self._waiting: deque[Callable[[], None]] = deque()
         self._is_taken = False
-
-    @classmethod
-    def of(cls, loop: asyncio.AbstractEventLoop) -> LoopTurns:
-        """Return the turns of a loop."""
-        return loop_local(loop, cls, lambda: cls(loop))
 
     def take(self) -> bool:
         """Take this pass, unless another connection has it or waits for it."""

@@ -15,7 +15,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -37,6 +37,7 @@ from ..protocol.server_v2 import NONCE_CHARS
 from ..sessions.events import RequestOrigin
 from ..sessions.ledger import LedgerEntry
 from ..sessions.lifetime import CLOSED_BY_CLIENT, UNANSWERED
+from ..sessions.manager import SessionManager
 from ..sessions.operations import Operation, StepInput, build_operations
 from ..sessions.session import Session, SessionKind, with_hint
 from ..types import ResetRequest, StepRequest, WSErrorCode
@@ -53,6 +54,8 @@ from .asgi import (
     origin_of,
     read_body,
     respond,
+    respond_too_large,
+    set_cookie,
     while_connected,
 )
 from .asgi import respond_json as answer
@@ -64,8 +67,6 @@ SESSION_HEADER = "X-OpenEnv-Session"
 SESSION_COOKIE = "openenv_session"
 _HEADER = SESSION_HEADER.lower().encode()
 KEY_HEADER = b"idempotency-key"
-KEY_REUSED = "KEY_REUSED"
-KEY_REUSED_TEXT = "The key is that of another request of this session: each request that differs needs its own."
 BODY = "openenv.body"
 _NEW = "new"
 _HOW_TO_CONTINUE = f"send the cookie of POST /reset along, or {SESSION_HEADER}, for a session"
@@ -96,6 +97,25 @@ def observation_body(observation: Any) -> bytes:
     return b'{"observation":' + parts.fields + tail + (parts.metadata or b"null") + b"}"
 
 
+@dataclass(slots=True)
+class GymCall:
+    """What one request runs, and the key under which it may be repeated."""
+
+    operation: Operation
+    argument: Any
+    key: RequestKey | None
+    origin: RequestOrigin | None
+
+    @property
+    def begins(self) -> bool:
+        """Whether an episode begins with it."""
+        return self.operation.kind == "reset"
+
+    async def run(self, session: Session) -> Any:
+        """Run it in a session."""
+        return await session.run(self.operation, self.argument, origin=self.origin)
+
+
 class GymRoutes:
     """The ASGI handlers of the three Gym routes."""
 
@@ -107,7 +127,7 @@ class GymRoutes:
     async def reset(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `POST /reset`."""
         send = echoing(scope, send)
-        body = await self._body(receive, send)
+        body = await _body(self._service, receive, send)
         if body is None:
             return
         scope[BODY] = body
@@ -116,13 +136,12 @@ class GymRoutes:
         except ValidationError as exc:
             await self._refuse_body(send, exc, prefix=("body",))
             return
-        kwargs = request.model_dump(exclude_unset=True)
-        await self._run(scope, receive, send, self._operations.reset, kwargs, begins=True)
+        await self._run(scope, receive, send, self._operations.reset, request.model_dump(exclude_unset=True))
 
     async def step(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `POST /step`."""
         send = echoing(scope, send)
-        body = await self._body(receive, send)
+        body = await _body(self._service, receive, send)
         if body is None:
             return
         scope[BODY] = body
@@ -148,128 +167,83 @@ class GymRoutes:
 
     async def state(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `GET /state`."""
-        send = echoing(scope, send)
-        await self._run(scope, receive, send, self._operations.state, None)
+        await self._run(scope, receive, echoing(scope, send), self._operations.state, None)
 
     async def _refuse_body(self, send: Send, exc: Exception, *, prefix: tuple[str, ...]) -> None:
         self._manager.report_error(WSErrorCode.VALIDATION_ERROR.value)
         await unprocessable(send, exc, prefix=prefix)
 
-    async def _body(self, receive: Receive, send: Send) -> bytes | None:
-        try:
-            return await read_body(receive, self._service.options.max_message_bytes)
-        except BodyTooLarge as exc:
-            self._manager.report_error(BODY_TOO_LARGE)
-            await answer(send, 413, {"detail": str(exc), "code": BODY_TOO_LARGE, "limit_bytes": exc.limit})
-        except ClientGone:
-            pass
-        return None
-
-    async def _run(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        operation: Operation,
-        argument: Any,
-        *,
-        begins: bool = False,
-    ) -> None:
+    async def _run(self, scope: Scope, receive: Receive, send: Send, operation: Operation, argument: Any) -> None:
         """Find the session that a request is for, run there, answer."""
+        key = None if operation.kind == "state" else request_key(scope, argument)  # nothing runs twice: no key needed
+        origin = origin_of(scope, _key_name(scope, argument)) if self._manager.wants_origins else None
+        call = GymCall(operation, argument, key, origin)
         named = header(scope, _HEADER)
         try:
             if named is not None and named.strip().lower() == _NEW:
-                await self._run_new(scope, receive, send, operation, argument, begins=begins)
+                await self._run_new(call, receive, send)
                 return
             if named is not None:
-                await self._run_named(self._manager.find(named), scope, send, operation, argument)
+                session = self._manager.find(named)
+                status, body = await self._run_once(session, call)
+                await respond(send, status, body, _name(session))
                 return
-            soft = self._soft_session(scope, begins=begins)
+            soft = self._soft_session(scope, call)
             if soft is not None:
-                await respond(send, 200, await soft.run(operation, argument, origin=self._origin(scope, argument)))
+                await respond(send, 200, await call.run(soft))
                 return
         except OpenEnvError as exc:
             await refuse(send, self._service.errors.shown(exc), forget_cookie=named is None)
             return
-        await self._run_plain(scope, send, operation, argument, begins=begins)
+        await self._run_plain(call, send)
 
-    def _origin(self, scope: Scope, argument: Any) -> RequestOrigin | None:
-        return origin_of(scope, _key_name(scope, argument)) if self._manager.wants_origins else None
-
-    async def _run_named(self, session: Session, scope: Scope, send: Send, operation: Operation, argument: Any) -> None:
-        """Run in a session that exists."""
-        key, origin = request_key(scope, argument), self._origin(scope, argument)
-        if key is None or operation.kind == "state":
-            status, body = await self._outcome(session, operation, argument, origin)
-        else:
-            status, body = await self._run_once(session, key, operation, argument, origin)
-        await respond(send, status, body, _name(session))
-
-    async def _run_once(
-        self, session: Session, key: RequestKey, operation: Operation, argument: Any, origin: RequestOrigin | None
-    ) -> tuple[int, bytes]:
+    async def _run_once(self, session: Session, call: GymCall) -> tuple[int, bytes]:
         """Run a request; one whose key was seen before is answered as it was then, and not run again."""
+        if call.key is None:
+            return await self._outcome(session, call)
         try:
-            entry = session.ledger.find(key.name)
-        except StaleRequest as exc:
-            self._manager.report_error(exc.code, session)
-            raise
-        if entry is None:
-            entry = session.ledger.begin(key.name, key.digest)
-            # A task of its own: the first request may be cancelled while repeats wait for the same result.
-            work = asyncio.ensure_future(self._finish(entry, session, operation, argument, origin))
-            return await asyncio.shield(work)
-        if entry.request != key.digest:  # or it would get the reply to something else
-            self._manager.report_error(KEY_REUSED, session)
-            return 422, encode({"detail": KEY_REUSED_TEXT, "code": KEY_REUSED})
-        return await kept_reply(entry)
+            entry = kept_entry(self._manager, session, call.key)
+        except KeyReused as exc:
+            return 422, encode(described(exc))
+        if entry is not None:
+            return await kept_reply(entry)
+        entry = session.ledger.begin(call.key.name, call.key.digest)
+        # A task of its own: the first request may be cancelled while repeats wait for the same result.
+        return await asyncio.shield(asyncio.ensure_future(self._finish(entry, session, call)))
 
-    async def _finish(
-        self, entry: LedgerEntry, session: Session, operation: Operation, argument: Any, origin: RequestOrigin | None
-    ) -> tuple[int, bytes]:
-        status, body = await self._outcome(session, operation, argument, origin)
+    async def _finish(self, entry: LedgerEntry, session: Session, call: GymCall) -> tuple[int, bytes]:
+        status, body = await self._outcome(session, call)
         session.ledger.finish(entry, (status, body), len(body))
         return status, body
 
-    async def _outcome(
-        self, session: Session, operation: Operation, argument: Any, origin: RequestOrigin | None
-    ) -> tuple[int, bytes]:
+    async def _outcome(self, session: Session, call: GymCall) -> tuple[int, bytes]:
         try:
-            return 200, await session.run(operation, argument, origin=origin)
+            return 200, await call.run(session)
         except OpenEnvError as exc:  # the session has ended, or the environment is a client itself
             shown = self._service.errors.shown(exc)
-            return _STATUS.get(type(shown), 500), encode({"detail": str(shown), "code": shown.code, **shown.details})
+            return _STATUS.get(type(shown), 500), encode(described(shown))
         except Exception as exc:
-            logger.exception("session %s: %s failed", session.id, operation.kind)
-            return 500, encode(self._failure(exc, session, operation.kind))
+            kind = call.operation.kind
+            logger.exception("session %s: %s failed", session.id, kind)
+            return 500, encode(_failure(with_hint(self._service.errors.shown(exc), session, kind)))
 
-    def _failure(self, exc: Exception, session: Session | None = None, kind: str = "") -> dict[str, Any]:
-        shown = self._service.errors.shown(exc)
-        if session is not None:
-            shown = with_hint(shown, session, kind)
-        details = shown.details if isinstance(shown, OpenEnvError) else {}
-        return {"detail": message_of(shown), "code": "EXECUTION_ERROR", **details}
-
-    async def _run_new(
-        self, scope: Scope, receive: Receive, send: Send, operation: Operation, argument: Any, *, begins: bool
-    ) -> None:
+    async def _run_new(self, call: GymCall, receive: Receive, send: Send) -> None:
         """Open a session with its first reset; it stays if that went well and its client is there to learn its name."""
-        if not begins:
+        if not call.begins:
             self._manager.report_error(SessionNotFoundError.code)
             raise SessionNotFoundError(_NEW, f"'{SESSION_HEADER}: new' opens a session on POST /reset only.")
-        key, origin = request_key(scope, argument), self._origin(scope, argument)
-        if key is not None:
-            await self._run_new_once(key, receive, send, operation, argument, origin)
+        if call.key is not None:
+            await self._run_new_once(call, call.key, receive, send)
             return
         try:
-            session, result = await while_connected(receive, self._begin(operation, argument, origin))
+            session, result = await while_connected(receive, self._begin(call))
         except ClientGone:
             logger.info("a client left before its new session was ready")
         except OpenEnvError:
             raise
         except Exception as exc:
-            logger.exception("a new session: %s failed", operation.kind)
-            await answer(send, 500, self._failure(exc))
+            logger.exception("a new session: reset failed")
+            await answer(send, 500, _failure(self._service.errors.shown(exc)))
         else:
             try:
                 await respond(send, 200, result, _name(session))
@@ -277,15 +251,7 @@ class GymRoutes:
                 session.close(UNANSWERED)
                 raise
 
-    async def _run_new_once(
-        self,
-        key: RequestKey,
-        receive: Receive,
-        send: Send,
-        operation: Operation,
-        argument: Any,
-        origin: RequestOrigin | None,
-    ) -> None:
+    async def _run_new_once(self, call: GymCall, key: RequestKey, receive: Receive, send: Send) -> None:
         """Do the same under a key: a client that repeats the request gets the same session."""
         try:
             opening = self._manager.open_once(SessionKind.HTTP, nonce_of(key.name))
@@ -295,20 +261,20 @@ class GymRoutes:
         except GuessableKey as exc:
             await self._refuse_body(send, exc, prefix=("header",))
             return
-        status, body = await self._run_once(session, key, operation, argument, origin)
+        status, body = await self._run_once(session, call)
         if status not in (200, 422):  # a request that was mixed up says nothing about the session
             session.close(UNANSWERED)
         await respond(send, status, body, _name(session) if status == 200 else ())
 
-    async def _begin(self, operation: Operation, argument: Any, origin: RequestOrigin | None) -> tuple[Session, Any]:
+    async def _begin(self, call: GymCall) -> tuple[Session, Any]:
         session = await self._manager.open(SessionKind.HTTP)
         try:
-            return session, await session.run(operation, argument, origin=origin)
+            return session, await call.run(session)
         except BaseException:
             session.close(UNANSWERED)
             raise
 
-    def _soft_session(self, scope: Scope, *, begins: bool) -> Session | None:
+    def _soft_session(self, scope: Scope, call: GymCall) -> Session | None:
         """Return the session that a cookie names; a missing one is an error, except for a reset."""
         name = cookie(scope, SESSION_COOKIE)
         if name is None:
@@ -316,18 +282,18 @@ class GymRoutes:
         try:
             return self._manager.find(name)
         except (SessionNotFoundError, SessionLost):
-            if begins:
+            if call.begins:
                 return None
             raise
 
-    async def _run_plain(self, scope: Scope, send: Send, operation: Operation, argument: Any, *, begins: bool) -> None:
+    async def _run_plain(self, call: GymCall, send: Send) -> None:
         """Run on an environment of its own. Exceptions go to the application, as for any route."""
         headers: HeaderList = ()
         try:
             async with self._manager.borrow() as session:
-                result = await session.run(operation, argument, origin=self._origin(scope, argument))
-                if begins and self._manager.keep_soft(session):
-                    headers = [_cookie(session.id)]
+                result = await call.run(session)
+                if call.begins and self._manager.keep_soft(session):
+                    headers = [set_cookie(SESSION_COOKIE, session.id)]
         except EnvironmentFactoryError as exc:
             cause = exc.__cause__  # `sys.exit` in a constructor must not end the server
             raise (cause if isinstance(cause, Exception) else exc) from None
@@ -335,12 +301,49 @@ class GymRoutes:
             await refuse(send, self._service.errors.shown(exc))
             return
         except Exception:
-            if not begins:
-                logger.warning(
-                    "%s failed on an environment of its own, never reset: %s", operation.kind, _HOW_TO_CONTINUE
-                )
+            if not call.begins:
+                text = "%s failed on an environment of its own, never reset: %s"
+                logger.warning(text, call.operation.kind, _HOW_TO_CONTINUE)
             raise
         await respond(send, 200, result, headers)
+
+
+async def _body(service: EnvService, receive: Receive, send: Send) -> bytes | None:
+    """Read a request's body; None for one that is too large, which is answered here, and for a client that is gone."""
+    try:
+        return await read_body(receive, service.options.max_message_bytes)
+    except BodyTooLarge as exc:
+        service.manager.report_error(BODY_TOO_LARGE)
+        await respond_too_large(send, exc)
+    except ClientGone:
+        pass
+    return None
+
+
+class KeyReused(OpenEnvError):
+    """The key of a request is that of another one; answered with the first reply, it would look like its own."""
+
+    code = "KEY_REUSED"
+
+    def __init__(self) -> None:
+        super().__init__("The key is that of another request of this session: each request that differs needs its own.")
+
+
+def kept_entry(manager: SessionManager, session: Session, key: RequestKey) -> LedgerEntry | None:
+    """Return the first request with a key, or None for a new one.
+
+    Raises:
+        KeyReused: It was another request.
+        StaleRequest: Its reply is no longer kept.
+    """
+    try:
+        entry = session.ledger.find(key.name)
+        if entry is not None and entry.request != key.digest:
+            raise KeyReused
+    except (KeyReused, StaleRequest) as exc:
+        manager.report_error(exc.code, session)
+        raise
+    return entry
 
 
 async def kept_reply(entry: LedgerEntry) -> tuple[int, bytes]:
@@ -362,7 +365,7 @@ def nonce_of(key: str | None) -> str | None:
     """
     shortest, longest = NONCE_CHARS
     if key is not None and not shortest <= len(key) <= longest:
-        raise GuessableKey(f"Idempotency-Key: expected {shortest} to {longest} characters that nobody can guess")
+        raise GuessableKey(f"Idempotency-Key: expected {shortest} to {longest} characters that cannot be guessed")
     return None if key is None else f"http {key}"
 
 
@@ -408,18 +411,23 @@ def _name(session: Session) -> HeaderList:
     return [(_HEADER, session.id.encode())]
 
 
-def _cookie(value: str, *, expired: bool = False) -> tuple[bytes, bytes]:
-    life = "; Max-Age=0" if expired else ""
-    return b"set-cookie", f"{SESSION_COOKIE}={value}; Path=/; HttpOnly; SameSite=Lax{life}".encode()
+def described(exc: OpenEnvError) -> dict[str, Any]:
+    """Return the body of a response that refuses a request."""
+    return {"detail": str(exc), "code": exc.code, **exc.details}
+
+
+def _failure(shown: BaseException) -> dict[str, Any]:
+    details = shown.details if isinstance(shown, OpenEnvError) else {}
+    return {"detail": message_of(shown), "code": "EXECUTION_ERROR", **details}
 
 
 async def refuse(send: Send, exc: OpenEnvError, *, forget_cookie: bool = False, retry_after_s: int = 1) -> None:
     """Answer with one of the framework's errors."""
-    headers = [_cookie("", expired=True)] if forget_cookie else []
+    headers = [set_cookie(SESSION_COOKIE, None)] if forget_cookie else []
     status = _STATUS.get(type(exc), 500)
     if status == 503:
         headers.append((b"retry-after", str(retry_after_s).encode()))
-    await answer(send, status, {"detail": str(exc), "code": exc.code, **exc.details}, headers)
+    await answer(send, status, described(exc), headers)
 
 
 async def unprocessable(send: Send, exc: Exception, *, prefix: tuple[str, ...]) -> None:
@@ -461,27 +469,24 @@ class SessionRoutes:
     async def open(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `POST /sessions`."""
         send = echoing(scope, send)
+        body = await _body(self._service, receive, send)
+        if body is None:
+            return
         try:
-            body = await read_body(receive, self._service.options.max_message_bytes)
             options = OpenRequest.model_validate_json(body) if body.strip() else OpenRequest()
             nonce = nonce_of(header(scope, KEY_HEADER))
             opening = self._manager.open_once(SessionKind.HTTP, nonce, wait_s=options.wait_s)
             session = await while_connected(receive, opening)
         except ClientGone:
             return
-        except BodyTooLarge as exc:
-            self._manager.report_error(BODY_TOO_LARGE)
-            await answer(send, 413, {"detail": str(exc), "code": BODY_TOO_LARGE, "limit_bytes": exc.limit})
         except (ValidationError, GuessableKey) as exc:
             self._manager.report_error(WSErrorCode.VALIDATION_ERROR.value)
             await unprocessable(send, exc, prefix=("body" if isinstance(exc, ValidationError) else "header",))
         except OpenEnvError as exc:
             await refuse(send, exc, retry_after_s=int(self._manager.retry_after_s))
         else:
-            name = (SESSION_HEADER.lower().encode(), session.id.encode())
-            await answer(
-                send, 201, {"session_id": session.id, "token": self._manager.attachments.token(session)}, [name]
-            )
+            opened = {"session_id": session.id, "token": self._manager.attachments.token(session)}
+            await answer(send, 201, opened, _name(session))
 
     async def describe(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `GET /sessions/{session_id}`."""

@@ -276,7 +276,7 @@ def _needed(factory: Callable[..., Any]) -> list[str]:
     """The parameters without which a factory cannot be called."""
     try:
         parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):  # builtins do not always tell
+    except (TypeError, ValueError):  # builtins do not always have one
         return []
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
@@ -284,10 +284,10 @@ def _needed(factory: Callable[..., Any]) -> list[str]:
 
 def _app_of(value: Any, env_cls: type[Any], label: str) -> Any:
     """Serve a class, or a factory that says which class it makes."""
-    lacking: frozenset[str] = getattr(env_cls, "__abstractmethods__", frozenset())
-    if lacking:
-        known = [name for name in vars(Environment) if name in lacking]
-        names = ", ".join([*known, *sorted(lacking.difference(known))])
+    missing: frozenset[str] = getattr(env_cls, "__abstractmethods__", frozenset())
+    if missing:
+        known = [name for name in vars(Environment) if name in missing]
+        names = ", ".join([*known, *sorted(missing.difference(known))])
         raise TargetError(f"{env_cls.__name__} lacks {names}")
     if needed := _needed(value):
         arguments = ", ".join(f"{name}=..." for name in needed)

@@ -44,8 +44,8 @@ from ..types import (
     StepResponse,
 )
 from .access import ADDRESS_TOKEN, AccessPolicy
-from .asgi import BodyLimit, Handler, Receive, Scope, Send, respond_json
-from .http_routes import GymRoutes, OpenRequest, SessionOpened, SessionRoutes
+from .asgi import BodyLimit, Handler, Receive, Scope, Send
+from .http_routes import GymRoutes, OpenRequest, SessionOpened, SessionRoutes, described
 from .mcp.endpoint import McpEndpoint, RpcEndpoint
 from .service import EnvService
 
@@ -91,8 +91,7 @@ class AdmittingRoute(APIRoute):
             try:
                 return await handler(request)
             except SessionCapacityError as exc:
-                body = {"detail": str(exc), "code": exc.code, **exc.details}
-                return JSONResponse(body, 503, headers={"retry-after": "1"})
+                return JSONResponse(described(exc), 503, headers={"retry-after": "1"})
 
         return handle
 
@@ -165,8 +164,8 @@ class Documents:
 
     Args:
         app: The application.
-        access: Tells which tokens are asked for.
-        guarded: The routes that ask for them, as pairs of a path and a method in lower case.
+        access: Returns the tokens that are required.
+        guarded: The routes that require them, as pairs of a path and a method in lower case.
     """
 
     def __init__(self, app: FastAPI, access: Callable[[], AccessPolicy], guarded: Container[tuple[str, str]]) -> None:
@@ -185,10 +184,10 @@ class Documents:
         self._app.openapi = self.openapi  # type: ignore[method-assign]
         for route in routes:
             if isinstance(route, Route) and route.path in (self._app.docs_url, self._app.redoc_url):
-                route.app = _Page(self, route.path, route.app)
+                route.app = self._with_address_token(route.path, route.app)
 
     def openapi(self) -> dict[str, Any]:
-        """Return the OpenAPI document; where tokens are asked for, it says so."""
+        """Return the OpenAPI document; where tokens are required, it says so."""
         document = self._plain()
         if self._access().is_open:
             return document
@@ -203,7 +202,21 @@ class Documents:
         schemes = {**components.get("securitySchemes", {}), SCHEME: {"type": "http", "scheme": "bearer"}}
         return {**document, "paths": paths, "components": {**components, "securitySchemes": schemes}}
 
-    def page(self, path: str, token: str, root: str) -> bytes:
+    def _with_address_token(self, path: str, handler: Handler) -> Handler:
+        """Return a page's handler: FastAPI's own, unless the token came in the address."""
+
+        async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+            token = scope.get(ADDRESS_TOKEN)
+            if token is None:
+                await handler(scope, receive, send)
+                return
+            page = self._page(path, token, str(scope.get("root_path", "")).rstrip("/"))
+            await send({"type": "http.response.start", "status": 200, "headers": _PAGE})
+            await send({"type": "http.response.body", "body": page})
+
+        return handle
+
+    def _page(self, path: str, token: str, root: str) -> bytes:
         """Return a page that loads the document with a token."""
         app = self._app
         address = f"{root}{app.openapi_url}?token={quote(token, safe='')}"
@@ -216,24 +229,6 @@ class Documents:
             swagger_ui_parameters=app.swagger_ui_parameters,
         )
         return bytes(page.body)
-
-
-class _Page:
-    """A page's handler: FastAPI's own, unless the token came in the address."""
-
-    def __init__(self, documents: Documents, path: str, handler: Handler) -> None:
-        self._documents = documents
-        self._path = path
-        self._handler = handler
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        token = scope.get(ADDRESS_TOKEN)
-        if token is None:
-            await self._handler(scope, receive, send)
-            return
-        page = self._documents.page(self._path, token, str(scope.get("root_path", "")).rstrip("/"))
-        await send({"type": "http.response.start", "status": 200, "headers": _PAGE})
-        await send({"type": "http.response.body", "body": page})
 
 
 OPENTELEMETRY = "opentelemetry.trace"
@@ -273,14 +268,13 @@ class MetricsRoutes:
             "mode": self._service.mode.value,
         }
 
-    def routes(self) -> list[DocumentedRoute]:
+    def routes(self) -> list[APIRoute]:
         """Return the routes; they are the same in every mode."""
         return [
-            DocumentedRoute(
+            APIRoute(
                 "/metrics",
-                _metrics_signature,
                 self.show,
-                methods=["GET"],
+                name="metrics",
                 response_class=PlainTextResponse,
                 tags=["Health"],
                 summary="Show metrics",
@@ -288,11 +282,9 @@ class MetricsRoutes:
                 "format. Calls are timed from the first reading on.",
                 responses={200: {"content": {"text/plain": {"example": _SAMPLE}}}},
             ),
-            DocumentedRoute(
+            APIRoute(
                 "/ready",
-                _ready_signature,
                 self.ready,
-                methods=["GET"],
                 response_model=Readiness,
                 tags=["Health"],
                 summary="Say whether new sessions are opened",
@@ -301,32 +293,19 @@ class MetricsRoutes:
             ),
         ]
 
-    async def show(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def show(self) -> Response:
         """Handle `GET /metrics`."""
-        body = self.metrics.text()
-        headers = [(b"content-type", CONTENT_TYPE.encode()), (b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        return Response(self.metrics.text(), media_type=CONTENT_TYPE)
 
-    async def ready(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def ready(self) -> Response:
         """Handle `GET /ready`."""
         manager = self._manager
-        is_ready = not manager.is_draining
-        shown: dict[str, Any] = {
-            "status": "ready" if is_ready else "draining",
+        shown = {
+            "status": "draining" if manager.is_draining else "ready",
             "active_sessions": manager.active,
             "max_sessions": manager.max_sessions,
         }
-        await respond_json(send, 200 if is_ready else 503, shown, [(b"cache-control", b"no-store")])
-
-
-async def _metrics_signature() -> str:
-    """Documents `GET /metrics`."""
-    return _SAMPLE
-
-
-async def _ready_signature() -> None:
-    """Documents `GET /ready`."""
+        return JSONResponse(shown, 503 if manager.is_draining else 200, {"cache-control": "no-store"})
 
 
 _SPLIT_TYPES = frozenset({"train", "validation", "test"})
@@ -440,9 +419,9 @@ _SESSION_ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def gym_routes(service: EnvService, gym: GymRoutes) -> list[BaseRoute]:
+def gym_routes(service: EnvService) -> list[BaseRoute]:
     """Return `/reset`, `/step`, `/state` and `/sessions`: simulation mode only."""
-    sessions = SessionRoutes(service)
+    gym, sessions = GymRoutes(service), SessionRoutes(service)
     control: dict[str, Any] = {"tags": ["Environment Control"], "responses": {**_REFUSED, **_SESSION_ERRORS}}
     state_cls = _documentable(service.state_cls)
     return [
@@ -486,8 +465,8 @@ def gym_routes(service: EnvService, gym: GymRoutes) -> list[BaseRoute]:
             response_model=SessionOpened,
             status_code=201,
             summary="Open a session",
-            description="Build an environment, after waiting for a slot if asked to. `/reset`, `/step`, `/state` "
-            "take its name in `X-OpenEnv-Session`.",
+            description="Build an environment, after waiting for a slot where `wait_s` says so. `/reset`, `/step`, "
+            "`/state` take its name in `X-OpenEnv-Session`.",
             tags=["Environment Control"],
             responses={**_REFUSED, **{code: _SESSION_ERRORS[code] for code in (413, 500, 503)}},
         ),

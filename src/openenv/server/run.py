@@ -166,8 +166,8 @@ def _add_page(app: Any, target: str) -> None:
     from ..web.web_page import add_page  # servers without the page do not load it
 
     folder = Path(split_target(target)[0])
-    wish = getattr(app.state, "openenv_page_arguments", PageArguments())
-    add_page(app, wish, folder=folder.resolve() if folder.is_dir() else None)
+    page = getattr(app.state, "openenv_page_arguments", PageArguments())
+    add_page(app, page, folder=folder.resolve() if folder.is_dir() else None)
 
 
 def environment_server(app: Any) -> HTTPEnvServer | None:
@@ -351,7 +351,7 @@ def serve_reloading(target: str, options: ServeOptions, on_started: Callable[[An
     check_port(options)
     gc.enable()
     server = environment_server(prepare(target, options))  # a mistake is reported now and not by every reload
-    tells_why = server is None or server.access.is_open
+    shows_reason = server is None or server.access.is_open
     config = uvicorn.Config(
         "",  # the process that serves finds its application by itself
         reload=True,
@@ -360,7 +360,7 @@ def serve_reloading(target: str, options: ServeOptions, on_started: Callable[[An
         log_config=log_config(options),
         **uvicorn_settings(options),
     )
-    serving = _Serving(target, options, on_started, tells_why)
+    serving = _Serving(target, options, on_started, shows_reason)
     reloader = _Reloader(config, target=serving, sockets=[config.bind_socket()])
     reloader.run()
     if reloader.was_interrupted:
@@ -369,12 +369,12 @@ def serve_reloading(target: str, options: ServeOptions, on_started: Callable[[An
 
 @dataclass(frozen=True)
 class _Serving:
-    """What the serving process does. `tells_why`: clients may read why it cannot, since no token is required."""
+    """What the serving process does. `shows_reason`: clients may read why it cannot, since no token is required."""
 
     target: str
     options: ServeOptions
     on_started: Callable[[Any, int], None]
-    tells_why: bool
+    shows_reason: bool
 
     def __call__(self, sockets: list[socket.socket] | None = None) -> None:
         try:
@@ -383,7 +383,8 @@ class _Serving:
             reason = message_of(exc)
             report = _last_lines(exc.report()) if isinstance(exc, TargetFailed) else ""
             logger.error("%s%s", report, _waiting(reason))
-            run_app(Unloadable(reason if self.tells_why else None), self.options, _no_banner, sockets)
+            stub = Unloadable(reason if self.shows_reason else None)
+            run_app(stub, self.options, lambda app, port: None, sockets)  # no banner: there is no application
         else:
             run_app(app, self.options, self.on_started, sockets)
 
@@ -486,10 +487,6 @@ def _waiting(reason: str) -> str:
 def _last_lines(report: str) -> str:
     lines = report.splitlines(keepends=True)
     return "".join(["...\n", *lines[-_REPORT_LINES:]] if len(lines) > _REPORT_LINES else lines)
-
-
-def _no_banner(app: Any, port: int) -> None:
-    """Show nothing: there is no application."""
 
 
 def _watched(target: str) -> list[str]:

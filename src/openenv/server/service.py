@@ -30,6 +30,7 @@ from ..errors import (
 )
 from ..protocol.schema import json_schema
 from ..protocol.server_v1 import ServerProtocol, observation_frame, state_frame
+from ..protocol.server_v2 import WRITERS, ServerProtocolV2
 from ..sessions.manager import SessionManager
 from ..sessions.operations import CALL, build_operations
 from ..types import EnvironmentMetadata, SchemaResponse, ServerMode, State
@@ -132,11 +133,13 @@ class EnvService:
         self._state_cls = state_cls
         self.protocol = ServerProtocol(action_cls)
         self.frame_operations = build_operations(observation_frame, state_frame)
+        self.protocol_v2 = ServerProtocolV2(action_cls)
+        self.operations_v2 = {writer: build_operations(writer.observation, writer.state) for writer in WRITERS.values()}
         self._metadata: EnvironmentMetadata | None = None
         self._schema: SchemaResponse | None = None
 
     def _prepare(self, env: Any) -> None:
-        """Tell an environment with tools which mode it is served in: some tools exist in one only."""
+        """Set the mode of an environment with tools: some tools exist in one only."""
         if isinstance(getattr(env, "tools", None), ToolSource):
             env._mode = self.mode.value
 
@@ -149,7 +152,7 @@ class EnvService:
 
     @property
     def state_cls(self) -> type[Any]:
-        """The state's own class: as given, or as the environment declares it."""
+        """The state's own class: that of the arguments, or what the environment declares."""
         if self._state_cls is not None and self._state_cls is not State:
             return self._state_cls
         env_cls = self.manager.env_cls

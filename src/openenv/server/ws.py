@@ -7,26 +7,24 @@ from urllib.parse import parse_qs
 
 from ..protocol.codec import BY_NAME, choose
 from ..runners import current_dispatcher
-from .access import Role, role_of
+from .access import role_of
 from .asgi import Receive, Scope, Send, header, origin_of
 from .fast.frame_socket import open_socket
 from .mcp.openenv_rpc import OpenEnvRpc
 from .service import EnvService
 from .sockets import Socket
-from .ws_v1 import RestrictedV1Connection, V1Connection
-from .ws_v2 import V2Connection, V2Service
+from .ws_v1 import V1Connection
+from .ws_v2 import V2Connection
 
 
 class WsEndpoint:
     """The ASGI endpoint of `/ws`."""
 
     connection: ClassVar[type[V1Connection]] = V1Connection
-    restricted: ClassVar[type[V1Connection]] = RestrictedV1Connection  # for roles that may not do everything
 
     def __init__(self, service: EnvService) -> None:
         self._service = service
         self._rpc = OpenEnvRpc(service)
-        self._shared = V2Service(service, self._rpc)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Accept a connection and serve it until it ends."""
@@ -54,15 +52,14 @@ class WsEndpoint:
         """Serve an accepted connection until its socket is lost."""
         chosen = self.subprotocol(scope)
         if chosen is not None:
-            v2 = V2Connection(self._shared, socket, current_dispatcher(), BY_NAME[chosen], role_of(scope))
+            codec, role = BY_NAME[chosen], role_of(scope)
+            v2 = V2Connection(self._service, socket, current_dispatcher(), self._rpc, codec, role)
             if self._service.manager.wants_origins:
                 v2.traceparent = origin_of(scope).traceparent
             socket.start(v2)
             return v2
-        role = role_of(scope)
-        kind = self.connection if role is Role.ORCHESTRATOR else self.restricted
-        connection = kind(self._service, socket, current_dispatcher(), self._rpc)
-        connection.role = role
+        connection = self.connection(self._service, socket, current_dispatcher(), self._rpc)
+        connection.role = role_of(scope)
         socket.start(connection)
         if self._service.manager.wants_origins:
             connection.origin = origin_of(scope)

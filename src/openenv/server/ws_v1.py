@@ -17,18 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import Forbidden, OpenEnvError, SessionClosedError, SessionLost, SessionNotFoundError
-from ..protocol.server_v1 import (
-    Close,
-    GetState,
-    Malformed,
-    Reset,
-    Rpc,
-    Step,
-    error_frame,
-    exception_frame,
-    frame_type,
-    rpc_frame,
-)
+from ..protocol.server_v1 import Malformed, error_frame, exception_frame, frame_type, rpc_frame
 from ..runners import Dispatcher
 from ..sessions.events import RequestOrigin
 from ..sessions.lifetime import DISCONNECTED, WORKER_CRASHED
@@ -185,30 +174,29 @@ class V1Connection:
     # -- requests -------------------------------------------------------------------------------------------------
 
     def _handle(self, payload: bytes) -> None:
+        if self.role is not Role.ORCHESTRATOR and (kind := frame_type(payload)) and not may(self.role, kind):
+            self._service.manager.report_error(Forbidden.code, self._session)
+            self._socket.send(exception_frame(Forbidden(self.role.value)))
+            return
         action = self._parse_step(payload) if self._takes_steps else None
         if action is not None:
             self._submit(self._step, action)
             return
         request = self._service.protocol.parse(payload)
-        if type(request) is Step and self._takes_steps:
-            self._submit(self._step, request.action)
-        elif isinstance(request, Malformed):
+        if isinstance(request, Malformed):
             self._service.manager.report_error(request.code.value, self._session)
             self._socket.send(request.reply)
-        elif isinstance(request, Close):
+        elif request.type == "close":
             self._socket.close()
             self.on_lost()
-        elif isinstance(request, Rpc):
+        elif request.type == "mcp":
             self._submit_rpc(request.data)
         elif not self._takes_steps:
-            name = "state" if isinstance(request, GetState) else type(request).__name__.lower()
-            text = f"Unknown message type: {name} frames are off in production mode"
+            text = f"Unknown message type: {request.type} frames are off in production mode"
             self._service.manager.report_error(WSErrorCode.UNKNOWN_TYPE.value, self._session)
             self._socket.send(error_frame(WSErrorCode.UNKNOWN_TYPE, text))
-        elif isinstance(request, Reset):
-            self._submit(self._service.frame_operations.reset, request.kwargs)
-        elif isinstance(request, GetState):
-            self._submit(self._service.frame_operations.state, None)
+        else:  # reset, step or state
+            self._submit(getattr(self._service.frame_operations, request.type), request.data)
 
     def _submit(self, operation: Operation, argument: Any) -> None:
         session = self._session
@@ -278,15 +266,3 @@ class V1Connection:
     def _too_large(self, size: int, limit: int) -> bytes:
         text = f"A message of {size} bytes is over the limit of {limit} bytes"
         return error_frame(WSErrorCode.VALIDATION_ERROR, text, {"errors": [], "limit_bytes": limit})
-
-
-class RestrictedV1Connection(V1Connection):
-    """The connection of a client whose role does not allow every kind of frame."""
-
-    def _handle(self, payload: bytes) -> None:
-        kind = frame_type(payload)
-        if kind is None or may(self.role, kind):
-            super()._handle(payload)
-        else:
-            self._service.manager.report_error(Forbidden.code, self._session)
-            self._socket.send(exception_frame(Forbidden(self.role.value)))

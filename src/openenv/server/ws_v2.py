@@ -42,20 +42,19 @@ from ..errors import (
 )
 from ..protocol.codec import Codec
 from ..protocol.server_v2 import (
+    WRITERS,
     Batch,
     RefusedRequest,
     Request,
-    ServerProtocolV2,
     Writer,
     request_of,
-    writer_of,
 )
-from ..runners import Dispatcher, LaneExecutor
+from ..runners import Dispatcher, LaneExecutor, loop_local
 from ..sessions.events import RequestOrigin
 from ..sessions.group import StepGroup
 from ..sessions.ledger import LedgerEntry
 from ..sessions.lifetime import CLOSED_BY_CLIENT, SHUTTING_DOWN, client_reason
-from ..sessions.operations import Operation, Operations, StepInput, build_operations
+from ..sessions.operations import Operation, StepInput
 from ..sessions.session import Cancellable, Session, with_hint
 from ..types import ServerMode, WSErrorCode
 from .access import Role, may
@@ -73,8 +72,8 @@ _AHEAD = 128
 _GYM = frozenset({"reset", "step", "state"})
 _NORMAL_CLOSURES = frozenset({1000, 1001, 1005})  # RFC 6455, 7.4.1: the client ended the connection itself
 _LARGE_BATCH = 4096  # bytes
-KEPT: Final = 4
-KEPT_BYTES: Final = 64 * 1024
+KEPT: Final = 4  # messages of a connection whose contents are kept, to compare repeated ids
+KEPT_BYTES: Final = 64 * 1024  # of each
 _TWO_REQUESTS: Final = math.nan  # not even equal to itself
 _NOT_COMPARED: Final = frozenset({"session", "traceparent"})  # a repeat may leave the name out, and is traced by itself
 
@@ -82,35 +81,17 @@ Send = Callable[[bytes], None]
 """Takes an encoded reply: sends it, or puts it into its place in a batch."""
 
 
-class V2Service:
-    """What all v2 connections to one environment share."""
-
-    def __init__(self, service: EnvService, rpc: OpenEnvRpc) -> None:
-        self.service = service
-        self.manager = service.manager
-        self.rpc = rpc
-        self.protocol = ServerProtocolV2(service.action_cls)
-        self._operations: dict[Writer, Operations] = {}
-
-    def operations(self, writer: Writer) -> Operations:
-        """Return the operations whose results are encoded for a writer."""
-        operations = self._operations.get(writer)
-        if operations is None:
-            operations = self._operations[writer] = build_operations(writer.observation, writer.state)
-        return operations
-
-
 class V2Connection:
     """One client's connection; the handler of its socket, and the holder of its sessions."""
 
     def __init__(
-        self, shared: V2Service, socket: Socket, dispatcher: Dispatcher, codec: Codec, role: Role = Role.ORCHESTRATOR
+        self, service: EnvService, socket: Socket, dispatcher: Dispatcher, rpc: OpenEnvRpc, codec: Codec, role: Role
     ) -> None:
-        self.service = shared.service
-        self.manager = shared.manager
+        self.service = service
+        self.manager = service.manager
         self.dispatcher = dispatcher
         self.role = role
-        self.writer = writer_of(codec)
+        self.writer = WRITERS[codec]
         self.sessions: dict[str, Session] = {}
         self.traceparent: str | None = None  # of the handshake, for requests without one
         self.is_lost = False
@@ -118,11 +99,11 @@ class V2Connection:
         self._codec = codec
         self._is_json = not codec.is_binary
         self._compress: int | None = None
-        self._rpc = shared.rpc
-        self._protocol = shared.protocol
-        self._operations = shared.operations(self.writer)
-        self._limit = self.service.options.max_message_bytes
-        self._takes_steps = self.service.mode is ServerMode.SIMULATION
+        self._rpc = rpc
+        self._protocol = service.protocol_v2
+        self._operations = service.operations_v2[self.writer]
+        self._limit = service.options.max_message_bytes
+        self._takes_steps = service.mode is ServerMode.SIMULATION
         self._takes_any_step = self._takes_steps and role is Role.ORCHESTRATOR
         self._recent = RecentMessages(self.writer)
         self._opener = SessionOpener(self)
@@ -130,7 +111,7 @@ class V2Connection:
         self._groups: set[StepGroup] = set()
         self._grouped = 0  # steps in them
         self._ready: list[bytes] = []
-        turns = LoopTurns.of(dispatcher.loop)
+        turns = loop_local(dispatcher.loop, LoopTurns)
         self._backpressure = Backpressure(socket, self._read, self._is_loaded, is_long=_is_large_batch, turns=turns)
 
     # -- SocketHandler --------------------------------------------------------------------------------------------
@@ -200,6 +181,8 @@ class V2Connection:
         assert isinstance(payload, bytes)
         message = self._recent.add(payload, binary)
         if self._is_json and not binary:
+            # The two common messages are validated straight from their bytes. What these parsers do not take is decoded
+            # and read key by key, which also says what is wrong with it.
             step = self._protocol.parse_step(payload)
             if step is not None:
                 self._handle_step(step, message)
@@ -292,7 +275,7 @@ class V2Connection:
                 continue
             self._groups.add(group)
             self._grouped += len(group.sessions)
-            executor.submit(group)
+            executor.submit(group)  # with the inline runner its replies are there when this returns
         if self._is_loaded():
             self._backpressure.pause()
         for place in alone:
@@ -308,7 +291,7 @@ class V2Connection:
             if request.type in ("step", "reset", "state", "mcp", "close"):
                 self._submit(request, message, send)
             elif request.type == "open":
-                compress = (request.extra or {}).get("compress")
+                compress = (request.extra or {}).get("compress")  # holds for the connection (docs/protocol.md, 1.2)
                 if isinstance(compress, int):
                     self._compress = compress
                 self._opener.open(request)
@@ -318,12 +301,12 @@ class V2Connection:
                 self.send(self.writer.message("pong", request.id, None, None))
         except OpenEnvError as exc:
             self.manager.report_error(exc.code)
-            send(self.writer.reply(self.writer.error(exc), request.id, request.session))
+            send(self.writer.message("error", request.id, request.session, self.writer.error(exc)))
 
     def _submit(self, request: Request, message: SentMessage, send: Send) -> None:
         """Run a request of a session, unless it has run before."""
         session = self._session(request)
-        entry = session.ledger.find(request.id)
+        entry = session.ledger.find(request.id)  # raises STALE_REQUEST for a reply that is no longer kept (2.1)
         if entry is not None:
             self._answer_again(entry, session, request, message, send)
             return
@@ -357,8 +340,7 @@ class V2Connection:
             return
 
         def answer(kept: bytes) -> None:
-            reply = first.writer.opened(kept, request.id, session.id)
-            send(self.writer.reply(reply, request.id, request.session))
+            send(self.writer.repeat(kept, first.writer, request.id, session.id, request.session))
 
         entry.on_reply(answer)
 
@@ -394,7 +376,7 @@ class V2Connection:
     def _run_rpc(self, request: Request, entry: PendingReply) -> None:
         def end(task: asyncio.Task[None]) -> None:
             if task.cancelled():  # before it began; later it answers that itself
-                entry.answer("error", self.writer.error(RequestCancelled()).data)
+                entry.answer("error", self.writer.error(RequestCancelled()))
 
         self._pending.add(entry)
         entry.call = task = self.dispatcher.loop.create_task(self._answer_rpc(request, entry))
@@ -414,9 +396,9 @@ class V2Connection:
             result = await self._rpc.answer(request.data, own=entry.session, notify=notify, role=self.role)
             kind, data = "mcp", self.writer.data(result)
         except asyncio.CancelledError:
-            kind, data = "error", self.writer.error(RequestCancelled()).data
+            kind, data = "error", self.writer.error(RequestCancelled())
         except Exception as exc:
-            kind, data = "error", self.writer.error(self.service.errors.shown(exc)).data
+            kind, data = "error", self.writer.error(self.service.errors.shown(exc))
         entry.answer(kind, data)
 
     def _cancel(self, request: Request) -> None:
@@ -483,15 +465,15 @@ class V2Connection:
 
     def failure(self, error: BaseException, session: Session, request_id: int, kind: str) -> bytes:
         """Return the data of the error reply to a request of that type that failed."""
-        if isinstance(error, SessionClosedError):
+        if isinstance(error, SessionClosedError):  # no failure of the environment; the reason is one that clients know
             error = SessionLost(client_reason(error.reason))
         else:
             logger.info("session %s: %s failed (request %d)", session.id, kind, request_id, exc_info=error)
-        return self.writer.error(with_hint(self.service.errors.shown(error), session, kind)).data
+        return self.writer.error(with_hint(self.service.errors.shown(error), session, kind))
 
     def send_error(self, request: Request, exc: BaseException) -> None:
         """Answer a request with an error."""
-        self.send(self.writer.reply(self.writer.error(exc), request.id, request.session))
+        self.send(self.writer.message("error", request.id, request.session, self.writer.error(exc)))
 
     def send_batch(self, replies: list[bytes], batch_id: int | None) -> None:
         """Send replies together."""
@@ -610,7 +592,7 @@ class BatchReplies:
         connection, replies, request = self._connection, self._replies, group.request
         steps = zip(group.sessions, group.ids, group.places, group.outcomes, strict=True)
         for session, request_id, place, outcome in steps:
-            if not isinstance(outcome, bytes):
+            if not isinstance(outcome, bytes):  # the exception of a step that failed
                 session.report_error(outcome)
                 data = connection.failure(outcome, session, request_id, "step")
                 outcome = connection.writer.message("error", request_id, session.id, data)

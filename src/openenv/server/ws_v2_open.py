@@ -111,7 +111,7 @@ class SessionOpener:
                 SessionKind.RESUMABLE,
                 wait_s=float(wait_s) if isinstance(wait_s, (int, float)) else 0.0,
                 by_agent=connection.role is Role.AGENT,
-                on_position=opening.tell_position,
+                on_position=opening.report_position,
                 on_reserved=opening.reserved,
             ),
         )
@@ -123,17 +123,15 @@ class SessionOpener:
                 connection.send_error(request, RequestCancelled())
                 return
             raise
-        except SessionCapacityError as exc:
-            retry_s = self._manager.retry_after_s
-            refusal = SessionCapacityError(exc.active_sessions, exc.max_sessions, str(exc), retry_after_s=retry_s)
-            connection.send_error(request, refusal)
-            return
-        except OpenEnvError as exc:
-            connection.send_error(request, exc)
-            return
         except Exception as exc:  # the client waits for a reply whatever happens
-            logger.exception("a session could not be opened")
-            connection.send_error(request, connection.service.errors.shown(exc))
+            refusal: BaseException = exc
+            if isinstance(exc, SessionCapacityError):
+                retry_s = self._manager.retry_after_s
+                refusal = SessionCapacityError(exc.active_sessions, exc.max_sessions, str(exc), retry_after_s=retry_s)
+            elif not isinstance(exc, OpenEnvError):
+                logger.exception("a session could not be opened")
+                refusal = connection.service.errors.shown(exc)
+            connection.send_error(request, refusal)
             return
         if connection.is_lost:
             if not opening.is_kept:  # no client has its token

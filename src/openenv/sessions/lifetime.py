@@ -22,20 +22,7 @@ UNKNOWN: Final = "unknown"
 UNANSWERED: Final = "the first reset was not answered"
 NOT_BEGUN: Final = "its first episode could not begin"
 
-CLIENT_REASONS: Final = (
-    CLOSED,
-    EXPIRED,
-    EVICTED,
-    SHUTTING_DOWN,
-    RESTARTED,
-    UNKNOWN,
-    UNANSWERED,
-    NOT_BEGUN,
-    WORKER_CRASHED,
-)
-"""All reasons that this server sends to clients, beside those of an operator's own."""
-
-# Logs and metrics tell these apart from the above; clients need not.
+# Logs and metrics distinguish these from the above; clients need not.
 CLOSED_BY_CLIENT: Final = "closed by the client"
 DISCONNECTED: Final = "client disconnected"
 CANCELLED: Final = "cancelled while it was created"

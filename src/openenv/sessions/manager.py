@@ -88,7 +88,7 @@ class SessionManager:
         self._check(limits)
         self._runner_spec = runner
         self._processes = processes
-        self._runner = self._make_runner()
+        self.runner = self._make_runner()
 
     def _check(self, limits: SessionLimits) -> None:
         if self.env_cls is not None and limits.sessions > 1 and not _is_concurrent(self.env_cls):
@@ -111,7 +111,7 @@ class SessionManager:
         self._reaper = Reaper(self._expired, period_s=limits.reaper_period_s)
         self._runner_spec = runner or self._runner_spec
         self._processes = processes or self._processes
-        self._runner = self._make_runner()
+        self.runner = self._make_runner()
 
     def _make_runner(self) -> Runner:
         if not isinstance(self._runner_spec, str):
@@ -135,11 +135,6 @@ class SessionManager:
     def max_sessions(self) -> int:
         """Slots there are; falls to one when the first environment turns out not to allow concurrent sessions."""
         return self.slots.count
-
-    @property
-    def runner(self) -> Runner:
-        """Where the environments' code runs."""
-        return self._runner
 
     @property
     def is_draining(self) -> bool:
@@ -300,7 +295,7 @@ class SessionManager:
         session = Session(
             str(uuid.uuid4()),
             kind,
-            lane=self._runner.lane(),
+            lane=self.runner.lane(),
             clock=self._clock,
             on_ready=self._on_ready,
             on_closed=self._on_closed,
@@ -383,7 +378,7 @@ class SessionManager:
                 logger.error("%s", ConcurrencyConfigurationError(cls.__name__, self.slots.count))
                 self.slots.count = 1
         if getattr(cls, "REQUIRES_SINGLE_THREAD_EXECUTOR", False):
-            self._runner.pin(session.lane)
+            self.runner.pin(session.lane)
         self.slots.look_again()
 
     def _on_closed(self, session: Session) -> None:
@@ -433,12 +428,12 @@ class SessionManager:
             self._endings.leave(ticket)
         if left:
             logger.warning("%d session(s) did not end within %.0f s of shutdown", len(left), self.limits.drain_s)
-        await asyncio.get_running_loop().run_in_executor(None, self._runner.close, 1.0 if left else 5.0)
+        await asyncio.get_running_loop().run_in_executor(None, self.runner.close, 1.0 if left else 5.0)
 
     def resume(self) -> None:
         """Admit again after a drain, for an application that is started a second time."""
         if self.slots.is_closed:
-            self._runner = self._make_runner()
+            self.runner = self._make_runner()
             self.slots.is_closed = False
 
 

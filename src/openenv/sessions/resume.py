@@ -37,13 +37,13 @@ class Attachments:
 
     Args:
         lookup: Finds sessions.
-        grace_s: Tells how long a detached session is kept.
+        grace_s: Returns how long a detached session is kept.
     """
 
     def __init__(self, lookup: SessionLookup, grace_s: Callable[[], float]) -> None:
         self._lookup = lookup
         self._grace_s = grace_s
-        self._boot = secrets.token_urlsafe(6).replace(".", "-")
+        self._boot = secrets.token_urlsafe(6).replace(".", "-")  # the dot separates the parts of a token
         self.resumes = 0
 
     def token(self, session: Session) -> str:
@@ -60,7 +60,7 @@ class Attachments:
         """
         boot, _, rest = token.partition(".")
         session_id, _, secret = rest.partition(".")
-        if boot != self._boot:
+        if boot != self._boot:  # a token of three parts is that of another process; anything else is none
             raise SessionLost(RESTARTED if secret else UNKNOWN)
         session, ended = self._lookup(session_id)
         # Compared in constant time. A session without a secret has given out no token.
@@ -73,6 +73,8 @@ class Attachments:
     def reattach(self, session: Session, holder: SessionHolder) -> None:
         """Attach a connection to a session that goes on; the one that held it before has to let go."""
         self.resumes += 1
+        # Attached first: a reply that is ready now goes to the new connection. The former one may be on another loop,
+        # or may not know yet that its client is gone; it sends `detached`, if it still can (docs/protocol.md, 4).
         former = session.attach(holder)
         if former is not None:
             former.let_go(session, TAKEN_OVER)
@@ -93,9 +95,9 @@ class Opening:
     def __init__(self, *, is_kept: bool) -> None:
         self.is_kept = is_kept
         self._task: asyncio.Task[Session] | None = None
-        self._waiters = 0
+        self._waiters = 0  # requests with the nonce: a client that reconnects sends it again before the first is gone
         self._listeners: list[OnPosition] = []
-        self._is_reserved = False
+        self._is_reserved = False  # whether it has a slot: then its environment is being built, which may take long
         self._is_given_up = False
 
     def start(self, work: Coroutine[Any, Any, Session]) -> asyncio.Task[Session]:
@@ -106,6 +108,7 @@ class Opening:
     @property
     def can_be_joined(self) -> bool:
         """Whether it is still being opened, on the running loop."""
+        # A task can be awaited on its own loop only; an application may run on several (Starlette's TestClient).
         task = self._task
         return task is not None and not self._is_given_up and task.get_loop() is asyncio.get_running_loop()
 
@@ -113,7 +116,7 @@ class Opening:
         """Record that the session has a slot: from now on it is kept for a client that comes back."""
         self._is_reserved = True
 
-    def tell_position(self, position: int) -> None:
+    def report_position(self, position: int) -> None:
         """Pass the place in the queue on to all waiters."""
         for listener in self._listeners:
             listener(position)
@@ -125,7 +128,7 @@ class Opening:
         if on_position is not None:
             self._listeners.append(on_position)
         try:
-            return await asyncio.shield(self._task)
+            return await asyncio.shield(self._task)  # shared: a waiter that is cancelled must not end it for the others
         finally:
             if on_position is not None:
                 self._listeners.remove(on_position)
@@ -149,7 +152,7 @@ class Openings:
 
     Args:
         lookup: Finds sessions.
-        grace_s: Tells how long a session is kept for a client that may come back.
+        grace_s: Returns how long a session is kept for a client that may come back.
     """
 
     def __init__(self, lookup: SessionLookup, grace_s: Callable[[], float]) -> None:
@@ -196,7 +199,7 @@ class Openings:
         with self._lock:
             if self._under_way.get(digest) is opening:
                 del self._under_way[digest]
-            if is_open:
+            if is_open:  # a nonce whose opening failed may be used again
                 self._ids[digest] = task.result().id
                 while len(self._ids) > _REMEMBERED:
                     self._ids.popitem(last=False)

@@ -118,14 +118,14 @@ class SessionCall:
         session = self._session
         try:
             self.result = self.operation.in_lane(session.env, self.argument)
-        except BaseException as exc:
+        except BaseException as exc:  # `sys.exit` in an environment is its failure, and must not end the thread
             self.error = exc
         session._finished(self)
 
     async def _run_in_loop(self) -> None:
         session = self._session
         assert self.operation.in_loop is not None
-        OFFLOAD.set(session.run_in_lane)
+        OFFLOAD.set(session.run_in_lane)  # in the context of this task: the coroutine's blocking parts go to the lane
         try:
             self.result = await self.operation.in_loop(session.env, self.argument)
         except asyncio.CancelledError:
@@ -293,7 +293,7 @@ class Session:
         with self._lock:
             former, self.holder = self.holder, holder
             self.last_activity_at = self._clock()
-            self._idle_state = _READY
+            self._idle_state = _READY  # a session that is busy now gets there with the end of its call
             if self.state is _DETACHED:
                 self.state = _READY
         return None if former is holder else former
@@ -309,7 +309,7 @@ class Session:
             if self.holder is not holder:
                 return False
             self.holder = None
-            self.last_activity_at = self._clock()
+            self.last_activity_at = self._clock()  # the grace period begins, or begins again with the end of a call
             self.client_left = self.client_left or client_left
             if self.kind is SessionKind.RESUMABLE:
                 self._idle_state = _DETACHED
@@ -357,6 +357,7 @@ class Session:
             elif state is _BUSY or state is _CREATING:
                 self._waiting.append(call)
                 return call
+        # Not under the lock: the inline runner runs the call here and now, and its end takes the lock again.
         if state is _CLOSING or state is _CLOSED:
             call.settle(self.closed_error())
         else:
@@ -385,7 +386,7 @@ class Session:
         if self._steps_in_loop and not (operation.prefers_lane and operation.prefers_lane(self.env, action)):
             return False
         with self._lock:
-            if self.state is not _READY:
+            if self.state is not _READY:  # not DETACHED either: a batch comes on the connection that holds the session
                 return False
             self.state = _BUSY
             self._running = group
@@ -397,7 +398,7 @@ class Session:
             self.last_activity_at = self._clock()
             if not failed:
                 self.step_count += 1
-            if self.state is _BUSY and not self._waiting:
+            if self.state is _BUSY and not self._waiting:  # as in `_finished`
                 self.state = self._idle_state
                 self._running = None
                 return None
@@ -443,7 +444,7 @@ class Session:
             waiting = next((one for one in self._waiting if one is call), None)
             if waiting is not None:
                 self._waiting.remove(waiting)
-        if waiting is not None:
+        if waiting is not None:  # it has not begun, so that its request can be answered at once
             waiting.settle(RequestCancelled())
         if is_running:
             call.cancel(self)
@@ -529,10 +530,10 @@ class Session:
                 closing = self._running = self._closing_call()
         for call in refused:
             call.settle(self.closed_error())
-        self.lane.ending()
+        self.lane.ending()  # before the environment's own `close`, which may hang
         if not is_built:  # its client left before the constructor was called
             self._end(None)
-        if running is not None:
+        if running is not None:  # `_next_call` closes the environment when it has ended
             running.cancel(self)
         if closing is not None:
             self.start(closing)
@@ -545,7 +546,7 @@ class Session:
         with self._lock:
             self.state = _CLOSED
             self._running = None
-            refused, self._waiting = self._waiting, deque()
+            refused, self._waiting = self._waiting, deque()  # calls that waited for a constructor that has failed
         self.env = None
         for waiting in refused:
             waiting.settle(self.closed_error())

@@ -18,10 +18,10 @@ from ..errors import SessionCapacityError
 from .lifetime import CLOSED, EVICTED, SessionLimits
 from .session import Session, SessionKind, SessionState
 
-_POSITIONS_S: Final = 0.5
-_REMEMBERED: Final = 10_000
-_LEFT_AFTER_S: Final = 10.0
-_NAMED: Final = frozenset({SessionKind.HTTP, SessionKind.SOFT, SessionKind.RESUMABLE})
+_POSITIONS_S: Final = 0.5  # how old a known position in the queue may be
+_REMEMBERED: Final = 10_000  # sessions that have ended, and why
+_LEFT_AFTER_S: Final = 10.0  # a visitor who has done nothing for so long makes room for another
+_NAMED: Final = frozenset({SessionKind.HTTP, SessionKind.SOFT, SessionKind.RESUMABLE})  # clients know their ids
 
 OnPosition = Callable[[int], None]
 
@@ -59,7 +59,7 @@ class CapacityQueue:
 
     Args:
         limit: How many may wait; None for no limit.
-        clock: Tells how old the known positions are.
+        clock: Says how old the known positions are.
     """
 
     def __init__(self, limit: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -263,7 +263,7 @@ class Slots:
                 if session is not None:
                     return session
                 if victim is not None:
-                    victim.close(EVICTED)
+                    victim.close(EVICTED)  # its slot comes free when the environment's own `close` has returned
                 if wait_for is None:
                     raise self._refusal(by_agent=by_agent)
                 # A constructor takes the time it takes; a session that is closing is not waited for as long.
@@ -297,6 +297,7 @@ class Slots:
                 if victim is not None:
                     victim.close(EVICTED)
                 if by_agent and self._is_over_agents():
+                    # Or an agent at the head of the queue would keep free slots from the orchestrators behind it.
                     self.queue.stand_aside(ticket)
                 if on_position is not None:
                     on_position(self.queue.position(ticket))
@@ -312,6 +313,7 @@ class Slots:
         with self._lock:
             if by_agent and self._is_over_agents():
                 return SlotReservation(None)
+            # A client that comes now must not overtake those that wait. Single requests use no slot, so they may.
             if self.is_closed or (self.queue and not is_next and kind is not SessionKind.ONCE):
                 return SlotReservation(None)
             if self._is_unsure() and any(s.state is SessionState.CREATING for s in (*self._live.values(), *self._once)):
@@ -324,6 +326,7 @@ class Slots:
             soft = self._evictable()
             if kind is SessionKind.SOFT:  # a visitor does not evict another one, who may be thinking
                 soft = [s for s in soft if s.is_idle and s.unused_s > _LEFT_AFTER_S]
+            # The longest unused one, and one that runs a call only where all do.
             victim = min(soft, key=lambda s: (not s.is_idle, s.last_activity_at), default=None)
             is_closing = victim is not None or any(s.state is SessionState.CLOSING for s in self._live.values())
             return SlotReservation(None, victim, "slot" if is_closing else None)
@@ -368,7 +371,7 @@ class Slots:
             is_crowded = len(soft) >= self._limits.soft_sessions or len(self._live) >= self.count
             if self.is_closed or session.state not in (SessionState.READY, SessionState.BUSY):
                 return False
-            if is_crowded:
+            if is_crowded:  # exchanged under one lock: the slot must not go to another client in between
                 if oldest is None or not oldest.is_idle:
                     return False
                 self._forget(oldest, EVICTED)
@@ -414,6 +417,7 @@ class Slots:
             self._once.discard(session)
             if self._live.get(session.id) is session:
                 self._forget(session, session.close_reason or CLOSED)
+        # Clients that wait only for a moment try first, and get nothing while others are in `queue` (see `_try`).
         (self._once_queue if session.kind is SessionKind.ONCE else self._closing_queue).call_next()
         self.queue.slot_freed()
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from functools import partial
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -23,7 +20,7 @@ from openenv.runners.process.messages import (
     unpack,
     unpack_error,
 )
-from openenv.runners.process.runner import LONGEST_PAUSE_S, PATIENCE, StartBackoff, ThreadPool, WorkersKeepDying
+from openenv.runners.process.runner import PATIENCE, StartBackoff, WorkersKeepDying
 
 
 def test_messages_are_read_as_they_were_written_however_the_stream_is_cut() -> None:
@@ -96,27 +93,8 @@ def test_only_deaths_in_a_row_and_for_nothing_stop_new_workers() -> None:
     backoff.check()
     for _ in range(20):
         backoff.died("killed")
-    now[0] += LONGEST_PAUSE_S + 0.1
+    now[0] += 30.1  # the longest pause
     backoff.check()
-
-
-def test_each_call_of_a_pool_has_a_thread_at_once_and_threads_are_used_again(eventually: Callable[..., Any]) -> None:
-    pool = ThreadPool("pool-under-test")
-    release, running, seen = threading.Event(), threading.Semaphore(0), set()
-
-    def call() -> None:
-        seen.add(threading.current_thread().name)
-        running.release()
-        release.wait(30)
-
-    for _ in range(8):
-        pool.run(call)
-    assert all(running.acquire(timeout=30) for _ in range(8))
-    release.set()
-    eventually(lambda: pool._idle == 8)
-    pool.run(call)
-    assert running.acquire(timeout=30)
-    assert len(seen) == 8
 
 
 def test_numbers_that_make_no_sense_are_refused(envs: ModuleType) -> None:

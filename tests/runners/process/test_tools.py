@@ -64,13 +64,13 @@ def test_an_mcp_client_finds_the_same_tools_results_and_failures_with_either_run
             ):
                 with pytest.raises(Exception, match=words):
                     await client.call_tool(name, arguments)
-            told: list[tuple[float, float | None, str | None]] = []
+            events: list[tuple[float, float | None, str | None]] = []
 
             async def progress(done: float, total: float | None, text: str | None) -> None:
-                told.append((done, total, text))
+                events.append((done, total, text))
 
             assert (await client.call_tool("count", {"to": 3}, progress_handler=progress)).data == 3
-            assert told == [(1, 3, "at 1"), (2, 3, "at 2"), (3, 3, "at 3")]
+            assert events == [(1, 3, "at 1"), (2, 3, "at 2"), (3, 3, "at 3")]
             assert (await client.read_resource("perils://list"))[0].text == "cliff, river"
             prompt = await client.get_prompt("advise", {"place": "the river"})
             assert prompt.messages[0].content.text == "How to cross the river?"

@@ -12,7 +12,7 @@ import pytest
 from environments import Idle
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
-from openenv.server.fast import http as door
+from openenv.server.fast import http as fast_http
 from openenv.types import Action, Observation
 
 Connect = Callable[[Any], socket.socket]
@@ -110,7 +110,7 @@ def test_a_body_in_many_small_chunks_is_no_head(server: Any, connect: Connect) -
 def test_a_connection_whose_request_does_not_come_is_closed(
     server: Any, connect: Connect, monkeypatch: pytest.MonkeyPatch, begun: bytes
 ) -> None:
-    monkeypatch.setattr(door, "HEAD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(fast_http, "HEAD_TIMEOUT_S", 0.2)
     connection = connect(server)
     connection.sendall(begun)
     everything(connection)  # or the time of the test's socket is over
@@ -119,7 +119,7 @@ def test_a_connection_whose_request_does_not_come_is_closed(
 def test_the_next_request_of_a_connection_has_the_same_time(
     server: Any, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "HEAD_TIMEOUT_S", 1.5)
+    monkeypatch.setattr(fast_http, "HEAD_TIMEOUT_S", 1.5)
     connection = connect(server)
     connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
     assert connection.recv(65_536).startswith(b"HTTP/1.1 200 OK")
@@ -137,7 +137,7 @@ def test_a_request_that_takes_long_is_not_cut_off_by_the_time_for_its_head(
             time.sleep(2.0)
             return Observation()
 
-    monkeypatch.setattr(door, "HEAD_TIMEOUT_S", 1.5)
+    monkeypatch.setattr(fast_http, "HEAD_TIMEOUT_S", 1.5)
     connection = connect(serve(create_app(Slow, Action, Observation)))
     connection.sendall(b"POST /reset HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-")
     connection.sendall(b"Length: 0\r\n\r\n")

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from openenv.runners import loop_local
 from openenv.server.fast.frame_socket import KeepAlive
 
 pytestmark = pytest.mark.anyio
@@ -74,4 +75,4 @@ async def test_without_connections_no_timer_runs() -> None:
 
 async def test_a_loop_has_one_watcher() -> None:
     loop = asyncio.get_running_loop()
-    assert KeepAlive.of(loop) is KeepAlive.of(loop)
+    assert loop_local(loop, KeepAlive) is loop_local(loop, KeepAlive)

@@ -114,9 +114,7 @@ def pack(value: Any) -> bytes:
     return buffer.getvalue()
 
 
-def unpack(data: bytes) -> Any:
-    """Return a pickled value."""
-    return pickle.loads(data)
+unpack = pickle.loads
 
 
 # -- factories ----------------------------------------------------------------------------------------------------

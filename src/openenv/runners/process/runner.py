@@ -15,11 +15,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple
 
+from ...backoff import Backoff
 from ...env.binding import Encoder
 from ...env.tools.source import ToolEvents
 from ...errors import SessionLost, message_of
@@ -32,9 +31,7 @@ from .worker import AwaitedReply, BlockingReply, SocketThread, WorkerGone, Worke
 logger = logging.getLogger(__name__)
 
 PATIENCE: Final = 3
-FIRST_PAUSE_S: Final = 1.0
-LONGEST_PAUSE_S: Final = 30.0
-_IDLE_THREAD_S: Final = 5.0
+_PAUSES: Final = Backoff(first_pause_s=1.0, longest_pause_s=30.0, jitter=lambda: 1.0)
 _LOGGERS: Final = ("", "openenv")
 
 
@@ -49,7 +46,7 @@ class WorkerDied(RuntimeError):
 class StartBackoff:
     """Delays the start of workers after some in a row have died before they answered anything.
 
-    From the death of number `PATIENCE` on, each one doubles the pause, from `FIRST_PAUSE_S` up to `LONGEST_PAUSE_S`.
+    From the death of number `PATIENCE` on, each one doubles the pause, from one second up to 30.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -71,8 +68,7 @@ class StartBackoff:
             self._deaths += 1
             self._last = how
             if self._deaths >= PATIENCE:
-                pause = FIRST_PAUSE_S * 2 ** min(self._deaths - PATIENCE, 10)
-                self._until = self._clock() + min(pause, LONGEST_PAUSE_S)
+                self._until = self._clock() + _PAUSES.pause_s(self._deaths - PATIENCE)
 
     def check(self) -> None:
         """Return if a worker may be started now.
@@ -89,51 +85,6 @@ class StartBackoff:
                 )
 
 
-class ThreadPool:
-    """Runs each call at once, in an idle thread or in a new one; idle threads end after a while.
-
-    Not `concurrent.futures`: its threads are limited in number, so that calls that wait for a hanging worker would
-    delay all others, and they are no daemons, so that such a worker would keep the server from ending.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._numbers = itertools.count(1)
-        self._lock = threading.Lock()
-        self._idle = 0
-        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
-
-    def run(self, call: Callable[[], None]) -> None:
-        """Run a call."""
-        with self._lock:
-            has_idle = self._idle > 0
-            if has_idle:
-                self._idle -= 1
-        if has_idle:
-            self._calls.put(call)
-        else:
-            name = f"{self._name}-{next(self._numbers)}"
-            threading.Thread(target=self._work, args=(call,), name=name, daemon=True).start()
-
-    def _work(self, call: Callable[[], None]) -> None:
-        while True:
-            try:
-                call()
-            except BaseException:
-                logger.exception("a call raised in its lane")
-            del call
-            with self._lock:
-                self._idle += 1
-            try:
-                call = self._calls.get(timeout=_IDLE_THREAD_S)
-            except Empty:
-                with self._lock:
-                    if self._idle:
-                        self._idle -= 1
-                        return
-                call = self._calls.get()  # `run` has counted on this thread just now
-
-
 class PackedEncoder(NamedTuple):
     """An encoder of results, pickled, and the number that workers know it by."""
 
@@ -142,7 +93,11 @@ class PackedEncoder(NamedTuple):
 
 
 class ProcessLane(Lane):
-    """A session's place in a worker. Calls of the session that cannot be awaited run in a thread here, and wait."""
+    """A session's place in a worker. Calls of the session that cannot be awaited run in a thread here, and wait.
+
+    Each in a new one, and a daemon. Steps are awaited, so such calls are rare: constructors, and methods of the
+    environment's own. One that waits for a hanging worker must neither delay others nor keep the server from ending.
+    """
 
     def __init__(self, runner: ProcessRunner, worker: WorkerProcess, number: int) -> None:
         self.worker = worker
@@ -161,7 +116,7 @@ class ProcessLane(Lane):
 
     def submit(self, call: LaneCall) -> None:
         """Run a call in a thread; a session submits one at a time."""
-        self._runner.threads.run(call.run)
+        _run_in_thread(call.run)
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
         """Call back with the reason when the worker has died."""
@@ -254,14 +209,6 @@ class ProcessLane(Lane):
             return
 
 
-@dataclass(eq=False, slots=True)
-class _WorkerLanes:
-    """A worker and the lanes in it."""
-
-    worker: WorkerProcess
-    lanes: set[ProcessLane]
-
-
 class ProcessRunner:
     """Places sessions in worker processes.
 
@@ -290,14 +237,13 @@ class ProcessRunner:
             raise RuntimeError("the process runner needs a POSIX system")
         self.options = options or ProcessOptions()
         self.single_thread = single_thread
-        self.threads = ThreadPool("openenv-waiting")
         self._factory = pack_factory(factory)
         self._files, self._main = modules_of(factory, self.options.models)
         self._processes = self.options.processes or _cores()
         self._clock = clock
         self._backoff = StartBackoff(clock)
         self._lock = threading.Lock()
-        self._placed: list[_WorkerLanes] = []
+        self._lanes: dict[WorkerProcess, set[ProcessLane]] = {}  # of each worker
         self._lane_numbers = itertools.count(1)
         self._encoder_numbers = itertools.count(1)
         self._encoders: dict[Encoder, PackedEncoder | None] = {}
@@ -308,42 +254,41 @@ class ProcessRunner:
     def workers(self) -> list[WorkerProcess]:
         """The workers that there are now."""
         with self._lock:
-            return [placed.worker for placed in self._placed]
+            return list(self._lanes)
 
     # -- placing --------------------------------------------------------------------------------------------------
 
     def lane(self) -> Lane:
         """Reserve a place."""
         with self._lock:
-            placed = self._place()
-            lane = ProcessLane(self, placed.worker, next(self._lane_numbers))
-            placed.lanes.add(lane)
+            worker = self._place()
+            lane = ProcessLane(self, worker, next(self._lane_numbers))
+            self._lanes[worker].add(lane)
         return lane
 
     def pin(self, lane: Lane) -> None:
         """Put all later sessions of a process on one thread there."""
         self.single_thread = True
 
-    def _place(self) -> _WorkerLanes:
+    def _place(self) -> WorkerProcess:
         most = self.options.sessions_each
         available = [
-            placed
-            for placed in self._placed
-            if not (placed.worker.is_gone or placed.worker.is_leaving or self._is_stuck(placed))
-            and (most is None or len(placed.lanes) < most)
+            worker
+            for worker, lanes in self._lanes.items()
+            if not (worker.is_gone or worker.is_leaving or self._is_stuck(lanes))
+            and (most is None or len(lanes) < most)
         ]
-        emptiest = min(available, key=lambda placed: len(placed.lanes), default=None)
-        if emptiest is None or (emptiest.lanes and len(self._placed) < self._processes):
+        emptiest = min(available, key=lambda worker: len(self._lanes[worker]), default=None)
+        if emptiest is None or (self._lanes[emptiest] and len(self._lanes) < self._processes):
             return self._new_worker()
         return emptiest
 
-    def _new_worker(self) -> _WorkerLanes:
+    def _new_worker(self) -> WorkerProcess:
         if self._sockets is None:
             self._sockets = SocketThread(self._kill_stuck)
         worker = WorkerProcess(self._sockets, on_gone=self._gone, on_answer=self._backoff.answered)
-        placed = _WorkerLanes(worker, set())
-        self._placed.append(placed)
-        return placed
+        self._lanes[worker] = set()
+        return worker
 
     def start(self, worker: WorkerProcess) -> None:
         """Start a worker, unless it runs.
@@ -372,10 +317,8 @@ class ProcessRunner:
 
     def encoder(self, encode: Encoder) -> PackedEncoder | None:
         """Return an encoder as workers get it; None where it cannot be sent."""
-        try:
+        if encode in self._encoders:
             return self._encoders[encode]
-        except KeyError:
-            pass
         try:
             packed = PackedEncoder(next(self._encoder_numbers), pack(encode))
         except Exception:
@@ -385,26 +328,19 @@ class ProcessRunner:
     def leave(self, lane: ProcessLane) -> None:
         """Take a lane back; a worker that is one too many ends with its last lane."""
         with self._lock:
-            placed = self._placed_in(lane.worker)
-            if placed is None:
+            worker, lanes = lane.worker, self._lanes.get(lane.worker)
+            if lanes is None:
                 return
-            placed.lanes.discard(lane)
-            is_spare = not placed.lanes and (len(self._placed) > self._processes or not placed.worker.is_started)
+            lanes.discard(lane)
+            is_spare = not lanes and (len(self._lanes) > self._processes or not worker.is_started)
             if is_spare:
-                self._placed.remove(placed)
+                del self._lanes[worker]
         if is_spare:
-            placed.worker.leave()
-
-    def _placed_in(self, worker: WorkerProcess) -> _WorkerLanes | None:
-        return next((placed for placed in self._placed if placed.worker is worker), None)
+            worker.leave()
 
     def _forget(self, worker: WorkerProcess) -> set[ProcessLane]:
         with self._lock:
-            placed = self._placed_in(worker)
-            if placed is None:
-                return set()
-            self._placed.remove(placed)
-            return placed.lanes
+            return self._lanes.pop(worker, set())
 
     # -- watching, in the socket thread ---------------------------------------------------------------------------
 
@@ -427,10 +363,10 @@ class ProcessRunner:
     def _replace(self) -> None:
         """Start another process before a session has to wait for it."""
         with self._lock:
-            if self._is_closing or len(self._placed) >= self._processes:
+            if self._is_closing or len(self._lanes) >= self._processes:
                 return
-            worker = self._new_worker().worker
-        self.threads.run(partial(self._start_spare, worker))
+            worker = self._new_worker()
+        _run_in_thread(partial(self._start_spare, worker))
 
     def _start_spare(self, worker: WorkerProcess) -> None:
         try:
@@ -440,16 +376,14 @@ class ProcessRunner:
         except OSError:
             logger.exception("a worker process could not be replaced")
 
-    def _is_stuck(self, placed: _WorkerLanes) -> bool:
+    def _is_stuck(self, lanes: set[ProcessLane]) -> bool:
         """Whether every session of a process should have ended long ago."""
         latest = self._clock() - self.options.hang_s
-        return bool(placed.lanes) and all(
-            lane.ending_since is not None and lane.ending_since < latest for lane in placed.lanes
-        )
+        return bool(lanes) and all(lane.ending_since is not None and lane.ending_since < latest for lane in lanes)
 
     def _kill_stuck(self) -> None:
         with self._lock:
-            stuck = [placed.worker for placed in self._placed if self._is_stuck(placed)]
+            stuck = [worker for worker, lanes in self._lanes.items() if self._is_stuck(lanes)]
         for worker in stuck:
             logger.warning("worker process %d hangs while its sessions are to end, and is killed", worker.pid)
             worker.is_leaving = True
@@ -461,7 +395,7 @@ class ProcessRunner:
         """End all workers; those that do not end in time are killed."""
         with self._lock:
             self._is_closing = True
-            workers = [placed.worker for placed in self._placed]
+            workers = list(self._lanes)
             sockets, self._sockets = self._sockets, None
         for worker in workers:
             worker.leave()
@@ -474,6 +408,10 @@ class ProcessRunner:
             worker.wait(timeout_s)
         if sockets is not None:
             sockets.stop()
+
+
+def _run_in_thread(call: Callable[[], None]) -> None:
+    threading.Thread(target=call, name="openenv-waiting", daemon=True).start()
 
 
 def _cores() -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ...env.binding import Encoder, RemoteEnvironment, RemoteOperation
@@ -55,13 +56,6 @@ class McpClientStub:
         return await self._lane.ask("client", (name, arguments, keywords))
 
 
-class _ServerInfo:
-    """What is known here of the FastMCP server of an environment with tools."""
-
-    def __init__(self, instructions: str | None) -> None:
-        self.instructions = instructions
-
-
 class EnvironmentStub(RemoteEnvironment):
     """An environment in a worker. Its own methods can be called too, from threads only: they block."""
 
@@ -78,7 +72,7 @@ class EnvironmentStub(RemoteEnvironment):
         if description.has_server:
             self.mcp_server = ToolsStub(lane, description.instructions)
         elif description.has_tools:
-            self.mcp_server = _ServerInfo(description.instructions)
+            self.mcp_server = SimpleNamespace(instructions=description.instructions)  # all that is known of it here
 
     async def ask(self, operation: RemoteOperation, argument: Any, encode: Encoder | None = None) -> Any:
         """Run an operation in the worker and return its result, encoded."""

@@ -39,10 +39,11 @@ from .messages import (
 
 logger = logging.getLogger(__name__)
 
+# With `-c`, `sys.path[0]` is the working folder, where a file may be named like one of our modules.
 _BOOT: Final = "import sys; sys.path[0] = sys.argv[1]; from openenv.runners.process.child import main; main()"
 _SOURCES: Final = str(Path(__file__).resolve().parents[3])
-_STDERR: Final = 2
-_REAP_S: Final = 1.0
+_STDERR: Final = 2  # what environments print: standard output may carry a protocol (`openenv mcp`)
+_REAP_S: Final = 1.0  # between the end of a socket and that of its process
 _LOOK_S: Final = 0.5
 
 
@@ -129,7 +130,7 @@ class AwaitedReply(WorkerReply):
                 if not is_cancelled:
                     is_cancelled = True
                     cancel()
-                self._future = self._dispatcher.loop.create_future()
+                self._future = self._dispatcher.loop.create_future()  # one that was cancelled cannot be awaited again
         if is_cancelled and isinstance(self.error, RequestCancelled):
             raise asyncio.CancelledError
         return self.outcome()
@@ -158,9 +159,9 @@ class WorkerProcess:
         self._on_answer = on_answer
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
-        self._sending = threading.Lock()
-        self._sending_encoder = threading.Lock()
-        self.starting = threading.Lock()
+        self._sending = threading.Lock()  # the bytes of two messages must not mix
+        self._sending_encoder = threading.Lock()  # no request may name an encoder that is not sent yet
+        self.starting = threading.Lock()  # sessions of one worker are opened in several threads
         self._unsent = bytearray()
         self._reader = MessageReader()
         self._numbers = itertools.count(1)
@@ -212,7 +213,7 @@ class WorkerProcess:
         Raises:
             WorkerGone: The process has ended.
         """
-        with self._lock:
+        with self._lock:  # `take_pending` either finds the reply or makes this raise
             if self.is_gone:
                 raise WorkerGone(self.how)
             number = next(self._numbers)
@@ -262,7 +263,7 @@ class WorkerProcess:
         if self._process is None:
             return
         with self._sending:
-            if self._unsent:
+            if self._unsent:  # the socket thread sends it, in order
                 self._unsent += data
                 return
             try:
@@ -333,7 +334,7 @@ class WorkerProcess:
             reply = self._pending.pop(number, None)
         if reply is None:
             return
-        if error is None and not self.has_answered:
+        if error is None and not self.has_answered:  # workers that die before this are not replaced at once
             self.has_answered = True
             self._on_answer()
         reply.resolve(result, error)
@@ -354,7 +355,7 @@ class WorkerProcess:
     def gone(self) -> None:
         """Clean up after a process that has ended, or whose socket is closed."""
         assert self._process is not None
-        if not self.wait(_REAP_S):
+        if not self.wait(_REAP_S):  # without its socket it is of no use
             self.kill()
             self._process.wait()
         self.how = _exit_text(self._process.returncode)
@@ -457,6 +458,7 @@ class SocketThread:
         try:
             if what == "socket" and mask & selectors.EVENT_WRITE and not worker.write():
                 self._selector.modify(worker.socket, selectors.EVENT_READ, (worker, "socket"))
+            # A pidfd becomes readable with the end of its process.
             is_alive = what == "socket" and (not mask & selectors.EVENT_READ or worker.read() is not False)
         except Exception:
             logger.exception("the messages of a worker process cannot be read")

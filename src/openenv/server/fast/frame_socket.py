@@ -46,11 +46,6 @@ class KeepAlive:
         self._timer: asyncio.TimerHandle | None = None
         self.pinged: dict[FrameSocket, float | None] = {}  # when each was pinged, while its answer is due
 
-    @classmethod
-    def of(cls, loop: asyncio.AbstractEventLoop) -> KeepAlive:
-        """Return the one of a loop."""
-        return loop_local(loop, cls, lambda: cls(loop))
-
     def add(self, connection: FrameSocket) -> None:
         """Watch a connection."""
         self.pinged[connection] = None
@@ -100,14 +95,9 @@ class WriteBatch:
         self._loop = loop
         self._dispatcher = current_dispatcher()
         self._dispatcher.after_delivery = self.flush
-        self._connections = KeepAlive.of(loop).pinged
+        self._connections = loop_local(loop, KeepAlive).pinged
         self._due: list[tuple[asyncio.WriteTransport, bytes]] = []
         self._size = 0
-
-    @classmethod
-    def of(cls, loop: asyncio.AbstractEventLoop) -> WriteBatch:
-        """Return the one of a loop."""
-        return loop_local(loop, cls, lambda: cls(loop))
 
     def add(self, transport: asyncio.WriteTransport, data: bytes) -> None:
         """Write soon, in order; at once for the only connection of a loop, which has nothing to wait for."""
@@ -150,8 +140,8 @@ class FrameSocket(asyncio.Protocol):
         self._handler_paused = False
         self._stalled_since = 0.0
         self._unsent = 0
-        self._keepalive = KeepAlive.of(self._loop)
-        self._writes = WriteBatch.of(self._loop)
+        self._keepalive = loop_local(self._loop, KeepAlive)
+        self._writes = loop_local(self._loop, WriteBatch)
         self.is_full = False  # the peer reads too slowly for more to be sent now
         self._close_timer: asyncio.TimerHandle | None = None
         self.last_read_at = self._loop.time()
@@ -368,9 +358,5 @@ def take_over(receive: Receive, *, max_size: int) -> FrameSocket | None:
 
 def open_socket(receive: Receive, send: Send, *, max_size: int, fast: bool = True) -> Socket:
     """Return the socket of a connection that was just accepted, on its bare transport where that is possible."""
-    if fast:
-        with contextlib.suppress(AttributeError):  # of a server or middleware that is not known here
-            socket = take_over(receive, max_size=max_size)
-            if socket is not None:
-                return socket
-    return AsgiSocket(receive, send, max_size=max_size)
+    socket = take_over(receive, max_size=max_size) if fast else None
+    return socket or AsgiSocket(receive, send, max_size=max_size)

@@ -31,8 +31,11 @@ from ...protocol.jsonrpc import (
     code_name,
     era_of,
     error_message,
+    internal_error,
     invalid_params,
+    invalid_request,
     method_not_found,
+    negotiated_version,
     read_message,
     result_message,
     status_of,
@@ -52,20 +55,22 @@ from ..asgi import (
     Scope,
     Send,
     cookie,
+    disconnected,
     header,
     read_body,
     respond,
     respond_json,
+    set_cookie,
     while_connected,
 )
 from ..http_routes import (
     BODY,
     KEY_HEADER,
-    KEY_REUSED,
-    KEY_REUSED_TEXT,
     SESSION_HEADER,
+    KeyReused,
     RequestKey,
     echoing,
+    kept_entry,
     kept_reply,
     request_key,
 )
@@ -73,7 +78,7 @@ from ..service import EnvService
 from ..ws import WsEndpoint
 from ..ws_v1 import V1Connection
 from .mcp_sessions import McpSession, McpSessions
-from .methods import McpExchange, McpMethods, failure, mcp_error, negotiated
+from .methods import McpExchange, McpMethods, failure, mcp_error
 from .openenv_rpc import OpenEnvRpc
 from .tool_calls import NoTools
 
@@ -126,7 +131,7 @@ class McpEndpoint:
         self, send: Send, status: int, problem: McpError | str, *, id: str | int | None = None, headers: HeaderList = ()
     ) -> None:
         if isinstance(problem, str):
-            problem = McpError(JsonRpcErrorCode.INVALID_REQUEST.value, problem)
+            problem = invalid_request(problem)
         self._count(problem)
         await respond_json(send, status, error_message(id, problem), headers)
 
@@ -149,7 +154,7 @@ class McpEndpoint:
             status = _status(work)
             if not isinstance(problem, McpError):
                 logger.error("MCP %s failed", message.method, exc_info=problem)
-                problem = McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, self._service.errors.text(problem))
+                problem = internal_error(self._service.errors.text(problem))
             else:
                 self._count(problem)
             response = error_message(message.id, problem)
@@ -263,7 +268,7 @@ class McpEndpoint:
         Hanging up alone cancels nothing: "Disconnection SHOULD NOT be interpreted as the client cancelling its
         request" (MCP 2025-06-18, Transports, Sending Messages).
         """
-        await _disconnected(receive)
+        await disconnected(receive)
         lease_s = self._service.manager.limits.idle_s
         while not work.done():
             left_s = lease_s - client.session.unused_s
@@ -278,8 +283,8 @@ class McpEndpoint:
     async def _initialize(self, scope: Scope, message: McpMessage, send: Send) -> None:
         """Open a session. A refusal has status 200 too: older clients ignore the body of any other status."""
         try:
-            by_agent = role_of(scope) is Role.AGENT
-            client = await self.sessions.begin(negotiated(message.params), _handle(scope, message), by_agent=by_agent)
+            version, by_agent = negotiated_version(message.params), role_of(scope) is Role.AGENT
+            client = await self.sessions.begin(version, _handle(scope, message), by_agent=by_agent)
         except Exception as exc:
             await respond_json(send, 200, error_message(message.id, self._opening_failure(exc)))
             return
@@ -297,8 +302,7 @@ class McpEndpoint:
         try:
             return self.sessions.find(session_id)
         except (SessionNotFoundError, SessionLost) as exc:
-            problem = McpError(JsonRpcErrorCode.INVALID_REQUEST.value, f"Session not found: {exc}")
-            await respond_json(send, 404, error_message(request_id, problem))
+            await respond_json(send, 404, error_message(request_id, invalid_request(f"Session not found: {exc}")))
             return None
 
     @staticmethod
@@ -328,9 +332,9 @@ class McpEndpoint:
         except McpError as exc:
             await self._refuse(send, status_of(exc), exc, id=message.id if message else None)
             return
-        except _Gone as exc:
+        except (SessionNotFoundError, SessionLost) as exc:
             assert message is not None
-            await self._refuse_lost(message, exc, send)
+            await self._refuse_lost(scope, message, exc, send)
             return
         call = IdempotentCall.of(self._service.manager, scope, message, session)
         if call is not None and call.is_repeated:
@@ -338,7 +342,7 @@ class McpEndpoint:
             return
         reply = McpReply(send, extra)
         work = asyncio.ensure_future(self._methods.answer(message, McpExchange("modern", session, reply.notify)))
-        gone = asyncio.ensure_future(_disconnected(receive))
+        gone = asyncio.ensure_future(disconnected(receive))
         try:
             await reply.follow(work, gone)
             if call is not None:  # a client that gave its request a key may come back for the response
@@ -355,6 +359,10 @@ class McpEndpoint:
 
         Returns:
             The session, None for a method that needs none, and the headers that name a new one.
+
+        Raises:
+            SessionLost: The session that the request names has ended.
+            SessionNotFoundError: There was none.
         """
         handle = _handle(scope, message)
         session_cookie = cookie(scope, COOKIE)
@@ -366,21 +374,25 @@ class McpEndpoint:
                 session = self._service.manager.find(session_cookie)
                 self._service.manager.slots.promote(session)
                 return session, ()
-        except (SessionNotFoundError, SessionLost) as exc:
+        except (SessionNotFoundError, SessionLost):
             if needs_session:
-                raise _Gone(exc, by_cookie=handle is None) from exc
+                raise
         if not needs_session:
             return None, ()
         try:
             session = await self.sessions.open(SessionKind.SOFT, by_agent=role_of(scope) is Role.AGENT)
         except Exception as exc:
             raise self._opening_failure(exc) from exc
-        return session, [_cookie(session.id)]
+        return session, [set_cookie(COOKIE, session.id)]
 
-    async def _refuse_lost(self, message: McpMessage, lost: _Gone, send: Send) -> None:
+    async def _refuse_lost(
+        self, scope: Scope, message: McpMessage, lost: SessionNotFoundError | SessionLost, send: Send
+    ) -> None:
         """Report that an episode is gone; the call never runs in a fresh environment instead."""
-        extra: HeaderList = [_cookie("", expired=True)] if lost.by_cookie else ()
-        text = _LOST.format(reason=lost.reason) if lost.by_cookie else f"No such session: {lost.reason}"
+        reason = lost.reason if isinstance(lost, SessionLost) else "unknown"
+        by_cookie = _handle(scope, message) is None
+        extra: HeaderList = [set_cookie(COOKIE, None)] if by_cookie else ()
+        text = _LOST.format(reason=reason) if by_cookie else f"No such session: {reason}"
         if message.method == "tools/call":
             result = {"resultType": "complete", **failure(text)}
             await respond_json(send, 200, result_message(message.id, result), extra)
@@ -420,15 +432,6 @@ class McpEndpoint:
         await respond(send, 200, b"", [(_SESSION, client.id.encode())])
 
 
-class _Gone(Exception):
-    """The session that a request names has ended, or never was."""
-
-    def __init__(self, cause: SessionNotFoundError | SessionLost, *, by_cookie: bool) -> None:
-        self.reason = cause.reason if isinstance(cause, SessionLost) else "unknown"
-        self.by_cookie = by_cookie
-        super().__init__(self.reason)
-
-
 def _headers(scope: Scope) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
@@ -443,11 +446,6 @@ def _handle(scope: Scope, message: McpMessage) -> str | None:
         return str(values[0])
     inside = message.meta.get(META_SESSION)
     return inside if isinstance(inside, str) else None
-
-
-def _cookie(value: str, *, expired: bool = False) -> tuple[bytes, bytes]:
-    life = "; Max-Age=0" if expired else ""
-    return b"set-cookie", f"{COOKIE}={value}; Path=/; HttpOnly; SameSite=Lax{life}".encode()
 
 
 def _status(work: asyncio.Future[Any]) -> int:
@@ -523,7 +521,7 @@ async def stream_until(
     ended: asyncio.Event, receive: Receive, send: Send, *, period_s: float, on_ping: Callable[[], None]
 ) -> None:
     """Keep a stream open until `ended`, until its client is gone or the server stops; sends a ping each period."""
-    gone = asyncio.ensure_future(_disconnected(receive))
+    gone = asyncio.ensure_future(disconnected(receive))
     over = asyncio.ensure_future(ended.wait())
     loop = asyncio.get_running_loop()
     can_stop = _keeps_connection(receive)
@@ -556,11 +554,6 @@ def _keeps_connection(receive: Receive) -> bool:
     return getattr(getattr(receive, "__self__", None), "keep_alive", None) is True
 
 
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 # -- idempotency ------------------------------------------------------------------------------------------------------
 
 
@@ -572,13 +565,13 @@ class IdempotentCall:
         self._refusal: tuple[int, bytes] | None = None
         self._entry: LedgerEntry | None = None
         try:
-            self._entry = session.ledger.find(key.name)
+            self._entry = kept_entry(manager, session, key)
             self.is_repeated = self._entry is not None
-            if self._entry is not None and self._entry.request != key.digest:  # else it would get another call's reply
-                self._refuse(manager, message, 422, KEY_REUSED, KEY_REUSED_TEXT)
-        except StaleRequest as exc:
+        except (KeyReused, StaleRequest) as exc:
             self.is_repeated = True
-            self._refuse(manager, message, 409, exc.code, str(exc))
+            problem = McpError(JsonRpcErrorCode.INVALID_REQUEST.value, str(exc), {"code": exc.code})
+            status = 409 if isinstance(exc, StaleRequest) else 422
+            self._refusal = status, encode(error_message(message.id, problem))
         if not self.is_repeated:
             self._entry = session.ledger.begin(key.name, key.digest)
 
@@ -591,11 +584,6 @@ class IdempotentCall:
             return None
         key = request_key(scope)
         return None if key is None else cls(manager, session, key, message)
-
-    def _refuse(self, manager: SessionManager, message: McpMessage, status: int, code: str, text: str) -> None:
-        manager.report_error(code, self._session)
-        problem = McpError(JsonRpcErrorCode.INVALID_REQUEST.value, text, {"code": code})
-        self._refusal = status, encode(error_message(message.id, problem))
 
     def finish(self, status: int, response: Mapping[str, Any]) -> None:
         """Keep the response to the first call, for repetitions that wait and those to come."""
@@ -642,8 +630,7 @@ class RpcConnection(V1Connection):
 class RpcEndpoint(WsEndpoint):
     """The ASGI endpoint of `WS /mcp`."""
 
-    connection = RpcConnection
-    restricted = RpcConnection  # every role that may connect may call tools
+    connection = RpcConnection  # every role that may connect may call tools
 
 
 def _error(code: JsonRpcErrorCode, message: str, data: Any = None) -> bytes:

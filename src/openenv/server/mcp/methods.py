@@ -13,23 +13,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..._version import load_package_version
-from ...env.tools.source import ToolEvents, ToolOutcome, ToolRequest, ToolSource
+from ...env.tools.source import ToolEvents, ToolOutcome, ToolSource
 from ...errors import OpenEnvError, SessionCapacityError, ToolCallError, ToolNotFoundError, message_of
 from ...protocol.json_values import decode, encode, split_observation
 from ...protocol.jsonrpc import (
     LOG_LEVELS,
     META_LOG_LEVEL,
+    SUPPORTED_VERSIONS,
     Era,
     JsonRpcErrorCode,
     McpError,
     McpMessage,
+    internal_error,
     invalid_params,
     method_not_found,
     modern_result,
-    negotiate,
     notification,
     page,
-    supported_versions,
 )
 from ...protocol.schema import takes_tool_actions
 from ...sessions.session import Session
@@ -44,10 +44,17 @@ from .tool_calls import (
     ToolOperations,
     origin_of_rpc,
     raise_error,
+    tool_request,
     tools_of,
 )
 
 PAGE_SIZE = 100
+# The key of each list in a result, and the method of FastMCP's client that returns it.
+_LISTS = {
+    "resources/list": ("resources", "list_resources"),
+    "resources/templates/list": ("resourceTemplates", "list_resource_templates"),
+    "prompts/list": ("prompts", "list_prompts"),
+}
 _HANDSHAKE_ONLY = frozenset({"ping", "logging/setLevel"})
 
 
@@ -75,10 +82,10 @@ class McpMethods:
             "server/discover": self._discover,
             "tools/list": self._list_tools,
             "tools/call": self._call_tool,
-            "resources/list": self._list_resources,
-            "resources/templates/list": self._list_templates,
+            "resources/list": self._list_of_server,
+            "resources/templates/list": self._list_of_server,
             "resources/read": self._read_resource,
-            "prompts/list": self._list_prompts,
+            "prompts/list": self._list_of_server,
             "prompts/get": self._get_prompt,
             "completion/complete": self._complete,
         }
@@ -139,7 +146,7 @@ class McpMethods:
         return {}
 
     async def _discover(self, message: McpMessage, exchange: McpExchange) -> dict[str, Any]:
-        return {"supportedVersions": list(supported_versions()), "capabilities": _capabilities()}
+        return {"supportedVersions": list(SUPPORTED_VERSIONS), "capabilities": _capabilities()}
 
     # -- tools ----------------------------------------------------------------------------------------------------
 
@@ -162,7 +169,7 @@ class McpMethods:
     async def _call_tool(self, message: McpMessage, exchange: McpExchange) -> dict[str, Any]:
         session = exchange.session
         assert session is not None
-        call = self._tool_call(message, exchange)
+        call = tool_request(message.params, _events(message, exchange))
         origin = origin_of_rpc(self._service.manager, message.id, message.params)
         try:
             if self._is_step(session.env):
@@ -187,26 +194,11 @@ class McpMethods:
             tools_of(env, self._service.action_cls), StepTools
         )
 
-    @staticmethod
-    def _tool_call(message: McpMessage, exchange: McpExchange) -> ToolRequest:
-        name, arguments = message.params.get("name"), message.params.get("arguments")
-        if not isinstance(name, str) or not name:
-            raise invalid_params("Missing 'name' in params")
-        if arguments is not None and not isinstance(arguments, dict):
-            raise invalid_params("'arguments' must be an object")
-        return ToolRequest(name, arguments or {}, events=_events(message, exchange))
-
     # -- resources, prompts, completions: the FastMCP server's ----------------------------------------------------
 
-    async def _list_resources(self, message: McpMessage, exchange: McpExchange) -> dict[str, Any]:
-        return _listed("resources", await self._ask(exchange, lambda client: client.list_resources()), message)
-
-    async def _list_templates(self, message: McpMessage, exchange: McpExchange) -> dict[str, Any]:
-        templates = await self._ask(exchange, lambda client: client.list_resource_templates())
-        return _listed("resourceTemplates", templates, message)
-
-    async def _list_prompts(self, message: McpMessage, exchange: McpExchange) -> dict[str, Any]:
-        return _listed("prompts", await self._ask(exchange, lambda client: client.list_prompts()), message)
+    async def _list_of_server(self, message: McpMessage, exchange: McpExchange) -> dict[str, Any]:
+        key, method = _LISTS[message.method or ""]
+        return _listed(key, await self._ask(exchange, lambda client: getattr(client, method)()), message)
 
     async def _read_resource(self, message: McpMessage, exchange: McpExchange) -> dict[str, Any]:
         uri = message.params.get("uri")
@@ -293,9 +285,9 @@ def mcp_error(exc: Exception, errors: Redaction, *, prefix: str = "") -> McpErro
     if isinstance(exc, McpError):
         return exc
     if isinstance(exc, NoTools):
-        return McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, str(exc))
+        return internal_error(str(exc))
     if not isinstance(exc, OpenEnvError):
-        return McpError(JsonRpcErrorCode.INTERNAL_ERROR.value, f"{prefix}{errors.text(exc)}")
+        return internal_error(f"{prefix}{errors.text(exc)}")
     shown = errors.shown(exc)
     code = JsonRpcErrorCode.SERVER_ERROR if isinstance(shown, SessionCapacityError) else JsonRpcErrorCode.INTERNAL_ERROR
     return McpError(code.value, str(shown), {"code": shown.code, **shown.details})
@@ -363,14 +355,3 @@ def _server_error(exc: Exception) -> McpError:
     if not isinstance(code, int) or code == 0:
         code = JsonRpcErrorCode.INVALID_PARAMS.value
     return McpError(code, message_of(exc))
-
-
-def negotiated(params: Mapping[str, Any]) -> str:
-    """Choose the version of a handshake.
-
-    Raises:
-        McpError: The parameters name no version.
-    """
-    if not isinstance(params.get("protocolVersion"), str):
-        raise invalid_params("Missing 'protocolVersion' in params")
-    return negotiate(params["protocolVersion"])

@@ -22,25 +22,28 @@ from ...errors import (
     ToolCallError,
     ToolNotFoundError,
 )
-from ...protocol.jsonrpc import JsonRpcErrorCode, JsonRpcRequest, JsonRpcResponse, McpMethod, notification
+from ...protocol.jsonrpc import (
+    JsonRpcErrorCode,
+    JsonRpcRequest,
+    JsonRpcResponse,
+    McpError,
+    McpMethod,
+    code_name,
+    internal_error,
+    invalid_params,
+    invalid_request,
+    method_not_found,
+    notification,
+)
 from ...sessions.lifetime import CLOSED_BY_CLIENT
 from ...sessions.operations import Operation
 from ...sessions.session import Session, SessionKind, SessionState
 from ..access import Role
 from ..service import EnvService
-from .tool_calls import NoTools, ToolOperations, origin_of_rpc
+from .tool_calls import NoTools, ToolOperations, origin_of_rpc, tool_request
 
 Notify = Callable[[dict[str, Any]], None]
 _ALL_FIELDS = ("title", "description", "inputSchema", "outputSchema", "icons", "annotations", "meta", "execution")
-
-
-class RpcRefused(Exception):
-    """A request that gets an error response."""
-
-    def __init__(self, code: JsonRpcErrorCode, message: str, data: Any = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.data = data
 
 
 class OpenEnvRpc:
@@ -78,11 +81,11 @@ class OpenEnvRpc:
             return JsonRpcResponse.error_response(JsonRpcErrorCode.INVALID_REQUEST, text).model_dump()
         try:
             result = await self._dispatch(request, own, notify, role)
-        except RpcRefused as exc:
+        except McpError as exc:
             if exc.__cause__ is None:  # else it was reported where it happened
-                self._manager.report_error(exc.code.name)
-            response = JsonRpcResponse.error_response(exc.code, str(exc), exc.data, request.id)
-            return response.model_dump()
+                self._manager.report_error(code_name(exc.code))
+            code = JsonRpcErrorCode(exc.code)
+            return JsonRpcResponse.error_response(code, str(exc), exc.data, request.id).model_dump()
         return {"jsonrpc": "2.0", "id": request.id, "result": result}
 
     async def _dispatch(self, request: JsonRpcRequest, own: Session | None, notify: Notify | None, role: Role) -> Any:
@@ -98,7 +101,7 @@ class OpenEnvRpc:
                 return await self._create(own, role)
             case "openenv/session/close":
                 return self._close(params, own, role)
-        raise RpcRefused(JsonRpcErrorCode.METHOD_NOT_FOUND, f"Method not found: {request.method}")
+        raise method_not_found(request.method)
 
     async def _run(self, operation: Operation, argument: Any, request: JsonRpcRequest, own: Session | None) -> Any:
         """Run on the connection's session, the named one, or an environment for this request alone."""
@@ -111,18 +114,16 @@ class OpenEnvRpc:
             async with self._manager.borrow() as borrowed:
                 return await borrowed.run(operation, argument, cancellable=True, origin=origin)
         except NoTools as exc:
-            raise RpcRefused(JsonRpcErrorCode.INTERNAL_ERROR, str(exc)) from exc
-        except ToolNotFoundError as exc:
-            text = f"Unknown tool: {exc.tool_name!r}"
-            raise RpcRefused(JsonRpcErrorCode.INTERNAL_ERROR, text, {"error_type": exc.error_type}) from exc
+            raise internal_error(str(exc)) from exc
         except ToolCallError as exc:
-            raise RpcRefused(JsonRpcErrorCode.INTERNAL_ERROR, str(exc), {"error_type": exc.error_type}) from exc
+            text = f"Unknown tool: {exc.tool_name!r}" if isinstance(exc, ToolNotFoundError) else str(exc)
+            raise internal_error(text, {"error_type": exc.error_type}) from exc
         except OpenEnvError as exc:
             raise _refusal(self._errors.shown(exc)) from exc
-        except RpcRefused:
+        except McpError:
             raise
         except Exception as exc:
-            raise RpcRefused(JsonRpcErrorCode.INTERNAL_ERROR, self._errors.text(exc)) from exc
+            raise internal_error(self._errors.text(exc)) from exc
 
     def _named(self, params: Mapping[str, Any]) -> Session | None:
         name = params.get("session_id")
@@ -132,9 +133,9 @@ class OpenEnvRpc:
             session = self._manager.find(str(name))
         except (SessionNotFoundError, SessionLost) as exc:
             reason = "" if isinstance(exc, SessionNotFoundError) else f" ({exc.reason})"
-            raise RpcRefused(JsonRpcErrorCode.INVALID_PARAMS, f"Unknown session_id: {name}{reason}") from exc
+            raise invalid_params(f"Unknown session_id: {name}{reason}") from exc
         if session.state is SessionState.CREATING:
-            raise RpcRefused(JsonRpcErrorCode.INVALID_REQUEST, f"Session {name} is still initializing")
+            raise invalid_request(f"Session {name} is still initializing")
         return session
 
     async def _create(self, own: Session | None, role: Role) -> dict[str, Any]:
@@ -148,36 +149,30 @@ class OpenEnvRpc:
 
     def _close(self, params: Mapping[str, Any], own: Session | None, role: Role) -> dict[str, Any]:
         if params.get("session_id") is None:
-            raise RpcRefused(JsonRpcErrorCode.INVALID_PARAMS, "Missing 'session_id' in params")
+            raise invalid_params("Missing 'session_id' in params")
         if own is not None and params["session_id"] == own.id:
-            raise RpcRefused(JsonRpcErrorCode.INVALID_REQUEST, "A connection's own session ends with the connection")
+            raise invalid_request("A connection's own session ends with the connection")
         session = self._named(params)
         assert session is not None
         if role is Role.AGENT and not session.by_agent:
-            raise RpcRefused(
-                JsonRpcErrorCode.INVALID_REQUEST, "An agent can only close sessions that agents have opened"
-            )
+            raise invalid_request("An agent can only close sessions that agents have opened")
         if session.close_when_detached(CLOSED_BY_CLIENT):
             return {"session_id": session.id, "closed": True}
         return {"session_id": session.id, "closed": False, "closing": True}
 
 
-def _refusal(exc: OpenEnvError) -> RpcRefused:
+def _refusal(exc: OpenEnvError) -> McpError:
     """Turn a session's error into a refusal."""
-    if isinstance(exc, (SessionCapacityError, EnvironmentFactoryError)):
-        return RpcRefused(JsonRpcErrorCode.SERVER_ERROR, str(exc), exc.details)
-    return RpcRefused(JsonRpcErrorCode.SERVER_ERROR, str(exc), {"code": exc.code, **exc.details})
+    code = {} if isinstance(exc, (SessionCapacityError, EnvironmentFactoryError)) else {"code": exc.code}
+    return McpError(JsonRpcErrorCode.SERVER_ERROR.value, str(exc), {**code, **exc.details})
 
 
 def _tool_call(params: Mapping[str, Any], notify: Notify | None) -> ToolRequest:
-    name, arguments, timeout_s = params.get("name"), params.get("arguments"), params.get("timeout_s")
-    if not isinstance(name, str) or not name:
-        raise RpcRefused(JsonRpcErrorCode.INVALID_PARAMS, "Missing 'name' in params")
-    if arguments is not None and not isinstance(arguments, dict):
-        raise RpcRefused(JsonRpcErrorCode.INVALID_PARAMS, "'arguments' must be an object")
+    timeout_s = params.get("timeout_s")
+    request = tool_request(params, _events(params, notify), timeout_s)
     if timeout_s is not None and not (isinstance(timeout_s, (int, float)) and timeout_s > 0):
-        raise RpcRefused(JsonRpcErrorCode.INVALID_PARAMS, "'timeout_s' must be a positive number")
-    return ToolRequest(name, arguments or {}, timeout_s, _events(params, notify))
+        raise invalid_params("'timeout_s' must be a positive number")
+    return request
 
 
 def _events(params: Mapping[str, Any], notify: Notify | None) -> ToolEvents | None:

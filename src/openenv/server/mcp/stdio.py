@@ -23,13 +23,15 @@ from ...protocol.jsonrpc import (
     McpMessage,
     check_modern,
     error_message,
+    invalid_request,
+    negotiated_version,
     read_message,
     result_message,
 )
 from ...sessions.session import Session, SessionKind
 from ..service import EnvService
 from .mcp_sessions import McpSession, McpSessions
-from .methods import McpExchange, McpMethods, mcp_error, negotiated
+from .methods import McpExchange, McpMethods, mcp_error
 from .tool_calls import NoTools
 
 logger = logging.getLogger(__name__)
@@ -94,7 +96,7 @@ class StdioConversation:
 
     async def _result(self, message: McpMessage) -> dict[str, Any]:
         if message.method == "initialize":
-            version = negotiated(message.params)
+            version = negotiated_version(message.params)
             async with self._opening:
                 if self._client is None:
                     self._client = await self._sessions.begin(version, None, kind=SessionKind.SOCKET)
@@ -106,7 +108,7 @@ class StdioConversation:
         async with self._opening:  # a handshake may still be running
             client = self._client
         if client is None:
-            raise McpError(JsonRpcErrorCode.INVALID_REQUEST.value, "Begin with initialize, or name a version in _meta")
+            raise invalid_request("Begin with initialize, or name a version in _meta")
         return await self._methods.answer(message, McpExchange("handshake", client.session, self._write, client))
 
     async def _own_session(self) -> Session:

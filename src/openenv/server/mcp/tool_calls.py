@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...env.binding import bind, run_blocking
-from ...env.tools.source import EVENTS, ToolRequest, ToolSource, find_tools
+from ...env.tools.source import EVENTS, ToolEvents, ToolRequest, ToolSource, find_tools
 from ...errors import ToolArgumentsError, ToolCallError, ToolNotFoundError, ToolTimeout, ToolTransportError
+from ...protocol.jsonrpc import invalid_params
 from ...sessions.events import RequestOrigin
 from ...sessions.manager import SessionManager
 from ...sessions.operations import Operation, interrupt_tools
@@ -86,6 +87,20 @@ def raise_error(observation: Any) -> None:
     if isinstance(observation, CallToolObservation) and observation.error is not None:
         error = observation.error
         raise _ERRORS[ToolErrorType(error.error_type)](observation.tool_name, error.message)
+
+
+def tool_request(params: Mapping[str, Any], events: ToolEvents | None, timeout_s: Any = None) -> ToolRequest:
+    """Read the parameters of `tools/call`.
+
+    Raises:
+        McpError: They do not fit.
+    """
+    name, arguments = params.get("name"), params.get("arguments")
+    if not isinstance(name, str) or not name:
+        raise invalid_params("Missing 'name' in params")
+    if arguments is not None and not isinstance(arguments, dict):
+        raise invalid_params("'arguments' must be an object")
+    return ToolRequest(name, arguments or {}, timeout_s, events)
 
 
 @dataclass(frozen=True, slots=True)
