@@ -224,7 +224,7 @@ def test_a_ledger_keeps_a_large_reply_to_a_key_in_a_session_that_a_socket_has_us
     for key in (1, "key"):
         entry = ledger.find(key)
         assert entry is not None
-        entry.tell(heard.append)
+        entry.on_reply(heard.append)
     assert heard == ["over a socket", "over HTTP"]
     ledger.finish(ledger.begin("next"), "small", 10)
     with pytest.raises(StaleRequest):

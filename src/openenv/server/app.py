@@ -19,6 +19,7 @@ from ..env.environment import Environment
 from ..sessions.manager import SessionManager
 from ..types import ConcurrencyConfig, ServerCapacityStatus, ServerMode, SessionInfo, State
 from .access import AccessGate, AccessPolicy, OriginPolicy
+from .http_routes import GymRoutes
 from .mcp.endpoint import McpEndpoint
 from .options import ServerArguments, ServerOptions, ServerOverrides, takes_server_arguments
 from .routes import Documents, MetricsRoutes, TaskRoutes, add_info_routes, gym_routes
@@ -174,7 +175,7 @@ class HTTPEnvServer:
         self.service.mode = mode = parse_mode(mode)
         known = {id(route) for route in app.router.routes}
         if mode is ServerMode.SIMULATION:
-            app.router.routes += gym_routes(self.service)
+            app.router.routes += gym_routes(self.service, self._gym_routes())
         self._mcp = McpEndpoint(self.service)
         add_info_routes(app, self.service, self._mcp)
         app.router.routes += self.monitoring.routes()
@@ -188,6 +189,9 @@ class HTTPEnvServer:
         Documents(app, lambda: self._gate.access, self._gate.guarded).install(ours)
         self._gate.enclose(ours, report=self.manager.report_error, documents=documents)
         self._add_lifespan(app)
+
+    def _gym_routes(self) -> GymRoutes:  # `openenv_core` has others
+        return GymRoutes(self.service)
 
     def _add_lifespan(self, app: FastAPI) -> None:
         """Wrap the application's own lifespan: sessions are drained when it shuts down."""

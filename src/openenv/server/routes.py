@@ -419,9 +419,9 @@ _SESSION_ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def gym_routes(service: EnvService) -> list[BaseRoute]:
+def gym_routes(service: EnvService, gym: GymRoutes) -> list[BaseRoute]:
     """Return `/reset`, `/step`, `/state` and `/sessions`: simulation mode only."""
-    gym, sessions = GymRoutes(service), SessionRoutes(service)
+    sessions = SessionRoutes(service)
     control: dict[str, Any] = {"tags": ["Environment Control"], "responses": {**_REFUSED, **_SESSION_ERRORS}}
     state_cls = _documentable(service.state_cls)
     return [

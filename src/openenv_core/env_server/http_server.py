@@ -40,16 +40,7 @@ class SharedGymRoutes(GymRoutes):
         self._shared: Session | None = None
         self._opening = asyncio.Lock()
 
-    async def _run(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        operation: Operation,
-        argument: Any,
-        *,
-        begins: bool = False,
-    ) -> None:
+    async def _run(self, scope: Scope, receive: Receive, send: Send, operation: Operation, argument: Any) -> None:
         async with self._opening:
             session = self._shared
             if session is None or session.is_ending:
