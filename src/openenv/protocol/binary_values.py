@@ -3,7 +3,7 @@
 | value                             | in MessagePack                                  |
 |-----------------------------------|-------------------------------------------------|
 | bytes, bytearray, memoryview      | `bin`                                           |
-| NumPy array, torch tensor         | extension type 1 (see `arrays`); scalars as numbers |
+| NumPy array, torch tensor         | extension type 1; scalars as numbers            |
 | an integer of more than 64 bits   | its digits, as text                             |
 | a key that is no text             | the text that JSON would have                   |
 | models, dataclasses, dates, ...   | as in `model_dump()`, then as in JSON           |

@@ -1,4 +1,4 @@
-"""Every route of an environment's server and its OpenAPI document; `HTTPEnvServer.register_routes` adds them.
+"""Every HTTP route of an environment's server and its OpenAPI document; `HTTPEnvServer.register_routes` adds them.
 
 Gym, session and MCP routes are documented by FastAPI from a signature and answered by a bare ASGI handler, so that the
 hot path pays nothing for the document. `/metrics`, `/ready` and the Task API have their handlers here.
