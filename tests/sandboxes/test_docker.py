@@ -19,7 +19,7 @@ import pytest
 from openenv.errors import SandboxError, SandboxGone, SandboxUnavailable, SandboxUnsupported
 from openenv.sandboxes import DockerSandboxes, Limits, Mount, Sandbox, SandboxSpec
 from openenv.sandboxes.checks import CHECKS, CheckBench, ContractCheck, NotOffered
-from openenv.sandboxes.container_cli import ContainerCli
+from openenv.sandboxes.container_cli import ContainerCli, find_engine
 from openenv.sandboxes.shell import ShellSandbox
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -307,6 +307,20 @@ def test_an_engine_that_is_not_installed_is_named_with_the_command_that_installs
 def test_an_engine_that_does_not_answer_is_distinguished_from_one_that_is_missing(tmp_path: Path) -> None:
     with pytest.raises(SandboxUnavailable, match="does not answer"):
         DockerSandboxes("host", engine="docker", host=f"unix://{tmp_path}/none.sock").check()
+
+
+def test_an_engine_that_does_not_answer_is_not_replaced_by_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, script in (("docker", "exit 1"), ("podman", "echo 5.0")):
+        program = tmp_path / name
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SandboxUnavailable, match="docker engine does not answer"):
+        DockerSandboxes().check()
+    DockerSandboxes(engine="podman").check()
+    assert find_engine("auto", None).kind == "podman"
 
 
 PODMAN_CHECKS = {

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,6 +43,32 @@ def test_what_pretends_to_be_endless_is_not_read_without_a_limit(box: Sandbox) -
     with pytest.raises(SandboxError, match="max_bytes"):
         box.read_bytes("sparse")
     assert box.read_bytes("sparse", max_bytes=10) == bytes(10)
+
+
+def test_files_and_trees_are_copied_without_holding_them_in_memory(box: Sandbox, tmp_path: Path) -> None:
+    size = 100_000_000
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    with (tree / "large").open("wb") as file:
+        file.truncate(size)
+    tracemalloc.start()
+    try:
+        box.upload(tree / "large", "file")
+        box.download("file", tmp_path / "file")
+        box.upload(tree, "tree")
+        box.download("tree", tmp_path / "copy")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (tmp_path / "file").stat().st_size == (tmp_path / "copy" / "large").stat().st_size == size
+    assert peak < size / 4
+
+
+def test_a_file_that_is_too_large_to_download_leaves_nothing_behind(box: Sandbox, tmp_path: Path) -> None:
+    box.exec("truncate -s 1T sparse")
+    with pytest.raises(SandboxError):
+        box.download("sparse", tmp_path / "sparse")
+    assert not (tmp_path / "sparse").exists()
 
 
 # Limits

@@ -234,7 +234,7 @@ def _control_groups() -> str:
 def _containers() -> str:
     from ..sandboxes.container_cli import find_engine
 
-    return f"{find_engine('auto', None).kind} answers"
+    return f"{find_engine('auto', None, first_only=True).kind} answers"
 
 
 def _npm() -> Diagnosis:

@@ -148,8 +148,13 @@ class ContainerCli:
         return dead
 
 
-def find_engine(name: EngineName, host: str | None) -> ContainerCli:
+def find_engine(name: EngineName, host: str | None, *, first_only: bool = False) -> ContainerCli:
     """Return the engine of that name, or the first that is installed and answers.
+
+    Args:
+        name: An engine, or `auto`.
+        host: The engine's address; None for its default.
+        first_only: Do not go on to the next engine when the first that is installed does not answer.
 
     Raises:
         SandboxUnavailable: None answers; the text is the reason of each that is installed, or how to install one.
@@ -166,6 +171,8 @@ def find_engine(name: EngineName, host: str | None) -> ContainerCli:
             return engine
         except SandboxError as error:
             reasons.append(str(error))
+            if first_only:
+                break
     wanted = " or ".join(f"`{kind}`" for kind in kinds)
     install = f"Containers need {wanted}, which is not installed. Install it: {_INSTALL}"
     raise SandboxUnavailable(" ".join(reasons) or install)

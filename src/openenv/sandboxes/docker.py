@@ -115,12 +115,16 @@ class DockerSandboxes(Sandboxes):
 
     def sweep(self) -> list[str]:
         """Remove the containers whose owner is dead, and return their ids; those of living owners stay."""
-        return find_engine(self._engine_name, self._host).sweep()
+        return self._find_engine().sweep()
+
+    def _find_engine(self) -> ContainerCli:
+        # Another engine has other images and limits, so an outage of the first must not move sandboxes there.
+        return find_engine(self._engine_name, self._host, first_only=True)
 
     def _prepare(self) -> _PreparedEngine:
         with self._lock:
             if self._ready is None:
-                engine = find_engine(self._engine_name, self._host)
+                engine = self._find_engine()
                 image = self.image
                 mounts: tuple[Mount, ...] = ()
                 envs = {"USER": "user", "LOGNAME": "user"}

@@ -99,6 +99,7 @@ class Exposure:
         self._relay = relay
         self._listener = listener
         self._target = target
+        self._buffer = bytearray(_CHUNK)  # one for all: the loop reads one connection at a time, and `write` copies
 
     def close(self) -> None:
         """Stop listening and close what is connected."""
@@ -137,10 +138,12 @@ class Exposure:
     async def _carry(self, near: socket.socket) -> None:
         """Carry one connection until both halves of it have ended, or one end broke."""
         loop = asyncio.get_running_loop()
-        near_end, far_end = _ConnectionEnd(), _ConnectionEnd()
+        near_end, far_end = _ConnectionEnd(self._buffer), _ConnectionEnd(self._buffer)
         near_end.other, far_end.other = far_end, near_end
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as far, contextlib.suppress(OSError):
             far.setblocking(False)
+            if near.family == socket.AF_INET:  # asyncio does so only where the socket object knows its protocol
+                near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._connect(far)
             # Together: both transports are made in one turn of the loop, before either of them can receive anything.
             await asyncio.gather(
@@ -186,10 +189,10 @@ class _ConnectionEnd(asyncio.BufferedProtocol):
     other: _ConnectionEnd
     transport: asyncio.Transport
 
-    def __init__(self) -> None:
+    def __init__(self, buffer: bytearray) -> None:
         self.closed = asyncio.Event()
         self.at_eof = False
-        self._buffer = bytearray(_CHUNK)  # `asyncio.Protocol` would make one of 256 KB for every part
+        self._buffer = buffer  # `asyncio.Protocol` would make one of 256 KB for every part
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
@@ -320,6 +323,9 @@ class StdioTunnel(FrameTunnel):
             super().take(kind, number, body)
 
     def _open(self, number: int) -> None:
+        if len(self._sockets) >= _MAX_CONNECTIONS:  # each takes a descriptor of the host until its client is done, too
+            self.send(CUT, number)
+            return
         end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             end.settimeout(_TUNNEL_CONNECT_S)

@@ -36,7 +36,6 @@ class _Packing:
         self.archive = archive
         self.force = force
         self.max_bytes = max_bytes
-        self.size = 0
 
     def run(self, root: str) -> None:
         """Add what is at `root`; folders come before what they hold."""
@@ -57,8 +56,7 @@ class _Packing:
 
     def put(self, entry: tarfile.TarInfo, content: _Padded | None = None) -> None:
         """Write one entry."""
-        self.size += tarfile.BLOCKSIZE + entry.size
-        if self.max_bytes is not None and self.size > self.max_bytes:
+        if self.max_bytes is not None and self.archive.offset + tarfile.BLOCKSIZE + entry.size > self.max_bytes:
             raise ValueError(f"the tree holds more than {self.max_bytes} bytes")
         self.archive.addfile(entry, cast("IO[bytes] | None", content))
 

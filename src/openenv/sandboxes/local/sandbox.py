@@ -29,6 +29,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from openenv.errors import SandboxError, SandboxGone, SandboxTreeError, SandboxUnavailable
+from openenv.sandboxes import trees
 from openenv.sandboxes.base import (
     FEATURES,
     MAX_TREE,
@@ -179,6 +180,36 @@ class LocalSandbox(Sandbox):
     def unpack(self, archive: Path, path: str) -> None:
         with archive.open("rb") as file:
             self._copy({"op": "unpack"}, path, lambda end: end.sendfile(file))
+
+    def upload(self, source: Path, path: str) -> None:
+        # Streamed: neither memory nor the temporary folder of the host has to hold it.
+        if source.is_dir():
+            try:
+                self._copy({"op": "unpack"}, path, lambda end: _send_tree(end, source))
+            except ValueError as error:
+                raise SandboxError(f"{source}: {error}") from error
+            return
+        with source.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode & 0o777
+            self._copy({"op": "write", "mode": mode}, path, lambda end: end.sendfile(file))
+
+    def download(self, path: str, target: Path) -> None:
+        if self._kind(path) == b"d":
+            try:
+                self._copy({"op": "pack"}, path, lambda end: _receive_tree(end, target))
+            except ValueError as error:
+                raise SandboxError(f"{path}: {error}") from error
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_symlink():
+            target.unlink()
+        try:
+            with target.open("wb") as file:
+                request = {"op": "read", "limit": MAX_TREE + 1}
+                self._copy(request, path, lambda end: _receive(end, file.write, MAX_TREE))
+        except (OSError, SandboxError):
+            target.unlink(missing_ok=True)
+            raise
 
     # Ports
 
@@ -340,6 +371,18 @@ class LocalSandbox(Sandbox):
 def _send(end: sockets.socket, content: bytes) -> None:
     for part in slices(content):  # `sendall` has one timeout for all that it gets
         end.sendall(part)
+
+
+def _send_tree(end: sockets.socket, source: Path) -> None:
+    with end.makefile("wb") as stream:
+        trees.pack(str(source), stream)
+
+
+def _receive_tree(end: sockets.socket, target: Path) -> None:
+    with end.makefile("rb") as stream:
+        trees.unpack(stream, str(target), keep_outer_links=False, max_bytes=MAX_TREE)
+        while stream.read(_CHUNK):
+            pass  # the padding at the end of an archive
 
 
 def _receive(end: sockets.socket, take: Callable[[bytes], object], max_bytes: int | None = None) -> None:
