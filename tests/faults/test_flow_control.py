@@ -205,11 +205,11 @@ def test_an_environment_that_hides_its_signature_is_served_and_freed(serve: Call
 def test_a_broken_connection_does_not_end_the_watch_over_the_others() -> None:
     class Peer:
         def __init__(self, *, broken: bool) -> None:
-            self.last_read_at = -1000.0
+            self.last_heard = -1000.0
             self.broken = broken
             self.aborted = asyncio.Event()
 
-        def can_read_pong(self, now: float) -> bool:
+        def can_be_heard(self, now: float) -> bool:
             return True
 
         def ping(self) -> None:

@@ -17,21 +17,21 @@ class Peer:
 
     def __init__(self, *, answers: bool) -> None:
         self._loop = asyncio.get_running_loop()
-        self.last_read_at = self._loop.time()
+        self.last_heard = self._loop.time()
         self.answers = answers
         self.pings = 0
         self.aborted = asyncio.Event()
 
-    def can_read_pong(self, now: float) -> bool:
+    def can_be_heard(self, now: float) -> bool:
         return True
 
     def ping(self) -> None:
         self.pings += 1
         if self.answers:
-            self._loop.call_soon(self._read)
+            self._loop.call_soon(self._heard)
 
-    def _read(self) -> None:
-        self.last_read_at = self._loop.time()
+    def _heard(self) -> None:
+        self.last_heard = self._loop.time()
 
     def abort(self) -> None:
         self.aborted.set()

@@ -217,5 +217,4 @@ async def test_a_shutdown_bears_a_connection_that_is_closing() -> None:
         )
         transport.close()
         protocol.shutdown()
-        await asyncio.sleep(0)
-        assert transport.is_closing()
+        assert (await protocol.receive())["type"] == "websocket.disconnect"

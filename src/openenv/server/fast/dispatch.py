@@ -79,7 +79,7 @@ class DirectDispatch:
         """Find the endpoint of a WebSocket request, if it is the environment's own."""
         route, _ = self._match(scope)
         endpoint = _behind(route.app, scope) if type(route) is WebSocketRoute else None
-        return endpoint if isinstance(endpoint, WsEndpoint) else None
+        return endpoint if type(endpoint) is WsEndpoint else None
 
     def _match(self, scope: Scope) -> tuple[Any, Scope]:
         """Return the route that the application would choose, if the request would reach it unchanged, or None."""

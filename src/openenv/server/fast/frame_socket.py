@@ -72,13 +72,13 @@ class KeepAlive:
 
     def _check(self, connection: FrameSocket, pinged_at: float | None, now: float) -> float | None:
         """Ping or drop a connection when it is time; return when it was pinged, if its answer is still due."""
-        if not connection.can_read_pong(now):
+        if not connection.can_be_heard(now):
             return None
-        if pinged_at is not None and connection.last_read_at < pinged_at:
+        if pinged_at is not None and connection.last_heard < pinged_at:
             if now - pinged_at >= self._timeout_s:
                 connection.abort()
             return pinged_at
-        if now - connection.last_read_at >= self._interval_s:
+        if now - connection.last_heard >= self._interval_s:
             connection.ping()
             return now
         return None
@@ -143,8 +143,9 @@ class FrameSocket(asyncio.Protocol):
         self._keepalive = loop_local(self._loop, KeepAlive)
         self._writes = loop_local(self._loop, WriteBatch)
         self.is_full = False  # the peer reads too slowly for more to be sent now
+        self._drained: asyncio.Future[None] | None = None
         self._close_timer: asyncio.TimerHandle | None = None
-        self.last_read_at = self._loop.time()
+        self.last_heard = self._loop.time()
         self.close_code: int | None = None  # what the peer said when it closed
 
     def start(self, handler: SocketHandler) -> None:
@@ -173,7 +174,14 @@ class FrameSocket(asyncio.Protocol):
             head = text_head(len(payload))
             self._transport.writelines((b"\x82" + head[1:], payload))
 
-    def can_read_pong(self, now: float) -> bool:
+    async def drained(self) -> None:
+        """Wait until the peer has read enough of what was sent."""
+        while self.is_full:
+            if self._drained is None:
+                self._drained = self._loop.create_future()
+            await asyncio.shield(self._drained)
+
+    def can_be_heard(self, now: float) -> bool:
         """Say whether an answer to a ping could be read now; drop a peer that has read nothing for too long."""
         if self.is_full:
             unsent = self._transport.get_write_buffer_size()
@@ -273,7 +281,7 @@ class FrameSocket(asyncio.Protocol):
         if self._closing:
             self._await_close(data)
             return
-        self.last_read_at = self._loop.time()
+        self.last_heard = self._loop.time()
         payload = self._reader.whole(data)
         if payload is None:
             self._read_frames(data, handler)
@@ -315,15 +323,21 @@ class FrameSocket(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         """The client has caught up."""
-        self.is_full = False
+        self._relieve()
         self._update_reading()
         if self._handler is not None and not self._closing:
             self._handler.on_writable()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Inform the handler, and the server's own protocol, which keeps the list of connections."""
-        self._closing = True
+    def _relieve(self) -> None:
         self.is_full = False
+        drained, self._drained = self._drained, None
+        if drained is not None and not drained.done():
+            drained.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the handler, and the server's own protocol, which keeps the list of connections."""
+        self._closing = True
+        self._relieve()
         if self._close_timer is not None:
             self._close_timer.cancel()
         self._keepalive.discard(self)
@@ -335,14 +349,18 @@ class FrameSocket(asyncio.Protocol):
 
 
 def take_over(receive: Receive, *, max_size: int) -> FrameSocket | None:
-    """Take the transport from uvicorn's WebSocket protocol, right after `websocket.accept` was sent.
+    """Take the transport from the server's WebSocket protocol, right after `websocket.accept` was sent.
 
-    Returns None, and changes nothing, under another server, or if an extension such as compression was negotiated,
-    something has been read ahead, or middleware has put a `receive` of its own in between.
+    That protocol is `UpgradeProtocol` or uvicorn's. Returns None, and changes nothing, unless it is one of them, no
+    extension such as compression was negotiated, nothing has been read ahead, and no middleware is in between.
     """
     origin: Any = getattr(receive, "__self__", None)
+    take = getattr(origin, "take_frames", None)
+    if take is not None:
+        socket: FrameSocket | None = take(max_size)
+        return socket
     module = sys.modules.get("uvicorn.protocols.websockets.websockets_sansio_impl")
-    if module is None or not isinstance(origin, module.WebSocketsSansIOProtocol):
+    if module is None or type(origin) is not module.WebSocketsSansIOProtocol:
         return None
     try:
         untouched = not origin.conn.extensions and not origin.conn.reader.buffer and origin.queue.empty()

@@ -1,32 +1,29 @@
-"""The WebSocket protocol class for uvicorn: a short handshake for own endpoints, uvicorn's protocol for all others.
+"""The WebSocket protocol class for uvicorn: a short handshake, then either a takeover or plain ASGI messages.
 
-    upgrade request --+-- own endpoint, nothing in between ------> 101 --> FrameSocket
-                      +-- any other route, or with middleware ---> ApplicationProtocol (uvicorn's) --> ASGI messages,
-                      |                                             or a FrameSocket where an endpoint takes it over
-                      +-- malformed ------------------------------> 400
+Every WebSocket route of an application works on it; the environment's own route takes the connection over. No extension
+is offered: on a fast network compression costs more than it saves. Knows RFC 6455, section 4.
 
-No extension is negotiated: on a fast network compression costs more than it saves. Knows RFC 6455, section 4.
+    connecting -- accept --> accepted -- take_frames --> taken     a FrameSocket has the transport
+        |                       |
+        |                       +-- receive/send ------> accepted  a FrameSocket carries ASGI messages
+        +-- reject, deny ----------------------------> closed
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import hashlib
+import http
 import logging
-from functools import partial
-from http import HTTPStatus
+from collections import deque
 from typing import Any, cast
 from urllib.parse import unquote
 
 from uvicorn.config import Config
-from uvicorn.protocols.utils import ClientDisconnected, get_local_addr
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
-from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
-from ..asgi import Handler, HeaderList, Message, Receive, Scope, Send
 from ..ws import WsEndpoint
 from .dispatch import DirectDispatch
 from .frame_socket import FrameSocket
@@ -34,7 +31,11 @@ from .frame_socket import FrameSocket
 logger = logging.getLogger("uvicorn.error")
 
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-_EXTENSIONS = b"sec-websocket-extensions"
+_PHRASES = {int(status): status.phrase for status in http.HTTPStatus}
+
+
+class Disconnected(OSError):
+    """Something was sent to a client that is gone."""
 
 
 class UpgradeProtocol(asyncio.Protocol):
@@ -48,157 +49,275 @@ class UpgradeProtocol(asyncio.Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._config = config
+        self._app: Any = config.loaded_app
         self._state = server_state
         self._app_state = app_state
         self._loop = _loop or asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
+        self._scope: dict[str, Any] = {}
+        self._key = b""
+        self._phase = "connecting"  # accepted, denying, taken, closed
+        self._events: deque[dict[str, Any]] = deque()
+        self._event_waiter: asyncio.Future[None] | None = None
         self._socket: FrameSocket | None = None
+        self._denial: tuple[int, list[tuple[bytes, bytes]], bytes] | None = None
+
+    # -- asyncio.Protocol -----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Register with the server."""
         self._transport = cast(asyncio.Transport, transport)
         self._state.connections.add(self)  # type: ignore[arg-type]  # uvicorn lists its own classes only
 
+    def data_received(self, data: bytes) -> None:
+        """Read the upgrade request; what follows belongs to the socket."""
+        if self._phase == "connecting" and not self._scope:
+            self._begin(data)
+        elif self._phase == "accepted":
+            self._carry().data_received(data)
+
     def connection_lost(self, exc: Exception | None) -> None:
-        """Leave the server's list."""
+        """Send the application a disconnect, unless a socket has taken the connection."""
         self._state.connections.discard(self)
+        if self._phase != "taken":
+            self._phase = "closed"
+            code = self._socket.close_code if self._socket is not None else None
+            self._put({"type": "websocket.disconnect", "code": 1006 if code is None else code})
 
     def shutdown(self) -> None:
         """Let the socket finish, or refuse the handshake: the server shuts down."""
+        assert self._transport is not None
         if self._socket is not None:
             self._socket.shutdown()
+        elif self._phase == "connecting":
+            self._reject(http.HTTPStatus.SERVICE_UNAVAILABLE)
         else:
-            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE)
+            self._transport.close()
 
-    def data_received(self, data: bytes) -> None:
-        """Read the upgrade request; what follows belongs to the protocol that gets the connection."""
-        transport, config = self._transport, self._config
+    # -- handshake ------------------------------------------------------------------------------------------------
+
+    def _begin(self, data: bytes) -> None:
+        transport = self._transport
         assert transport is not None
         request_line, *lines = data.split(b"\r\n\r\n", 1)[0].split(b"\r\n")
         method, target, _ = request_line.split(b" ", 2)
         headers = [(name.lower(), value.strip()) for name, _, value in (line.partition(b":") for line in lines)]
         fields = dict(headers)
-        key = fields.get(b"sec-websocket-key", b"")
-        if method != b"GET" or len(key) != 24 or fields.get(b"sec-websocket-version") != b"13":
-            self._refuse(HTTPStatus.BAD_REQUEST)
+        self._key = fields.get(b"sec-websocket-key", b"")
+        if method != b"GET" or len(self._key) != 24 or fields.get(b"sec-websocket-version") != b"13":
+            self._reject(http.HTTPStatus.BAD_REQUEST)
             return
         raw_path, _, query = target.partition(b"?")
-        scope: dict[str, Any] = {
+        root_path = self._config.root_path
+        self._scope = {
             "type": "websocket",
-            "root_path": config.root_path,
-            "path": config.root_path + unquote(raw_path.decode("ascii")),
+            "root_path": root_path,
+            "path": root_path + unquote(raw_path.decode("ascii")),
             "query_string": query,
             "headers": headers,
         }
         if b"origin" in fields:  # the address matters for requests of web pages only
-            scope["server"] = get_local_addr(transport)
-        endpoint = DirectDispatch.of(config).endpoint(scope)
-        # Both not now: uvicorn's HTTP protocol makes this the transport's protocol only when it returns.
+            self._scope["server"] = get_local_addr(transport)
+        endpoint = DirectDispatch.of(self._config).endpoint(self._scope)
         if endpoint is not None:
-            self._loop.call_soon(self._serve, endpoint, scope, key)
-        elif max(map(len, lines)) + 2 > MAX_LINE_LENGTH or len(lines) > MAX_NUM_HEADERS:
-            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)  # uvicorn's protocol would never answer
-        else:
-            self._loop.call_soon(self._pass_on, request_line, headers)
-
-    def _serve(self, endpoint: WsEndpoint, scope: Scope, key: bytes) -> None:
-        """Serve as the application would, without a task for each connection."""
-        transport = self._transport
-        assert transport is not None
-        if transport.is_closing():
+            # Not now: the server makes this the transport's protocol only when it returns.
+            self._loop.call_soon(self._serve_directly, endpoint)
             return
-        subprotocol = endpoint.subprotocol(scope)
-        lines = [
-            b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: Upgrade\r\nsec-websocket-accept: ",
-            base64.b64encode(hashlib.sha1(key + _GUID).digest()),
-            b"\r\n",
-        ]
-        for name, value in self._state.default_headers:
-            lines += [name, b": ", value, b"\r\n"]
-        if subprotocol is not None:
-            lines += [b"sec-websocket-protocol: ", subprotocol.encode("ascii"), b"\r\n"]
-        transport.write(b"".join([*lines, b"\r\n"]))
-        socket = self._socket = FrameSocket(transport, self, max_size=endpoint.max_size)
-        self._state.tasks.add(socket.ending)  # type: ignore[arg-type]  # the server waits for it, and cancels it
-        socket.ending.add_done_callback(self._ended)
+        protocols = fields.get(b"sec-websocket-protocol", b"").decode("latin-1")
+        self._scope |= {
+            "asgi": {"version": self._config.asgi_version, "spec_version": "2.4"},
+            "http_version": "1.1",
+            "scheme": "wss" if is_ssl(transport) else "ws",
+            "server": get_local_addr(transport),
+            "client": get_remote_addr(transport),
+            "raw_path": root_path.encode("ascii") + raw_path,
+            "subprotocols": [name.strip() for name in protocols.split(",") if name.strip()],
+            "state": self._app_state.copy(),
+            "extensions": {"websocket.http.response": {}},
+        }
+        self._put({"type": "websocket.connect"})
+        task = self._loop.create_task(self._run())
+        self._state.tasks.add(task)
+        task.add_done_callback(self._state.tasks.discard)
+
+    def _serve_directly(self, endpoint: WsEndpoint) -> None:
+        """Serve as the application would, without a task for each connection."""
+        assert self._transport is not None
+        if self._phase != "connecting" or self._transport.is_closing():
+            return
         try:
-            endpoint.begin(scope, socket)
+            self._accept({"subprotocol": endpoint.subprotocol(self._scope)})
+            socket = self.take_frames(endpoint.max_size)
+            if socket is None:
+                return
+            self._state.tasks.add(socket.ending)  # type: ignore[arg-type]  # the server waits for it, and cancels it
+            socket.ending.add_done_callback(self._ended)
+            endpoint.begin(self._scope, socket)
         except Exception:
             logger.exception("Exception in ASGI application\n")
-            socket.close(1011)
+            self._finish(1011, http.HTTPStatus.INTERNAL_SERVER_ERROR)
 
     def _ended(self, ending: asyncio.Future[None]) -> None:
         self._state.tasks.discard(ending)
-        if ending.cancelled() and self._socket is not None:  # the shutdown does not wait any longer
-            self._socket.close(1012)
+        if ending.cancelled():  # the shutdown does not wait any longer
+            self._finish(1012, http.HTTPStatus.SERVICE_UNAVAILABLE)
 
-    def _pass_on(self, request_line: bytes, headers: HeaderList) -> None:
-        """Hand the connection over to uvicorn's protocol, with the request as it came, but for extensions."""
-        transport = self._transport
-        assert transport is not None
-        self._state.connections.discard(self)
-        if transport.is_closing():
+    async def _run(self) -> None:
+        try:
+            await self._app(self._scope, self.receive, self.send)
+        except Disconnected:
+            pass
+        except asyncio.CancelledError:  # the shutdown does not wait any longer
+            self._finish(1012, http.HTTPStatus.SERVICE_UNAVAILABLE)
+            raise
+        except BaseException:
+            logger.exception("Exception in ASGI application\n")
+            self._finish(1011, http.HTTPStatus.INTERNAL_SERVER_ERROR)
             return
-        lines = [name + b": " + value for name, value in headers if name != _EXTENSIONS]
-        protocol = ApplicationProtocol(self._config, self._state, self._app_state)
-        transport.set_protocol(protocol)
-        protocol.connection_made(transport)
-        protocol.data_received(b"\r\n".join([request_line, *lines, b"", b""]))
+        self._finish(1000, http.HTTPStatus.INTERNAL_SERVER_ERROR)
 
-    def _refuse(self, status: HTTPStatus) -> None:
+    def _finish(self, code: int, status: int) -> None:
+        """Close what the application left open when it ended."""
+        if self._phase in ("connecting", "denying"):
+            self._reject(status)
+        elif self._phase == "accepted":
+            self._carry().close(code)
+        elif self._phase == "taken" and code != 1000:  # the endpoint that took it has failed
+            assert self._socket is not None
+            self._socket.close(code)
+
+    def _accept(self, message: dict[str, Any]) -> None:
+        answer = base64.b64encode(hashlib.sha1(self._key + _GUID).digest())
+        lines = [
+            b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: Upgrade\r\nsec-websocket-accept: ",
+            answer,
+            b"\r\n",
+        ]
+        for name, value in (*self._state.default_headers, *message.get("headers", ())):
+            lines += [name, b": ", value, b"\r\n"]
+        if message.get("subprotocol"):
+            lines += [b"sec-websocket-protocol: ", message["subprotocol"].encode("ascii"), b"\r\n"]
+        lines.append(b"\r\n")
+        self._write(b"".join(lines))
+        self._phase = "accepted"
+
+    def _reject(self, status: int, headers: Any = (), body: bytes = b"") -> None:
+        phrase = _PHRASES.get(status, "")
+        lines = [f"HTTP/1.1 {int(status)} {phrase}\r\n".encode(), b"connection: close\r\n"]
+        names = {name.lower() for name, _ in headers}
+        for name, value in headers:
+            lines += [name, b": ", value, b"\r\n"]
+        if b"content-length" not in names:
+            lines += [b"content-length: ", str(len(body)).encode(), b"\r\n"]
+        lines += [b"\r\n", body]
+        self._phase = "closed"
         assert self._transport is not None
         if not self._transport.is_closing():
-            head = f"HTTP/1.1 {status.value} {status.phrase}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-            self._transport.write(head.encode())
+            self._transport.write(b"".join(lines))
             self._transport.close()
+        self._put({"type": "websocket.disconnect", "code": 1006})
 
+    def _write(self, data: bytes) -> None:
+        assert self._transport is not None
+        if self._transport.is_closing():
+            raise Disconnected
+        self._transport.write(data)
 
-class ApplicationProtocol(WebSocketsSansIOProtocol):
-    """Uvicorn's protocol, with a proper end for applications that fail, and for sockets when the server shuts down."""
+    # -- ASGI -----------------------------------------------------------------------------------------------------
 
-    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any]) -> None:
-        super().__init__(config, server_state, app_state)
-        self.app = cast(Any, partial(_run_application, self.app))
+    async def receive(self) -> dict[str, Any]:
+        """Return the next event."""
+        if self._phase == "accepted":
+            self._carry()
+        while not self._events:
+            self._event_waiter = self._loop.create_future()
+            await self._event_waiter
+        return self._events.popleft()
 
-    def shutdown(self) -> None:
-        """Let a socket that has taken the connection over finish what runs."""
-        protocol = self.transport.get_protocol()
-        if isinstance(protocol, FrameSocket):
-            protocol.shutdown()
-        else:
-            super().shutdown()
-
-
-async def _run_application(app: Handler, scope: Scope, receive: Receive, send: Send) -> None:
-    """Run an application; the client always gets a close frame at its end, and no denial that was only begun.
-
-    Uvicorn would cut the connection (1006) without a word. `receive` stays uvicorn's own: `take_over` looks behind it.
-    """
-    is_open = False
-    denial: Message | None = None  # its first message, until its body comes
-    code = 1000
-
-    async def watched_send(message: Message) -> None:
-        nonlocal is_open, denial
+    async def send(self, message: dict[str, Any]) -> None:
+        """Handle a message of the application."""
         kind = message["type"]
-        if kind == "websocket.http.response.start":
-            denial = message
-            return
-        if denial is not None:
-            await send(denial)
-            denial = None
-        is_open = kind == "websocket.accept" or (is_open and kind != "websocket.close")
-        await send(message)
+        if self._phase == "connecting":
+            self._answer(kind, message)
+        elif self._phase == "denying":
+            self._deny(kind, message)
+        elif self._phase == "accepted" and kind == "websocket.send":
+            text, data = message.get("text"), message.get("bytes")
+            if data is not None:
+                self._carry().send_binary(data)
+            else:
+                self._carry().send((text or "").encode())
+            await self._carry().drained()
+        elif self._phase == "accepted" and kind == "websocket.close":
+            self._carry().close(message.get("code", 1000), message.get("reason") or "")
+        else:
+            raise Disconnected(f"{kind} after the connection was closed")
 
-    try:
-        await app(scope, receive, watched_send)
-    except asyncio.CancelledError:  # the shutdown does not wait any longer
-        code = 1012
-    except Exception as exc:
-        if not is_open or isinstance(exc, ClientDisconnected):
-            raise
-        logger.exception("Exception in ASGI application\n")
-        code = 1011
-    if is_open:
-        with contextlib.suppress(ClientDisconnected, RuntimeError):  # the client may be gone
-            await send({"type": "websocket.close", "code": code})
+    def _answer(self, kind: str, message: dict[str, Any]) -> None:
+        if kind == "websocket.accept":
+            self._accept(message)
+        elif kind == "websocket.close":
+            self._reject(http.HTTPStatus.FORBIDDEN)
+        elif kind == "websocket.http.response.start":
+            self._phase = "denying"
+            self._denial = (message["status"], list(message.get("headers", [])), b"")
+        else:
+            raise RuntimeError(f"{kind} before the WebSocket was accepted")
+
+    def _deny(self, kind: str, message: dict[str, Any]) -> None:
+        if kind != "websocket.http.response.body" or self._denial is None:
+            raise RuntimeError(f"{kind} inside a denial response")
+        status, headers, body = self._denial
+        body += message.get("body", b"")
+        self._denial = (status, headers, body)
+        if not message.get("more_body"):
+            self._reject(status, headers, body)
+
+    def _put(self, event: dict[str, Any]) -> None:
+        self._events.append(event)
+        waiter, self._event_waiter = self._event_waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    # -- after the handshake --------------------------------------------------------------------------------------
+
+    def take_frames(self, max_size: int) -> FrameSocket | None:
+        """Hand the connection over right after it was accepted; None when it is in use or closing."""
+        assert self._transport is not None
+        if self._phase != "accepted" or self._socket is not None or self._transport.is_closing():
+            return None
+        self._phase = "taken"
+        self._socket = FrameSocket(self._transport, self, max_size=max_size)
+        return self._socket
+
+    def _carry(self) -> FrameSocket:
+        """Return the socket that carries ASGI messages."""
+        if self._socket is None:
+            assert self._transport is not None
+            self._socket = FrameSocket(self._transport, self, max_size=self._config.ws_max_size)
+            self._socket.start(self)
+        return self._socket
+
+    def on_message(self, payload: bytes) -> None:
+        """Queue a text message for the application."""
+        self._put({"type": "websocket.receive", "text": payload.decode("utf-8", "replace")})
+
+    def on_binary(self, payload: bytes) -> None:
+        """Queue a binary message for the application."""
+        self._put({"type": "websocket.receive", "bytes": payload})
+
+    def on_oversize(self, size: int) -> None:
+        """Close, as servers do (RFC 6455, 7.4.1)."""
+        assert self._socket is not None
+        self._socket.close(1009, "message too big")
+
+    def on_writable(self) -> None:
+        """Nothing to do: `send` waits by itself."""
+
+    def on_shutdown(self) -> None:
+        """Close; the application gets a disconnect."""
+        assert self._socket is not None
+        self._socket.close(1012)
+
+    def on_lost(self) -> None:
+        """Nothing to do: `connection_lost` tells the application."""
