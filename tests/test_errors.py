@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import pickle
 
@@ -82,8 +83,9 @@ def test_texts_and_details_are_those_of_the_contract() -> None:
 
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
-def test_an_error_keeps_class_text_and_attributes_when_it_is_pickled(error: errors.OpenEnvError) -> None:
-    copy = pickle.loads(pickle.dumps(error))
-    assert type(copy) is type(error)
-    assert (str(copy), copy.args, copy.details) == (str(error), error.args, error.details)
-    assert repr(vars(copy)) == repr(vars(error))
+def test_an_error_keeps_class_text_and_attributes_when_it_is_pickled_or_copied(error: errors.OpenEnvError) -> None:
+    copies = [pickle.loads(pickle.dumps(error, protocol)) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
+    for twin in (*copies, copy.copy(error), copy.deepcopy(error)):
+        assert type(twin) is type(error)
+        assert (str(twin), twin.args, twin.details) == (str(error), error.args, error.details)
+        assert repr(vars(twin)) == repr(vars(error))

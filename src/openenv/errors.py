@@ -49,7 +49,6 @@ Knows nothing of transports; `protocol.client_sessions` builds these from error 
 
 from __future__ import annotations
 
-import copyreg
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -65,7 +64,7 @@ class OpenEnvError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # By attributes: the default calls the class with `args`, the text, but subclasses take other arguments.
-        return copyreg.__newobj__, (type(self),), {**self.__dict__, "args": self.args}  # type: ignore[attr-defined]
+        return _blank, (type(self),), {**self.__dict__, "args": self.args}
 
     @property
     def details(self) -> dict[str, Any]:
@@ -82,6 +81,11 @@ def message_of(exc: BaseException) -> str:
     if text and (type(exc).__str__ is KeyError.__str__ or isinstance(exc, SystemExit)):
         text = f"{type(exc).__name__}: {text}"  # a key or a number alone does not say what is wrong
     return text.encode("utf-8", "backslashreplace").decode() or type(exc).__name__
+
+
+def _blank(cls: type[OpenEnvError]) -> OpenEnvError:
+    # Not `cls.__new__`: that may be RuntimeError's, which Python refuses for a class that is an OSError too.
+    return (OSError if issubclass(cls, OSError) else Exception).__new__(cls)
 
 
 class ConcurrencyConfigurationError(OpenEnvError):

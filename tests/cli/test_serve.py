@@ -62,8 +62,8 @@ def folder(tmp_path: Path) -> Path:
 def started(folder: Path, command: Start) -> Start:
     """Start `openenv serve`."""
 
-    def start(*arguments: str, columns: int = 200) -> Any:
-        return command("serve", *arguments, patience_s=30.0, COLUMNS=str(columns))
+    def start(*arguments: str, columns: int = 200, **variables: str) -> Any:
+        return command("serve", *arguments, patience_s=30.0, COLUMNS=str(columns), **variables)
 
     return start
 
@@ -175,6 +175,15 @@ def test_sigterm_lets_a_running_step_finish_closes_the_environment_and_exits_wit
     stepping.join(30)
     assert answers == ["slowly"]
     assert (folder / "closed").exists()
+    assert "Traceback" not in served.output
+
+
+@pytest.mark.parametrize("fast", ["0", "1"])
+def test_sigterm_with_an_open_connection_exits_with_0(started: Start, fast: str) -> None:
+    served = started("walk.py", "--port", "0", OPENENV_FAST=fast)
+    with GenericEnvClient(served.url).sync() as client:
+        client.reset()
+        assert served.stop(signal.SIGTERM) == 0, served.output
     assert "Traceback" not in served.output
 
 

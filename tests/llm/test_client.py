@@ -156,6 +156,12 @@ async def test_arguments_that_are_no_json_are_an_error_and_none_are_empty(record
             await client.complete_with_tools([], TOOLS)
 
 
+async def test_a_prompt_is_answered_whatever_the_tool_calls_beside_the_text_are(recorder: Recorder) -> None:
+    recorder.says({"content": "8/10", "tool_calls": [{"function": {"name": "look", "arguments": "{bad"}}]})
+    async with OpenAIClient("http://127.0.0.1", recorder.port, "m") as client:
+        assert await client.complete("how good?") == "8/10"
+
+
 def test_one_client_serves_several_event_loops(scripted: Start) -> None:
     model = scripted(Script(turns=(Turn(text="hello"),)))
     client = OpenAIClient("http://127.0.0.1", model.port, "m")

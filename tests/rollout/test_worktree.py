@@ -184,6 +184,18 @@ def test_hard_links_stay_or_become_files(tmp_path: Path) -> None:
     assert merged(tmp_path, work) == {"a": b"data", "b": "-> a", "c": b"hidden under a protected name"}
 
 
+@pytest.mark.parametrize("name", ["json", "peek"])
+def test_a_hard_link_to_a_symbolic_link_is_unusable(tmp_path: Path, name: str) -> None:
+    work = archive(
+        tmp_path / "work.tar",
+        member("./stuff/__init__.py", b"cheat = 1"),
+        link("./aa", "stuff"),
+        link(f"./{name}", "./aa", tarfile.LNKTYPE),
+    )
+    with pytest.raises(UnusableWorktree, match=name):
+        merged(tmp_path, work)
+
+
 def test_special_bits_and_owners_do_not_pass(tmp_path: Path) -> None:
     work = archive(tmp_path / "work.tar", member("./su", b"x", mode=0o6777, uid=0, uname="root"))
     merged(tmp_path, work)

@@ -10,7 +10,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Generator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -77,13 +77,28 @@ class Bootstrap(Coroutine[Any, Any, ClientT]):
     async def _start(self) -> ClientT:
         import asyncio  # needed only to start a server from a loop
 
-        executor = ThreadPoolExecutor(1, thread_name_prefix="openenv-start-provider")
-        start = executor.submit(self._provide)
-        executor.shutdown(wait=False)
+        start: Future[Provided] = Future()
+        start.set_running_or_notify_cancel()
+
+        loop_thread = threading.get_ident()
+
+        def provide() -> None:
+            try:
+                start.set_result(self._provide())
+            except BaseException as exc:
+                start.set_exception(exc)
+
+        def stop_late(start: Future[Provided]) -> None:
+            if start.exception() is None:  # called by `provide`, or at once if the server has just come up
+                stop = _stop_in_thread if threading.get_ident() == loop_thread else stop_quietly
+                stop(start.result().provider)
+
+        # A thread of the loop's own pool: `asyncio.run` does not return before a server that comes up late is stopped.
+        asyncio.get_running_loop().run_in_executor(None, provide)
         try:
             provided = await asyncio.wrap_future(start)
         except asyncio.CancelledError:  # the thread cannot be interrupted: a server that comes up later is stopped then
-            start.add_done_callback(_stop_started)
+            start.add_done_callback(stop_late)
             raise
         client = None
         try:
@@ -97,11 +112,6 @@ class Bootstrap(Coroutine[Any, Any, ClientT]):
 
     def _client_cls_for(self, provided: Provided) -> Any:
         return self._client_cls(base_url=provided.base_url, provider=provided.provider)
-
-
-def _stop_started(start: Future[Provided]) -> None:
-    if not start.cancelled() and start.exception() is None:
-        _stop_in_thread(start.result().provider)
 
 
 def _stop_in_thread(provider: Any) -> None:

@@ -283,39 +283,49 @@ def _request_v1(driver: Driver, session: ClientSession, call: ClientRequest) -> 
     if not was_open:
         session.lose(driver.websocket.lost_reason)
         if kind != "reset" and driver.websocket.messages:
-            session.reply(
-                kind, driver.websocket.messages.popleft().payload
-            )  # raises: it says why the server has hung up
+            last = driver.websocket.messages.popleft()
+            session.reply(kind, last.payload)  # raises: it says why the server has hung up
     payload = session.request(kind, call.data)
     if not was_open:
         yield from connect(driver)
         if driver.session is not session:  # the server at this address speaks v2 now
             return (yield from request(driver, call))
     try:
-        return (yield from _exchange_v1(session, kind, payload, call.timeout_s))
+        raw = yield from _exchange_v1(session, kind, payload, call.timeout_s)
     except SessionLost:
         # A reset starts a new episode in any case, so a connection that had died unnoticed may be replaced for it.
         if kind != "reset" or not was_open or driver.is_open:
             raise
-    return (yield from request(driver, call))
+        return (yield from request(driver, call))
+    return (yield from _reply_v1(session, kind, raw))
 
 
 def next_reply(driver: Driver, kind: str, timeout_s: float | None) -> Flow[dict[str, Any]]:
     """Wait for one more v1 message of the server about the request that it is still at work on."""
     session = driver.session
     assert isinstance(session, ClientSession), "v2 has events instead"
-    return _exchange_v1(session, kind, None, timeout_s)
+    raw = yield from _exchange_v1(session, kind, None, timeout_s)
+    return (yield from _reply_v1(session, kind, raw))
 
 
-def _exchange_v1(
-    session: ClientSession, kind: str, payload: bytes | None, timeout_s: float | None
-) -> Flow[dict[str, Any]]:
-    """Send a message, unless it is None, and read the next one as the reply.
+def _reply_v1(session: ClientSession, kind: str, raw: bytes) -> Flow[dict[str, Any]]:
+    """Read a reply; one that ends the session ends the connection as well."""
+    try:
+        return session.reply(kind, raw)
+    except (SessionCapacityError, EnvironmentFactoryError, SessionError, ProtocolError) as exc:
+        session.lose(f"the server ended the session: {exc}")
+        yield HangUp()
+        raise
+
+
+def _exchange_v1(session: ClientSession, kind: str, payload: bytes | None, timeout_s: float | None) -> Flow[bytes]:
+    """Send a message, unless it is None, and wait for the next one.
 
     v1 has no ids: after any failure the next reply might be that of another request, so the session is lost.
     """
     try:
         raw: bytes = yield SendAndReceive(payload, timeout_s)
+        return raw
     except SessionLost as exc:
         session.lose(exc.reason)
         raise
@@ -327,13 +337,6 @@ def _exchange_v1(
     except BaseException:
         session.lose(_INTERRUPTED)
         raise
-    else:
-        try:
-            return session.reply(kind, raw)
-        except (SessionCapacityError, EnvironmentFactoryError, SessionError, ProtocolError) as exc:
-            session.lose(f"the server ended the session: {exc}")
-            yield HangUp()
-            raise
     session.lose(_UNEXPECTED)
     yield HangUp()
     session.reply(kind, unexpected)  # raises, where it is the reason why the server hung up

@@ -235,7 +235,7 @@ class _HTTPClient(LLMClient):
             LLMError: The endpoint failed.
         """
         system: list[Json] = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
-        return (await self._request([*system, {"role": "user", "content": prompt}], [], kwargs)).content
+        return (await self._request([*system, {"role": "user", "content": prompt}], [], kwargs))[0]
 
     async def complete_with_tools(self, messages: list[Json], tools: list[Json], **kwargs: Any) -> LLMResponse:
         """Return the model's next message.
@@ -244,11 +244,17 @@ class _HTTPClient(LLMClient):
             LLMError: The endpoint failed.
             json.JSONDecodeError: The model's arguments are no JSON.
         """
-        return await self._request(messages, tools, kwargs)
+        text, calls = await self._request(messages, tools, kwargs)
+        return LLMResponse(text, [self._tool_call(call) for call in calls])
 
     @abstractmethod
-    async def _request(self, messages: list[Json], tools: list[Json], options: Json) -> LLMResponse:
-        """Post a conversation of OpenAI's shape in the endpoint's dialect, and read the answer."""
+    async def _request(self, messages: list[Json], tools: list[Json], options: Json) -> tuple[str, list[Json]]:
+        """Post a conversation of OpenAI's shape in the endpoint's dialect; return the answer's text and tool calls."""
+
+    @staticmethod
+    @abstractmethod
+    def _tool_call(call: Json) -> ToolCall:
+        """Read a tool call of the endpoint's dialect."""
 
     async def aclose(self) -> None:
         """Close the connections of this event loop."""
@@ -315,7 +321,7 @@ class OpenAIClient(_HTTPClient):
         super().__init__(endpoint, port, model, api_key, system_prompt, temperature, max_tokens)
         self._reasons = use_max_completion_tokens
 
-    async def _request(self, messages: list[Json], tools: list[Json], options: Json) -> LLMResponse:
+    async def _request(self, messages: list[Json], tools: list[Json], options: Json) -> tuple[str, list[Json]]:
         body: Json = {"model": self.model, "messages": messages, **options}
         limit = body.pop("max_tokens", body.pop("max_completion_tokens", self.max_tokens))
         body["max_completion_tokens" if self._reasons else "max_tokens"] = limit
@@ -329,11 +335,11 @@ class OpenAIClient(_HTTPClient):
         if not choices:
             raise LLMError(f"{self.base_url} answered without a choice: {str(reply)[:200]}")
         message: Json = choices[0].get("message") or {}
-        calls = [
-            ToolCall(call["id"], call["function"]["name"], arguments_of(call["function"].get("arguments")))
-            for call in message.get("tool_calls") or ()
-        ]
-        return LLMResponse(message.get("content") or "", calls)
+        return message.get("content") or "", message.get("tool_calls") or []
+
+    @staticmethod
+    def _tool_call(call: Json) -> ToolCall:
+        return ToolCall(call["id"], call["function"]["name"], arguments_of(call["function"].get("arguments")))
 
 
 class AnthropicClient(_HTTPClient):
@@ -349,7 +355,7 @@ class AnthropicClient(_HTTPClient):
         max_tokens: By default, for all calls.
     """
 
-    async def _request(self, messages: list[Json], tools: list[Json], options: Json) -> LLMResponse:
+    async def _request(self, messages: list[Json], tools: list[Json], options: Json) -> tuple[str, list[Json]]:
         system, others = openai_messages_to_anthropic(messages)
         body: Json = {"max_tokens": self.max_tokens, "temperature": self.temperature, **options}
         body |= {"model": self.model, "messages": others}
@@ -361,12 +367,11 @@ class AnthropicClient(_HTTPClient):
         reply = await self._post("/messages", body, headers)
         blocks = reply.get("content") or []
         text = "".join(block["text"] for block in blocks if block.get("type") == "text")
-        calls = [
-            ToolCall(block["id"], block["name"], dict(block.get("input") or {}))
-            for block in blocks
-            if block.get("type") == "tool_use"
-        ]
-        return LLMResponse(text, calls)
+        return text, [block for block in blocks if block.get("type") == "tool_use"]
+
+    @staticmethod
+    def _tool_call(call: Json) -> ToolCall:
+        return ToolCall(call["id"], call["name"], dict(call.get("input") or {}))
 
 
 _PROVIDERS: Mapping[str, tuple[type[OpenAIClient] | type[AnthropicClient], str]] = {

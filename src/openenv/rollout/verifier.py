@@ -187,6 +187,8 @@ def reads_reward_file(task: Task, baseline: Path | None = None) -> bool:
 
 
 def _contains(archive: Path, name: bytes) -> bool:
+    if not archive.stat().st_size:  # nothing that could be mapped
+        return False
     with archive.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return content.find(name) >= 0
 

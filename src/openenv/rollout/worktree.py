@@ -367,7 +367,8 @@ class _Writer:
     def __init__(self, out: tarfile.TarFile, max_bytes: int) -> None:
         self._out = out
         self._left = max_bytes
-        self.names: set[str] = set()
+        self.files: set[str] = set()
+        """Regular files, which hard links may name: one to a symbolic link is a link that `_refuses` never saw."""
 
     def copy(self, name: str, source: _Archive, member: tarfile.TarInfo) -> None:
         """Copy a member; of a hard link, the file that it stands for."""
@@ -387,14 +388,14 @@ class _Writer:
         if self._left < 0:
             raise UnusableWorktree("the work tree is too large")
         self._out.addfile(entry, content)
-        self.names.add(name)
+        (self.files.add if member.isreg() else self.files.discard)(name)
 
     def link(self, name: str, target: str) -> None:
         """Add a hard link to a member that was written."""
         entry = tarfile.TarInfo(name)
         entry.type, entry.linkname = tarfile.LNKTYPE, target
         self._out.addfile(entry)
-        self.names.add(name)
+        self.files.add(name)
 
 
 class _Baseline:
@@ -470,7 +471,7 @@ class _AgentTree:
                 seen.add(name)
             if self._refuses(name, member):
                 yield name
-            elif member.islnk() and (target := _clean(member.linkname)) in writer.names:
+            elif member.islnk() and (target := _clean(member.linkname)) in writer.files:
                 writer.link(name, str(target))
             else:
                 writer.copy(name, self._source, member)

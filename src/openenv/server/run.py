@@ -194,7 +194,9 @@ class _Server(uvicorn.Server):
         """Refuse new sessions and let running calls end while the port is still open, so that `/ready` can say so."""
         manager.stop_admitting()
         for connection in list(self.server_state.connections):
-            connection.shutdown()
+            # uvicorn's own WebSockets (`OPENENV_FAST=0`) raise when `super().shutdown` shuts them down once more.
+            if not type(connection).__module__.startswith("uvicorn.protocols.websockets"):
+                connection.shutdown()
         if manager.is_quiet:
             return
         limit_s = self.config.timeout_graceful_shutdown or 0

@@ -201,9 +201,13 @@ def run_cheats(
             report.solved[task.task_id] = runner.run(Oracle(), task=task).reward
         with ThreadPoolExecutor(concurrency, thread_name_prefix="openenv-cheat") as pool:
             attempts = [pool.submit(runner.attempt, cheat) for cheat in chosen]
-            for attempt in as_completed(attempts):
-                if on_result is not None:
-                    on_result(attempt.result())
+            try:
+                for attempt in as_completed(attempts):
+                    if on_result is not None:
+                        on_result(attempt.result())
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)  # those that run end, the others do not begin
+                raise
         report.results = [attempt.result() for attempt in attempts]
     return report
 

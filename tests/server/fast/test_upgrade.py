@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +60,42 @@ def test_an_asgi_application_speaks_over_it(serve: Callable[..., Any]) -> None:
             connection.recv(timeout=10)
     assert caught.value.rcvd is not None
     assert (caught.value.rcvd.code, caught.value.rcvd.reason) == (4001, "as you wish")
+
+
+def test_a_client_whose_messages_are_not_received_has_to_wait(serve: Callable[..., Any]) -> None:
+    release = threading.Event()
+    received: list[str] = []
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        while not release.is_set():  # noqa: ASYNC110 - set by another thread
+            await asyncio.sleep(0.01)
+        while (message := await receive())["type"] == "websocket.receive":
+            received.append(message["text"])
+
+    server = serve(slow, lifespan="off")
+    messages = [f"{number} " + "x" * 1_000_000 for number in range(100)]
+    with connect(f"ws://127.0.0.1:{server.port}/", proxy=None) as connection:
+        sent: list[int] = []
+
+        def send_all() -> None:
+            for number, message in enumerate(messages):
+                connection.send(message)
+                sent.append(number)
+
+        sending = threading.Thread(target=send_all)
+        sending.start()
+        sending.join(2)
+        assert len(sent) < len(messages) / 2  # the rest is not in the server's memory
+        release.set()
+        sending.join(30)
+        assert not sending.is_alive()
+        connection.close()
+    deadline = time.monotonic() + 30
+    while len(received) < len(messages) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert received == messages
 
 
 def test_the_answer_to_a_handshake_is_that_of_the_rfc(serve: Callable[..., Any]) -> None:

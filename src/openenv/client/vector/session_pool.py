@@ -188,7 +188,8 @@ class SharedConnection:
             open_id = connection.next_id()
             self.opens[open_id] = slot
             messages.append({**slot.open_message(open_id), **self.open_options})
-        slots = [slot for slot in self.outbox if slot.pending is not None]
+        # A slot may be there twice (`reset(slots=[0, 0])`), with one request.
+        slots = list(dict.fromkeys(slot for slot in self.outbox if slot.pending is not None))
         if slots:
             batch_id = connection.next_id()
             self.batches[batch_id] = slots

@@ -31,6 +31,7 @@ from .frame_socket import FrameSocket
 logger = logging.getLogger("uvicorn.error")
 
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+_MOST_EVENTS = 16
 _PHRASES = {int(status): status.phrase for status in http.HTTPStatus}
 
 
@@ -229,6 +230,8 @@ class UpgradeProtocol(asyncio.Protocol):
         """Return the next event."""
         if self._phase == "accepted":
             self._carry()
+        if self._socket is not None and len(self._events) <= 1:
+            self._socket.resume()
         while not self._events:
             self._event_waiter = self._loop.create_future()
             await self._event_waiter
@@ -275,6 +278,8 @@ class UpgradeProtocol(asyncio.Protocol):
 
     def _put(self, event: dict[str, Any]) -> None:
         self._events.append(event)
+        if self._socket is not None and len(self._events) >= _MOST_EVENTS:
+            self._socket.pause()  # the application does not receive: its client has to wait
         waiter, self._event_waiter = self._event_waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
