@@ -147,6 +147,7 @@ def test_ctrl_c_ends_and_stores_what_runs(call: Call, task: str, tmp_path: Path)
     assert listed["interrupted"] == []
 
 
+@pytest.mark.slow
 def test_cheats_can_be_run_one_by_one(task: str) -> None:
     done = CliRunner().invoke(rollouts, ["cheats", "--cheat", "planted-reward", "--json"])
     assert done.exit_code == 0, done.output

@@ -84,6 +84,7 @@ def test_the_published_client_calls_the_tool(published: Any, served_rollouts: st
     assert "exited with code 3" in result["error"] or "SandboxUnavailable" in result["error"]
 
 
+@pytest.mark.slow
 @pytest.mark.published
 def test_the_shapes_of_harnesses_are_those_of_the_published_package(ours: Any, published: Any, tmp_path: Path) -> None:
     shapes = [

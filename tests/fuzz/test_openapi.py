@@ -107,7 +107,7 @@ def operations(url: str) -> Iterator[Any]:
         yield found.ok()
 
 
-@pytest.mark.parametrize("env_cls", [Grid, Bare])
+@pytest.mark.parametrize("env_cls", [Grid, pytest.param(Bare, marks=pytest.mark.slow)])
 def test_made_up_requests_find_no_undocumented_server_error(serve: Any, env_cls: type[Any]) -> None:
     """W2, W3: valid and invalid requests alike are answered as the document says, and the server lives on."""
     server = serve(create_app(env_cls, Go, View, env_name="grid", max_concurrent_envs=4))

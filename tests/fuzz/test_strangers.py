@@ -17,6 +17,7 @@ from socket import SHUT_RDWR
 from typing import Any
 
 import httpx2
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -362,6 +363,7 @@ def _seen(reply: dict[str, Any]) -> tuple[int, str]:
     return reply_data["total"], reply_data["secret"]
 
 
+@pytest.mark.slow
 def test_clients_cannot_touch_each_others_sessions(serve: Any) -> None:
     server = HTTPEnvServer(Adder, Add, Sum, state_cls=Total, limits=SessionLimits(sessions=64, grace_s=600))
     app = new_application()

@@ -95,7 +95,7 @@ def test_a_client_of_mcp_plays(
 
 
 @pytest.mark.published
-@pytest.mark.parametrize("mode", ["steps", "http"])
+@pytest.mark.parametrize("mode", [pytest.param("steps", marks=pytest.mark.slow), "http"])
 def test_the_published_tool_client_plays(server: Any, published: Any, play: Any, mode: str) -> None:
     seen = play(published, "openenv", server.url, mode)
     assert {"echo", "count", "work", "peek"} <= set(seen["names"])

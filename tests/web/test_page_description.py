@@ -106,6 +106,7 @@ def test_fields_have_the_keys_and_kinds_of_the_contract() -> None:
     assert (fields["note"]["description"], fields["note"]["help_text"]) == ("A note", "A note")
 
 
+@pytest.mark.slow
 @pytest.mark.published
 def test_fields_are_those_of_the_published_package_but_for_its_words(published: Any, tmp_path: Path) -> None:
     code = (

@@ -120,6 +120,7 @@ def play(url: str) -> list[Any]:
     return transcript
 
 
+@pytest.mark.slow
 @pytest.mark.published
 def test_the_same_requests_get_the_same_answers_and_frames(
     ours: Any, published: Any, tmp_path: Path, free_port: Callable[[], int]

@@ -129,6 +129,7 @@ def test_a_users_own_class_is_a_backend(folder_backend: Any) -> None:
     assert issubclass(OpenCodeSession, ResourceSession)
 
 
+@pytest.mark.slow
 def test_the_agent_starts_when_everything_else_is_done(narrow: Any, play: Play) -> None:
     model = play(HELLO)
     config = config_for(model, sandbox_home=str(narrow.home), extra_setup_shell="echo extra", system_prompt="be brief")
@@ -214,6 +215,7 @@ def test_an_agent_may_be_started_later_and_only_once(narrow: Any, play: Play) ->
 # -- the proxy inside -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_sandbox_that_cannot_reach_its_host_gets_the_proxy_inside(narrow: Any, play: Play) -> None:
     model = play(HELLO, api_key=KEY)
     config = config_for(model, sandbox_home=str(narrow.home))

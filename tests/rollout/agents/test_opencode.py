@@ -132,6 +132,7 @@ def test_opencode_does_a_task_and_every_token_is_there(play: Play, tmp_path: Pat
     assert all(json.loads(line)["type"] for line in log.splitlines())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_exit_code_is_opencodes_own(play: Play) -> None:
     failing = Turn(text="no", failures=(StatusFailure(status=400, attempts=None),))

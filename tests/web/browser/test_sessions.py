@@ -189,6 +189,7 @@ MANY_STEPS = """async (count) => {
 }"""
 
 
+@pytest.mark.slow
 def test_a_thousand_steps_leave_the_page_small_and_quick(site: Callable[..., Any], visit: Callable[..., Any]) -> None:
     server = site(Counter, Add, Sum)
     visitor = visit(server.url)
