@@ -51,7 +51,7 @@ class Watch:
         return self.built - self.closed
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Start over."""
         self.built = self.closed = self.resets = self.steps = 0
         self.entered.clear()
         self.cancelled.clear()

@@ -46,7 +46,7 @@ REQUESTS: list[tuple[str, Any]] = [
 ]
 NAMES = [name for name, _ in REQUESTS]
 
-# Worded by whoever finds the mistake; only that there is a text is promised.
+# The part that finds the mistake words it; only that there is a text is promised.
 WORDS = {"raises", "wrong arguments", "no version", "other version", "no method", "extra key", "params are a list"}
 WORDS |= {"close without session"}
 # Ours says more: which kind of error it was.

@@ -288,7 +288,7 @@ def _app_of(value: Any, env_cls: type[Any], label: str) -> Any:
     if missing:
         known = [name for name in vars(Environment) if name in missing]
         names = ", ".join([*known, *sorted(missing.difference(known))])
-        raise TargetError(f"{env_cls.__name__} lacks {names}")
+        raise TargetError(f"{env_cls.__name__} does not define {names}")
     if needed := _needed(value):
         arguments = ", ".join(f"{name}=..." for name in needed)
         raise TargetError(

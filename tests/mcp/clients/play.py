@@ -1,4 +1,4 @@
-"""Plays a served desk with a client of somebody else's and prints what it saw as JSON.
+"""Plays a served desk with a client of another project and prints what it saw as JSON.
 
     python play.py mcp1|mcp2|fastmcp|openenv URL [MODE]
 
