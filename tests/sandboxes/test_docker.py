@@ -46,7 +46,7 @@ def engine(docker_host: str) -> ContainerCli:
 
 def areas_and_all() -> list[Any]:
     """The first check of each area, and all others as slow tests: the contract as a whole runs on the local backend."""
-    first = {check.id.partition(".")[0]: check for check in reversed(CHECKS)}.values()
+    first = {check.id.partition(".")[0]: check for check in reversed(CHECKS) if check.id != "use.threads"}.values()
     return [pytest.param(c, id=c.id, marks=() if c in first else pytest.mark.slow) for c in CHECKS]
 
 
@@ -204,9 +204,17 @@ BARE_CHECKS = {
     "output.streams", "output.binary", "time.timeout", "time.daemon", "time.others", "time.background", "job.kill",
     "stop.daemons", "file.content", "file.missing", "file.part", "tree.specials", "tree.closed", "tree.upload",
 }  # fmt: skip
+BARE_EVERY_TIME = {"exec.exit-code", "output.streams", "time.timeout", "stop.daemons", "file.content", "tree.upload"}
 
 
-@pytest.mark.parametrize("check", [c for c in CHECKS if c.id in BARE_CHECKS], ids=lambda check: check.id)
+@pytest.mark.parametrize(
+    "check",
+    [
+        pytest.param(check, id=check.id, marks=() if check.id in BARE_EVERY_TIME else pytest.mark.slow)
+        for check in CHECKS
+        if check.id in BARE_CHECKS
+    ],
+)
 def test_an_image_needs_no_more_than_a_shell_and_tar(check: ContractCheck, bare_bench: CheckBench) -> None:
     try:
         check.run(bare_bench)
