@@ -21,7 +21,7 @@ import pytest
 from openenv.server.app import create_app
 
 SUITE = Path(__file__).parents[2] / "interaction"
-WAYS = ["ws, blocking", "http"]
+WAYS = ["ws, blocking", pytest.param("http", marks=pytest.mark.slow)]
 NOT_SENDABLE = {"test_a_constructor_that_fails_is_reported_with_its_reason"}  # its factory is a closure
 
 
