@@ -80,7 +80,8 @@ def test_an_open_page_keeps_a_session_that_would_expire(
     serve: Callable[..., Any], visit: Callable[..., Any], make_app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(visitors_module, "_KEEP_PERIOD_S", 0.05)
-    monkeypatch.setenv("OPENENV_SESSION_TIMEOUT", "4")
+    # Less than the 5 s after which the server closes an idle connection of the browser's.
+    monkeypatch.setenv("OPENENV_SESSION_TIMEOUT", "2.5")
     server = serve(make_app())
     with_page, without = visit(server.url), visit(server.url)
     with with_page.live() as live:

@@ -124,7 +124,7 @@ def test_rollouts_at_once_are_not_mixed_up_and_nothing_planted_counts(served: An
 def test_a_model_that_does_not_answer_is_no_failure_of_the_agent(served: Any) -> None:
     with OpenCodeEnv(base_url=served.url).sync() as env:
         result = env.run_rollout(
-            endpoint="scripted", script=HANG, instruction="hang", verify=["true"], agent_timeout_s=25
+            endpoint="scripted", script=HANG, instruction="hang", verify=["true"], agent_timeout_s=45
         )
         assert (result.status, result.phase, result.reward) == ("env_failed", "agent", None)
         assert "no answer" in (result.error or "")
