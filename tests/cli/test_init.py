@@ -54,7 +54,7 @@ def run_python(*arguments: str, folder: Path, **variables: str) -> str:
     path = os.pathsep.join([HERE, *filter(None, [variables.pop("PYTHONPATH", "")])])
     environ = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **variables}
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environ, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, *arguments], cwd=folder, env=environ, capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
