@@ -232,9 +232,9 @@ def _control_groups() -> str:
 
 
 def _containers() -> str:
-    from ..sandboxes.container_cli import find_engine
+    from ..sandboxes.container_cli import first_engine
 
-    return f"{find_engine('auto', None, first_only=True).kind} answers"
+    return f"{first_engine('auto', None).kind} answers"
 
 
 def _npm() -> Diagnosis:

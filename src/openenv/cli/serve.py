@@ -275,7 +275,7 @@ def import_fastapi() -> None:
     for name in hidden:
         sys.modules[name] = None  # type: ignore[assignment]  # its import fails, as if it were not installed
     try:
-        import fastapi.openapi.models  # noqa: F401
+        import fastapi.openapi.models  # noqa: F401 - for its effect: the models are made now
     finally:
         config["defer_build"] = before
         for name in hidden:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # the tables, for type checkers; tests/test_typing.py holds t
     from . import rubrics as rubrics
     from . import tools as tools
     from . import utils as utils
-    from .env_server import *  # noqa: F403
+    from .env_server import *  # noqa: F403 - all its names are exported here too, as `_SERVER` does
 
     __all__: list[str]
 else:

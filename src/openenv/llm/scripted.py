@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from openenv.testing.scripted import *  # noqa: F403
+from openenv.testing.scripted import *  # noqa: F403 - every name, on the former path
 
 if __name__ == "__main__":
     import sys

@@ -388,7 +388,10 @@ class _Writer:
         if self._left < 0:
             raise UnusableWorktree("the work tree is too large")
         self._out.addfile(entry, content)
-        (self.files.add if member.isreg() else self.files.discard)(name)
+        if member.isreg():
+            self.files.add(name)
+        else:  # a forged archive may have a file and a link of one name
+            self.files.discard(name)
 
     def link(self, name: str, target: str) -> None:
         """Add a hard link to a member that was written."""

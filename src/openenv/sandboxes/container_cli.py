@@ -148,34 +148,40 @@ class ContainerCli:
         return dead
 
 
-def find_engine(name: EngineName, host: str | None, *, first_only: bool = False) -> ContainerCli:
-    """Return the engine of that name, or the first that is installed and answers.
+def first_engine(name: EngineName, host: str | None) -> ContainerCli:
+    """Return the engine of that name, or the first that is installed.
 
-    Args:
-        name: An engine, or `auto`.
-        host: The engine's address; None for its default.
-        first_only: Do not go on to the next engine when the first that is installed does not answer.
+    Raises:
+        SandboxUnavailable: It does not answer, or none is installed.
+    """
+    engine = _installed_engines(name, host)[0]
+    engine.check()
+    return engine
+
+
+def find_engine(name: EngineName, host: str | None) -> ContainerCli:
+    """Return the engine of that name, or the first that is installed and answers.
 
     Raises:
         SandboxUnavailable: None answers; the text is the reason of each that is installed, or how to install one.
     """
-    kinds: tuple[Literal["docker", "podman"], ...] = ("docker", "podman") if name == "auto" else (name,)
     reasons = []
-    for kind in kinds:
-        program = shutil.which(kind)
-        if program is None:
-            continue
-        engine = ContainerCli(kind, program, host)
+    for engine in _installed_engines(name, host):
         try:
             engine.check()
             return engine
         except SandboxError as error:
             reasons.append(str(error))
-            if first_only:
-                break
-    wanted = " or ".join(f"`{kind}`" for kind in kinds)
-    install = f"Containers need {wanted}, which is not installed. Install it: {_INSTALL}"
-    raise SandboxUnavailable(" ".join(reasons) or install)
+    raise SandboxUnavailable(" ".join(reasons))
+
+
+def _installed_engines(name: EngineName, host: str | None) -> list[ContainerCli]:
+    kinds: tuple[Literal["docker", "podman"], ...] = ("docker", "podman") if name == "auto" else (name,)
+    engines = [ContainerCli(kind, program, host) for kind in kinds if (program := shutil.which(kind)) is not None]
+    if not engines:
+        wanted = " or ".join(f"`{kind}`" for kind in kinds)
+        raise SandboxUnavailable(f"Containers need {wanted}, which is not installed. Install it: {_INSTALL}")
+    return engines
 
 
 def bind_option(mount: Mount) -> str:

@@ -31,7 +31,7 @@ from pathlib import Path
 from openenv import settings
 from openenv.errors import SandboxError, SandboxUnavailable
 from openenv.sandboxes.base import Mount, Sandboxes, SandboxSpec
-from openenv.sandboxes.container_cli import OWNER_LABEL, ContainerCli, EngineName, bind_option, find_engine
+from openenv.sandboxes.container_cli import OWNER_LABEL, ContainerCli, EngineName, bind_option, first_engine
 from openenv.sandboxes.owners import Owner
 from openenv.sandboxes.relay import Exposure, Relay, listen_in
 from openenv.sandboxes.shell import ShellSandbox
@@ -115,16 +115,13 @@ class DockerSandboxes(Sandboxes):
 
     def sweep(self) -> list[str]:
         """Remove the containers whose owner is dead, and return their ids; those of living owners stay."""
-        return self._find_engine().sweep()
-
-    def _find_engine(self) -> ContainerCli:
-        # Another engine has other images and limits, so an outage of the first must not move sandboxes there.
-        return find_engine(self._engine_name, self._host, first_only=True)
+        return first_engine(self._engine_name, self._host).sweep()
 
     def _prepare(self) -> _PreparedEngine:
         with self._lock:
             if self._ready is None:
-                engine = self._find_engine()
+                # Another engine has other images and limits: an outage of the first must not move sandboxes there.
+                engine = first_engine(self._engine_name, self._host)
                 image = self.image
                 mounts: tuple[Mount, ...] = ()
                 envs = {"USER": "user", "LOGNAME": "user"}

@@ -89,14 +89,14 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from . import web_interface as web_interface
 
     # All that these four export is exported here; of the others only a part is.
-    from .base_transforms import *  # noqa: F403
-    from .exceptions import *  # noqa: F403
+    from .base_transforms import *  # noqa: F403 - see above
+    from .exceptions import *  # noqa: F403 - see above
     from .interfaces import Environment as Environment
     from .interfaces import Message as Message
     from .interfaces import ModelTokenizer as ModelTokenizer
     from .interfaces import TaskProvider as TaskProvider
-    from .mcp_types import *  # noqa: F403
-    from .serialization import *  # noqa: F403
+    from .mcp_types import *  # noqa: F403 - see above
+    from .serialization import *  # noqa: F403 - see above
 else:  # without a declaration of `__all__` above: it would hide the names from the star import of `openenv.core`
     __getattr__, __dir__, _names = lazy_exports(__name__, {**_EXPORTS, **_SUBMODULES})
     __all__ = list(_EXPORTS)

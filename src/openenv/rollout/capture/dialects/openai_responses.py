@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from ..encoding import Json
@@ -207,23 +208,23 @@ def _without_logprobs(value: Json) -> Json:
     return {**value, "logprobs": []} if value.get("logprobs") else value
 
 
+def _with_each(value: Json, key: str, strip: Callable[[Json], Json]) -> Json:
+    """Strip every object of a list; a value in which nothing changes is returned itself and sent as it came."""
+    items = value.get(key)
+    if not isinstance(items, list):
+        return value
+    stripped = [strip(item) if isinstance(item, dict) else item for item in items]
+    same = all(one is other for one, other in zip(items, stripped, strict=True))
+    return value if same else {**value, key: stripped}
+
+
 def _strip_item(item: Json) -> Json:
-    content = item.get("content")
-    if not isinstance(content, list):
-        return item
-    stripped = [_without_logprobs(part) if isinstance(part, dict) else part for part in content]
-    same = all(one is other for one, other in zip(content, stripped, strict=True))
-    return item if same else {**item, "content": stripped}
+    return _with_each(item, "content", _without_logprobs)
 
 
 def _strip_whole(response: Json) -> Json:
     visible = {**response, "top_logprobs": 0} if response.get("top_logprobs") else response
-    output = visible.get("output")
-    if not isinstance(output, list):
-        return visible
-    stripped = [_strip_item(item) if isinstance(item, dict) else item for item in output]
-    same = all(one is other for one, other in zip(output, stripped, strict=True))
-    return visible if same else {**visible, "output": stripped}
+    return _with_each(visible, "output", _strip_item)
 
 
 def _finish_reason(response: Json, output: list[Json]) -> str | None:
