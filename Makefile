@@ -83,15 +83,18 @@ clients:
 	@$(MAKE) --no-print-directory -j4 \
 		$(CLIENTS)/mcp1/ready $(CLIENTS)/mcp2/ready $(CLIENTS)/gradio/ready .bench/published/complete
 
-# The type checker keeps one core busy; the tests in other environments have the rest meanwhile.
-check-and-others: $(VENV)/ready test-packages clients
-	@$(MAKE) --no-print-directory -j2 check test-fastmcp3 test-gradio
+# What stands beside the main run of tests, two jobs at a time.
+check-and-others:
+	@$(MAKE) --no-print-directory -j2 check test-fastmcp3 test-gradio WORKERS=2
 
-test: check-and-others ## the checks, then every test that is quick
-	@WORKERS=$(WORKERS) scripts/run-tests $(BIN)/python -m "not slow"
+# Tests wait for processes and sockets now and then; the type checker and the other environments have the cores meanwhile.
+test: $(VENV)/ready test-packages clients ## the checks, and every test that is quick
+	@scripts/beside "$(MAKE) --no-print-directory check-and-others" \
+		env WORKERS=$(WORKERS) scripts/run-tests $(BIN)/python -m "not slow"
 
-test-all: check-and-others .engine/ready ## the slow tests too
-	@STRICT=1 WORKERS=$(WORKERS) scripts/run-tests $(BIN)/python
+test-all: $(VENV)/ready test-packages clients .engine/ready ## the slow tests too
+	@scripts/beside "$(MAKE) --no-print-directory check-and-others" \
+		env STRICT=1 WORKERS=$(WORKERS) scripts/run-tests $(BIN)/python
 
 test-fastmcp3: $(CLIENTS)/mcp1/ready ## the MCP tests with the older FastMCP
 	@WORKERS=$(WORKERS) scripts/run-tests $(CLIENTS)/mcp1/bin/python -m "not slow" tests/env/test_mcp*.py tests/env/tools tests/mcp

@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve().parent
     [
         ("ours", 40, 40, 20),
         ("vector", 24, 96, 32),
-        ("http", 24, 24, 10),
+        pytest.param("http", 24, 24, 10, marks=pytest.mark.slow),
         ("tools", 24, 24, 12),
         ("keys", 24, 24, 10),
         ("mcp", 16, 16, 6),
@@ -46,6 +46,7 @@ def test_every_episode_is_identical_to_its_twin_or_ends_in_a_typed_error(
 
 
 @pytest.mark.published
+@pytest.mark.slow
 def test_lies_are_found(published: Any, tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     command = [published.python, "-m", "storm", "--package", "published", "--episodes", "12", "--json", str(file)]

@@ -45,6 +45,7 @@ def test_the_episodes_of_a_killed_worker_end_as_that_and_nothing_is_left_of_it()
     assert not others(result, "SessionLost: worker crashed", "EnvironmentFactoryError")
 
 
+@pytest.mark.slow
 def test_an_episode_on_a_server_that_is_replaced_completes_or_says_so() -> None:
     result = Run(Storm("restarts", 20, at_once=8), lambda _: None).run()
     check(result, 20)

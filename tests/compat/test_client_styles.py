@@ -12,6 +12,8 @@ import pytest
 from client_styles import STYLES
 from sample_echo import echo_app
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parent
 
 

@@ -65,6 +65,7 @@ def served_rollouts() -> Iterator[str]:
 
 
 @pytest.mark.published
+@pytest.mark.slow
 def test_the_published_client_calls_the_tool(published: Any, served_rollouts: str, tmp_path: Path) -> None:
     arguments = {"endpoint": "scripted", "instruction": "x", "setup": ["exit 3"], "task_id": "t"}
     done = subprocess.run(

@@ -35,7 +35,13 @@ class Pair:
         return self.play(self.serve(**(MANY if settings is None else settings)), calls, **how)
 
 
-@pytest.fixture(params=["published on ours (serve)", "published on ours (uvicorn)", "ours on published"])
+@pytest.fixture(
+    params=[
+        "published on ours (serve)",
+        "published on ours (uvicorn)",
+        pytest.param("ours on published", marks=pytest.mark.slow),
+    ]
+)
 def pair(request: pytest.FixtureRequest, ours: Any, published: Any, server: Any, peer: Any) -> Pair:
     """Each way to put the two packages together."""
     if request.param == "ours on published":

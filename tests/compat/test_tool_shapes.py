@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tool_shapes import CALLS
 
-pytestmark = [pytest.mark.published, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.published, pytest.mark.timeout(900)]
 
 FOLDER = Path(__file__).parent
 IDS = [f"{name}-{number}" for number, (name, _) in enumerate(CALLS)]

@@ -19,7 +19,7 @@ from openenv.errors import (
     SlotsFailed,
 )
 
-pytestmark = pytest.mark.published
+pytestmark = [pytest.mark.slow, pytest.mark.published]
 
 SESSIONS = "16"
 

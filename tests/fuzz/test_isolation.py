@@ -347,6 +347,7 @@ class Intruder:
 
 @settings(max_examples=120)
 @given(moves=st.lists(MOVES, min_size=1, max_size=12))
+@pytest.mark.slow
 def test_a_client_of_one_session_neither_reads_nor_changes_another(
     url: str, others: Others, moves: list[tuple[str, str, str]]
 ) -> None:

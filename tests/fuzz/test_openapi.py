@@ -18,6 +18,8 @@ from environments import Idle
 from openenv.core.env_server.http_server import create_app
 from openenv.core.env_server.types import Action, Observation, State
 
+pytestmark = pytest.mark.slow
+
 
 class Go(Action):
     """A move on the grid."""

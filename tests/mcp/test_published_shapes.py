@@ -17,7 +17,7 @@ from websockets.sync.client import connect
 
 import http_calls
 
-pytestmark = [pytest.mark.published, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.published, pytest.mark.timeout(900)]
 
 SAMPLES = Path(__file__).parents[1] / "compat"
 

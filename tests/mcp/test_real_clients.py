@@ -27,10 +27,10 @@ CLIENTS = [
     pytest.param("mcp1", "mcp1", None, id="mcp 1.30"),
     pytest.param("mcp1", "fastmcp", None, id="FastMCP 3"),
     pytest.param("mcp2", "mcp2", "auto", id="mcp 2.3, auto"),
-    pytest.param("mcp2", "mcp2", "legacy", id="mcp 2.3, handshake"),
-    pytest.param("mcp2", "mcp2", "2026-07-28", id="mcp 2.3, 2026-07-28"),
+    pytest.param("mcp2", "mcp2", "legacy", id="mcp 2.3, handshake", marks=pytest.mark.slow),
+    pytest.param("mcp2", "mcp2", "2026-07-28", id="mcp 2.3, 2026-07-28", marks=pytest.mark.slow),
     pytest.param("mcp2", "fastmcp", "auto", id="FastMCP 4, auto"),
-    pytest.param("mcp2", "fastmcp", "legacy", id="FastMCP 4, handshake"),
+    pytest.param("mcp2", "fastmcp", "legacy", id="FastMCP 4, handshake", marks=pytest.mark.slow),
 ]
 
 
@@ -94,8 +94,9 @@ def test_a_client_of_mcp_plays(
         server.wait_for(lambda: server.manager.active == 0 and server.watch.alive == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.published
-@pytest.mark.parametrize("mode", [pytest.param("steps", marks=pytest.mark.slow), "http"])
+@pytest.mark.parametrize("mode", ["steps", "http"])
 def test_the_published_tool_client_plays(server: Any, published: Any, play: Any, mode: str) -> None:
     seen = play(published, "openenv", server.url, mode)
     assert {"echo", "count", "work", "peek"} <= set(seen["names"])

@@ -74,9 +74,10 @@ async def vanish(address: tuple[str, int], body: dict[str, Any], gate: asyncio.S
 
 @pytest.mark.parametrize(
     "body",
-    [CREATE, pytest.param(INITIALIZE, marks=pytest.mark.slow)],
+    [CREATE, INITIALIZE],
     ids=["openenv/session/create", "initialize"],
 )
+@pytest.mark.slow
 def test_all_slots_come_back_after_a_thousand_clients_vanished(serve: Any, wire: Any, body: dict[str, Any]) -> None:
     Brief.alive = Brief.built = 0
     config = ConcurrencyConfig(max_concurrent_envs=CLIENTS, session_timeout=LEASE_S)

@@ -84,6 +84,7 @@ def test_a_container_listens_on_loopback_only_and_is_labelled_with_its_owner(
     assert left_behind() == []
 
 
+@pytest.mark.slow
 def test_a_port_that_was_asked_for_is_the_one_that_is_got(
     provider: LocalDockerProvider, image: str, free_port: Callable[[], int], left_behind: LeftBehind
 ) -> None:
@@ -124,6 +125,7 @@ def test_what_cannot_be_a_variable_is_refused_before_anything_is_started(
         provider.start_container(image, env_vars=variables)
 
 
+@pytest.mark.slow
 def test_folders_of_the_host_are_seen_read_only(
     provider: LocalDockerProvider, image: str, left_behind: LeftBehind, tmp_path: Path
 ) -> None:
@@ -177,6 +179,7 @@ def test_a_container_that_dies_before_it_has_a_port_shows_its_log(
     assert left_behind() == []
 
 
+@pytest.mark.slow
 def test_memory_that_ran_out_is_reported(provider: LocalDockerProvider, image: str, left_behind: LeftBehind) -> None:
     command = ["sh", "-c", "sleep 1; tail /dev/zero"]
     url = provider.start_container(image, command=command, memory_limit="16m", run_args=["--memory-swap", "16m"])
@@ -184,6 +187,7 @@ def test_memory_that_ran_out_is_reported(provider: LocalDockerProvider, image: s
         provider.wait_for_ready(url, timeout_s=280)
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_is_a_timeout_with_its_log_and_is_removed(
     provider: LocalDockerProvider, image: str, left_behind: LeftBehind
 ) -> None:
@@ -196,6 +200,7 @@ def test_a_server_that_does_not_answer_is_a_timeout_with_its_log_and_is_removed(
     assert left_behind() == []
 
 
+@pytest.mark.slow
 def test_a_server_that_answers_with_an_error_is_not_ready(
     provider: LocalDockerProvider, image: str, left_behind: LeftBehind
 ) -> None:
@@ -224,6 +229,7 @@ def test_a_port_that_is_taken_is_reported_with_what_to_do_and_leaves_nothing(
     assert left_behind() == []
 
 
+@pytest.mark.slow
 def test_a_network_that_publishes_nothing_is_reported(
     provider: LocalDockerProvider, image: str, left_behind: LeftBehind
 ) -> None:
@@ -328,12 +334,14 @@ def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("moment", ["create", "ready"])
+@pytest.mark.slow
 def test_an_interrupt_leaves_nothing(docker_host: str, image: str, left_behind: LeftBehind, moment: str) -> None:
     done = run(INTERRUPTED, docker_host, image, moment)
     assert done.stdout == "interrupted None\n", done.stderr
     assert left_behind() == []
 
 
+@pytest.mark.slow
 def test_a_container_ends_with_the_process_that_forgot_it_and_not_with_a_fork_of_it(
     docker_host: str, image: str, left_behind: LeftBehind
 ) -> None:

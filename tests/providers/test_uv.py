@@ -114,6 +114,7 @@ def test_a_project_is_served_from_its_folder(project: Path, offline: dict[str, s
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_client_plays_what_is_in_a_repository(repository: str, offline: dict[str, str], temporary: Path) -> None:
     started = GenericEnvClient.from_env(
         "org/space", use_docker=False, project_path=f"{repository}@good", env_vars=offline, context_timeout_s=120

@@ -62,6 +62,7 @@ def model() -> Iterator[Model]:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_twenty_rollouts_at_once_are_not_mixed_up(
     local: Sandboxes, model: Model, tmp_path: Path, leftovers: Callable[[], None]
 ) -> None:

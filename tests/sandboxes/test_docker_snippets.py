@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -24,6 +26,7 @@ def test_the_snippet_about_containers_prints_what_it_should(docker_host: str) ->
     assert run("docker_sandbox.py", DOCKER_HOST=docker_host) == "45\n1\nTrue\n"
 
 
+@pytest.mark.slow
 def test_the_snippet_about_e2b_prints_what_it_should(e2b_double: Any) -> None:
     url = e2b_double.url
     environ = {"E2B_API_URL": url, "E2B_SANDBOX_URL": url, "E2B_HTTP_VERSION": "1.1", "E2B_API_KEY": e2b_double.key}

@@ -26,10 +26,7 @@ from openenv.sandboxes.checks import CHECKS, CheckBench, ContractCheck, NotOffer
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 # Of the double every request starts a process, so that most checks are left to `make test-all`.
-EVERY_TIME = {
-    "exec.exit-code", "exec.input", "output.streaming", "time.timeout", "job.kill", "kill.gone", "file.part",
-    "tree.round-trip", "port.stream", "end.identity",
-}  # fmt: skip
+EVERY_TIME = {"exec.exit-code", "output.streaming", "job.kill", "tree.round-trip", "end.identity"}
 
 
 def test_the_module_imports_without_the_package_and_the_constructor_says_what_to_install() -> None:
@@ -122,6 +119,7 @@ def test_a_sandbox_has_the_shape_that_existing_code_is_written_for(double: Any, 
     assert box.sandbox_id not in double.boxes
 
 
+@pytest.mark.slow
 def test_commands_run_without_a_time_limit_of_the_server(double: Any, e2b: E2BSandboxBackend) -> None:
     with e2b.open() as box:
         double.requests.clear()
@@ -132,6 +130,7 @@ def test_commands_run_without_a_time_limit_of_the_server(double: Any, e2b: E2BSa
     assert all("connect-timeout-ms" not in headers for headers in starts)
 
 
+@pytest.mark.slow
 def test_a_sandbox_of_ours_has_no_way_out_and_no_way_in_unless_that_is_asked_for(
     double: Any, e2b: E2BSandboxBackend
 ) -> None:

@@ -327,6 +327,7 @@ def test_in_our_sandbox_the_proxy_is_outside_and_the_key_nowhere(play: Play) -> 
 
 
 @pytest.mark.usefixtures("local_sandboxes")
+@pytest.mark.slow
 def test_a_black_box_in_our_sandbox_reaches_its_model_and_nothing_else(play: Play) -> None:
     model = play(HELLO, api_key=KEY)
     session = OpenCodeSessionFactory(config=config_for(model), sandbox_backend=LocalSandboxes()).create(

@@ -96,6 +96,7 @@ def test_work_and_judge_can_be_kept_apart(served: Any) -> None:
     assert (result.verify_results[0].run.cmd, result.verify_results[0].run.stdout) == (call, "2\n")
 
 
+@pytest.mark.slow
 def test_rollouts_at_once_are_not_mixed_up_and_nothing_planted_counts(served: Any) -> None:
     plant = "mkdir -p ~/logs/verifier && echo 1.0 > ~/logs/verifier/reward.txt && echo 1.0 > reward.txt; echo done"
     cases: dict[str, tuple[str, list[str], float]] = {
@@ -121,6 +122,7 @@ def test_rollouts_at_once_are_not_mixed_up_and_nothing_planted_counts(served: An
     served.wait_until_free()
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_answer_is_no_failure_of_the_agent(served: Any) -> None:
     with OpenCodeEnv(base_url=served.url).sync() as env:
         result = env.run_rollout(

@@ -23,6 +23,14 @@ from openenv.server.app import create_app
 SUITE = Path(__file__).parents[2] / "interaction"
 WAYS = ["ws, blocking", pytest.param("http", marks=pytest.mark.slow)]
 NOT_SENDABLE = {"test_a_constructor_that_fails_is_reported_with_its_reason"}  # its factory is a closure
+EVERY_TIME = {
+    "test_reset_step_and_state_make_a_round_trip",
+    "test_two_sessions_are_independent",
+    "test_close_closes_the_environment_and_frees_its_slot",
+    "test_an_exception_of_the_environment_is_reported_and_the_session_lives",
+    "test_an_environment_that_tries_to_exit_does_not_end_its_server",
+}
+"""What differs most in another process; the others are slow tests, since each starts one."""
 
 
 def _load(name: str, file: str) -> ModuleType:
@@ -123,7 +131,7 @@ def test_the_suite_is_the_one_that_every_transport_runs() -> None:
 
 
 COPIED = {
-    name: value
+    name: value if name in EVERY_TIME else pytest.mark.slow(value)
     for name, value in vars(behaviours).items()
     if name.startswith("test_") and name not in NOT_SENDABLE and "way" in value.__annotations__
 }

@@ -8,7 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from openenv.errors import EnvironmentFactoryError, SessionLost
+
+pytestmark = pytest.mark.slow
 
 SESSIONS = 100
 EPISODES = 4

@@ -45,6 +45,7 @@ def toolbox(tools: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("runner", ["process", "thread"])
+@pytest.mark.slow
 def test_an_mcp_client_finds_the_same_tools_results_and_failures_with_either_runner(
     serve: Serve, tools: Any, runner: str
 ) -> None:
@@ -104,6 +105,7 @@ def test_tool_actions_are_steps(serve: Serve, tools: Any) -> None:
         assert "add" in {tool.name for tool in env.list_tools()}
 
 
+@pytest.mark.slow
 def test_a_tool_that_takes_too_long_is_interrupted_in_its_process(serve: Serve, tools: Any) -> None:
     server = serve(toolbox(tools))
 

@@ -11,6 +11,8 @@ from pydantic import Field
 from environments import Idle
 from openenv import Action, Observation, State
 
+pytestmark = pytest.mark.slow
+
 expect = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright").expect
 
 LONG = "averyveryverylongword" * 12

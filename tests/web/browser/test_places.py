@@ -14,6 +14,8 @@ from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservatio
 from openenv.server.app import PageArguments, create_app
 from openenv.web.web_page import attach_web
 
+pytestmark = pytest.mark.slow
+
 expect = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright").expect
 
 

@@ -13,6 +13,8 @@ from environments import Add, Counter, Sum
 from openenv.server.app import create_app
 from openenv.web.web_page import attach_web
 
+pytestmark = pytest.mark.slow
+
 expect = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright").expect
 
 

@@ -15,6 +15,8 @@ from environments import Tools
 from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
 from openenv.types import Observation
 
+pytestmark = pytest.mark.slow
+
 expect = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright").expect
 
 GATES: dict[str, threading.Event] = {}
