@@ -71,6 +71,6 @@ else:
 
     def __getattr__(name: str) -> Any:
         if name == "__version__":
-            globals()["__version__"] = found = _load_package_version()
-            return found
+            globals()["__version__"] = version = _load_package_version()
+            return version
         return _lazy_getattr(name)
