@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import resource
 import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -156,3 +158,28 @@ def test_one_kind_of_sandbox_and_one_agent_is_enough(here: set[str], missing: li
     findings.append(Diagnosis("rollouts", "opencode", "ok" if "opencode" in here else "note", ""))
     assert missing_for(findings, "rollouts") == missing
     assert missing_for(findings, "serve") == []
+
+
+def test_a_low_limit_of_open_files_is_a_note_with_the_command_that_raises_it(doctor: Callable[..., Any]) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    try:
+        findings, code = doctor()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert code == 0
+    assert (findings["open files"]["state"], findings["open files"]["advice"]) == ("note", "ulimit -n 4096")
+    assert "1024" in findings["open files"]["text"]
+
+
+def test_commands_raise_their_limit_of_open_files() -> None:
+    code = """
+import resource, sys
+from openenv.cli.__main__ import main
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 1000))
+sys.argv = ["openenv", "--version"]
+main()
+print(resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("(1000, 1000)\n")

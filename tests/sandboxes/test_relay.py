@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from openenv.sandboxes import relay as relay_module
+from openenv.sandboxes.descriptors import ConnectionQuota
 from openenv.sandboxes.relay import Relay
 
 Talk = Callable[[socket.socket], None]
@@ -247,3 +249,103 @@ def test_the_path_of_a_socket_may_be_long(tmp_path: Path) -> None:
             assert client.recv(10) == b"far"
         exposure.close()
         server.shutdown(socket.SHUT_RDWR)
+
+
+# Fairness between the sandboxes of a relay
+
+
+class Served:
+    """A unix socket that echoes, behind any number of listeners of one relay."""
+
+    def __init__(self, path: Path, quota: ConnectionQuota) -> None:
+        self._stack = contextlib.ExitStack()
+        self._server = self._stack.enter_context(socket.socket(socket.AF_UNIX))
+        self._server.bind(str(path))
+        self._server.listen(512)
+        self._relay = Relay(quota)
+        self._path = path
+        self.accepted = 0
+        threading.Thread(target=serve, args=(self._server, self._echo), daemon=True).start()
+
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.callback(self._server.shutdown, socket.SHUT_RDWR)
+        self._stack.close()
+
+    def _echo(self, connection: socket.socket) -> None:
+        self.accepted += 1
+        echo(connection)
+
+    def listener(self) -> Callable[[], socket.socket]:
+        """Add a listener; return a function that connects to it."""
+        listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+        address = listener.getsockname()
+        self._stack.callback(self._relay.add(listener, self._path).close)
+        return lambda: self._stack.enter_context(socket.create_connection(address, 10))
+
+
+def is_answered(client: socket.socket) -> bool:
+    """Whether the far end answers; False if the connection was closed."""
+    try:
+        client.sendall(b"x")
+        return client.recv(1) == b"x"
+    except ConnectionError:
+        return False
+
+
+def test_one_sandbox_with_many_connections_keeps_no_other_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_module, "_PLACE_S", 0.1)
+    with Served(tmp_path / "s", ConnectionQuota(own=2, shared=8)) as served:
+        greedy = served.listener()
+        held = [greedy() for _ in range(40)]
+        assert sum(map(is_answered, held)) == 6  # the others were closed
+        for neighbour in [served.listener() for _ in range(3)]:
+            assert all(is_answered(neighbour()) for _ in range(2))
+        for client in held:
+            client.close()
+        assert wait_until(lambda: is_answered(greedy()))
+
+
+def test_a_burst_beyond_the_limit_waits_for_its_turn(tmp_path: Path) -> None:
+    with Served(tmp_path / "s", ConnectionQuota(own=2, shared=0)) as served:
+        connect = served.listener()
+        waiting = [connect() for _ in range(20)]
+        for client in waiting:
+            assert is_answered(client)
+            client.close()
+
+
+def test_connections_are_accepted_no_faster_than_a_host_can_bear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_module, "_BURST", 10.0)
+    monkeypatch.setattr(relay_module, "_RATE", 0.001)
+    with Served(tmp_path / "s", ConnectionQuota()) as served:
+        connect = served.listener()
+        for _ in range(40):
+            connect().close()
+        assert wait_until(lambda: served.accepted == 10)
+        time.sleep(0.2)
+        assert served.accepted == 10
+        assert is_answered(served.listener()())
+
+
+def test_refused_connections_leave_no_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_module, "_PLACE_S", 0.0)
+    before = len(os.listdir("/proc/self/fd"))
+    with Served(tmp_path / "s", ConnectionQuota(own=1, shared=0)) as served:
+        greedy = served.listener()
+        held = [greedy() for _ in range(100)]
+        assert sum(map(is_answered, held)) == 1
+    assert wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True

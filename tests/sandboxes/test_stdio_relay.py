@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import itertools
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from openenv.sandboxes.descriptors import ConnectionQuota
 from openenv.sandboxes.relay import StdioTunnel, relay_source
+from openenv.sandboxes.stdio_relay import CUT, DATA, HEAD, OPEN
 
 
 @pytest.fixture
@@ -139,3 +143,50 @@ def test_a_server_that_ends_its_half_still_receives_from_the_client(
                 client.sendall(b"late")
             greeting.join(20)
     assert received == [b"late"]
+
+
+# What code in a sandbox may write into the tunnel
+
+
+def test_no_frame_is_larger_than_what_a_relay_sends(echo: Path) -> None:
+    """A header may announce 4 GB, which the host would have to keep until the frame is complete."""
+    tunnel = StdioTunnel(echo)
+    ended = threading.Event()
+
+    def read_to_the_end() -> None:
+        for _ in tunnel.frames():
+            pass
+        ended.set()
+
+    threading.Thread(target=read_to_the_end, daemon=True).start()
+    tunnel.received("stdout", HEAD.pack(DATA, 1, 0xFFFF_FFFF) + bytes(1000))
+    assert ended.wait(20), "the tunnel is still open"
+
+
+def test_no_connection_is_opened_twice(echo: Path) -> None:
+    tunnel = StdioTunnel(echo)
+    before = threading.active_count()
+    tunnel.received("stdout", HEAD.pack(OPEN, 1, 0) + HEAD.pack(OPEN, 1, 0))
+    deadline = time.monotonic() + 20
+    while threading.active_count() > before:
+        assert time.monotonic() < deadline, "a connection was left behind"
+        time.sleep(0.01)
+
+
+def test_a_tunnel_opens_no_more_connections_than_its_quota_allows(echo: Path) -> None:
+    quota = ConnectionQuota(own=3, shared=0)
+    tunnel = StdioTunnel(echo, quota)
+    for number in range(50):
+        tunnel.received("stdout", HEAD.pack(OPEN, number, 0))
+    assert quota.held(tunnel) == 3
+    frames = b"".join(itertools.islice(tunnel.frames(), 1))
+    assert frames.count(HEAD.pack(CUT, 49, 0)) == 1
+    neighbour = StdioTunnel(echo, quota)
+    neighbour.received("stdout", HEAD.pack(OPEN, 1, 0) + HEAD.pack(DATA, 1, 5) + b"hello")
+    assert next(neighbour.frames()) == HEAD.pack(DATA, 1, 5) + b"HELLO"
+    tunnel.close()
+    neighbour.close()
+    deadline = time.monotonic() + 20
+    while quota.held(tunnel) or quota.held(neighbour):
+        assert time.monotonic() < deadline, "places are not given back"
+        time.sleep(0.01)

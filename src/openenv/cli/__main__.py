@@ -8,6 +8,7 @@ from importlib import import_module
 
 import typer
 
+from ..sandboxes.descriptors import raise_file_limit
 from .command import HelpCommand, HelpGroup
 
 COMMANDS = ("init", "serve", "validate", "build", "mcp", "top", "rollouts", "sandboxes", "doctor")
@@ -58,6 +59,8 @@ def _root(version: bool = typer.Option(False, "--version", help="Show the versio
 
 def main() -> int:
     """Run the command line; Ctrl-C exits with 130, any failure with 1 and one line on stderr."""
+    if sys.argv[1:2] != ["doctor"]:  # which reports the limit as other programs get it
+        raise_file_limit()
     try:
         build(sys.argv[1:])(standalone_mode=True)
     except SystemExit as stop:

@@ -24,6 +24,7 @@ import typer
 
 from .. import settings
 from ..errors import OpenEnvError, message_of
+from ..sandboxes.descriptors import LOW, file_limit
 from .command import check_choice
 
 _COLOURS = {"ok": "green", "missing": "red", "note": "yellow"}
@@ -116,6 +117,7 @@ def examine() -> Iterator[Diagnosis]:
     yield _packages()
     yield _loopback()
     yield _port()
+    yield _open_files()
     yield _diagnosed("rollouts", "local sandbox", _local_sandbox)
     yield _diagnosed("rollouts", "control groups", _control_groups)
     yield _diagnosed("rollouts", "containers", _containers)
@@ -209,6 +211,17 @@ def _port() -> Diagnosis:
     except OSError:
         return Diagnosis("serve", f"port {_PORT}", "note", "taken by another program", "openenv serve --port 0")
     return Diagnosis("serve", f"port {_PORT}", "ok", "free")
+
+
+def _open_files() -> Diagnosis:
+    limit = file_limit()
+    if limit >= LOW:
+        return Diagnosis("serve", "open files", "ok", f"{limit} for each program")
+    text = (
+        f"{limit} for each program; a rollout takes up to 30 of them, a client one. `openenv` raises its own limit as "
+        "far as it may; programs of yours need a higher one"
+    )
+    return Diagnosis("serve", "open files", "note", text, f"ulimit -n {LOW}")
 
 
 def _local_sandbox() -> str:

@@ -183,7 +183,7 @@ class DockerSandbox(ShellSandbox):
     def __init__(
         self, engine: ContainerCli, name: str, spec: SandboxSpec, *, relay: Relay, remove: Callable[[str], None]
     ) -> None:
-        super().__init__(name, spec)
+        super().__init__(name, spec, quota=relay.quota)
         self._engine = engine
         self._expires = time.monotonic() + spec.timeout_s
         self._relay = relay

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from openenv import settings
 from openenv.errors import SandboxError, SandboxTreeError, SandboxUnavailable, SandboxUnsupported, message_of
 from openenv.sandboxes.base import Limits, OnOutput, Sandboxes, SandboxSpec, Stream
+from openenv.sandboxes.descriptors import ConnectionQuota
 from openenv.sandboxes.shell import Input, ShellSandbox, archive_limit
 from openenv.sandboxes.shell_command import READ_SCRIPT, Channel, ShellRun, framed
 from openenv.sandboxes.streams import slices
@@ -70,6 +71,7 @@ class E2BSandboxBackend(Sandboxes):
         self._key = key
         self._template = template
         self._kwargs = dict(sandbox_kwargs or {})
+        self._quota = ConnectionQuota()
 
     def check(self) -> None:
         """Return if E2B accepts the account; raise `SandboxUnavailable` with its message if not."""
@@ -108,7 +110,7 @@ class E2BSandboxBackend(Sandboxes):
             remote = self._sdk.Sandbox.create(**arguments)
         except Exception as error:  # the errors of the package have no common base class
             raise SandboxUnavailable(f"E2B started no sandbox: {message_of(error)}") from error
-        return E2BSandbox(remote, spec)
+        return E2BSandbox(remote, spec, self._quota)
 
 
 _CONNECTION = frozenset({"domain", "api_url", "debug", "proxy", "headers", "http_version", "request_timeout"})
@@ -124,8 +126,8 @@ class E2BSandbox(ShellSandbox):
 
     oom_counters = ("/proc/vmstat",)
 
-    def __init__(self, remote: RemoteSandbox, spec: SandboxSpec) -> None:
-        super().__init__(remote.sandbox_id, spec)
+    def __init__(self, remote: RemoteSandbox, spec: SandboxSpec, quota: ConnectionQuota) -> None:
+        super().__init__(remote.sandbox_id, spec, quota=quota)
         self.remote = remote
         """The package's own object, for features that this protocol does not have."""
         self._expires = time.monotonic() + spec.timeout_s

@@ -11,7 +11,8 @@
        client inside ──> stdio_relay ══stdout/stdin of a command══> StdioTunnel ──> unix socket of the host
 
 Both pass bytes on as they come, close one half of a connection when the other half's sender is done, and let a slow
-reader slow down its writer.
+reader slow down its writer. Both limit a sandbox's connections (`ConnectionQuota`), for each takes descriptors of the
+host: what comes beyond the limit is closed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import logging
 import os
 import queue
 import socket
@@ -31,12 +33,18 @@ from typing import Any, cast
 
 from openenv.sandboxes import stdio_relay
 from openenv.sandboxes.base import Stream
+from openenv.sandboxes.descriptors import ConnectionQuota
 from openenv.sandboxes.stdio_relay import CUT, HEAD, OPEN, READY, FrameTunnel
 
+log = logging.getLogger("openenv.sandboxes")
+
 _CHUNK = 64 * 1024
-_MAX_CONNECTIONS = 512
-"""Per listener; further ones wait in its backlog."""
 _CONNECT_S = 5.0
+_PLACE_S = 5.0
+"""How long a connection beyond the quota waits for one of the sandbox's connections to end."""
+_LOOK_S = 0.02
+_RATE, _BURST = 100.0, 256.0
+"""New connections of one listener: per second, and at once. Each costs the host more than the sandbox."""
 _MAX_PATH = 100
 _RETRY_S = 0.005
 _CLONE_NEWNET = 0x40000000
@@ -48,7 +56,9 @@ _TUNNEL_CONNECT_S = 10.0
 class Relay:
     """Passes bytes on, in a thread with an event loop that runs while there is a listener."""
 
-    def __init__(self) -> None:
+    def __init__(self, quota: ConnectionQuota | None = None) -> None:
+        self.quota = quota or ConnectionQuota()
+        """What the listeners share."""
         self._lock = threading.RLock()  # reentrant: the garbage collector may close an exposure at any point
         self._loop: asyncio.SelectorEventLoop | None = None
         self._exposures: set[Exposure] = set()
@@ -99,6 +109,8 @@ class Exposure:
         self._relay = relay
         self._listener = listener
         self._target = target
+        self._is_full = False
+        self._credit, self._paced_at = _BURST, time.monotonic()
         self._buffer = bytearray(_CHUNK)  # one for all: the loop reads one connection at a time, and `write` copies
 
     def close(self) -> None:
@@ -115,32 +127,66 @@ class Exposure:
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
-        # Every connection takes two descriptors of the host, and code inside can open as many as it likes.
-        free = asyncio.Semaphore(_MAX_CONNECTIONS)
+        quota = self._relay.quota
         connections: set[asyncio.Task[None]] = set()
         try:
             while True:
-                await free.acquire()
+                await self._pace()
                 try:
                     near, _ = await loop.sock_accept(self._listener)
                 except OSError:  # the client is gone again, or the host is out of descriptors: do not spin
-                    free.release()
                     await asyncio.sleep(_RETRY_S)
+                    continue
+                try:
+                    has_place = await self._place()
+                except BaseException:
+                    near.close()
+                    raise
+                if not has_place:
+                    near.close()
                     continue
                 task = _task(self._carry(near), near)
                 connections.add(task)
                 task.add_done_callback(connections.discard)
-                task.add_done_callback(lambda _: free.release())
+                task.add_done_callback(lambda _: quota.release(self))
         finally:
             for task in connections:
                 task.cancel()
+
+    async def _pace(self) -> None:
+        """Wait until another connection may be accepted; until then it waits in the backlog, inside."""
+        while True:
+            now = time.monotonic()
+            self._credit = min(_BURST, self._credit + (now - self._paced_at) * _RATE)
+            self._paced_at = now
+            if self._credit >= 1:
+                self._credit -= 1
+                return
+            await asyncio.sleep(1 / _RATE)
+
+    async def _place(self) -> bool:
+        """Take a place for a connection; False if there is none for it.
+
+        After one connection has waited in vain, those behind it have, too: they are refused until a place is free.
+        """
+        give_up = time.monotonic() + (0.0 if self._is_full else _PLACE_S)
+        while not self._relay.quota.take(self):
+            if time.monotonic() >= give_up:
+                if not self._is_full:
+                    held = self._relay.quota.held(self)
+                    log.warning("a sandbox has %d connections open, all that it may have: more are refused", held)
+                self._is_full = True
+                return False
+            await asyncio.sleep(_LOOK_S)
+        self._is_full = False
+        return True
 
     async def _carry(self, near: socket.socket) -> None:
         """Carry one connection until both halves of it have ended, or one end broke."""
         loop = asyncio.get_running_loop()
         near_end, far_end = _ConnectionEnd(self._buffer), _ConnectionEnd(self._buffer)
         near_end.other, far_end.other = far_end, near_end
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as far, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as far:
             far.setblocking(False)
             if near.family == socket.AF_INET:  # asyncio does so only where the socket object knows its protocol
                 near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -273,10 +319,14 @@ def relay_source() -> str:
 
 
 class StdioTunnel(FrameTunnel):
-    """The host's end of a tunnel: `received` takes the output of `stdio_relay`, `frames` yields its input."""
+    """The host's end of a tunnel: `received` takes the output of `stdio_relay`, `frames` yields its input.
 
-    def __init__(self, target: Path) -> None:
+    The other end runs as the sandbox's user, so code in the sandbox can write frames of its own: none is trusted.
+    """
+
+    def __init__(self, target: Path, quota: ConnectionQuota | None = None) -> None:
         super().__init__()
+        self._quota = quota or ConnectionQuota()
         self.ready = threading.Event()
         self._target = str(target)
         self._outgoing: queue.Queue[bytes | None] = queue.Queue(maxsize=256)
@@ -298,9 +348,13 @@ class StdioTunnel(FrameTunnel):
                 frame = self._outgoing.get()
 
     def received(self, stream: Stream, data: bytes) -> None:
-        """Take output of the relay."""
+        """Take output of the relay; one that breaks the protocol is cut off."""
         if stream == "stdout" and not self._closed:
-            self.feed(data)
+            try:
+                self.feed(data)
+            except ValueError as error:
+                log.warning("the relay in a sandbox is cut off: %s", error)
+                self.close()
 
     def close(self) -> None:
         """Cut every connection and end the relay's input."""
@@ -323,19 +377,29 @@ class StdioTunnel(FrameTunnel):
             super().take(kind, number, body)
 
     def _open(self, number: int) -> None:
-        if len(self._sockets) >= _MAX_CONNECTIONS:  # each takes a descriptor of the host until its client is done, too
+        if number in self._sockets:
+            raise ValueError(f"connection {number} was opened twice")
+        # Each takes a descriptor and a thread of the host until both sides are done.
+        if not self._quota.take(self):
             self.send(CUT, number)
             return
-        end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        end = None
         try:
+            end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             end.settimeout(_TUNNEL_CONNECT_S)
             _connect_unix(end, self._target)
             end.settimeout(None)
         except OSError:  # no listener there: the client inside sees its connection close
-            end.close()
+            if end is not None:
+                end.close()
+            self._quota.release(self)
             self.send(CUT, number)
             return
         self.add(number, end)
+
+    def closed(self, number: int) -> None:
+        """Give back the place of a connection."""
+        self._quota.release(self)
 
     def send(self, kind: int, number: int, body: bytes = b"") -> None:
         """Queue a frame; waits while the relay is slow to read."""

@@ -25,6 +25,7 @@ from pathlib import Path
 from openenv.errors import SandboxError, SandboxGone, SandboxTreeError, SandboxUnsupported
 from openenv.sandboxes import shell_command, trees
 from openenv.sandboxes.base import MAX_TREE, TIMED_OUT, CommandSpec, ExecResult, OnOutput, Sandbox, SandboxSpec, Stream
+from openenv.sandboxes.descriptors import ConnectionQuota
 from openenv.sandboxes.relay import StdioTunnel, relay_source
 from openenv.sandboxes.shell_command import Channel, Invocation, ShellRun
 from openenv.sandboxes.streams import slices
@@ -95,10 +96,11 @@ class ShellSandbox(Sandbox):
     oom_counters: Sequence[str] = ()
     """Files inside that count the processes killed because memory ran out."""
 
-    def __init__(self, sandbox_id: str, spec: SandboxSpec) -> None:
+    def __init__(self, sandbox_id: str, spec: SandboxSpec, *, quota: ConnectionQuota | None = None) -> None:
         self.sandbox_id = sandbox_id
         self.home = spec.home
         self.spec = spec
+        self._quota = quota or ConnectionQuota()  # of connections to exposed ports; a backend's sandboxes share one
         self._ended: str | None = None
         self._lock = threading.Lock()
         self._runs: set[ShellRun] = set()
@@ -295,7 +297,7 @@ class ShellSandbox(Sandbox):
         return f"http://127.0.0.1:{port}"
 
     def _open_tunnel(self, socket: Path, port: int) -> None:
-        tunnel = StdioTunnel(socket)
+        tunnel = StdioTunnel(socket, self._quota)
         relay = ["python3", "-c", relay_source(), str(port)]
         command = CommandSpec(relay, {"PATH": _PATH}, "/", on_output=tunnel.received, max_output=0)
         run = self._begin(command, tunnel.frames)

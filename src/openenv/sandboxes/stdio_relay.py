@@ -19,6 +19,7 @@ import threading
 READY, OPEN, DATA, END, CUT = range(5)
 HEAD = struct.Struct(">BII")
 _CHUNK = 1 << 15
+"""The most that one frame carries."""
 
 
 class FrameTunnel:
@@ -41,10 +42,16 @@ class FrameTunnel:
         raise NotImplementedError
 
     def feed(self, data: bytes) -> None:
-        """Take bytes of the other end, however they are cut, and handle each frame that is complete."""
+        """Take bytes of the other end, however they are cut, and handle each frame that is complete.
+
+        Raises:
+            ValueError: The other end breaks the protocol.
+        """
         self._buffer += data
         while len(self._buffer) >= HEAD.size:
             kind, number, size = HEAD.unpack_from(self._buffer)
+            if size > _CHUNK:  # else a header alone would have us keep 4 GB
+                raise ValueError(f"a frame of {size} bytes")
             if len(self._buffer) < HEAD.size + size:
                 return
             body = bytes(self._buffer[HEAD.size : HEAD.size + size])
@@ -100,6 +107,10 @@ class FrameTunnel:
                 self._read_ended.discard(number)
                 self._write_ended.discard(number)
                 self._sockets.pop(number).close()
+                self.closed(number)
+
+    def closed(self, number: int) -> None:
+        """Do what is left to do after the end of a connection."""
 
 
 def cut(end: socket.socket) -> None:

@@ -12,9 +12,6 @@ from typing import Any
 import httpx2
 import pytest
 
-import http_calls
-from openenv.rollout.capture import CaptureServer
-
 
 def hang_up_after(agent: Any, chunks: int, **body: Any) -> list[str]:
     """Read some lines of a stream, and hang up."""
@@ -290,16 +287,6 @@ def test_an_agent_cannot_make_the_proxy_stop_capturing(open_agent: Callable[...,
         assert agent.capture.calls()[-1].completion.sampled.ids == (1, 2)
         assert agent.capture.calls()[-1].completion.sampled.has_logprobs
     assert cheat.capture.stats().failures_in_a_row == 0
-
-
-def test_connections_that_only_wait_give_way_to_new_ones(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openenv.rollout.capture.capture_server._connections", lambda: 16)
-    with CaptureServer(tmp_path) as server:
-        idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(40)]
-        for _ in range(3):
-            assert http_calls.get(f"{server.url}/health", trust_env=False).status_code == 200
-        for one in idle:
-            one.close()
 
 
 def test_revoking_ends_a_call_whose_agent_does_not_read(

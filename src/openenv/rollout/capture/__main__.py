@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from openenv import settings
 from openenv.errors import CaptureError
+from openenv.sandboxes.descriptors import raise_file_limit
 
 from .capture_server import CaptureServer, is_loopback
 
@@ -28,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--policy-header", default="x-policy-version", help="names the version of an endpoint's policy")
     parser.add_argument("--max-body-mb", type=float, default=64.0, help="the largest request")
     options = parser.parse_args(arguments)
+    raise_file_limit()
     chosen_key = settings.capture_admin_key()
     # Where other machines can reach it, the key must be a chosen one, not a printed one.
     made_key = secrets.token_urlsafe(32) if is_loopback(options.host) else None

@@ -226,7 +226,7 @@ class CaptureServer:
         self._services = Services(self._endpoints, policy_header.lower(), backoff_s)
         self._agent_routes = AgentRoutes(self._registry, self._services)
         self._control_routes = ControlRoutes(self, admin_key) if admin_key else None
-        limits = InboundLimits(body=max_body, connections=_connections())
+        limits = InboundLimits(body=max_body)
         self._agents = AgentConnections(limits, is_known=lambda key: self._registry.by_key(key) is not None)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -448,16 +448,6 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     except ImportError:  # not there on every platform
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
-
-
-def _connections() -> int:
-    """Return how many agents' connections there may be: each may need one to an endpoint, and a file."""
-    try:
-        import resource  # not there on every platform
-    except ImportError:
-        return InboundLimits().connections
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return InboundLimits().connections if soft < 0 else max(16, min(InboundLimits().connections, soft // 3))
 
 
 def is_loopback(host: str) -> bool:

@@ -17,6 +17,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from openenv.sandboxes.descriptors import ConnectionQuota
+
 from .encoding import Json, dumps
 
 log = logging.getLogger("openenv.rollout.capture")
@@ -60,7 +62,6 @@ class InboundLimits:
     """What connections may use."""
 
     body: int = 64 * 1024 * 1024
-    connections: int = 2048
     unknown_key_body: int = 256 * 1024
     """The largest body of a request whose key is unknown."""
     held: int = 256 * 1024 * 1024
@@ -121,13 +122,25 @@ Handler: TypeAlias = Callable[[AgentRequest, AgentReply], Awaitable[None]]
 
 
 class AgentConnections:
-    """All connections of agents, and what they use together."""
+    """All connections of agents, and what they use together.
 
-    def __init__(self, limits: InboundLimits, *, is_known: Callable[[str], bool]) -> None:
+        connected --- a request with a known key ---> a place of that key's, in `quota`
+            |                                             |
+            as many as the quota's pool;                  none left: the key's oldest idle connection makes room,
+            beyond that the oldest idle one makes room    or the request is refused with 429
+
+    So neither idle connections nor those of another rollout keep an agent out.
+    """
+
+    def __init__(
+        self, limits: InboundLimits, *, is_known: Callable[[str], bool], quota: ConnectionQuota | None = None
+    ) -> None:
         self.limits = limits
         self.is_known = is_known
+        self.quota = quota or ConnectionQuota()
         self._held: Counter[str] = Counter()  # bytes of unanswered bodies by key
         self._open: dict[AgentConnection, None] = {}
+        self._unknown: dict[AgentConnection, None] = {}  # those that have sent no known key yet
         # `access_log=False` would silence the access log of every uvicorn in this process: connections do it instead.
         self.config = Config(
             app=_no_app,
@@ -147,19 +160,45 @@ class AgentConnections:
         return AgentConnection(self, handler)
 
     def admit(self, connection: AgentConnection) -> bool:
-        """Count a connection in. At the limit an idle one makes room, so holding connections keeps no agent out."""
-        if len(self._open) >= self.limits.connections:
-            idle = next((other for other in self._open if other.is_idle), None)
-            if idle is None:
-                return False
-            self.discard(idle)
-            idle.transport.abort()
-        self._open[connection] = None
+        """Count a connection in; False if there are too many without a key, and requests arrive on all of them."""
+        if len(self._unknown) >= max(16, self.quota.shared) and not self._close_idle(self._unknown):
+            return False
+        self._open[connection] = self._unknown[connection] = None
+        return True
+
+    def identify(self, connection: AgentConnection, key: str) -> None:
+        """Count a connection as one of a known key.
+
+        Raises:
+            RequestRefused: this key has as many connections as it may have, and a request is answered on each.
+        """
+        if connection.key == key or connection not in self._open:  # the latter made room for another and is closing
+            return
+        if not self.quota.take(key):
+            own = [other for other in self._open if other.key == key]
+            if not (self._close_idle(own) and self.quota.take(key)):
+                raise RequestRefused(429, f"this key has {len(own)} connections, and each is waiting for an answer")
+        if connection.key is not None:
+            self.quota.release(connection.key)
+        connection.key = key
+        self._unknown.pop(connection, None)
+
+    def _close_idle(self, connections: Iterable[AgentConnection]) -> bool:
+        idle = next((connection for connection in connections if connection.is_idle), None)
+        if idle is None:
+            return False
+        self.discard(idle)
+        idle.transport.abort()
         return True
 
     def discard(self, connection: AgentConnection) -> None:
         """Count a connection out."""
-        self._open.pop(connection, None)
+        if connection not in self._open:
+            return
+        del self._open[connection]
+        self._unknown.pop(connection, None)
+        if connection.key is not None:
+            self.quota.release(connection.key)
 
     def hold(self, key: str, size: int) -> int:
         """Count bytes of a key's unanswered bodies in or out; return how many there are."""
@@ -187,6 +226,8 @@ class AgentConnection(HttpToolsProtocol):
         super().__init__(shared.config, shared.state, app_state={})
         self.app = self._answer
         self.access_log = False
+        self.key: str | None = None
+        """The known key that its latest request had."""
         self._shared = shared
         self._handler = handler
         self._cycles: deque[RequestResponseCycle] = deque()
@@ -295,6 +336,8 @@ class AgentConnection(HttpToolsProtocol):
         """
         key, shared, limits = request.key, self._shared, self._shared.limits
         is_known = shared.is_known(key)
+        if is_known:
+            shared.identify(self, key)
         limit = limits.body if is_known else min(limits.unknown_key_body, limits.body)
         length = request.headers.get("content-length", "")
         if length.isdigit() and int(length) > limits.body:
