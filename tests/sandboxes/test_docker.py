@@ -67,7 +67,9 @@ def test_a_container_has_no_network_no_rights_and_every_limit(docker: DockerSand
     assert config["NetworkMode"] == "none"
     assert config["ReadonlyRootfs"] is True
     assert config["CapDrop"] == ["ALL"]
-    assert config["SecurityOpt"] == ["no-new-privileges"]
+    option, profile = config["SecurityOpt"]
+    assert option == "no-new-privileges"
+    assert json.loads(profile.removeprefix("seccomp="))["defaultAction"] == "SCMP_ACT_ERRNO"
     assert config["PidsLimit"] == 77
     assert config["NanoCpus"] == 500_000_000
     assert config["Memory"] == config["MemorySwap"] >= 400 << 20

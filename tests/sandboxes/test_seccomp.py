@@ -1,13 +1,14 @@
-"""The system call filter, run by a small interpreter of classic BPF, for both kinds of processors."""
+"""System call filters: that of local sandboxes run by a small interpreter of classic BPF, and that of containers."""
 
 from __future__ import annotations
 
 import errno
 import struct
+from typing import Any
 
 import pytest
 
-from openenv.sandboxes.local import seccomp
+from openenv.sandboxes import seccomp
 
 ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
 AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -94,3 +95,15 @@ def test_an_unknown_processor_has_no_filter() -> None:
 
 def test_the_program_is_not_too_long_for_the_kernel(machine: str) -> None:
     assert len(seccomp.program(machine)) // 8 < 4096
+
+
+def test_containers_are_refused_what_local_sandboxes_are_refused() -> None:
+    profile = seccomp.container_profile()
+    assert profile["defaultAction"] == "SCMP_ACT_ERRNO"
+    rules: list[dict[str, Any]] = profile["syscalls"]  # type: ignore[assignment]
+    always = [rule["names"] for rule in rules if rule["action"] == "SCMP_ACT_ALLOW" and not rule["args"]]
+    allowed = {name for names in always for name in names}
+    for machine in ("x86_64", "aarch64"):
+        assert not allowed & seccomp.forbidden(machine).keys()
+    assert not allowed & {"socket", "clone", "personality", "socketcall"}  # only with some arguments
+    assert {"read", "execve", "futex", "ptrace", "inotify_init1", "memfd_create"} <= allowed

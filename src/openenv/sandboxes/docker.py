@@ -13,23 +13,27 @@ killing the processes of a command (`kill_marked_outside`) and opening a port (`
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import io
+import json
 import math
 import os
 import secrets
 import signal
 import sys
 import tarfile
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from openenv import settings
 from openenv.errors import SandboxError, SandboxUnavailable
+from openenv.sandboxes import seccomp
 from openenv.sandboxes.base import Mount, Sandboxes, SandboxSpec
 from openenv.sandboxes.container_cli import OWNER_LABEL, ContainerCli, EngineName, bind_option, first_engine
 from openenv.sandboxes.owners import Owner
@@ -94,7 +98,8 @@ class DockerSandboxes(Sandboxes):
         name = f"openenv-{secrets.token_hex(8)}"
         self._open.add(name)
         try:
-            ready.engine.output(*self._run(ready, name, spec))
+            with _profile(ready) as options:
+                ready.engine.output(*self._run(ready, name, spec, options))
         except BaseException:
             self._remove(name)
             raise
@@ -134,10 +139,10 @@ class DockerSandboxes(Sandboxes):
                         "the host's own system."
                     )
                 engine.sweep()
-                self._ready = _PreparedEngine(engine, image, mounts, envs, _cpus(engine))
+                self._ready = _PreparedEngine(engine, image, mounts, envs, _cpus(engine), _takes_profiles(engine))
             return self._ready
 
-    def _run(self, ready: _PreparedEngine, name: str, spec: SandboxSpec) -> list[str]:
+    def _run(self, ready: _PreparedEngine, name: str, spec: SandboxSpec, options: Sequence[str]) -> list[str]:
         limits = spec.limits
         uid, gid = _USER.split(":")
         owned = f"mode=0755,uid={uid},gid={gid}" if ready.engine.kind == "docker" else "mode=1777"  # podman has no uid=
@@ -158,6 +163,7 @@ class DockerSandboxes(Sandboxes):
             *(word for key, text in ready.envs.items() for word in ("--env", f"{key}={text}")),
             *(word for mount in mounts for word in ("--mount", bind_option(mount))),
             *(word for key, text in labels.items() for word in ("--label", f"{key}={text}")),
+            *options,
             *self._run_args,
             *("--entrypoint", "/bin/sh", ready.image, "-c", _HOLD, "sh"),
             str(max(1, math.ceil(spec.timeout_s))),
@@ -173,6 +179,8 @@ class _PreparedEngine:
     mounts: tuple[Mount, ...]
     envs: dict[str, str]
     cpus: float
+    takes_profiles: bool
+    """Whether its containers can have a system call filter of ours."""
 
 
 class DockerSandbox(ShellSandbox):
@@ -269,6 +277,28 @@ def _cpus(engine: ContainerCli) -> float:
         return float(engine.output("info", "--format", form))
     except (SandboxError, ValueError):
         return float(os.cpu_count() or 1)
+
+
+def _takes_profiles(engine: ContainerCli) -> bool:
+    form = "{{json .SecurityOptions}}" if engine.kind == "docker" else "{{.Host.Security.SECCOMPEnabled}}"
+    try:
+        answer = engine.output("info", "--format", form)
+    except SandboxError:
+        return False
+    # podman reads the file where it runs
+    return "name=seccomp" in answer if engine.kind == "docker" else answer == "true" and engine.is_local
+
+
+@contextlib.contextmanager
+def _profile(ready: _PreparedEngine) -> Iterator[list[str]]:
+    """Write the system call filter into a file, which the engine's command line reads; return the option."""
+    if not ready.takes_profiles:
+        yield []
+        return
+    with tempfile.NamedTemporaryFile("w", prefix="openenv-seccomp-", suffix=".json") as file:
+        json.dump(seccomp.container_profile(), file)
+        file.flush()
+        yield ["--security-opt", f"seccomp={file.name}"]
 
 
 # The image `host`, for machines that cannot pull one: it holds only empty folders, a user and links, and is made in a

@@ -17,13 +17,28 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from openenv.errors import SandboxError, SandboxGone
+from openenv.sandboxes import seccomp
 from openenv.sandboxes.base import Limits, Mount, Sandbox, SandboxSpec
-from openenv.sandboxes.checks.bench import CheckBench, CheckGroup, holds, raises, same
+from openenv.sandboxes.checks.bench import CheckBench, CheckGroup, eventually, holds, raises, same
 
 # Programs that run inside. Where the sandbox refuses, they end with an exception and print nothing.
 _CONNECT = "import socket; s = socket.socket({family}); s.settimeout(3); s.connect({address!r}); print('REACHED')"
 _SEND = "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'HELLO', {address!r})"
 _RESOLVE = "import socket; socket.getaddrinfo('example.com', 443); print('RESOLVED')"
+_FORBIDDEN = """
+import ctypes, errno, platform, socket
+libc = ctypes.CDLL(None, use_errno=True)
+for name, number in {machines!r}.get(platform.machine(), {{}}).items():
+    if libc.syscall(number, 0, 0, 0, 0, 0, 0) != -1 or ctypes.get_errno() not in (errno.EPERM, errno.ENOSYS):
+        print(name)
+for name, family, kind in (("packet", 17, 3), ("alg", 38, 5), ("vsock", 40, 1), ("xdp", 44, 3), ("bluetooth", 31, 3)):
+    try:
+        socket.socket(family, kind)
+        print(name)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EAFNOSUPPORT): print(name, error)
+print("tried")
+"""
 
 ISOLATION = CheckGroup("isolation")
 
@@ -140,6 +155,13 @@ def _kernel(bench: CheckBench) -> None:
     )  # fmt: skip
     for attempt in attempts:
         holds(bench.box.exec(attempt).exit_code != 0, f"{attempt!r} was allowed")
+
+
+@ISOLATION.check("isolation.calls", "System calls and sockets that give access to more of the kernel are refused.")
+def _calls(bench: CheckBench) -> None:
+    machines = {machine: seccomp.forbidden(machine) for machine in ("x86_64", "aarch64")}
+    result = bench.python(bench.box, _FORBIDDEN.format(machines=machines))
+    same((result.exit_code, result.stdout), (0, "tried\n"), "the exit code, and what was not refused")
 
 
 @ISOLATION.check("isolation.first-process", "What runs the sandbox cannot be harmed from inside.")
@@ -353,6 +375,15 @@ for t in threads: t.join()
 print(len(wrong))
 """
 )
+_FLOOD = """
+import socket, time
+held = [socket.socket() for _ in range(400)]
+for s in held:
+    s.setblocking(False)
+    s.connect_ex(("127.0.0.1", {port}))
+print("flooded", flush=True)
+time.sleep(60)
+"""
 _STREAM = (
     _CLIENT
     + """
@@ -396,6 +427,21 @@ def _streaming(bench: CheckBench) -> None:
 def _many(bench: CheckBench) -> None:
     with _served(bench, _answer) as (box, port):
         same(bench.python(box, _MANY.format(port=port), timeout=60).stdout, "0\n", "the number of wrong answers")
+
+
+@PORTS.check("port.flood", "A sandbox that opens hundreds of connections and keeps them keeps no other out.")
+def _flood(bench: CheckBench) -> None:
+    with _served(bench, _answer) as (neighbour, port), _serving(bench.folder() / "s", _answer) as path:
+        greedy, own_port = bench.open(), _free_port()
+        greedy.expose(path, port=own_port)
+        bench.python(greedy, "")
+        output: list[bytes] = []
+        code = _FLOOD.format(port=own_port)
+        job = greedy.start_bg(["python3", "-c", code], on_output=lambda _, data: output.append(data))
+        eventually(lambda: b"flooded" in b"".join(output), "the connections were not made", 30)
+        same(bench.python(neighbour, _ASK.format(port=port)).stdout, "<question>\n", "the neighbour's answer")
+        job.kill()
+        same(bench.python(greedy, _ASK.format(port=own_port)).stdout, "<question>\n", "the answer after the flood")
 
 
 @PORTS.check("port.large", "20 MB go both ways at once.")

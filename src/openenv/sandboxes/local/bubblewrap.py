@@ -35,9 +35,8 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path, PurePosixPath
 
 from openenv.errors import SandboxError, SandboxUnavailable, SandboxUnsupported
-from openenv.sandboxes import trees
+from openenv.sandboxes import seccomp, trees
 from openenv.sandboxes.base import SandboxSpec
-from openenv.sandboxes.local import seccomp
 from openenv.sandboxes.local.cgroups import Group
 from openenv.sandboxes.local.control import Control
 from openenv.sandboxes.relay import Exposure
