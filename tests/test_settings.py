@@ -93,3 +93,11 @@ def test_the_fast_server_is_on_unless_it_is_turned_off() -> None:
     assert settings.fast_enabled({"OPENENV_FAST": "1"})
     for value in ("0", "false", " No "):
         assert not settings.fast_enabled({"OPENENV_FAST": value})
+
+
+def test_user_numbers_of_sandboxes_are_a_range() -> None:
+    assert settings.sandbox_uids({}) is None
+    assert settings.sandbox_uids({"OPENENV_SANDBOX_UIDS": "70000-70009"}) == range(70_000, 70_010)
+    for wrong in ("70000", "0-5", "9-3", "a-b", "-5", "1-2-3"):
+        with pytest.raises(ValueError, match="OPENENV_SANDBOX_UIDS"):
+            settings.sandbox_uids({"OPENENV_SANDBOX_UIDS": wrong})

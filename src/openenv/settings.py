@@ -158,6 +158,21 @@ e2b_api_key = Setting("E2B_API_KEY", str)
 """The key of E2B."""
 
 
+def sandbox_uids(environ: Mapping[str, str] | None = None) -> range | None:
+    """Return the user numbers in `OPENENV_SANDBOX_UIDS`, such as `70000-99999`, of which each local sandbox gets one.
+
+    Raises:
+        ValueError: It is no such range.
+    """
+    text = _text("OPENENV_SANDBOX_UIDS", environ)
+    if not text:
+        return None
+    first, _, last = text.partition("-")
+    if not (first.isdigit() and last.isdigit() and 0 < int(first) <= int(last)):
+        raise ValueError(f"OPENENV_SANDBOX_UIDS must be two numbers above 0, such as 70000-99999, not {text!r}")
+    return range(int(first), int(last) + 1)
+
+
 def secret(name: str, environ: Mapping[str, str] | None = None) -> str:
     """Return the variable that a configuration names as the place of a key.
 

@@ -29,13 +29,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path, PurePosixPath
 
 from openenv.errors import SandboxError, SandboxUnavailable, SandboxUnsupported
-from openenv.sandboxes import seccomp, trees
+from openenv.sandboxes import descriptors, seccomp, trees
 from openenv.sandboxes.base import SandboxSpec
 from openenv.sandboxes.local.cgroups import Group
 from openenv.sandboxes.local.control import Control
@@ -319,8 +319,13 @@ def _below(path: str, folders: tuple[str, ...]) -> bool:
 
 _START_S = 30.0
 _END_S = 20.0
-_ENTER = 'umask 022; ulimit -c 0; while [ "$1" != -- ]; do echo 0 >"$1" || exit 1; shift; done; shift; exec "$@"'
-"""A shell enters the control groups, then becomes bubblewrap: a process that moves itself is moved at no cost."""
+_ENTER = (
+    'umask 022; ulimit -c 0; { ulimit -Sn 1024; ulimit -Hn "$1"; } 2>/dev/null; shift; '
+    'while [ "$1" != -- ]; do echo 0 >"$1" || exit 1; shift; done; shift; exec "$@"'
+)
+"""A shell enters the control groups, then becomes bubblewrap: a process that moves itself is moved at no cost.
+
+Descriptors have the usual limit inside, whatever this process has; it can be raised as far as that harms no other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +363,8 @@ class Processes:
         self.control = control
         self.group = group
         self.exposures: list[Exposure] = []
+        self.on_end: Callable[[], None] | None = None
+        """Called when nothing of the sandbox runs any more."""
         self._process = process
         self._first = first
         self._handle: int | None = None
@@ -387,8 +394,12 @@ class Processes:
                 self._process.wait()
             if self._handle is not None:
                 os.close(self._handle)
-            if self.group is not None:
-                self.group.remove()
+            try:
+                if self.group is not None:
+                    self.group.remove()
+            finally:
+                if self.on_end is not None:
+                    self.on_end()
 
     def abandon(self) -> None:
         """Close our end in a forked child, so that the sandbox still ends with its owner."""
@@ -424,7 +435,7 @@ def launch(kit: LaunchKit, spec: SandboxSpec, user: SandboxUser, group: Group | 
                 passed.append(fd)
                 options += words
             command = _command(kit, spec, user, options, control.inner.fileno())
-            process = _spawn(command, group, passed, errors)
+            process = _spawn(command, group, passed, errors, files=descriptors.limit_inside(spec.limits.pids))
             os.close(info_end)  # the last copy outside: if bubblewrap ends without a word, reading `info` ends
             info_end = -1
             control.configure(_config(spec, user, limit_processes=group is None))
@@ -471,10 +482,12 @@ def _memory(content: bytes, stack: contextlib.ExitStack) -> int:
     return fd
 
 
-def _spawn(command: list[str], group: Group | None, passed: list[int], errors: int) -> subprocess.Popen[bytes]:
+def _spawn(
+    command: list[str], group: Group | None, passed: list[int], errors: int, *, files: int
+) -> subprocess.Popen[bytes]:
     entry_files = group.entry_files() if group is not None else []
     return subprocess.Popen(
-        ["/bin/sh", "-c", _ENTER, "sh", *entry_files, "--", *command],
+        ["/bin/sh", "-c", _ENTER, "sh", str(files), *entry_files, "--", *command],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=errors,

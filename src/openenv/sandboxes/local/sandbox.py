@@ -2,7 +2,7 @@
 
     this process (owner)                      the sandbox: own pid, mount, net, ipc, uts and cgroup namespace
     ────────────────────                      ─────────────────────────────────────────────────────────────────
-    LocalSandboxes.open ── spawns ──> sh ──exec──> bwrap ──> PID 1: init_process.py, as user 1000
+    LocalSandboxes.open ── spawns ──> sh ──exec──> bwrap ──> PID 1: init_process.py, as a user of its own
     LocalSandbox ────── control socket (requests) ─────────>   │
                  <───── one reply channel per request ──────   ├─ supervisor of command 1 ── the command, its children
                                                                └─ supervisor of command 2 ── ...
@@ -26,8 +26,10 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from openenv import settings
 from openenv.errors import SandboxError, SandboxGone, SandboxTreeError, SandboxUnavailable
 from openenv.sandboxes import trees
 from openenv.sandboxes.base import (
@@ -43,11 +45,13 @@ from openenv.sandboxes.local import bubblewrap, cgroups
 from openenv.sandboxes.local.bubblewrap import LaunchKit, Processes, SandboxUser, launch
 from openenv.sandboxes.local.cgroups import Hierarchy
 from openenv.sandboxes.local.control import InitReply, ReplyChannel
+from openenv.sandboxes.local.user_ids import UserIds
 from openenv.sandboxes.owners import Owner
 from openenv.sandboxes.relay import Relay
 from openenv.sandboxes.streams import Pipes, follow_output, run_to_end, slices
 
 _KILLED = 128 + 9
+_UID = 1000
 
 
 def exit_code(status: int) -> int:
@@ -401,16 +405,20 @@ class LocalSandboxes(Sandboxes):
     Args:
         require_cgroup: Refuse to start sandboxes without limits for memory, processes and cpu. Without them, a
             sandbox can use all that the machine has.
-        uid: The user's number inside; the group's is the same.
+        uid: The user's number inside; the group's is the same. Where root starts sandboxes, a range gives each of them
+            a number of its own, so that they share none of the limits that the kernel has for users. By default
+            `OPENENV_SANDBOX_UIDS`, or 70000-99999; 1000 where root does not start them.
     """
 
     name = "local"
 
-    def __init__(self, *, require_cgroup: bool = True, uid: int = 1000) -> None:
-        if uid <= 0:
+    def __init__(self, *, require_cgroup: bool = True, uid: int | range | None = None) -> None:
+        uid = settings.sandbox_uids() if uid is None else uid
+        if uid is not None and (min(uid, default=0) if isinstance(uid, range) else uid) <= 0:
             raise ValueError("the user inside a sandbox must not be root")
         self._require_cgroup = require_cgroup
         self._uid = uid
+        self._user_ids: UserIds | None = None
         self._lock = threading.Lock()
         self._kit: LaunchKit | None = None
         self._hierarchy: Hierarchy | None = None
@@ -434,17 +442,22 @@ class LocalSandboxes(Sandboxes):
         """Start a sandbox."""
         spec = spec or SandboxSpec()
         kit = self._prepared()
-        user = SandboxUser(self._uid, self._uid, bubblewrap.checked_home(spec.home), bubblewrap.is_privileged())
+        home = bubblewrap.checked_home(spec.home)
         name = f"{self._tail}x{next(self._serial)}"  # such as 3fa0c1x7: the 7th sandbox of this backend object
-        group = None
-        if self._hierarchy is not None and self._owner is not None:
-            group = self._hierarchy.create(self._owner, name, spec.limits)
-        try:
+        with contextlib.ExitStack() as failing:
+            group = None
+            if self._hierarchy is not None and self._owner is not None:
+                group = self._hierarchy.create(self._owner, name, spec.limits)
+                failing.callback(group.remove)
+            uid, user_ids = self._uid if isinstance(self._uid, int) else _UID, self._user_ids
+            if user_ids is not None:
+                uid = user_ids.take()
+                failing.callback(user_ids.release, uid)
+            user = SandboxUser(uid, uid, home, bubblewrap.is_privileged())
             processes = launch(kit, spec, user, group)
-        except BaseException:
-            if group is not None:
-                group.remove()
-            raise
+            failing.pop_all()
+        if user_ids is not None:
+            processes.on_end = partial(user_ids.release, uid)
         spec = replace(spec, home=user.home)
         sandbox = LocalSandbox(f"local-{os.getpid()}-{name}", spec, processes, kit.interpreter.search_path, self._relay)
         self._open.add(sandbox)
@@ -468,6 +481,7 @@ class LocalSandboxes(Sandboxes):
         """Close our ends in a forked child: sandboxes belong to the parent, and must end when it does."""
         self._lock = threading.Lock()
         self._relay = Relay()
+        self._user_ids = None  # closes this process's copy of the lock file; the parent keeps the locks
         for sandbox in list(self._open):
             sandbox.abandon()
 
@@ -482,9 +496,21 @@ class LocalSandboxes(Sandboxes):
                     if self._require_cgroup:
                         raise
                     self._hierarchy, self.features = None, FEATURES - {"limits"}
+                self._user_ids = self._own_user_ids()
                 # Last: where limits are required and missing, every start must fail, not only the first.
                 self._kit, self._owner = kit, Owner.current()
             return self._kit
+
+    def _own_user_ids(self) -> UserIds | None:
+        """Return where each sandbox gets a user of its own; None where all have the same number."""
+        if isinstance(self._uid, int) or not bubblewrap.is_privileged():
+            return None
+        try:
+            return UserIds(self._uid)
+        except SandboxError as error:
+            if self._uid is None:  # a container with few ids
+                return None
+            raise SandboxUnavailable(str(error)) from None
 
 
 def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
