@@ -235,3 +235,17 @@ def test_a_command_that_starts_processes_all_the_time_is_killed_without_delay(bo
         result = box.exec("trap '' TERM INT; while :; do /bin/true; done", timeout=0.03 + turn % 7 * 0.003)
         assert result.timed_out
         assert result.duration_s < 30
+
+
+# Signals
+
+
+def test_the_first_process_outlives_every_signal_from_inside(box: Sandbox) -> None:
+    box.exec("for n in $(seq 1 64); do kill -$n 1; done 2> /dev/null; sleep 0.2")
+    assert box.exec("echo alive").stdout == "alive\n"
+
+
+def test_commands_have_the_default_actions_of_signals(box: Sandbox) -> None:
+    ignored = box.exec("grep SigIgn /proc/self/status").stdout.split()[1]
+    assert int(ignored, 16) == 0
+    assert box.exec("kill -TERM $$").exit_code == 128 + signal.SIGTERM

@@ -2,7 +2,8 @@
 
 Loaded at every start of a sandbox, so it imports next to nothing (hence the private C modules) and nothing of this
 project. Runs as the sandbox's user, like everything below it. Processes inside cannot trace it (not dumpable), and
-cannot kill or stop it (the kernel protects PID 1 from signals of its own namespace).
+cannot kill or stop it: it ignores all signals that it can (`handle_signals`; Python alone would end at SIGINT), and the
+kernel protects PID 1 from the others of its own namespace.
 
     PID 1 ─┬─ supervisor (child subreaper) ── command ── its children
            │        └─ orphans: daemons, double forks; the supervisor adopts them
@@ -151,6 +152,15 @@ def kill_trees(roots: list[int], deadline: float) -> None:
 # Requests that run in a process of their own
 
 
+def handle_signals(action: int) -> None:
+    """Ignore every signal that can be ignored, or give each its default action back."""
+    for number in range(1, _signal.NSIG):
+        try:
+            _signal.signal(number, action)
+        except OSError:
+            pass  # SIGKILL, SIGSTOP, and the two that libc keeps for itself
+
+
 def offer_to_oom_killer(score: bytes) -> None:
     """Let the kernel kill this process before others when memory runs out."""
     prctl(_PR_SET_DUMPABLE, 1)  # else /proc/self belongs to root
@@ -167,9 +177,7 @@ def start(request: Request, fds: list[int]) -> None:
         ends = list(fds)
         for number, wanted in enumerate(request["stdio"]):
             os.dup2(ends.pop(0) if wanted else null, number)
-        # Python ignores the first two, and a new program would inherit that.
-        for number in (_signal.SIGPIPE, _signal.SIGXFSZ, _signal.SIGCHLD):
-            _signal.signal(number, _signal.SIG_DFL)
+        handle_signals(_signal.SIG_DFL)  # a new program would inherit which signals are ignored
         offer_to_oom_killer(b"500")
         environment = request["env"]
         try:
@@ -496,6 +504,7 @@ def main() -> None:
     config = marshal.loads(data)
     prepare(config)
     sys.path.insert(0, os.path.dirname(__file__))
+    handle_signals(_signal.SIG_IGN)
     control.send(b"ready")
     Init(control, config["lifetime"]).run()
 
