@@ -15,13 +15,13 @@ from types import ModuleType
 import pytest
 
 from openenv.errors import SandboxError
-from openenv.rollout import CaptureServer, Model, Outcome, Progress, Task, run_rollout
+from openenv.rollout import Budget, CaptureServer, Model, Outcome, Progress, Task, run_rollout
 from openenv.rollout.agents.builtin import Shell
 from openenv.rollout.capture.inbound import InboundLimits as InboundLimits
 from openenv.rollout.scratch import scratch_root
 from openenv.rollout.task import PROTECTED
 from openenv.rollout.worktree import UnusableWorktree, WorktreeGuard, merge
-from openenv.sandboxes.base import Sandboxes
+from openenv.sandboxes.base import Limits, Sandboxes, SandboxSpec
 from openenv.sandboxes.local import LocalSandbox
 
 CHECK = "import pathlib\nassert pathlib.Path('answer.txt').read_text() == '42'\n"
@@ -362,3 +362,25 @@ def test_a_submodule_does_not_take_the_place_of_the_function_of_its_name() -> No
 def test_a_task_that_cannot_work_is_refused_when_it_is_written(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="0"):
         Task.model_validate({"instruction": "x", **wrong})
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e300])
+@pytest.mark.parametrize("name", ["agent_timeout_s", "setup_timeout_s", "verify_timeout_s"])
+def test_a_limit_of_time_is_a_time_that_comes(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=name):
+        Task.model_validate({"instruction": "x", name: value})
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_other_limits_are_finite_too(value: float) -> None:
+    for name in ("memory_mb", "pids", "cpus", "disk_mb"):
+        with pytest.raises(ValueError, match=name):
+            Limits(**{name: value})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="cpus"):
+        Task.model_validate({"instruction": "x", "limits": {"cpus": value}})
+    with pytest.raises(ValueError, match="timeout_s"):
+        SandboxSpec(timeout_s=value)
+    with pytest.raises(ValueError, match="max_seconds"):
+        Budget(max_seconds=value)
+    with pytest.raises(ValueError, match="request_timeout_s"):
+        Model(base_url="http://127.0.0.1:9/v1", name="m", request_timeout_s=value)

@@ -9,7 +9,7 @@ import json
 import posixpath
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
@@ -18,6 +18,9 @@ from openenv.sandboxes.base import Limits
 
 Dialect = Literal["openai_chat", "openai_responses", "anthropic"]
 """The wire format of a model endpoint."""
+
+Seconds = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)]
+"""A limit of time: an end that comes, at the latest after eleven days."""
 
 PROTECTED = (
     "**/sitecustomize.*",
@@ -106,9 +109,9 @@ class Task(BaseModel):
     solution: tuple[str, ...] = ()
     """Shell lines that solve the task: what the `oracle` agent runs."""
     limits: Limits = Field(default_factory=Limits)
-    setup_timeout_s: float = Field(default=120.0, gt=0)
-    agent_timeout_s: float = Field(default=600.0, gt=0)
-    verify_timeout_s: float = Field(default=120.0, gt=0)
+    setup_timeout_s: Seconds = 120.0
+    agent_timeout_s: Seconds = 600.0
+    verify_timeout_s: Seconds = 120.0
     """Limit of each single setup or verify line; of the agent as a whole."""
     task_id: str = ""
     metadata: Mapping[str, Any] = Field(default_factory=dict)
@@ -136,7 +139,7 @@ class Budget(BaseModel):
 
     max_calls: int | None = None
     max_completion_tokens: int | None = None
-    max_seconds: float | None = None
+    max_seconds: float | None = Field(default=None, allow_inf_nan=False)
 
 
 class Model(BaseModel):
@@ -153,7 +156,7 @@ class Model(BaseModel):
     return_token_ids: bool = True
     max_tokens_cap: int | None = 4096
     disable_thinking: bool = False
-    request_timeout_s: float = 600.0
+    request_timeout_s: Seconds = 600.0
     extra_headers: Mapping[str, str] = Field(default_factory=dict)
 
 

@@ -8,6 +8,7 @@ from any thread; `kill` from another thread ends a running `exec` at once.
 from __future__ import annotations
 
 import importlib
+import math
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -133,8 +134,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in ("memory_mb", "pids", "cpus", "disk_mb"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be more than 0, not {getattr(self, name)!r}")
+            _check_limit(name, getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +159,7 @@ class SandboxSpec:
 
     def __post_init__(self) -> None:
         _check_text(self.envs)
+        _check_limit("timeout_s", self.timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +183,12 @@ class CommandSpec:
     def argv(self) -> list[str]:
         """The argument list; a shell line becomes that of `/bin/sh`."""
         return ["/bin/sh", "-c", self.cmd] if isinstance(self.cmd, str) else list(self.cmd)
+
+
+def _check_limit(name: str, value: float) -> None:
+    """Raise ValueError for a limit that limits nothing, or leaves nothing."""
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be a finite number greater than 0, not {value!r}")
 
 
 def _check_text(envs: Mapping[str, str], *words: str) -> None:

@@ -36,7 +36,7 @@ class NewSession(Model):
     metadata: dict[str, Any] = Field(default_factory=dict)
     max_model_calls: int | None = None
     max_completion_tokens: int | None = None
-    max_seconds: float | None = None
+    max_seconds: float | None = Field(default=None, allow_inf_nan=False)
     policy_url: str | None = None
 
     def as_model(self) -> Model:
