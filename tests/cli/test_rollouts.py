@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 
 from openenv.cli.rollouts import rollouts
 from openenv.errors import SandboxUnavailable
-from openenv.rollout import Outcome, RolloutStore, Task
+from openenv.rollout import CommandResult, Outcome, RolloutStore, Task
 from openenv.sandboxes.base import backend
 
 Call = Callable[..., Any]
@@ -95,6 +96,32 @@ def test_a_check_in_two_parts_is_verified_again_and_shown(call: Call, task: str)
     assert "            (not judged: its run was ended by signal 9)" in shown
     assert "            score 0.5" in shown
     assert "is no check" in call("reverify", first, "--verify", '{"run": "true"}', code=1)
+
+
+def test_what_a_terminal_would_obey_is_shown_escaped(call: Call, tmp_path: Path) -> None:
+    odd = "\x1b[2Jred\rgreen \u202e \x9b \u2028"
+    shown = r"\x1b[2Jred\rgreen \u202e \x9b \u2028"
+    line = CommandResult(cmd="two\nlines", exit_code=1, stdout=f"first\r\n\ttab {odd}\n", stderr=odd, note=odd)
+    outcome = Outcome(
+        rollout_id="odd", status="policy_failed", reason=odd, verify_results=[line], files={odd: ""}, files_extra=[odd]
+    )
+    with RolloutStore(tmp_path / "store") as store:
+        store.add(outcome, Task(instruction="x", task_id=odd))
+    output = call("show", "odd")
+    assert not {character for character in output if unicodedata.category(character)[0] == "C"} - {"\n", "\t"}
+    lines = output.splitlines()
+    assert f"status    policy_failed in done: {shown}" in lines
+    assert [text for text in lines if text.startswith("file")] == [f"file      {shown}"] * 2
+    at = lines.index("verify    [1] two")
+    places = [
+        "lines",
+        "            first",
+        f"            \ttab {shown}",
+        f"            {shown}",
+        f"            ({shown})",
+    ]
+    assert lines[at + 1 : at + 6] == places
+    assert "\x1b" not in call("ls")
 
 
 def test_failures_are_one_line_and_an_exit_code(call: Call, tmp_path: Path) -> None:

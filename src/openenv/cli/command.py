@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import textwrap
+import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -118,6 +119,23 @@ def _table(rows: Iterable[tuple[str, str]], column: int, width: int) -> str:
             head = f"{head:<{column}}{wrapped.pop(0)}"
         lines += [head, *(" " * column + line for line in wrapped)]
     return "\n".join(lines)
+
+
+def printable(text: object) -> str:
+    """Return a text that others wrote with escapes for what a terminal obeys: `\\x1b`, `\\r`, `\\u202e`.
+
+    Escape sequences, carriage returns and marks that reverse the direction of writing could show something else than
+    what is there. Tabs stay.
+    """
+    return "".join(
+        character.encode("unicode_escape").decode() if _is_control(character) else character for character in str(text)
+    )
+
+
+def _is_control(character: str) -> bool:
+    # Cc: control characters. Cf: format characters, with those of direction. Cs: halves of a character, which cannot be
+    # printed. Zl, Zp: line and paragraph separators.
+    return character != "\t" and unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def failure(reason: object, code: int = 1) -> typer.Exit:

@@ -14,7 +14,7 @@ import typer
 
 from .. import settings
 from ..errors import OpenEnvError
-from .command import HelpCommand, check_choice, command_group, failure
+from .command import HelpCommand, check_choice, command_group, failure, printable
 from .sandboxes import import_from_here
 
 if TYPE_CHECKING:
@@ -308,7 +308,8 @@ def _model(base_url: str | None, name: str | None, api_key: str | None) -> Model
 
 
 def _print_progress(event: Progress) -> None:
-    typer.echo(f"{event.rollout_id} {event.elapsed_s:7.1f} s  {event.phase:8} {event.message}", err=True)
+    line = f"{event.rollout_id} {event.elapsed_s:7.1f} s  {event.phase:8} {event.message}"
+    typer.echo(printable(line), err=True)
 
 
 def _countdown(count: int) -> Callable[[int, Outcome], None]:
@@ -353,7 +354,7 @@ def _rows_table(rows: list[RolloutRow]) -> Table:
         begun = datetime.fromtimestamp(row.started_at).astimezone().strftime("%m-%d %H:%M")
         status = Text(row.status, style="green" if row.status == "ok" else "yellow")
         numbers = (_reward(row.reward), str(row.turns), f"{row.wall_s:.1f}")
-        table.add_row(row.rollout_id, row.task_id, row.agent, status, *numbers, begun)
+        table.add_row(row.rollout_id, printable(row.task_id), printable(row.agent), status, *numbers, begun)
     return table
 
 
@@ -383,39 +384,47 @@ def _print_outcomes(outcomes: list[Outcome], *, as_json: bool) -> None:
         return
     for outcome in outcomes:
         why = f"  ({outcome.phase}: {outcome.reason})" if outcome.reason else ""
-        typer.echo(f"{outcome.rollout_id}  {outcome.status}  reward {_reward(outcome.reward)}{why}")
+        typer.echo(printable(f"{outcome.rollout_id}  {outcome.status}  reward {_reward(outcome.reward)}{why}"))
 
 
 def _show(history: list[Record]) -> None:
     outcome = history[0].outcome
-    typer.echo(f"rollout   {outcome.rollout_id}")
-    typer.echo(f"task      {outcome.task_id or '-'}")
-    typer.echo(f"agent     {outcome.agent}, model {outcome.model or '-'}, sandbox {outcome.sandbox}")
-    typer.echo(f"status    {outcome.status}{f' in {outcome.phase}: {outcome.reason}' if outcome.reason else ''}")
-    typer.echo(f"reward    {_reward(outcome.reward)}")
-    typer.echo(f"seconds   {', '.join(f'{phase} {spent:.1f}' for phase, spent in outcome.phase_s.items())}")
+    _line("rollout", outcome.rollout_id)
+    _line("task", outcome.task_id or "-")
+    _line("agent", f"{outcome.agent}, model {outcome.model or '-'}, sandbox {outcome.sandbox}")
+    _line("status", f"{outcome.status}{f' in {outcome.phase}: {outcome.reason}' if outcome.reason else ''}")
+    _line("reward", _reward(outcome.reward))
+    _line("seconds", ", ".join(f"{phase} {spent:.1f}" for phase, spent in outcome.phase_s.items()))
     for title, results in (("setup", outcome.setup_results), ("verify", outcome.verify_results)):
         for result in results:
             _show_command(title, result)
     for turn in outcome.turns:
         tokens = len(turn.completion_tokens)
-        typer.echo(f"turn {turn.turn}: {tokens} tokens in {turn.latency_s:.2f} s, {turn.finish_reason or 'no end'}")
+        end = printable(turn.finish_reason or "no end")
+        typer.echo(f"turn {turn.turn}: {tokens} tokens in {turn.latency_s:.2f} s, {end}")
     for path in (*outcome.files, *outcome.files_extra):
-        typer.echo(f"file      {path}")
+        _line("file", path)
     for record in history[1:]:
         when = datetime.fromtimestamp(record.stored_at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        typer.echo(f"earlier   {when}: {record.outcome.status}, reward {_reward(record.outcome.reward)}")
+        _line("earlier", f"{when}: {record.outcome.status}, reward {_reward(record.outcome.reward)}")
+
+
+def _line(title: str, text: str) -> None:
+    """Print a line of which agents and models may have written a part."""
+    typer.echo(f"{title:9} {printable(text)}")
 
 
 def _show_command(title: str, result: CommandResult) -> None:
     if result.run is not None:
         _show_command("run", result.run)
         title = "judge"
-    typer.echo(f"{title:9} [{result.exit_code}] {result.cmd}")
-    lines = (result.stdout + result.stderr).splitlines()
-    for text in lines[-_OUTPUT_LINES:]:
-        typer.echo(f"            {text}")
+    command = "\n".join(printable(line) for line in result.cmd.split("\n"))  # the task's: it may have several lines
+    typer.echo(f"{title:9} [{result.exit_code}] {command}")
+    # Only line feeds end a line: at a carriage return, a terminal would write over what it has shown.
+    lines = (result.stdout + result.stderr).replace("\r\n", "\n").removesuffix("\n").split("\n")
+    for text in lines[-_OUTPUT_LINES:] if lines != [""] else ():
+        _line("", f"  {text}")
     if result.score is not None:
-        typer.echo(f"            score {result.score:g}")
+        _line("", f"  score {result.score:g}")
     if result.note is not None:
-        typer.echo(f"            ({result.note})")
+        _line("", f"  ({result.note})")
