@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -319,3 +321,72 @@ def test_a_request_that_takes_too_long_to_arrive_is_cut_off(server: Any, monkeyp
             raw.sendall(start)
             raw.settimeout(10)
             assert raw.recv(4096) == b""
+
+
+def test_the_end_of_a_rollout_does_not_wait_for_an_agent_that_does_not_read(
+    server: CaptureServer, open_agent: Callable[..., Any], engine: Any, fake: Any, wait_for: Callable[..., None]
+) -> None:
+    def respond(request: Any) -> Any:
+        if request.body["messages"][0]["content"] == "large":
+            return fake.Answer.json({"choices": [{"index": 0, "message": {"content": "x" * (8 << 20)}}]})
+        return fake.Answer([60.0, b"{}"])
+
+    engine.respond = respond
+    capture = open_agent().capture
+
+    def request(text: str) -> bytes:
+        body = json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {capture.key}\r\n"
+        return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(server.socket))
+        connection.sendall(request("large") + request("small"))  # pipelined: the second waits behind the first's answer
+        wait_for(lambda: len(engine.requests) == 2)
+        ended = threading.Thread(target=capture.revoke, daemon=True)
+        ended.start()
+        ended.join(20)
+        assert not ended.is_alive()
+    assert [call.ended for call in capture.calls()] == ["complete", "revoked"]
+
+
+@pytest.mark.parametrize("dialect", ["openai_chat", "openai_responses", "anthropic"])
+def test_an_endpoint_is_asked_with_a_request_that_no_agent_wrote(
+    open_agent: Callable[..., Any], engine: Any, fake: Any, dialect: str
+) -> None:
+    agent = open_agent(dialect=dialect, api_key="the-real-key")
+    answers = {
+        "openai_chat": {"choices": [{"index": 0, "message": {"content": "yes"}, "finish_reason": "stop"}]},
+        "openai_responses": {"status": "completed", "output": [{"type": "message", "content": []}]},
+        "anthropic": {"content": [{"type": "text", "text": "yes"}], "stop_reason": "end_turn"},
+    }
+    engine.respond = lambda request: fake.Answer.json(answers[dialect])
+    assert agent.capture.ask_endpoint().result(20) is None
+    (request,) = engine.requests
+    assert "the-real-key" in str(request.headers)
+    assert request.body["model"] == agent.capture.recording().model["name"]
+    assert agent.capture.calls() == []
+    assert agent.capture.stats().calls == 0
+
+
+def test_an_endpoint_that_turns_the_limit_of_tokens_down_is_asked_without_it(
+    agent: Any, engine: Any, fake: Any
+) -> None:
+    def respond(request: Any) -> Any:
+        for name in ("max_tokens", "max_completion_tokens"):
+            if name in request.body:
+                return fake.Answer.json({"error": {"message": f"unknown parameter {name}"}}, 400)
+        return fake.Answer.json({"choices": [{"index": 0, "message": {"content": "yes"}, "finish_reason": "stop"}]})
+
+    engine.respond = respond
+    assert agent.capture.ask_endpoint().result(20) is None
+    assert len(engine.requests) == 3
+
+
+def test_an_endpoint_that_does_not_answer_is_asked_a_few_times(
+    open_agent: Callable[..., Any], engine: Any, fake: Any
+) -> None:
+    agent = open_agent(api_key="the-real-key")
+    engine.respond = lambda request: fake.Answer.json({"error": {"message": "no the-real-key here"}}, 503)
+    assert agent.capture.ask_endpoint().result(20) == "status 503: no *** here"
+    assert len(engine.requests) == 3

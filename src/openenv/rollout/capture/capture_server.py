@@ -33,9 +33,9 @@ from .dialects.dialect import MALFORMED, ModelDialect
 from .encoding import Json, load_object
 from .export import Sequence
 from .inbound import AgentConnections, AgentReply, AgentRequest, InboundLimits, RequestRefused
-from .model_call import EVENT_STREAM, CallRequest, ProxiedCall, Services
+from .model_call import EVENT_STREAM, CallRequest, ProxiedCall, Services, ask_endpoint
 from .outbound import Endpoints
-from .records import FILE, Call, JournalFull, Recorder, Recording, read
+from .records import FILE, Call, JournalFull, Recorder, Recording, RequestsTooLarge, read
 
 T = TypeVar("T")
 
@@ -76,6 +76,16 @@ class Capture:
     def stats(self) -> Stats:
         """Return where the rollout stands: budget, failures of the endpoint, whether records are missing."""
         return self._rollout.stats()
+
+    def ask_endpoint(self) -> concurrent.futures.Future[str | None]:
+        """Ask the rollout's endpoint for a few tokens; the result is why it does not answer, None where it does.
+
+        The request is the proxy's own: it is not recorded and spends nothing of the budget.
+
+        Raises:
+            CaptureError: the capture server does not run.
+        """
+        return self._server.ask_endpoint(self._rollout)
 
     def revoke(self) -> None:
         """Make the key worthless: once this returns no call gets through; those under way are ended and recorded."""
@@ -154,6 +164,9 @@ class AgentRoutes:
         except JournalFull:
             rollout.call_ended("record_failed")
             raise
+        except RequestsTooLarge as exc:
+            rollout.spending.calls -= 1
+            raise RequestRefused(413, str(exc)) from None
         except MALFORMED as exc:
             if bridge is None:
                 raise
@@ -339,6 +352,10 @@ class CaptureServer:
         """Return a rollout by its id."""
         return self._registry.by_id(rollout_id)
 
+    def ask_endpoint(self, rollout: CapturedRollout) -> concurrent.futures.Future[str | None]:
+        """Ask a rollout's endpoint for a few tokens; see `Capture.ask_endpoint`."""
+        return self._submit(ask_endpoint(self._services, rollout.model, refused=rollout.refused))
+
     def end(self, rollout: CapturedRollout, how: Callable[[CapturedRollout], Coroutine[Any, Any, None]]) -> None:
         """Revoke or finish a rollout from another thread; a server that has stopped has done so already."""
         try:
@@ -370,13 +387,16 @@ class CaptureServer:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the server's loop from another thread, and wait for it."""
+        return self._submit(work).result()
+
+    def _submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         if self._thread is None or self._loop is None or self._loop.is_closed():
             work.close()
             raise CaptureError("The capture server does not run.")
         if threading.current_thread() is self._thread:
             work.close()
             raise CaptureError("This would wait for itself: call it from another thread.")
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _main(self, started: concurrent.futures.Future[None]) -> None:
         loop = _new_loop()

@@ -23,17 +23,21 @@ import contextlib
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from openenv.backoff import Backoff
 
+from ..task import Model
 from .captured_rollout import CapturedRollout
+from .dialects import DIALECTS
 from .dialects.dialect import (
+    LOGPROBS,
     MALFORMED,
     STREAM,
     TOKEN_IDS,
     Bridge,
     CallOptions,
+    Completion,
     ModelDialect,
     StreamTranslator,
 )
@@ -49,6 +53,10 @@ ATTEMPTS = 3
 RETRY_AFTER_LIMIT_S = 30.0
 POLICY_S = 2.0
 PROMPT_IDS_S = 5.0
+PROBE_S = 30.0
+PROBES = 3
+PROBE_TOKENS = 16
+LAST_WRITE_S = 2.0
 PING_S = 10.0
 """How often an agent that waits for a stream gets a comment, where the endpoint is asked for a whole answer."""
 EVENT_LIMIT = PROMPT_IDS_LIMIT = 64 * 1024 * 1024
@@ -428,18 +436,8 @@ class ProxiedCall:
 
     def _headers(self) -> dict[str, str]:
         """Return the headers for the endpoint, the real key among them."""
-        model, request = self._rollout.model, self._request
-        # `identity`: compressed events would come in blocks, later than they were sampled.
-        headers = {"content-type": "application/json", "accept-encoding": "identity"}
-        headers.update({name: value for name, value in request.headers.items() if name in SENT_HEADERS})
-        key = model.api_key.get_secret_value()
-        if request.endpoint.name == "anthropic":
-            headers["x-api-key"] = key
-            headers.setdefault("anthropic-version", "2023-06-01")
-        else:
-            headers["authorization"] = f"Bearer {key}"
-        headers.update({name.lower(): value for name, value in model.extra_headers.items()})
-        return headers
+        passed_on = {name: value for name, value in self._request.headers.items() if name in SENT_HEADERS}
+        return endpoint_headers(self._rollout.model, passed_on)
 
     async def _send(self) -> EndpointResponse:
         model, request = self._rollout.model, self._request
@@ -558,10 +556,8 @@ class ProxiedCall:
         self._recorder.body(dumps(answer) if ids else raw)  # the endpoint's own bytes where they stay as they are
         completion = endpoint.completion(answer)
         self._tokens = max(len(completion.sampled), endpoint.completion_tokens(answer))
-        # Some gateways answer 200 with an error in the body.
-        if completion.finish_reason is None and not any(answer.get(name) for name in ANSWER_FIELDS):
-            message = stream_error(answer) or "the endpoint answered with nothing that a model said"
-            raise EndpointError(self._redacted(message), kind="garbage")
+        if (problem := missing_answer(completion, answer)) is not None:
+            raise EndpointError(self._redacted(problem), kind="garbage")
         if ids and TOKEN_IDS not in forced:  # the agent asked for them
             answer = load_object(raw) or answer
         visible = endpoint.strip_response(answer, forced)
@@ -597,12 +593,18 @@ class ProxiedCall:
             reply.abort(dialect.error_event(failure.status, message))
         else:
             body = failure.shown or dumps(dialect.error(failure.status, message))
-            await reply.send(failure.status, body, [JSON_TYPE, *failure.headers])
+            sending = reply.send(failure.status, body, [JSON_TYPE, *failure.headers])
+            if self._stopped is None:
+                await sending
+                return
+            # The end of a rollout waits for this call, so it must not wait for an agent that does not read.
+            try:
+                await asyncio.wait_for(sending, LAST_WRITE_S)
+            except (asyncio.TimeoutError, TimeoutError):
+                reply.abort()
 
     def _redacted(self, text: str) -> str:
-        # An endpoint's error may quote the key that was sent. "intercepted" is the default, and no secret.
-        secret = self._rollout.model.api_key.get_secret_value()
-        return text.replace(secret, "***") if len(secret) >= 4 and secret != "intercepted" else text
+        return redacted(self._rollout.model, text)
 
     async def _ask_policy(self, url: str) -> str | None:
         """Ask for the version of the endpoint's policy."""
@@ -626,6 +628,35 @@ def endpoint_url(base_url: str, path: str) -> str:
     """Return where a call goes: the base, with `/v1` where it has none, and the dialect's path."""
     base = base_url.rstrip("/")
     return f"{base}{path}" if _VERSION.fullmatch(base.rpartition("/")[2]) else f"{base}/v1{path}"
+
+
+def endpoint_headers(model: Model, passed_on: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers of a request to a model's endpoint: the real key, and what an agent's request brings along."""
+    # `identity`: compressed events would come in blocks, later than they were sampled.
+    headers = {"content-type": "application/json", "accept-encoding": "identity", **passed_on}
+    key = model.api_key.get_secret_value()
+    if model.dialect == "anthropic":
+        headers["x-api-key"] = key
+        headers.setdefault("anthropic-version", "2023-06-01")
+    else:
+        headers["authorization"] = f"Bearer {key}"
+    headers.update({name.lower(): value for name, value in model.extra_headers.items()})
+    return headers
+
+
+def redacted(model: Model, text: str) -> str:
+    """Return a text of an endpoint without the key, which an error may quote."""
+    secret = model.api_key.get_secret_value()
+    # "intercepted" is the default, and no secret.
+    return text.replace(secret, "***") if len(secret) >= 4 and secret != "intercepted" else text
+
+
+def missing_answer(completion: Completion, answer: Json) -> str | None:
+    """Return why a response holds nothing that a model said; None where it does."""
+    # Some gateways answer 200 with an error in the body.
+    if completion.finish_reason is not None or any(answer.get(name) for name in ANSWER_FIELDS):
+        return None
+    return stream_error(answer) or "the endpoint answered with nothing that a model said"
 
 
 def _shown_headers(response: EndpointResponse) -> list[tuple[str, str]]:
@@ -672,3 +703,58 @@ async def ask_prompt_ids(
         return None
     fits = isinstance(ids, list) and len(ids) == count and all(isinstance(token, int) for token in ids)
     return ids if fits else None
+
+
+# Whether an endpoint is well is asked with a request that no agent wrote: a failure of the agent's own requests proves
+# nothing, since a prompt may be made such that the engine fails at it.
+
+
+async def ask_endpoint(services: Services, model: Model, *, refused: frozenset[str] = frozenset()) -> str | None:
+    """Ask an endpoint for a few tokens; return why it does not answer, None where it does. Nothing is recorded.
+
+    Args:
+        refused: Parameters that the endpoint is known to turn down.
+    """
+    options = CallOptions(
+        model=model.name,
+        top_logprobs=0,
+        return_token_ids=False,
+        max_tokens=PROBE_TOKENS,
+        refused=refused | {LOGPROBS},
+    )
+    backoff = Backoff(first_pause_s=services.backoff_s)
+    failure = ""
+    for attempt in range(PROBES):
+        if attempt:
+            await asyncio.sleep(backoff.pause_s(attempt - 1))
+        try:
+            failure, is_refusal = await asyncio.wait_for(_ask_once(services.endpoints, model, options), PROBE_S)
+        except (asyncio.TimeoutError, TimeoutError):  # a busy endpoint is not asked again: that would add to its load
+            return f"it did not answer within {PROBE_S:g} s"
+        if not failure:
+            return None
+        if is_refusal:  # an engine that does not take this limit
+            allowed = options.allows("max_tokens")
+            options = options.without("max_tokens") if allowed else replace(options, max_tokens=None)
+    return redacted(model, failure)[:2000]
+
+
+async def _ask_once(endpoints: Endpoints, model: Model, options: CallOptions) -> tuple[str, bool]:
+    """Return why an endpoint does not answer, or nothing, and whether it refused the request."""
+    dialect = DIALECTS[model.dialect]
+    question: Json = {"messages": [{"role": "user", "content": "Say yes."}]}
+    if dialect.name == "openai_responses":
+        question = {"input": "Say yes."}
+    body = dumps(dialect.rewrite(question, options).body)
+    url, headers = endpoint_url(model.base_url, dialect.path), endpoint_headers(model, {})
+    try:
+        response = await endpoints.send("POST", url, body, headers, timeout_s=PROBE_S)
+        raw = await response.read(RESPONSE_LIMIT)
+    except EndpointError as exc:
+        return str(exc), False
+    answer = load_object(raw)
+    if not 200 <= response.status < 300:
+        return f"status {response.status}: {error_message(answer) or ''}", response.status in REFUSALS
+    if answer is None:
+        return "the endpoint answered with something that is not a JSON object", False
+    return missing_answer(dialect.completion(answer), answer) or "", False

@@ -45,6 +45,8 @@ FILE = "calls.log"
 ITEM_LISTS = ("messages", "input", "tools", "system")
 ITEM_TEXTS = ("instructions", "system", "input")
 ITEM_FIELDS = frozenset((*ITEM_LISTS, *ITEM_TEXTS))
+MAX_REQUESTS = 512 * 1024 * 1024
+"""How many bytes the requests of one rollout may add to its records: an agent must not be able to fill the disk."""
 _TEXT_LIMIT = 200  # a shorter text takes hardly more room than its number
 # More than one, since agents switch between conversations: with sub-agents, or with a call for a title in between.
 _PROMPTS_KEPT = 4
@@ -52,6 +54,10 @@ _PROMPTS_KEPT = 4
 
 class JournalFull(CaptureError):
     """An entry could not be written: the disk is full, or the file is gone."""
+
+
+class RequestsTooLarge(CaptureError):
+    """A request would make a rollout's records larger than they may be; nothing of it was written."""
 
 
 class Recorder:
@@ -69,6 +75,7 @@ class Recorder:
         self._numbers: dict[bytes, int] = {}  # of items in the file, by their digests
         self._prompts: deque[tuple[int, array[int]]] = deque(maxlen=_PROMPTS_KEPT)
         self._calls = 0
+        self._request_bytes = 0
         self.failure: str | None = None
         """Why records are missing, once any are."""
         self._owes_note = False
@@ -94,6 +101,7 @@ class Recorder:
 
         Raises:
             JournalFull: it could not be written.
+            RequestsTooLarge: the rollout has sent too much.
         """
         self._acquire()
         try:
@@ -227,7 +235,11 @@ class Recorder:
             if key not in request or (request[key] is not value and request[key] != value)
         }
         payload["sent"] = {"set": pack(changed), "unset": [key for key in request if key not in sent]}
-        self.append(head, dumps({**payload, "new": new}))
+        content = dumps({**payload, "new": new})
+        if is_first and self._request_bytes + len(content) > MAX_REQUESTS:
+            raise RequestsTooLarge(f"the requests of a rollout may hold {MAX_REQUESTS} bytes in all")
+        self.append(head, content)
+        self._request_bytes += len(content)
         self._numbers.update(fresh)
 
 
