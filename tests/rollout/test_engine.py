@@ -182,19 +182,19 @@ def test_a_setup_that_hangs_is_ended(run: Callable[..., Outcome]) -> None:
     assert outcome.setup_results[0].exit_code == 124
 
 
-def test_an_agent_that_hangs_is_killed_and_earns_nothing(run: Callable[..., Outcome]) -> None:
-    hanging = task(agent_timeout_s=3, verify=("test -e done.txt",))
+def test_an_agent_that_hangs_is_killed_and_what_it_left_is_verified(run: Callable[..., Outcome]) -> None:
+    hanging = task(agent_timeout_s=3, verify=("test -e done.txt", "test -e never"))
     outcome = run(hanging, agent=Shell(["touch done.txt; (sleep 61 &) ; sleep 60"]))
-    assert (outcome.status, outcome.phase, outcome.reward) == ("truncated", "agent", None)
+    assert (outcome.status, outcome.phase, outcome.reward) == ("truncated", "agent", 0.5)
     assert "timeout" in (outcome.reason or "")
-    assert outcome.verify_results == []
     assert outcome.wall_s < 30
 
 
-def test_a_truncated_work_tree_is_verified_with_verify_truncated(run: Callable[..., Outcome]) -> None:
+def test_a_truncated_work_tree_is_not_verified_without_verify_truncated(run: Callable[..., Outcome]) -> None:
     hanging = task(agent_timeout_s=3, verify=("test -e done.txt",))
-    outcome = run(hanging, agent=Shell(["touch done.txt; sleep 60"]), verify_truncated=True)
-    assert (outcome.status, outcome.reward) == ("truncated", 1.0)
+    outcome = run(hanging, agent=Shell(["touch done.txt; sleep 60"]), verify_truncated=False)
+    assert (outcome.status, outcome.reward) == ("truncated", None)
+    assert outcome.verify_results == []
 
 
 def test_an_agent_that_fails_is_the_policys_failure_and_what_it_left_is_verified(run: Callable[..., Outcome]) -> None:
@@ -281,10 +281,14 @@ def test_a_sandbox_that_does_not_start_is_sandbox_failed(run: Callable[..., Outc
     assert (outcome.status, outcome.phase, outcome.reward) == ("sandbox_failed", "verify", None)
 
 
-def test_a_sandbox_that_dies_is_sandbox_failed(run: Callable[..., Outcome], local: Sandboxes) -> None:
-    for after in range(4):
+def test_a_sandbox_that_dies_is_sandbox_failed_before_the_agent_and_its_failure_afterwards(
+    run: Callable[..., Outcome], local: Sandboxes
+) -> None:
+    for after, expected in [(0, "sandbox_failed"), (1, "sandbox_failed"), (2, "policy_failed"), (3, "policy_failed")]:
         outcome = run(SUM, sandbox=Failing(local, dies_after=after), verify_sandbox=local)
-        assert (outcome.status, outcome.reward) == ("sandbox_failed", None)
+        assert (outcome.status, outcome.reward) == (expected, 0.5 if expected == "policy_failed" else None)
+    outcome = run(SUM, sandbox=Failing(local, dies_after=2, opens=1), verify_sandbox=local)  # nor does a control start
+    assert (outcome.status, outcome.phase, outcome.reward) == ("sandbox_failed", "agent", None)
     outcome = run(SUM, sandbox=local, verify_sandbox=Failing(local, dies_after=2))
     assert (outcome.status, outcome.reward) == ("grader_failed", None)
 
@@ -367,7 +371,7 @@ def test_model_calls_are_captured_and_the_real_key_stays_outside(
 def test_the_budget_ends_a_rollout(run: Callable[..., Outcome], model: Model) -> None:
     chatty = Shell([CALL] * 3, dialect="openai_chat")
     outcome = run(SUM, agent=chatty, model=model, budget=Budget(max_calls=2))
-    assert (outcome.status, outcome.phase, outcome.reward) == ("truncated", "agent", None)
+    assert (outcome.status, outcome.phase, outcome.reward) == ("truncated", "agent", 0.5)
     assert "calls" in (outcome.reason or "")
     assert len(outcome.turns) == 2
     outcome = run(SUM, agent=Shell([CALL, CALL], dialect="openai_chat"), model=model, budget=Budget(max_calls=2))

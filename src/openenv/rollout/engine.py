@@ -89,8 +89,8 @@ class Engine:
         capture: A running capture proxy to use; by default the engine starts its own.
         options: Options of the agent, as its driver knows them.
         verify_sandbox: The backend of the verifier's sandboxes; by default the same.
-        verify_truncated: Verify the work tree of an agent whose time or budget ran out, too. Without this such a
-            rollout has no reward.
+        verify_truncated: Verify the work tree of an agent whose time or budget ran out, too. If not, such a rollout
+            has no reward, and an agent can drop a failure by waiting until its time is over.
         home: The home of the user inside; the work folder is `workdir` in it.
         cache: The folder of installed agents; by default `OPENENV_CACHE`.
         on_install: Gets a message for each agent that is being installed.
@@ -112,7 +112,7 @@ class Engine:
         capture: CaptureServer | None = None,
         options: Mapping[str, object] | None = None,
         verify_sandbox: str | Sandboxes | None = None,
-        verify_truncated: bool = False,
+        verify_truncated: bool = True,
         home: str = HOME,
         cache: Path | None = None,
         on_install: Callable[[str], None] | None = None,
@@ -456,12 +456,17 @@ def _kept(store: RolloutStore, first: Record) -> tuple[Path | None, Path | None]
     worktree = store.file(first.rollout_id, "worktree.tar")
     baseline = store.file(first.rollout_id, "baseline.tar")
     # An agent whose tree could not be taken has none: what the setup left is verified, as it was in the rollout.
-    if worktree is None and not (first.outcome.status == "policy_failed" and first.outcome.phase == "collect"):
+    if worktree is None and not _has_lost_worktree(first.outcome):
         raise StoreError(
             f"No work tree was kept of rollout '{first.rollout_id}': it ended as {first.outcome.status} in the "
             f"{first.outcome.phase} phase"
         )
     return worktree, baseline
+
+
+def _has_lost_worktree(outcome: Outcome) -> bool:
+    # Records of earlier versions have no mark, and lost it in that phase only.
+    return "lost_worktree" in outcome.metadata or (outcome.status == "policy_failed" and outcome.phase == "collect")
 
 
 def _merged(worktree: Path | None, baseline: Path | None, folder: Path, task: Task) -> Path | None:
@@ -487,8 +492,12 @@ def _outcome(first: Record, verdict: Verdict, backend: Sandboxes, reporter: Repo
     # Only the verifier runs again, so only its part of the status can change: a truncated agent stays truncated.
     status, phase, reason = before.status, before.phase, before.reason
     if status in ("ok", "grader_failed"):
-        crashed = verdict.crash is not None
-        status, phase, reason = ("grader_failed", "verify", verdict.crash) if crashed else ("ok", "done", None)
+        if verdict.crash is not None:
+            status, phase, reason = "grader_failed", "verify", verdict.crash
+        elif _has_lost_worktree(before):
+            status, phase, reason = "policy_failed", "collect", "the work tree could not be taken"
+        else:
+            status, phase, reason = "ok", "done", None
     return before.model_copy(
         update={
             "status": status,

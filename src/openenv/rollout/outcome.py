@@ -6,17 +6,42 @@ Knows values only. `CommandResult` and `RolloutTurn` are shapes that existing tr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Status = Literal["ok", "policy_failed", "truncated", "env_failed", "sandbox_failed", "grader_failed", "cancelled"]
-"""`ok`: verified. `policy_failed`: the agent itself failed (crash, exit code, memory). `truncated`: a time or token
-limit ended it. `env_failed`: setup, model endpoint or capture failed. `sandbox_failed`, `grader_failed`: the sandbox,
-the verifier failed."""
+"""`ok`: verified. `policy_failed`: the agent itself failed (crash, exit code, memory), or something failed after it had
+started and did not fail where no agent was. `truncated`: a time or token limit ended it. `env_failed`: setup or capture
+failed, or the model endpoint does not answer the host either. `sandbox_failed`, `grader_failed`: the sandbox or the
+verifier failed, also without the agent."""
 
 Phase = Literal["sandbox", "setup", "agent", "collect", "verify", "store", "done"]
 """Where a rollout is, in this order."""
+
+
+_DEEPEST = 32
+
+
+def _writable(value: Any, depth: int = 0) -> Any:
+    """Return a value that can be written as JSON: an agent chooses file names, and what an endpoint quotes of it.
+
+    Characters that UTF-8 does not have (the bytes of a name that is no text) become escapes, and what is nested deeper
+    than serialisers go becomes an ellipsis.
+    """
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict | list | tuple) and depth >= _DEEPEST:
+        return "..."
+    if isinstance(value, dict):
+        return {_writable(key): _writable(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_writable(item, depth + 1) for item in value]
+    return value
+
+
+_Text = Annotated[str, AfterValidator(_writable)]
+_Document = Annotated[dict[str, Any], AfterValidator(_writable)]
 
 
 class CommandResult(BaseModel):
@@ -43,14 +68,14 @@ class RolloutTurn(BaseModel):
     """
 
     turn: int
-    finish_reason: str | None = None
-    completion_tokens: list[str] = Field(default_factory=list)
+    finish_reason: _Text | None = None
+    completion_tokens: list[_Text] = Field(default_factory=list)
     completion_token_ids: list[int] = Field(default_factory=list)
     per_token_logps: list[float | None] = Field(default_factory=list)
     latency_s: float = 0.0
     timestamp: float = 0.0
     upstream_status: int | None = None
-    upstream_error: dict[str, Any] | None = None
+    upstream_error: _Document | None = None
 
 
 class Outcome(BaseModel):
@@ -63,7 +88,7 @@ class Outcome(BaseModel):
     status: Status
     phase: Phase = "done"
     """The phase that decided the status: `done` when all were passed."""
-    reason: str | None = None
+    reason: _Text | None = None
     reward: float | None = None
     agent: str = ""
     model: str = ""
@@ -72,14 +97,14 @@ class Outcome(BaseModel):
     setup_results: list[CommandResult] = Field(default_factory=list)
     verify_results: list[CommandResult] = Field(default_factory=list)
     turns: list[RolloutTurn] = Field(default_factory=list)
-    files: dict[str, str] = Field(default_factory=dict)
-    files_extra: list[str] = Field(default_factory=list)
+    files: dict[_Text, str] = Field(default_factory=dict)
+    files_extra: list[_Text] = Field(default_factory=list)
     sandbox: str = ""
     sandbox_id: str = ""
     started_at: float = 0.0
     wall_s: float = 0.0
     phase_s: dict[str, float] = Field(default_factory=dict)
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    metadata: _Document = Field(default_factory=dict)
 
 
 class Progress(BaseModel):
@@ -96,7 +121,7 @@ _BAD_REQUESTS = frozenset({400, 413, 422})
 """Statuses that are about the request, so the agent's doing: a prompt that is too long, for example."""
 
 _UNREACHABLE = 9
-"""Attempts in a row without a connection (three per call) after which an endpoint counts as dead."""
+"""Attempts in a row without a connection (three per call) after which an endpoint is asked whether it still answers."""
 _FAILING = 30
 """The same for an endpoint that answers with errors, which pass more often."""
 
@@ -117,17 +142,20 @@ class ModelUse:
     last_error: str = ""
     unrecorded: str | None = None
     """Why records of calls are missing, or None."""
+    outage: str | None = None
+    """Why the endpoint did not answer a request of the host; None where it did, or was not asked."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
     """What the host saw of the agent."""
 
-    exit_code: int
+    exit_code: int | None
+    """None where its end was not seen."""
     timed_out: bool
     limit_s: float
     failure: str | None
-    """What the driver concludes from exit code and log."""
+    """What the driver concludes from exit code and log, or why the end was not seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,25 +167,26 @@ class Label:
 
 
 def label_of(agent: AgentFacts, model: ModelUse) -> Label | None:
-    """Return what is wrong with an agent's run, or None when nothing is."""
+    """Return what is wrong with an agent's run, or None when nothing is.
+
+    A call that failed is the agent's failure unless `model.outage` says that the endpoint fails the host as well: an
+    agent can write requests at which a sound endpoint fails.
+    """
     # The order is the order of trust: what the host saw comes before what the agent reports of itself, so that a
     # broken endpoint or a limit never counts as a failing policy.
     if model.unrecorded is not None:
         return Label("env_failed", f"model calls could not be recorded: {model.unrecorded}")
-    dead = _dead_endpoint(model)
-    if dead is not None:
-        return Label("env_failed", dead)
+    if model.outage is not None:
+        how = "no call was answered" if model.answered == 0 else f"{model.answered} calls were answered, then it failed"
+        return Label("env_failed", f"the model endpoint failed ({how}): {model.outage}")
     if model.refused is not None:
         return Label("truncated", f"the budget is spent: {model.refused}")
-    if agent.timed_out and model.calls > 0 and model.answered == 0 and model.tokens == 0:
-        return Label("env_failed", f"the model endpoint failed (no answer within the agent's {agent.limit_s:g} s)")
+    if model.needed and model.calls == 0:
+        # Without a call the policy took no part: nothing that it decided can be the reason.
+        end = agent.failure or f"it exited with code {agent.exit_code}"
+        return Label("env_failed", f"the agent made no model call: {end}")
     if agent.timed_out:
         return Label("truncated", f"agent timeout: it ran for {agent.limit_s:g} s and was killed")
-    if model.needed and model.calls == 0:
-        return Label("env_failed", f"the agent made no model call and exited with code {agent.exit_code}")
-    if model.needed and model.answered == 0 and model.tokens == 0:
-        why = model.last_error or f"the agent exited with code {agent.exit_code}"
-        return Label("env_failed", f"none of the agent's model calls was answered: {why}")
     if agent.exit_code == 137:
         return Label("policy_failed", "the agent was killed (signal 9), as when memory runs out")
     if agent.failure is not None:
@@ -165,15 +194,16 @@ def label_of(agent: AgentFacts, model: ModelUse) -> Label | None:
     return None
 
 
+def is_endpoint_suspect(model: ModelUse) -> bool:
+    """Return whether the endpoint may be what failed, so that it has to be asked before the agent is blamed."""
+    if not model.needed or model.calls == 0:
+        return False
+    has_failed = model.failures > 0 and model.last_status not in _BAD_REQUESTS
+    return has_failed or (model.answered == 0 and model.tokens == 0)
+
+
 def is_hopeless(model: ModelUse) -> bool:
-    """Return whether an endpoint has failed so often that it is not worth waiting for the agent to give up."""
+    """Return whether calls have failed so often that an endpoint which is down is not worth waiting for."""
     if model.last_status in _BAD_REQUESTS:
         return False
     return model.failures >= (_UNREACHABLE if model.last_status is None else _FAILING)
-
-
-def _dead_endpoint(model: ModelUse) -> str | None:
-    if model.failures == 0 or model.last_status in _BAD_REQUESTS:
-        return None
-    how = "no call was answered" if model.answered == 0 else f"{model.answered} calls were answered, then it failed"
-    return f"the model endpoint failed ({how}): {model.last_error or model.last_status}"

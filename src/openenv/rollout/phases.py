@@ -8,30 +8,45 @@ verifier's is opened; a tar file of the work tree is all that goes from one to t
 # ---------  ---------------------------------------------------------  ------------------------------------------
 # sandbox    a fresh sandbox starts                                     sandbox_failed
 # setup      files and setup lines; the home is packed as the baseline  env_failed
-# agent      the agent runs; its model calls go through the capture     env_failed (endpoint, recording), truncated
-#            proxy, under a key that is revoked when it ends            (time, budget), policy_failed (exit code)
+# agent      the agent runs; its model calls go through the capture     truncated (time, budget), policy_failed (exit
+#            proxy, under a key that is revoked when it ends            code, lost sandbox), env_failed (recording;
+#                                                                       endpoint that the host cannot reach either)
 # collect    its processes are stopped, the work tree is packed         policy_failed (the tree cannot be taken)
-# verify     checks run in fresh sandboxes                              grader_failed (a check crashed)
+# verify     checks run in fresh sandboxes                              grader_failed (a check crashes without the
+#                                                                       agent's work, too)
 # store      the engine appends the record                              StoreError
 # done
 #
+# Whatever fails once the agent runs is the agent's failure: an agent that can make its rollout not count would drop its
+# failures from the training data. Two controls, which the agent has no part in, can say otherwise:
+#
+#   a sandbox or collecting failed   a fresh sandbox with what the setup left does the same once more (`_control_run`);
+#                                    if it fails there as well, the rollout is sandbox_failed
+#   a model call failed              the host asks the endpoint itself (`ModelAccess.ask_endpoint`); if it gets no
+#                                    answer either, the rollout is env_failed
+#
+# A work tree that cannot be taken is verified as the setup left it, so it earns what doing nothing earns.
+#
 # A cancellation ends any phase with `cancelled`: it kills the sandbox, so whatever the phase raised then is a
-# consequence. `verify` is skipped after env_failed, and after truncated unless `verify_truncated` is set. Only ok,
+# consequence. `verify` is skipped after env_failed, and after truncated if `verify_truncated` is off. Only ok,
 # policy_failed and truncated have a reward: in the other cases the number would not be about the policy.
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
+import errno
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from openenv.errors import CaptureError, RolloutCancelled, RolloutError, SandboxError, SandboxGone, SandboxTreeError
-from openenv.rollout.agents.base import Agent, AgentRun, Installation
+from openenv.rollout.agents.base import Agent, AgentRun, Installation, Launch
 from openenv.rollout.outcome import (
     AgentFacts,
     CommandResult,
@@ -41,13 +56,14 @@ from openenv.rollout.outcome import (
     Phase,
     RolloutTurn,
     Status,
+    is_endpoint_suspect,
     is_hopeless,
     label_of,
 )
 from openenv.rollout.progress import Cancellation, Reporter
 from openenv.rollout.task import Task
 from openenv.rollout.verifier import Verdict, lay_files, run_line, verify
-from openenv.rollout.worktree import Merged, UnusableWorktree, merge, read_files, worktree_limit
+from openenv.rollout.worktree import Merged, UnusableWorktree, WorktreeFiles, merge, read_files, worktree_limit
 from openenv.sandboxes.base import HOME, WORKDIR, Sandbox, Sandboxes, SandboxSpec, Stream
 
 if TYPE_CHECKING:
@@ -59,20 +75,24 @@ logger = logging.getLogger(__name__)
 AGENT_PORT = 7000
 """Where the capture proxy answers inside the agent's sandbox."""
 MAX_LOG_BYTES = 16 * 1024 * 1024
+COLLECT_S = 180.0
+"""How long it may take to stop the agent's processes and to pack its work tree."""
 _TAIL = 256 * 1024
 _LOG_TAIL = 2000
-_SLACK_S = 300.0
+_SLACK_S = COLLECT_S + 120.0
 _POLL_S = 0.25
+_HOST_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EROFS})
+"""What the host runs out of; a sandbox has other files, and limits of its own."""
 
 
 class AgentLog:
     """What the agent printed: on disk up to a limit, with the end in memory. A context manager.
 
-    An agent that prints without end fills neither the disk nor the memory.
+    An agent that prints without end fills neither the disk nor the memory, and a disk that is full ends no rollout.
     """
 
     def __init__(self, path: Path, *, max_bytes: int = MAX_LOG_BYTES) -> None:
-        self._file = path.open("wb")
+        self._file = path.open("wb", buffering=0)  # an error must come with the write that it is about
         self._lock = threading.Lock()
         self._left = max_bytes
         self._tail = bytearray()
@@ -81,8 +101,12 @@ class AgentLog:
         """Take output of either stream, as it comes."""
         with self._lock:
             if self._left > 0 and not self._file.closed:
-                self._file.write(data[: self._left])
-                self._left -= len(data)
+                try:
+                    self._file.write(data[: self._left])
+                    self._left -= len(data)
+                except OSError as exc:
+                    logger.warning("the rest of an agent's log is lost: %s", exc)
+                    self._left = 0
             self._tail += data[-_TAIL:]
             if len(self._tail) > 2 * _TAIL:
                 del self._tail[:-_TAIL]
@@ -110,6 +134,7 @@ class ModelAccess:
         self._capture = capture
         self._revoked = False
         self._lost: str | None = None
+        self._outage: str | None = None
         self.socket: Path | None = None if server is None else server.socket
         """The unix socket that the agent's sandbox may reach."""
         self.key = "" if capture is None else capture.key
@@ -130,7 +155,29 @@ class ModelAccess:
             last_status=error.get("status"),
             last_error=str(error.get("message", "")),
             unrecorded=stats.record_failure or self._lost,
+            outage=self._outage,
         )
+
+    def ask_endpoint(self, cancel: Cancellation) -> bool:
+        """Ask the endpoint as the agent did, with a request that no agent wrote; return whether it answers.
+
+        Raises:
+            RolloutCancelled: before there was an answer.
+        """
+        if self._capture is None or self._outage is not None:
+            return self._outage is None
+        try:
+            answer = self._capture.ask_endpoint()
+            with cancel.on_cancel(answer.cancel):
+                failure = answer.result()
+        except concurrent.futures.CancelledError:
+            cancel.check()
+            failure = "the capture proxy was stopped"
+        except CaptureError as exc:
+            failure = str(exc)
+        if failure is not None:
+            self._outage = f"no answer to the host either: {failure}"
+        return failure is None
 
     def turns(self) -> list[RolloutTurn]:
         """Return the recorded calls as trainers read them."""
@@ -148,7 +195,9 @@ class ModelAccess:
 
 
 @contextmanager
-def watch_turns(model: ModelAccess, reporter: Reporter, *, give_up: Callable[[], None]) -> Iterator[None]:
+def watch_turns(
+    model: ModelAccess, reporter: Reporter, *, cancel: Cancellation, give_up: Callable[[], None]
+) -> Iterator[None]:
     """Report each model call while the block runs; call `give_up` when the endpoint is dead, since agents retry."""
     if model.socket is None:
         yield
@@ -157,24 +206,68 @@ def watch_turns(model: ModelAccess, reporter: Reporter, *, give_up: Callable[[],
 
     def watch() -> None:
         seen, over = 0, False
+        excused = 0  # failures of the agent's own making: the endpoint answered the host in spite of them
         while not over:
             over = stop.wait(_POLL_S)  # once more after the end, for the last calls
             use = model.use()
-            if not over and is_hopeless(use):
-                reporter.say(f"giving up: {use.last_error}")
-                give_up()
-                return
+            excused = min(excused, use.failures)
+            if not over and is_hopeless(replace(use, failures=use.failures - excused)):
+                if not model.ask_endpoint(cancel):
+                    reporter.say(f"giving up: {use.last_error}")
+                    give_up()
+                    return
+                excused = use.failures
             while seen < use.calls:
                 seen += 1
                 reporter.say(f"model call {seen}", turn=seen)
 
-    thread = threading.Thread(target=watch, name="openenv-turns", daemon=True)
+    def watch_quietly() -> None:
+        with contextlib.suppress(RolloutCancelled, SandboxError):  # the sandbox ended meanwhile
+            watch()
+
+    thread = threading.Thread(target=watch_quietly, name="openenv-turns", daemon=True)
     thread.start()
     try:
         yield
     finally:
         stop.set()
         thread.join()
+
+
+@contextmanager
+def _closing(sandbox: Sandbox) -> Iterator[Sandbox]:
+    """Close a sandbox after the block; one that cannot be closed changes nothing about its rollout."""
+    try:
+        yield sandbox
+    finally:
+        try:
+            sandbox.close()
+        except SandboxError:
+            logger.exception("sandbox %s could not be closed", sandbox.sandbox_id)
+
+
+@contextmanager
+def _time_limit(sandbox: Sandbox, seconds: float) -> Iterator[None]:
+    """Kill a sandbox if the block takes longer."""
+
+    def end() -> None:
+        with contextlib.suppress(SandboxError):  # `_closing` reports it
+            sandbox.kill()
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+_OPEN_FOLDERS = """
+chmod u+rwx "$1"
+[ -d "$2" ] && [ ! -L "$2" ] && chmod u+rwx "$2"
+"""
+"""Opens the home and the work folder, of which the agent may have taken its own rights away."""
 
 
 class PhaseFailed(Exception):
@@ -201,7 +294,7 @@ class RolloutPlan:
     max_seconds: float | None = None
     options: dict[str, object] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
-    verify_truncated: bool = False
+    verify_truncated: bool = True
 
 
 class RolloutRun:
@@ -224,6 +317,8 @@ class RolloutRun:
         self._setup: list[CommandResult] = []
         self._sandbox_id, self._workdir = "", WORKDIR
         self._merged: Merged | None = None
+        self._lost_worktree = False
+        self._in_doubt: tuple[Phase, Exception] | None = None  # the first failure since the agent started
         self.work = plan.folder / "worktree.tar"
         self.baseline = plan.folder / "baseline.tar"
         self.log = plan.folder / "agent.log"
@@ -264,22 +359,27 @@ class RolloutRun:
         with ExitStack() as stack:
             with self._reporter.during("sandbox", f"starting a sandbox ({plan.backend.name})"):
                 self._cancel.check()
-                sandbox = stack.enter_context(plan.backend.open(self._spec()))
+                sandbox = stack.enter_context(_closing(plan.backend.open(self._spec())))
                 stack.enter_context(self._cancel.on_cancel(sandbox.kill))
                 self._sandbox_id, self._workdir = sandbox.sandbox_id, sandbox.workdir
             with self._reporter.during("setup", "setting up"):
                 self._set_up(sandbox)
             with self._reporter.during("agent", f"starting {plan.agent.name}"):
-                facts = self._run_agent(sandbox)
+                facts = self._run_agent(sandbox, self._prepare_agent(sandbox))
             with self._reporter.during("collect", "taking the work tree"):
-                sandbox.stop_processes()
-                problem = self._take_worktree(sandbox)
-        label = label_of(facts, self._model.use())
+                problem = self._collect(sandbox)
+        use = self._model.use()
+        if is_endpoint_suspect(use):
+            self._model.ask_endpoint(self._cancel)
+            use = self._model.use()
+        label = label_of(facts, use)
         if label is not None:
             self._label, self._label_phase = label, "agent"
         elif problem is not None:
             self._label, self._label_phase = Label("policy_failed", problem), "collect"
         self._cancel.check()
+        if self._in_doubt is not None and (label is None or label.status != "env_failed"):
+            self._control_run(*self._in_doubt)
 
     def _spec(self) -> SandboxSpec:
         task = self._plan.task
@@ -317,8 +417,8 @@ class RolloutRun:
             except SandboxError as exc:
                 raise PhaseFailed("env_failed", f"what the setup left cannot be kept for the verifier: {exc}") from exc
 
-    def _run_agent(self, sandbox: Sandbox) -> AgentFacts:
-        plan, limit = self._plan, self._agent_limit()
+    def _prepare_agent(self, sandbox: Sandbox) -> Launch:
+        plan = self._plan
         base_url = ""
         if self._model.socket is not None:
             base_url = sandbox.expose(self._model.socket, port=AGENT_PORT).rstrip("/") + "/v1"
@@ -334,54 +434,127 @@ class RolloutRun:
         )
         launch = plan.agent.prepare(sandbox, run)
         self._cancel.check()
+        return launch
+
+    def _run_agent(self, sandbox: Sandbox, launch: Launch) -> AgentFacts:
+        limit = self._agent_limit()
+        with AgentLog(self.log) as log:
+            try:
+                return self._follow_agent(sandbox, launch, log, limit)
+            except Exception as exc:
+                failure = f"the end of the agent was not seen: {self._doubt(exc)}"
+                return AgentFacts(self._exit_code, timed_out=False, limit_s=limit, failure=failure)
+            finally:
+                self._log_tail = log.tail(_LOG_TAIL)
+
+    def _follow_agent(self, sandbox: Sandbox, launch: Launch, log: AgentLog, limit: float) -> AgentFacts:
         try:
-            with AgentLog(self.log) as log, watch_turns(self._model, self._reporter, give_up=sandbox.stop_processes):
-                try:
-                    done = sandbox.exec(
-                        launch.argv,
-                        envs=launch.envs,
-                        cwd=launch.cwd or sandbox.workdir,
-                        timeout=limit,
-                        on_output=log.feed,
-                        max_output=64 * 1024,
-                    )
-                finally:
-                    self._log_tail = log.tail(_LOG_TAIL)
+            with watch_turns(self._model, self._reporter, cancel=self._cancel, give_up=sandbox.stop_processes):
+                done = sandbox.exec(
+                    launch.argv,
+                    envs=launch.envs,
+                    cwd=launch.cwd or sandbox.workdir,
+                    timeout=limit,
+                    on_output=log.feed,
+                    max_output=64 * 1024,
+                )
         finally:
             self._model.revoke()
         self._exit_code = done.exit_code
         self._reporter.say(f"the agent ended with exit code {done.exit_code}")
-        failure = plan.agent.failure(done.exit_code, log.tail())
+        failure = self._plan.agent.failure(done.exit_code, log.tail())
         return AgentFacts(done.exit_code, done.timed_out, limit, failure)
 
-    def _take_worktree(self, sandbox: Sandbox) -> str | None:
-        """Take the work tree to the host; return what makes it unusable, or None."""
-        probe = sandbox.exec(["/bin/sh", "-c", '[ -d "$1" ] && [ ! -L "$1" ]', "sh", sandbox.workdir], cwd="/")
-        if probe.exit_code != 0:
-            return "the agent replaced its work folder"
+    def _collect(self, sandbox: Sandbox) -> str | None:
+        """Stop the agent's processes and take its work tree; return what makes that impossible, or None."""
         try:
-            limit = worktree_limit(self._plan.task.limits)
-            try:
-                sandbox.pack(sandbox.workdir, self.work, max_bytes=limit)
-            except PermissionError:  # the agent took its own rights away
-                sandbox.exec(["chmod", "-R", "u+rwX", "--", sandbox.workdir], cwd="/")
-                sandbox.pack(sandbox.workdir, self.work, max_bytes=limit)
-            self._merged = merge(
-                self.work,
-                self.baseline if self.baseline.exists() else None,
-                self._plan.folder / "merged.tar",
-                protected=self._plan.task.protected,
-                verify_files=self._plan.task.verify_files,
-                named=self._plan.task.texts(),
-                root=sandbox.workdir,
-                max_bytes=limit,
-            )
-        except (SandboxTreeError, UnusableWorktree, PermissionError, FileNotFoundError, NotADirectoryError) as exc:
-            if not self._plan.folder.is_dir():  # not the agent's doing: the host was cleaned up
-                raise
+            with _time_limit(sandbox, COLLECT_S):
+                sandbox.stop_processes()
+                self._merged = self._take_worktree(sandbox, self.work, self._plan.folder / "merged.tar")
+        except Exception as exc:
+            self._lost_worktree = True
+            problem = f"the work tree cannot be taken: {self._doubt(exc)}"
             self.work.unlink(missing_ok=True)
-            return f"the work tree cannot be taken: {exc}"
+            return problem
         return None
+
+    def _take_worktree(self, sandbox: Sandbox, work: Path, merged: Path) -> Merged:
+        """Pack the work tree into `work`, and write what the verifier is to see of it to `merged`.
+
+        Raises:
+            UnusableWorktree, SandboxError, OSError: it cannot be taken.
+        """
+        probe = sandbox.exec(["/bin/sh", "-c", _OPEN_FOLDERS, "sh", sandbox.home, sandbox.workdir], cwd="/")
+        if probe.exit_code != 0:
+            raise UnusableWorktree("the work folder is gone, or something else is in its place")
+        limit = worktree_limit(self._plan.task.limits)
+        try:
+            sandbox.pack(sandbox.workdir, work, max_bytes=limit)
+        except PermissionError:  # the agent took its own rights away
+            sandbox.exec(["chmod", "-R", "u+rwX", "--", sandbox.workdir], cwd="/")
+            sandbox.pack(sandbox.workdir, work, max_bytes=limit)
+        return merge(
+            work,
+            self.baseline if self.baseline.exists() else None,
+            merged,
+            protected=self._plan.task.protected,
+            verify_files=self._plan.task.verify_files,
+            named=self._plan.task.texts(),
+            root=sandbox.workdir,
+            max_bytes=limit,
+        )
+
+    def _doubt(self, exc: Exception) -> str:
+        """Note a failure since the agent started, of which a control run has to show whose it is; return its text.
+
+        Raises:
+            RolloutCancelled: the failure is a consequence of that.
+            OSError: the host itself has failed.
+        """
+        self._cancel.check()
+        if isinstance(exc, OSError) and self._is_of_the_host(exc):
+            raise exc
+        self._in_doubt = self._in_doubt or (self._reporter.phase, exc)
+        if isinstance(exc, SandboxError | UnusableWorktree | OSError):
+            return str(exc)
+        logger.error("rollout %s failed", self._plan.rollout_id, exc_info=exc)
+        return f"{type(exc).__name__}: {exc}"
+
+    def _is_of_the_host(self, exc: OSError) -> bool:
+        folder = self._plan.folder
+        if not folder.is_dir():  # it was cleaned up
+            return True
+        # Errors that a sandbox reports name a path inside.
+        is_here = exc.filename is None or str(exc.filename).startswith(f"{folder}/")
+        return exc.errno in _HOST_ERRORS and is_here
+
+    def _control_run(self, phase: Phase, exc: Exception) -> None:
+        """Do in a fresh sandbox, with what the setup left, what failed in the agent's.
+
+        Raises:
+            PhaseFailed: it fails there, too, so the agent is not the reason.
+        """
+        work, merged = self._plan.folder / "control.tar", self._plan.folder / "control-merged.tar"
+        try:
+            with self._reporter.during(phase, f"{exc}: a control run, where no agent was"), ExitStack() as stack:
+                sandbox = stack.enter_context(_closing(self._plan.backend.open(self._spec())))
+                stack.enter_context(self._cancel.on_cancel(sandbox.kill))
+                stack.enter_context(_time_limit(sandbox, COLLECT_S))
+                if self.baseline.exists():
+                    sandbox.unpack(self.baseline, sandbox.home)
+                done = sandbox.exec(["true"])
+                if done.exit_code != 0:
+                    raise SandboxError(f"a command that does nothing exited with code {done.exit_code}")
+                sandbox.stop_processes()
+                self._take_worktree(sandbox, work, merged)
+        except Exception as again:
+            self._cancel.check()
+            is_of_the_task = isinstance(again, UnusableWorktree | SandboxTreeError)
+            status: Status = "env_failed" if is_of_the_task else "sandbox_failed"
+            raise PhaseFailed(status, f"{exc} (and where no agent was: {again})") from again
+        finally:
+            work.unlink(missing_ok=True)
+            merged.unlink(missing_ok=True)
 
     def _verify_side(self) -> None:
         status = "ok" if self._label is None else self._label.status
@@ -390,24 +563,34 @@ class RolloutRun:
         if not self._plan.task.verify:
             return
         with self._reporter.during("verify", "verifying in a fresh sandbox"):
-            self._verdict = verify(
-                self._plan.task,
-                self._plan.verify_backend,
-                worktree=None if self._merged is None else self._plan.folder / "merged.tar",
-                baseline=self.baseline if self.baseline.exists() else None,
-                home=self._plan.home,
-                cancel=self._cancel,
-                report=self._reporter.say,
-            )
-        crash = self._verdict.crash
-        if crash is not None and self._label is None:
-            self._label, self._label_phase = Label("grader_failed", crash), "verify"
-        elif crash is not None and self._label is not None:
-            self._label = Label(self._label.status, f"{self._label.reason}; no reward: {crash}")
+            try:
+                self._verdict = self._verify(with_work=self._merged is not None)
+            except (RolloutCancelled, SandboxError):
+                raise
+            except Exception as exc:
+                if self._merged is None:
+                    raise
+                logger.exception("the work of rollout %s cannot be verified", self._plan.rollout_id)
+                self._verdict = self._verify(with_work=False)
+                self._set(Label("policy_failed", f"its work cannot be verified: {type(exc).__name__}: {exc}"))
+        if self._verdict.crash is not None:
+            before = "" if self._label is None else f" (before that, {self._label.status}: {self._label.reason})"
+            self._label, self._label_phase = Label("grader_failed", f"{self._verdict.crash}{before}"), "verify"
+
+    def _verify(self, *, with_work: bool) -> Verdict:
+        return verify(
+            self._plan.task,
+            self._plan.verify_backend,
+            worktree=self._plan.folder / "merged.tar" if with_work else None,
+            baseline=self.baseline if self.baseline.exists() else None,
+            home=self._plan.home,
+            cancel=self._cancel,
+            report=self._reporter.say,
+        )
 
     def _outcome(self, started_at: float) -> Outcome:
         plan, label, verdict = self._plan, self._label, self._verdict
-        files = read_files(self.work, root=self._workdir) if self.work.exists() else None
+        files = self._files()
         trusted = label is None or label.status in ("policy_failed", "truncated")
         return Outcome(
             rollout_id=plan.rollout_id,
@@ -423,8 +606,8 @@ class RolloutRun:
             setup_results=self._setup,
             verify_results=verdict.results,
             turns=self._turns(),
-            files={} if files is None else files.texts,
-            files_extra=[] if files is None else files.others,
+            files=files.texts,
+            files_extra=files.others,
             sandbox=plan.backend.name,
             sandbox_id=self._sandbox_id,
             started_at=started_at,
@@ -433,12 +616,21 @@ class RolloutRun:
             metadata=self._metadata(),
         )
 
+    # An agent writes a part of what these two read. It must not be able to cost its rollout the outcome.
+
     def _turns(self) -> list[RolloutTurn]:
         try:
             return self._model.turns()
-        except CaptureError:
+        except Exception:
             logger.exception("the model calls of rollout %s cannot be read", self._plan.rollout_id)
             return []
+
+    def _files(self) -> WorktreeFiles:
+        try:
+            return read_files(self.work, root=self._workdir) if self.work.exists() else WorktreeFiles()
+        except Exception:
+            logger.exception("the work tree of rollout %s cannot be read", self._plan.rollout_id)
+            return WorktreeFiles()
 
     def _metadata(self) -> dict[str, Any]:
         notes: dict[str, Any] = {}
@@ -448,6 +640,8 @@ class RolloutRun:
             notes["verify_sandbox_id"] = self._verdict.sandbox_id
         if self._verdict.ignored_reward_file:
             notes["ignored_reward_file"] = True
+        if self._lost_worktree:
+            notes["lost_worktree"] = True
         if self._merged is not None and (self._merged.removed or self._merged.restored):
             notes["protected"] = {"removed": self._merged.removed[:100], "restored": self._merged.restored[:100]}
         return {**self._plan.metadata, **notes}

@@ -29,7 +29,7 @@ class Cancellation:
         self._lock = threading.Lock()
         self._event = threading.Event()
         self._reason = ""
-        self._callbacks: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], object]] = []
 
     @property
     def cancelled(self) -> bool:
@@ -69,7 +69,7 @@ class Cancellation:
             raise RolloutCancelled(self._reason)
 
     @contextmanager
-    def on_cancel(self, callback: Callable[[], None]) -> Iterator[None]:
+    def on_cancel(self, callback: Callable[[], object]) -> Iterator[None]:
         """Call back on a cancellation while the block runs; at once if there was one already."""
         with self._lock:
             self._callbacks.append(callback)
