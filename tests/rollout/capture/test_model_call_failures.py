@@ -14,6 +14,8 @@ from typing import Any
 import httpx2
 import pytest
 
+from openenv.rollout.capture import CaptureServer
+
 
 def hang_up_after(agent: Any, chunks: int, **body: Any) -> list[str]:
     """Read some lines of a stream, and hang up."""
