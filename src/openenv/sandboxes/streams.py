@@ -21,6 +21,10 @@ with contextlib.suppress(ImportError):  # Windows has neither, and never gets to
 _CHUNK = 256 * 1024
 _PIPE_SIZE = 1024 * 1024
 _F_SETPIPE_SZ = 1031
+_UNPACED = 256 * 1024 * 1024
+_DROP_RATE = 64 * 1024 * 1024
+"""How much output that is not kept is read as fast as it comes, and how fast the rest, in bytes and bytes per second. A
+command that writes without end would otherwise take a processor of the host, which no limit of its sandbox counts."""
 
 
 @dataclass(slots=True)
@@ -79,6 +83,8 @@ class Pipes:
 class OutputBuffer:
     """The output of a command: the beginning of each stream is kept, and `on_output` gets every byte.
 
+    A command that has written far more than is kept is slowed down: `feed` takes its time, and its pipes fill up.
+
     Args:
         max_output: How many bytes of each stream to keep; None for all.
         on_output: Called with each piece as it comes.
@@ -88,6 +94,8 @@ class OutputBuffer:
         self._kept: dict[Stream, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
         self._max = max_output
         self._on_output = on_output
+        self._dropped = 0
+        self._paced_from = 0.0
         self.truncated = False
 
     def feed(self, stream: Stream, data: bytes) -> None:
@@ -100,6 +108,18 @@ class OutputBuffer:
         self.truncated = self.truncated or room < len(data)
         if self._on_output is not None:
             self._on_output(stream, data)
+        if self._max:  # with nothing to keep it is a transfer of ours, which has a limit of its own
+            self._pace(len(data) - room)
+
+    def _pace(self, dropped: int) -> None:
+        self._dropped += max(0, dropped)
+        if self._dropped <= _UNPACED:
+            return
+        now = time.monotonic()
+        self._paced_from = self._paced_from or now
+        ahead_s = (self._dropped - _UNPACED) / _DROP_RATE - (now - self._paced_from)
+        if ahead_s > 0:
+            time.sleep(min(ahead_s, 0.1))  # not longer, for a command may have a deadline
 
     def kept(self, stream: Stream) -> bytes:
         """Return what was kept of a stream."""
