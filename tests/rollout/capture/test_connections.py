@@ -82,7 +82,8 @@ def test_a_key_with_many_calls_under_way_is_refused_more_and_no_other_key(
         one = dial()
         ask(one, neighbour.capture.key)
         assert status(one) == b"200"
-    greedy.capture.revoke()
+    for one in busy:
+        one.close()
     wait_for(lambda: server._agents.quota.held(greedy.capture.key) == 0)
 
 
@@ -99,6 +100,18 @@ def test_a_keys_idle_connections_give_way_to_its_next_call(
             assert status(connection) == b"200"
             kept.append(connection)
     assert sum(status(connection) == b"" for connection in kept[:16]) == 16
+
+
+def test_a_body_of_many_values_is_refused_before_it_is_parsed(server: CaptureServer, agent: Any, engine: Any) -> None:
+    """60 MB of small objects take the proxy seconds to parse, in which no other agent is answered, and gigabytes."""
+    objects = b'{"model": "any", "messages": [' + b'{"a":1},' * 1_000_000 + b"{}]}"
+    assert agent.post("/chat/completions", "ok").status_code == 400
+    refused = agent.client.post("/chat/completions", content=objects, headers=agent.headers)
+    assert (refused.status_code, "JSON values" in refused.text) == (413, True)
+    assert agent.chat("a text, with commas, " * 50_000).status_code == 200
+    numbers = {"model": "any", "messages": [{"role": "user", "content": "hi"}], "ids": list(range(100_000))}
+    assert agent.post("/chat/completions", numbers).status_code == 200
+    assert server._agents._held == {}
 
 
 # The same from inside of sandboxes, in a process with few descriptors
@@ -152,6 +165,7 @@ def test_seven_hundred_connections_of_one_agent_harm_no_other(
     sandboxes: Sandboxes, engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait_for: Any
 ) -> None:
     monkeypatch.setattr(relay_module, "_PLACE_S", 0.2)
+    monkeypatch.setattr(relay_module, "_RATE", 2000.0)
     model = Model(base_url=engine.url, name="m")
     with CaptureServer(tmp_path / "records") as server:
         sandboxes.check()

@@ -26,6 +26,10 @@ log = logging.getLogger("openenv.rollout.capture")
 HEADER_LIMIT = 64 * 1024
 IDLE_S = 75.0
 RECEIVE_S = 60.0
+_VALUE_BYTES = 200
+"""What a parsed value takes, at most: an object with one key."""
+_UNCOUNTED = 64 * 1024
+"""The first bytes of a body, of which most have no more, are not worth a look for values."""
 JSON_TYPE = ("content-type", "application/json")
 Headers: TypeAlias = Iterable[tuple[str, str]]
 
@@ -39,6 +43,8 @@ class AgentRequest:
     """The target as it was sent, with its query."""
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
+    held: int = 0
+    """The bytes that it counts for in its key's limit (`InboundLimits.held`)."""
 
     @property
     def key(self) -> str:
@@ -64,8 +70,10 @@ class InboundLimits:
     body: int = 64 * 1024 * 1024
     unknown_key_body: int = 256 * 1024
     """The largest body of a request whose key is unknown."""
+    values: int = 1_000_000
+    """The JSON values of a body, about: to parse them holds up every other agent."""
     held: int = 256 * 1024 * 1024
-    """All unanswered bodies of one key together: they are in this process's memory."""
+    """All unanswered requests of one key together: they are in this process's memory."""
 
 
 class AgentReply:
@@ -138,7 +146,7 @@ class AgentConnections:
         self.limits = limits
         self.is_known = is_known
         self.quota = quota or ConnectionQuota()
-        self._held: Counter[str] = Counter()  # bytes of unanswered bodies by key
+        self._held: Counter[str] = Counter()  # bytes of unanswered requests by key
         self._open: dict[AgentConnection, None] = {}
         self._unknown: dict[AgentConnection, None] = {}  # those that have sent no known key yet
         # `access_log=False` would silence the access log of every uvicorn in this process: connections do it instead.
@@ -200,10 +208,19 @@ class AgentConnections:
         if connection.key is not None:
             self.quota.release(connection.key)
 
-    def hold(self, key: str, size: int) -> int:
-        """Count bytes of a key's unanswered bodies in or out; return how many there are."""
+    def hold(self, request: AgentRequest, size: int) -> None:
+        """Count bytes of an unanswered request in or out.
+
+        Raises:
+            RequestRefused: all requests of its key together hold too many.
+        """
+        key = request.key
+        request.held += size
         self._held[key] += size
-        return self._held[key] or self._held.pop(key)
+        if self._held[key] > self.limits.held and size > 0:
+            raise RequestRefused(429, f"all requests together may take {self.limits.held} bytes of memory")
+        if self._held[key] == 0:
+            del self._held[key]
 
     def close(self, *, abort: bool = False) -> None:
         """Close every connection: after what is buffered, or at once."""
@@ -307,11 +324,9 @@ class AgentConnection(HttpToolsProtocol):
         target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         request = AgentRequest(scope["method"], target.decode("latin-1"), headers)
-        pieces: list[bytes] = []
         try:
-            if not await self._receive_body(request, receive, pieces):
+            if not await self._receive_body(request, receive):
                 return
-            request.body = b"".join(pieces)
             self._set_deadline(None)
             self._reply = reply
             await self._handler(request, reply)
@@ -322,13 +337,13 @@ class AgentConnection(HttpToolsProtocol):
             if not reply.started:
                 await reply.send_json(_error("the capture proxy failed", "api_error"), 500)
         finally:
-            self._shared.hold(request.key, -sum(map(len, pieces)))
+            self._shared.hold(request, -request.held)
             if self._reply is reply:  # the next pipelined request may be under way by now
                 self._reply = None
             if not reply.ended:
                 reply.abort()
 
-    async def _receive_body(self, request: AgentRequest, receive: Receive, pieces: list[bytes]) -> bool:
+    async def _receive_body(self, request: AgentRequest, receive: Receive) -> bool:
         """Read the body; False where the agent hangs up before its end.
 
         Raises:
@@ -344,19 +359,23 @@ class AgentConnection(HttpToolsProtocol):
             raise RequestRefused(413, f"a request may have {limits.body} bytes")
         if length.isdigit() and int(length) > limit:
             raise RequestRefused(401, "this key is not known here")
-        size, more = 0, True
+        body, values, more = bytearray(), 0, True
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return False
             piece, more = message["body"], message["more_body"]
-            pieces.append(piece)
-            size += len(piece)
-            total = shared.hold(key, len(piece))
-            if size > limit:
+            body += piece
+            shared.hold(request, len(piece))
+            if len(body) > limit:
                 raise RequestRefused(413, f"a request may have {limit} bytes")
-            if total > limits.held:
-                raise RequestRefused(429, f"all requests together may have {limits.held} bytes")
+            if len(body) > _UNCOUNTED:
+                marks = sum(map(piece.count, b",[{"))  # more than there are values, for a text has commas, too
+                values += marks
+                shared.hold(request, marks * _VALUE_BYTES)
+                if values > limits.values:
+                    raise RequestRefused(413, f"a request may have {limits.values} JSON values")
+        request.body = bytes(body)
         return True
 
 
