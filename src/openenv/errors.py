@@ -40,6 +40,7 @@
     │   ├── AgentUnavailable               AGENT_UNAVAILABLE   the agent cannot be installed here; the text says why
     │   ├── CaptureError                   CAPTURE_ERROR       the capture proxy or its records
     │   ├── StoreError                     STORE_ERROR         not stored, not found: disk full, unknown id
+    │   ├── TrustError                     TRUST_TOO_LOW       a check of the task is weaker than `min_trust`
     │   └── RolloutCancelled               ROLLOUT_CANCELLED
     └── SessionLost (ConnectionError)      SESSION_LOST        only `reset` begins a new episode
 
@@ -445,6 +446,12 @@ class StoreError(RolloutError):
     def __init__(self, message: str, *, outcome: object = None) -> None:
         self.outcome = outcome
         super().__init__(message)
+
+
+class TrustError(RolloutError):
+    """A task has a check that may be trusted less than asked; the text names it and says how to write it."""
+
+    code = "TRUST_TOO_LOW"
 
 
 class RolloutCancelled(RolloutError):

@@ -421,7 +421,7 @@ def test_calls_are_kept_with_a_stored_rollout(run: Callable[..., Outcome], model
         row = pyarrow.parquet.read_table(tmp_path / "out.parquet").to_pylist()[0]
         assert row["rollout_id"] == outcome.rollout_id
         assert len(row["input_ids"]) == len(row["loss_mask"]) == len(row["logprobs"])
-        assert '"reward": 0.5' in row["metadata"]
+        assert f'"reward": 0.5, "trust": "{outcome.trust}"' in row["metadata"]
 
 
 # wrong arguments

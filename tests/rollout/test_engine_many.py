@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from openenv.errors import StoreError
+from openenv.errors import StoreError, TrustError
 from openenv.rollout import (
     Cancellation,
     Engine,
@@ -25,11 +25,12 @@ from openenv.rollout import (
     Progress,
     RolloutStore,
     Task,
+    reverify,
     run_many,
     run_many_async,
 )
 from openenv.rollout.agents import Shell
-from openenv.sandboxes.base import Sandboxes
+from openenv.sandboxes.base import Sandboxes, backend
 from openenv.testing import Script, ScriptedModel, Turn
 
 ASK = (
@@ -52,6 +53,29 @@ def numbered(number: int) -> Task:
         task_id=f"task-{number}",
         agent_timeout_s=90,
     )
+
+
+def test_a_task_with_a_weaker_check_than_asked_for_is_refused_before_anything_runs(
+    local: Sandboxes, tmp_path: Path
+) -> None:
+    weak = Task(instruction="x", verify=("make test",), task_id="weak")
+    with RolloutStore(tmp_path / "store") as store:
+        with pytest.raises(TrustError, match="Check 1 of task 'weak' is shared"):
+            run_many([numbered(1), weak], agent="oracle", sandbox=local, store=store, min_trust="isolated")
+        assert store.find() == []
+        assert store.interrupted() == []
+        [outcome] = run_many([numbered(1)], agent="oracle", sandbox=local, store=store, min_trust="isolated")
+        assert (outcome.reward, outcome.trust, outcome.verify_results[0].trust) == (1.0, "isolated", "isolated")
+        with pytest.raises(TrustError, match="judged is required"):
+            reverify(store, outcome.rollout_id, task=numbered(1).model_copy(update={"min_trust": "judged"}))
+        again = reverify(store, outcome.rollout_id, lines=["sh check.sh"], verify_files={"check.sh": "./a.out"})
+        assert again.trust == "shared"
+        assert [record.outcome.trust for record in store.history(outcome.rollout_id)] == ["shared", "isolated"]
+    processes = backend("process", i_know_there_is_no_isolation=True)
+    assert run_many([numbered(1)], agent="oracle", sandbox=processes)[0].trust == "shared"
+    assert run_many([numbered(1)], agent="oracle", sandbox=processes, verify_sandbox=local)[0].trust == "shared"
+    with pytest.raises(TrustError, match="isolate nothing"):
+        run_many([numbered(1)], agent="oracle", sandbox=processes, min_trust="isolated")
 
 
 @pytest.fixture

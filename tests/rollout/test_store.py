@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import pytest
 
 from openenv.errors import StoreError
 from openenv.rollout import Outcome, RolloutStore, Task
+from openenv.rollout.store import export_rollouts
 
 TASK = Task(instruction="write it", verify=("true",), task_id="t")
 
@@ -53,6 +55,38 @@ def test_rows_can_be_filtered_by_status_task_and_agent(store: RolloutStore) -> N
     assert len(store.find(limit=1)) == 1
     with pytest.raises(ValueError, match="no such column"):
         store.find(reward="1")
+
+
+def test_rows_and_exports_can_be_limited_to_rewards_that_can_be_trusted(store: RolloutStore, tmp_path: Path) -> None:
+    for name in ("judged", "isolated", "shared", None):
+        store.add(outcome(str(name), trust=name), TASK)
+    ids = [row.rollout_id for row in store.find(min_trust="isolated")]
+    assert ids == ["isolated", "judged"]
+    assert len(store.find(min_trust="shared")) == 3  # a record of before trust was stored reaches no minimum
+    assert [row.trust for row in store.find(trust="shared")] == ["shared"]
+    assert [record.outcome.trust for record in store.records(min_trust="judged")] == ["judged"]
+    assert export_rollouts(store, tmp_path / "out.jsonl", min_trust="judged") == 1
+    assert json.loads((tmp_path / "out.jsonl").read_text())["outcome"]["trust"] == "judged"
+
+
+def test_records_of_before_trust_was_stored_are_read(store: RolloutStore) -> None:
+    store.add(outcome("old"), TASK)
+    [shard] = shards(store)
+    record = json.loads(shard.read_text())
+    del record["outcome"]["trust"], record["task"]["min_trust"]
+    shard.write_text(json.dumps(record) + "\n")
+    store.rebuild()
+    assert store.find()[0].trust is None
+    assert store.get("old").outcome.trust is None
+
+
+def test_an_index_of_an_older_version_is_built_again(store: RolloutStore) -> None:
+    store.add(outcome("one", trust="judged"), TASK)
+    store.close()
+    with sqlite3.connect(store.root / "index.sqlite") as db:
+        db.executescript("ALTER TABLE records DROP COLUMN trust; PRAGMA user_version=1;")
+    with RolloutStore(store.root) as again:
+        assert [row.trust for row in again.find()] == ["judged"]
 
 
 def test_the_beginning_of_an_id_is_enough_when_it_is_the_only_one(store: RolloutStore) -> None:

@@ -10,11 +10,14 @@ _EXPORTS = by_module(
     {
         "openenv.rollout.agents.base": "Agent AgentRun Installation Launch agent",
         "openenv.rollout.capture": "Capture CaptureServer",
+        "openenv.rollout.checks": "Case Check case_check pytest_check python_check",
         "openenv.rollout.engine": "Engine reverify run_many run_many_async run_rollout run_rollout_async",
+        "openenv.rollout.lint": "TrustReading read_task",
         "openenv.rollout.outcome": "CommandResult Outcome Progress RolloutTurn",
         "openenv.rollout.progress": "Cancellation",
         "openenv.rollout.store": "RolloutStore",
-        "openenv.rollout.task": "Budget Check Model Task load_task",
+        "openenv.rollout.task": "Budget Model Task load_task",
+        "openenv.rollout.trust": "Trust",
         "openenv.testing.cheats": "run_cheats",
     }
 )
@@ -27,12 +30,19 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.rollout.agents.base import agent as agent
     from openenv.rollout.capture import Capture as Capture
     from openenv.rollout.capture import CaptureServer as CaptureServer
+    from openenv.rollout.checks import Case as Case
+    from openenv.rollout.checks import Check as Check
+    from openenv.rollout.checks import case_check as case_check
+    from openenv.rollout.checks import pytest_check as pytest_check
+    from openenv.rollout.checks import python_check as python_check
     from openenv.rollout.engine import Engine as Engine
     from openenv.rollout.engine import reverify as reverify
     from openenv.rollout.engine import run_many as run_many
     from openenv.rollout.engine import run_many_async as run_many_async
     from openenv.rollout.engine import run_rollout as run_rollout
     from openenv.rollout.engine import run_rollout_async as run_rollout_async
+    from openenv.rollout.lint import TrustReading as TrustReading
+    from openenv.rollout.lint import read_task as read_task
     from openenv.rollout.outcome import CommandResult as CommandResult
     from openenv.rollout.outcome import Outcome as Outcome
     from openenv.rollout.outcome import Progress as Progress
@@ -40,10 +50,10 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.rollout.progress import Cancellation as Cancellation
     from openenv.rollout.store import RolloutStore as RolloutStore
     from openenv.rollout.task import Budget as Budget
-    from openenv.rollout.task import Check as Check
     from openenv.rollout.task import Model as Model
     from openenv.rollout.task import Task as Task
     from openenv.rollout.task import load_task as load_task
+    from openenv.rollout.trust import Trust as Trust
     from openenv.testing.cheats import run_cheats as run_cheats
 
     __all__: list[str]

@@ -36,12 +36,14 @@ from openenv import settings
 from openenv.errors import CaptureError, RolloutError, StoreError
 from openenv.rollout.agents.base import Agent, Installation
 from openenv.rollout.agents.base import agent as agent_by_name
+from openenv.rollout.lint import require_trust
 from openenv.rollout.outcome import Outcome, Status
 from openenv.rollout.phases import ModelAccess, RolloutPlan, RolloutRun
 from openenv.rollout.progress import Cancellation, OnProgress, Reporter
 from openenv.rollout.scratch import scratch
 from openenv.rollout.store import Record, RolloutStore
 from openenv.rollout.task import Budget, Check, Model, Task
+from openenv.rollout.trust import Trust
 from openenv.rollout.verifier import Verdict, verify
 from openenv.rollout.worktree import UnusableWorktree, merge
 from openenv.sandboxes.base import HOME, Sandboxes
@@ -72,6 +74,7 @@ class EngineOptions(TypedDict, total=False):
     options: Mapping[str, object] | None
     verify_sandbox: str | Sandboxes | None
     verify_truncated: bool
+    min_trust: Trust | None
     home: str
     cache: Path | None
     on_install: Callable[[str], None] | None
@@ -91,6 +94,7 @@ class Engine:
         verify_sandbox: The backend of the verifier's sandboxes; by default the same.
         verify_truncated: Verify the work tree of an agent whose time or budget ran out, too. If not, such a rollout
             has no reward, and an agent can drop a failure by waiting until its time is over.
+        min_trust: Refuse tasks with a weaker check, as their own `min_trust` does.
         home: The home of the user inside; the work folder is `workdir` in it.
         cache: The folder of installed agents; by default `OPENENV_CACHE`.
         on_install: Gets a message for each agent that is being installed.
@@ -113,6 +117,7 @@ class Engine:
         options: Mapping[str, object] | None = None,
         verify_sandbox: str | Sandboxes | None = None,
         verify_truncated: bool = True,
+        min_trust: Trust | None = None,
         home: str = HOME,
         cache: Path | None = None,
         on_install: Callable[[str], None] | None = None,
@@ -125,6 +130,7 @@ class Engine:
         self._verify_backend = self._backend if verify_sandbox is None else named_backend(verify_sandbox)
         self._options = dict(options or {})
         self._verify_truncated = verify_truncated
+        self._min_trust = min_trust
         self._home = home
         self._cache = cache or settings.cache_dir()
         self._on_install = on_install or (lambda message: logger.info("%s", message))
@@ -151,6 +157,15 @@ class Engine:
     def __exit__(self, *exc_info: object) -> None:
         self._stack.close()
 
+    def require_trust(self, task: Task) -> None:
+        """Return if a task's checks can be trusted as far as it and this engine ask; nothing is run.
+
+        Raises:
+            TrustError: one cannot; the text names it and says how to write it.
+        """
+        backends = (self._backend, self._verify_backend)
+        require_trust(task, self._min_trust, isolated=all("isolation" in each.features for each in backends))
+
     def run(
         self,
         task: Task,
@@ -164,8 +179,10 @@ class Engine:
 
         Raises:
             ValueError: the id cannot be the name of a folder.
+            TrustError: a check of the task can be trusted less than `min_trust` says; nothing was run.
             StoreError: the outcome could not be stored; it is in the exception.
         """
+        self.require_trust(task)
         rollout_id = rollout_id or new_rollout_id()
         if not _ID.fullmatch(rollout_id):
             raise ValueError(f"{rollout_id!r} cannot be the id of a rollout: letters, digits, '.', '_', '-' can")
@@ -241,6 +258,7 @@ def run_rollout(
     Raises:
         AgentUnavailable: the agent is not installed and cannot be.
         SandboxUnavailable: the backend cannot run here.
+        TrustError: a check of the task can be trusted less than `min_trust` says; nothing was run.
         StoreError: the outcome could not be stored.
     """
     rollout_id = rollout_id or new_rollout_id()
@@ -316,6 +334,8 @@ def run_many(
         engine: The arguments of `Engine`.
 
     Raises:
+        TrustError: a check of a task can be trusted less than `min_trust` says. Nothing was run, unless `tasks` is a
+            generator.
         StoreError: an outcome could not be stored; the rollouts that still ran were cancelled.
     """
     if concurrency < 1:
@@ -323,6 +343,9 @@ def run_many(
     cancel = cancel or Cancellation()
     # The pool ends before the engine: no rollout runs when proxy and scratch folder go.
     with Engine(**engine) as shared, ThreadPoolExecutor(concurrency, "openenv-rollout") as pool:
+        if isinstance(tasks, Sized):
+            for task in tasks:
+                shared.require_trust(task)
         batch = _Batch(shared, tasks, on_progress, on_outcome, cancel, metadata)
         try:
             # Each thread takes one task after another, so that a generator of tasks is not read ahead. The wait is
@@ -424,6 +447,7 @@ def reverify(
 
     Raises:
         StoreError: there is no such rollout, or no work tree was kept of it.
+        TrustError: a check can be trusted less than the task's `min_trust` says.
         RolloutCancelled: it was cancelled; nothing was stored.
     """
     first = store.history(rollout_id)[-1]  # the rollout itself: its status says how the agent ended
@@ -435,6 +459,7 @@ def reverify(
         changes["verify_files"] = dict(verify_files)
     task = Task.model_validate({**(task or first.task).model_dump(), **changes})
     backend = named_backend(sandbox)
+    require_trust(task, None, isolated="isolation" in backend.features)
     backend.check()
     reporter = Reporter(first.rollout_id, on_progress)
     started_at = time.time()
@@ -504,6 +529,7 @@ def _outcome(first: Record, verdict: Verdict, backend: Sandboxes, reporter: Repo
             "phase": phase,
             "reason": reason,
             "reward": verdict.reward if status in _SCORED else None,
+            "trust": verdict.trust,
             "verify_results": verdict.results,
             "sandbox": backend.name,
             "sandbox_id": verdict.sandbox_id,

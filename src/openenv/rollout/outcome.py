@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from openenv.rollout.trust import Trust
+
 Status = Literal["ok", "policy_failed", "truncated", "env_failed", "sandbox_failed", "grader_failed", "cancelled"]
 """`ok`: verified. `policy_failed`: the agent itself failed (crash, exit code, memory), or something failed after it had
 started and did not fail where no agent was. `truncated`: a time or token limit ended it. `env_failed`: setup or capture
@@ -58,6 +60,8 @@ class CommandResult(BaseModel):
     """What a check's judge wrote as its reward, where it wrote one: it counts in place of the exit code."""
     note: str | None = None
     """Why a check counts otherwise than its exit code says."""
+    trust: Trust | None = None
+    """How far the verdict of a check can be trusted; None for other commands."""
 
 
 class RolloutTurn(BaseModel):
@@ -90,6 +94,8 @@ class Outcome(BaseModel):
     """The phase that decided the status: `done` when all were passed."""
     reason: _Text | None = None
     reward: float | None = None
+    trust: Trust | None = None
+    """How far the reward can be trusted: as far as the weakest of its checks. None where nothing was verified."""
     agent: str = ""
     model: str = ""
     agent_exit_code: int | None = None

@@ -599,6 +599,7 @@ class RolloutRun:
             phase=self._label_phase,
             reason=None if label is None else label.reason,
             reward=verdict.reward if trusted else None,
+            trust=verdict.trust if "isolation" in plan.backend.features else verdict.trust and "shared",
             agent=plan.agent.name,
             model=plan.model_name,
             agent_exit_code=self._exit_code,

@@ -41,6 +41,7 @@ from openenv.errors import CaptureError, RolloutError, StoreError
 from openenv.rollout.outcome import Outcome
 from openenv.rollout.scratch import is_locked, open_locked
 from openenv.rollout.task import Task
+from openenv.rollout.trust import TRUSTS, Trust, reaches
 
 if TYPE_CHECKING:
     from openenv.rollout.capture.records import Recording
@@ -118,19 +119,19 @@ def _write_all(handle: int, data: bytes) -> None:
         view = view[os.write(handle, view) :]
 
 
-_INDEX_VERSION = 1
+_INDEX_VERSION = 2
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS shards (name TEXT PRIMARY KEY, bytes INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS records (
     record_id TEXT PRIMARY KEY, rollout_id TEXT NOT NULL, kind TEXT NOT NULL, stored_at REAL NOT NULL,
-    task_id TEXT, status TEXT, phase TEXT, reason TEXT, reward REAL, agent TEXT, model TEXT, sandbox TEXT,
+    task_id TEXT, status TEXT, phase TEXT, reason TEXT, reward REAL, trust TEXT, agent TEXT, model TEXT, sandbox TEXT,
     turns INTEGER, started_at REAL, wall_s REAL,
     shard TEXT NOT NULL, offset INTEGER NOT NULL, length INTEGER NOT NULL
 );
 CREATE INDEX IF NOT EXISTS by_rollout ON records (rollout_id, stored_at);
 CREATE INDEX IF NOT EXISTS by_time ON records (stored_at);
 """
-_FILTERS = frozenset({"rollout_id", "task_id", "status", "agent", "model", "sandbox", "kind"})
+_FILTERS = frozenset({"rollout_id", "task_id", "status", "trust", "agent", "model", "sandbox", "kind"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,7 @@ class RolloutRow:
     phase: str
     reason: str | None
     reward: float | None
+    trust: Trust | None
     agent: str
     model: str
     sandbox: str
@@ -187,12 +189,20 @@ class RolloutIndex:
             self._forget(in_memory=False)
             self._sync(None)
 
-    def find(self, *, limit: int | None = None, latest: bool = False, **equal: str | None) -> list[RolloutRow]:
+    def find(
+        self,
+        *,
+        limit: int | None = None,
+        latest: bool = False,
+        min_trust: Trust | None = None,
+        **equal: str | None,
+    ) -> list[RolloutRow]:
         """Return records, newest first.
 
         Args:
             limit: At most so many.
             latest: Only the newest record of each rollout.
+            min_trust: Only those whose reward can be trusted so far; records of before trust was stored cannot.
             equal: Columns and the value each must have; None is no condition.
         """
         unknown = set(equal) - _FILTERS
@@ -200,6 +210,11 @@ class RolloutIndex:
             raise ValueError(f"no such column: {', '.join(sorted(unknown))}")
         filters = {name: value for name, value in equal.items() if value is not None}
         conditions = [f"{name} = ?" for name in filters]
+        values: list[object] = list(filters.values())
+        if min_trust is not None:
+            enough = [trust for trust in TRUSTS if reaches(trust, min_trust)]
+            conditions.append(f"trust IN ({', '.join('?' * len(enough))})")
+            values += enough
         if latest:
             # By id where the times are equal: a verification can follow within one tick of the clock.
             conditions.append(
@@ -208,7 +223,6 @@ class RolloutIndex:
             )
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         query = f"SELECT {_COLUMNS} FROM records{where} ORDER BY stored_at DESC, record_id DESC"
-        values: list[object] = list(filters.values())
         if limit is not None:
             query += " LIMIT ?"
             values.append(limit)
@@ -289,7 +303,7 @@ class RolloutIndex:
 
 def _values(line: bytes, shard: str, offset: int) -> tuple[object, ...] | None:
     """Return the columns of a line, or None for a line that is no record."""
-    plain = ("task_id", "status", "phase", "reason", "reward", "agent", "model", "sandbox")
+    plain = ("task_id", "status", "phase", "reason", "reward", "trust", "agent", "model", "sandbox")
     try:
         record = json.loads(line)
         outcome = record["outcome"]
@@ -459,16 +473,24 @@ class RolloutStore:
         how = "There is no rollout" if not ids else "There are several rollouts that begin with"
         raise StoreError(f"{how} '{rollout_id}' in {self.root}")
 
-    def find(self, *, limit: int | None = None, latest: bool = True, **equal: str | None) -> list[RolloutRow]:
+    def find(
+        self,
+        *,
+        limit: int | None = None,
+        latest: bool = True,
+        min_trust: Trust | None = None,
+        **equal: str | None,
+    ) -> list[RolloutRow]:
         """Return rows of the index, newest first; by default the newest record of each rollout.
 
         Args:
             limit: At most so many.
             latest: False for every record, verified again or not.
-            equal: `task_id`, `status`, `agent`, `model`, `sandbox`, `kind` or `rollout_id` and the value it must have.
+            min_trust: Only those whose reward can be trusted so far; records of before trust was stored cannot.
+            equal: `task_id`, `status`, `trust`, `agent`, `model`, `sandbox`, `kind` or `rollout_id` and its value.
         """
         self._index.sync()
-        return self._index.find(limit=limit, latest=latest, **equal)
+        return self._index.find(limit=limit, latest=latest, min_trust=min_trust, **equal)
 
     def read(self, row: RolloutRow) -> Record:
         """Return the record of a row.
@@ -483,9 +505,11 @@ class RolloutStore:
         except (OSError, ValueError) as exc:
             raise StoreError(f"The record of rollout '{row.rollout_id}' cannot be read: {exc}") from exc
 
-    def records(self, *, limit: int | None = None, **equal: str | None) -> Iterator[Record]:
-        """Yield the newest record of each rollout, oldest first."""
-        for row in reversed(self.find(limit=limit, latest=True, **equal)):
+    def records(
+        self, *, limit: int | None = None, min_trust: Trust | None = None, **equal: str | None
+    ) -> Iterator[Record]:
+        """Yield the newest record of each rollout, oldest first; the arguments are those of `find`."""
+        for row in reversed(self.find(limit=limit, latest=True, min_trust=min_trust, **equal)):
             yield self.read(row)
 
     def file(self, rollout_id: str, name: str) -> Path | None:
@@ -578,6 +602,7 @@ def export_rollouts(
     status: str | None = None,
     task_id: str | None = None,
     agent: str | None = None,
+    min_trust: Trust | None = None,
 ) -> int:
     """Write stored rollouts, each as its newest record has it, into a file; return how many lines or rows.
 
@@ -585,16 +610,17 @@ def export_rollouts(
         store: What to export.
         target: The file.
         kind: `jsonl` (a rollout per line: outcome, turns and sequences) or `parquet` (a training sequence per row, the
-            reward in its metadata); by default what the file's name ends in.
+            reward and its trust in the metadata); by default what the file's name ends in.
         messages: Write the requests and responses in full, too (`jsonl`).
         status, task_id, agent: Only such rollouts.
+        min_trust: Only those whose reward can be trusted so far.
 
     Raises:
         StoreError: a record cannot be read, or the file cannot be written.
         RolloutError: the file is Parquet and pyarrow is not installed.
     """
     target = Path(target)
-    records = store.records(status=status, task_id=task_id, agent=agent)
+    records = store.records(status=status, task_id=task_id, agent=agent, min_trust=min_trust)
     try:
         if (kind or ("parquet" if target.suffix == ".parquet" else "jsonl")) == "parquet":
             from openenv.rollout.capture.export import write_parquet  # the capture proxy's part is not always needed
@@ -620,8 +646,8 @@ def recording(store: RolloutStore, record: Record) -> Recording | None:
     except CaptureError as exc:
         raise StoreError(f"The model calls of rollout '{record.rollout_id}' cannot be read: {exc}") from exc
     outcome = record.outcome
-    about = {"task_id": outcome.task_id, "status": outcome.status, "reward": outcome.reward, "agent": outcome.agent}
-    captured.metadata = {**captured.metadata, **about}
+    about = ("task_id", "status", "reward", "trust", "agent")
+    captured.metadata = {**captured.metadata, **{name: getattr(outcome, name) for name in about}}
     return captured
 
 

@@ -1,4 +1,4 @@
-"""A `Task` with its `Check`s, from code or from a file; the `Model` that the agent calls, and its `Budget`.
+"""A `Task`, from code or from a file; the `Model` that the agent calls, and its `Budget`.
 
 Knows values and files. Must not know sandboxes, agents or servers.
 """
@@ -6,7 +6,6 @@ Knows values and files. Must not know sandboxes, agents or servers.
 from __future__ import annotations
 
 import json
-import posixpath
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,6 +13,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
 from openenv.errors import RolloutError
+from openenv.rollout.checks import Check as Check
+from openenv.rollout.checks import expand
+from openenv.rollout.trust import Trust
 from openenv.sandboxes.base import Limits
 
 Dialect = Literal["openai_chat", "openai_responses", "anthropic"]
@@ -49,40 +51,6 @@ PROTECTED = (
 Where there is any pattern, a `pyproject.toml` or `setup.cfg` that the agent changed and that names pytest counts."""
 
 
-class Check(BaseModel):
-    """A check in two parts that never meet: what the agent wrote runs in one sandbox, its output is judged in another.
-
-    `run` has the agent's work tree. Its output, its exit code and the files in `keep` are taken out as data, and its
-    sandbox is gone. `judge` has a sandbox in which nothing of the agent is but that data, below the folder `$OUTPUT`:
-    `stdout`, `stderr`, `exit_code`, and `files/` with what was kept. Its exit code decides, or the number it writes to
-    `~/logs/verifier/reward.txt`.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    run: str = Field(min_length=1)
-    """A shell line that runs the agent's work, in the work folder. A crash or hang is the agent's failure."""
-    judge: str = Field(min_length=1)
-    """A shell line in the work folder as the setup left it, with the `verify_files`. A crash of it gives no verdict."""
-    keep: tuple[str, ...] = ()
-    """Files and folders below the work folder that are taken out after `run`; links are not."""
-    needs: tuple[str, ...] | None = None
-    """Patterns: which of the `verify_files` are there for `run`. None: those that it names."""
-
-    @field_validator("keep")
-    @classmethod
-    def _below(cls, keep: tuple[str, ...]) -> tuple[str, ...]:
-        for path in keep:
-            clean = posixpath.normpath(path)
-            if path.startswith("/") or clean == "." or clean.split("/")[0] == ".." or "\0" in path:
-                raise ValueError(f"what is kept lies below the work folder, not at {path!r}")
-        return tuple(posixpath.normpath(path) for path in keep)
-
-    def __str__(self) -> str:
-        """Return both parts in a line."""
-        return f"{self.run} => {self.judge}"
-
-
 class Task(BaseModel):
     """An instruction, how to prepare for it, and the checks of the result."""
 
@@ -96,6 +64,8 @@ class Task(BaseModel):
     what judges; the reward is the share that exits with 0."""
     files: Mapping[str, str] = Field(default_factory=dict)
     """Text files for the agent's sandbox, before the setup; paths below the work folder or absolute."""
+    min_trust: Trust | None = None
+    """The least that may decide the reward; a task with a weaker check is refused before it runs."""
     verify_files: Mapping[str, str] = Field(default_factory=dict)
     """Text files for the verifier's sandbox only, laid over the agent's work tree; the agent never sees them."""
     protected: tuple[str, ...] = PROTECTED
@@ -122,9 +92,16 @@ class Task(BaseModel):
         """Take a single line or check where a list is meant."""
         return (value,) if isinstance(value, str | Check | Mapping) else value
 
+    @field_validator("verify", mode="before")
+    @classmethod
+    def _short_forms(cls, value: Any) -> Any:
+        """Take a check that is written in one of the short forms."""
+        return tuple(map(expand, value)) if isinstance(value, list | tuple) else value
+
     def texts(self) -> tuple[str, ...]:
         """Return the texts that say which files are the agent's to write."""
-        return (self.instruction, *self.verify_texts(), *self.verify_files.values(), *self.solution)
+        own = (text for check in self.verify if isinstance(check, Check) for text in check.files.values())
+        return (self.instruction, *self.verify_texts(), *self.verify_files.values(), *own, *self.solution)
 
     def verify_texts(self) -> tuple[str, ...]:
         """Return the shell lines of all checks."""
@@ -198,7 +175,7 @@ def parse_task(data: object, *, folder: Path, name: str = "") -> Task:
 
 
 def parse_check(text: str) -> str | Check:
-    """Read a check from a command line: a shell line, or a JSON object with `run` and `judge`.
+    """Read a check from a command line: a shell line, or a JSON object as a task file has it.
 
     Raises:
         RolloutError: it is an object, but no check.
@@ -210,9 +187,11 @@ def parse_check(text: str) -> str | Check:
     if not isinstance(value, dict):
         return text
     try:
-        return Check.model_validate(value)
+        return Check.model_validate(expand(value))
     except ValidationError as exc:
         raise RolloutError(f"{text} is no check: {_problems(exc)}") from exc
+    except ValueError as exc:
+        raise RolloutError(f"{text} is no check: {exc}") from exc
 
 
 def _problems(exc: ValidationError) -> str:

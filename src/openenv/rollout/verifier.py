@@ -41,11 +41,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from openenv.errors import SandboxError, SandboxGone, SandboxTreeError
+from openenv.rollout.live_check import LiveRun
 from openenv.rollout.outcome import CommandResult
 from openenv.rollout.progress import Cancellation
 from openenv.rollout.proof import Evidence, Proof, could_not_load, proves_itself, runs_pytest, with_wrapper
 from openenv.rollout.scratch import scratch
 from openenv.rollout.task import Check, Task
+from openenv.rollout.trust import Trust, trust_of, weakest
 from openenv.rollout.worktree import Patterns, UnusableWorktree, files_of, worktree_limit, write_archive
 from openenv.sandboxes.base import HOME, ExecResult, Sandbox, Sandboxes, SandboxSpec, Stream
 
@@ -104,6 +106,8 @@ class Verdict:
     reward: float | None = None
     crash: str | None = None
     sandbox_id: str = ""
+    trust: Trust | None = None
+    """How far the reward can be trusted: as far as the weakest check."""
     ignored_reward_file: bool = False
     """A reward file was written, but the task does not count it, or the agent's code may have written it."""
 
@@ -128,14 +132,15 @@ def verify(
     Raises:
         SandboxError: a sandbox of the verifier did not start. One that dies later is a `crash`.
     """
-    verdict = Verdict()
     if not task.verify:
-        return verdict
+        return Verdict()
+    trusts = _trusts(task, backend)
+    verdict = Verdict(trust=weakest(trusts))
     try:
         with scratch() as folder:
             case = VerificationCase(task, backend, worktree, baseline, folder, home, cancel or Cancellation())
             with LineChecks(case) as lines:
-                _run_checks(case, lines, verdict, report)
+                _run_checks(case, lines, verdict, report, trusts)
                 if verdict.crash is None:
                     _set_reward(verdict, lines, reads_file=reads_reward_file(task, baseline))
     except _NotStarted as exc:
@@ -149,7 +154,20 @@ def verify(
     return verdict
 
 
-def _run_checks(case: VerificationCase, lines: LineChecks, verdict: Verdict, report: Callable[[str], None]) -> None:
+def _trusts(task: Task, backend: Sandboxes) -> list[Trust]:
+    """Return the trust of each check; without isolation, code of the agent may still run beside all of them."""
+    if "isolation" not in backend.features:
+        return ["shared"] * len(task.verify)
+    return [trust_of(check, task)[0] for check in task.verify]
+
+
+def _run_checks(
+    case: VerificationCase,
+    lines: LineChecks,
+    verdict: Verdict,
+    report: Callable[[str], None],
+    trusts: list[Trust],
+) -> None:
     checks = case.task.verify
     for number, check in enumerate(checks, 1):
         label = f"check {number} of {len(checks)}: "
@@ -159,7 +177,7 @@ def _run_checks(case: VerificationCase, lines: LineChecks, verdict: Verdict, rep
             what = f"verify line {number}" if isinstance(check, str) else f"the judge of check {number}"
             result, verdict.crash = exc.result, f"{what} {exc}"
         verdict.sandbox_id = case.first_sandbox_id
-        verdict.results.append(result)
+        verdict.results.append(result.model_copy(update={"trust": trusts[number - 1]}))
         if verdict.crash is not None:
             return
         why = "" if result.note is None else f" ({result.note})"
@@ -546,6 +564,8 @@ def _run_and_judge(case: VerificationCase, check: Check, report: Callable[[str],
         _CheckCrash: the judge died.
         SandboxError: a sandbox failed.
     """
+    if check.port is not None:
+        return _run_live(case, check, check.port)
     try:
         with case.sandbox(with_work=True, seconds=2 * case.task.verify_timeout_s) as sandbox:
             output = _run_part(case, check, sandbox)
@@ -563,8 +583,48 @@ def _run_and_judge(case: VerificationCase, check: Check, report: Callable[[str],
         return _judge_part(case, check, sandbox, output, ran)
 
 
+def _run_live(case: VerificationCase, check: Check, port: int) -> CommandResult:
+    """Run both parts of a check at once. A judge that dies is run again over what the setup left, as a line is."""
+    judged = _live_attempt(case, check, port, with_work=True)
+    if judged.crash is None:
+        return judged.result
+    if _live_attempt(case, check, port, with_work=False).crash is not None:
+        raise _CheckCrash(judged.crash, judged.result)
+    note = (
+        f"its judge {judged.crash}; with what the setup left it ends by itself, so the agent's work is what killed it"
+    )
+    return judged.result.model_copy(update={"exit_code": judged.result.exit_code or _REFUSED, "note": note})
+
+
+def _live_attempt(case: VerificationCase, check: Check, port: int, *, with_work: bool) -> LineRun:
+    task = case.task
+    seconds = task.verify_timeout_s
+    with (
+        case.sandbox(with_work=with_work, seconds=2 * seconds) as running,
+        case.sandbox(with_work=False, seconds=2 * seconds) as judging,
+    ):
+        _lay_files_over(running, needed(check, task.verify_files, running.workdir))
+        _lay_files_over(judging, {**task.verify_files, **check.files})
+        with LiveRun(
+            running,
+            judging,
+            line=check.run,
+            port=port,
+            folder=case.folder,
+            envs=clean_environment(running.home),
+            seconds=seconds,
+            isolated="isolation" in case.backend.features,
+        ) as live:
+            judged = run_line(judging, check.judge, timeout=seconds, envs=live.judge_environment)
+            result = judged.result.model_copy(update={"run": live.result()})
+        if judged.crash is None and task.reward_file is not False:
+            result = result.model_copy(update={"score": _read_reward(judging)})
+        return replace(judged, result=result)
+
+
 def needed(check: Check, verify_files: Mapping[str, str], workdir: str) -> dict[str, str]:
     """Return the verifier's files that a check's `run` sees."""
+    verify_files = {**verify_files, **check.files}
     if check.needs is not None:
         patterns = Patterns(check.needs)
         return {path: text for path, text in verify_files.items() if patterns.cover(posixpath.normpath(path))}
@@ -620,7 +680,7 @@ def _judge_part(
     case: VerificationCase, check: Check, sandbox: Sandbox, output: _RunOutput, ran: CommandResult
 ) -> CommandResult:
     task = case.task
-    _lay_files_over(sandbox, task.verify_files)
+    _lay_files_over(sandbox, {**task.verify_files, **check.files})
     place = posixpath.join(sandbox.home, OUTPUT)
     _lay_output(sandbox, output, place, case.folder / "output.tar")
     if "isolation" in case.backend.features:  # without isolation the backend must be able to remove the folder later

@@ -1,0 +1,96 @@
+"""Lint: why a check is weak, the same check as a `Check`, and tasks that are refused before anything runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from openenv.errors import TrustError
+from openenv.rollout import Check, Task, read_task
+from openenv.rollout.lint import require_trust
+
+FILES = {
+    "tests/test_square.py": "import pytest\nimport numpy as np\nfrom square import square\n",
+    "check.py": "import json\nfrom square import square\nassert square(2) == 4\n",
+    "cases/1.in": "3\n",
+    "cases/1.out": "9\n",
+}
+
+
+def task(*checks: str | Check, **fields: Any) -> Task:
+    return Task.model_validate(
+        {"instruction": "Write square.py", "verify": checks, "verify_files": FILES, "task_id": "sq", **fields}
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "suggestion"),
+    [
+        ('[ "$(sh square.sh 7)" = 49 ]', {"run": "sh square.sh 7", "judge": '[ "$(cat "$OUTPUT/stdout")" = 49 ]'}),
+        ("! test $(./a.out) = 3", {"run": "./a.out", "judge": '! test "$(cat "$OUTPUT/stdout")" = 3'}),
+        (
+            "./a.out < cases/1.in | diff - cases/1.out",
+            {"run": "./a.out < cases/1.in", "judge": 'cat "$OUTPUT/stdout" | diff - cases/1.out'},
+        ),
+        (
+            'gcc -o sq sq.c && [ "$(./sq 7)" = 49 ]',
+            {"run": "{ gcc -o sq sq.c; } >&2 && ./sq 7", "judge": '[ "$(cat "$OUTPUT/stdout")" = 49 ]'},
+        ),
+        (
+            "./a.out > out.txt && cmp out.txt cases/1.out",
+            {"run": "./a.out > out.txt", "judge": 'cmp "$OUTPUT/files/out.txt" cases/1.out', "keep": ["out.txt"]},
+        ),
+        ("python3 -m pytest -q tests", {"pytest": "tests", "of": ["square"]}),
+        ("pytest -x tests/test_square.py", {"pytest": "tests/test_square.py", "of": ["square"], "options": "-x"}),
+        ("pytest", {"pytest": "tests/test_square.py", "of": ["square"]}),
+        ("python3 check.py", {"python": "check.py", "of": ["square"]}),
+        ("python3 -c 'import square'", {"python": "-c 'import square'", "of": ["square"]}),
+        (
+            "grep -qx 42 answer.txt",
+            {"run": "true", "judge": 'grep -qx 42 "$OUTPUT/files/answer.txt"', "keep": ["answer.txt"]},
+        ),
+        ("make test", None),
+        ("echo $((x)); ./a.out", None),
+        ("[[ x ]]", None),
+    ],
+)
+def test_the_same_check_is_derived_where_it_can_be(line: str, suggestion: dict[str, object] | None) -> None:
+    [reading] = read_task(task(line))
+    assert reading.suggestion == suggestion
+    if suggestion is not None:  # it is a check of a task file, and judged
+        [better] = read_task(task(verify=[suggestion]))
+        assert (better.trust, better.suggestion) == ("judged", None)
+
+
+def test_a_reading_says_what_may_run() -> None:
+    reasons = [reading.reason for reading in read_task(task("python3 check.py", "./a.out", "grep x y", "[[ x ]]"))]
+    assert "imports square" in reasons[0]
+    assert "./a.out" in reasons[1]
+    assert "only reads data" in reasons[2]
+    assert "cannot be read" in reasons[3]
+
+
+def test_a_task_with_a_weaker_check_than_it_asks_for_is_refused_with_the_line_and_the_better_form() -> None:
+    weak = task("grep -q x a.txt", "python3 check.py", min_trust="isolated")
+    with pytest.raises(TrustError, match=r"(?s)Check 2 of task 'sq' is shared.*check.py.*imports square.*\"of\""):
+        require_trust(weak, None)
+    with pytest.raises(TrustError, match=r"(?s)Check 1 .* is isolated, and judged is required.*OUTPUT/files/a.txt"):
+        require_trust(weak, "judged")
+    with pytest.raises(TrustError, match="`run`, which runs the agent's part"):
+        require_trust(task("make test"), "isolated")
+
+
+def test_a_task_whose_checks_reach_the_minimum_passes() -> None:
+    judged = Check(run="./a.out", judge='grep -q x "$OUTPUT/stdout"')
+    require_trust(task("grep -q x a.txt", judged, min_trust="isolated"), "shared")
+    require_trust(task(judged, min_trust="judged"), "judged")
+    require_trust(task("make test"), None)
+    require_trust(task(), "judged")
+
+
+def test_sandboxes_without_isolation_reach_nothing() -> None:
+    judged = Check(run="./a.out", judge='grep -q x "$OUTPUT/stdout"')
+    with pytest.raises(TrustError, match="isolate nothing"):
+        require_trust(task(judged), "isolated", isolated=False)
+    require_trust(task(judged), "shared", isolated=False)
