@@ -124,6 +124,49 @@ def test_what_a_terminal_would_obey_is_shown_escaped(call: Call, tmp_path: Path)
     assert "\x1b" not in call("ls")
 
 
+def lint(*arguments: str, code: int = 0) -> str:
+    done = CliRunner().invoke(rollouts, ["lint", *arguments])
+    assert done.exit_code == code, done.output
+    return done.stdout
+
+
+def test_lint_says_how_far_checks_can_be_trusted_and_how_to_write_them(tmp_path: Path) -> None:
+    path = str(tmp_path / "square.yaml")
+    Path(path).write_text(
+        "instruction: Write square.py\nverify:\n  - grep -q x a.txt\n  - python3 check.py\n  - make test\n"
+        "  - {run: ./a.out, judge: 'grep -q 9 \"$OUTPUT/stdout\"'}\n"
+        "verify_files: {check.py: 'from square import square'}\n"
+    )
+    table = lint(path).splitlines()
+    assert table[:4] == [
+        "square: shared",
+        "  1  isolated   grep -q x a.txt",
+        "  2  shared     python3 check.py",
+        "                it imports square, which the agent may have written",
+    ]
+    assert "                  - python: check.py" in table
+    assert '  4  judged     ./a.out => grep -q 9 "$OUTPUT/stdout"' in table
+    [document] = json.loads(lint(path, "--json", "--min-trust", "isolated", code=1))
+    assert (document["task_id"], document["trust"]) == ("square", "shared")
+    assert [each["trust"] for each in document["checks"]] == ["isolated", "shared", "shared", "judged"]
+    assert document["checks"][1]["suggestion"] == {"python": "check.py", "of": ["square"]}
+    lint(path, "--min-trust", "shared")
+    lint(path, "--min-trust", "much", code=2)
+    Path(path).write_text("instruction: x\nverify: grep -q x a.txt\nmin_trust: judged\n")
+    lint(path, code=1)
+    lint(path, "--min-trust", "isolated")
+
+
+def test_weak_tasks_are_refused_and_weak_rollouts_left_out(call: Call, task: str, tmp_path: Path) -> None:
+    call("run", task, "--agent", "oracle", "--min-trust", "isolated")
+    assert "is isolated, and judged is required" in call(
+        "run", task, "--agent", "oracle", "--min-trust", "judged", code=1
+    )
+    assert [row["trust"] for row in call("ls", "--json")["rollouts"]] == ["isolated"]
+    assert call("ls", "--json", "--min-trust", "judged")["rollouts"] == []
+    assert "0 rollouts" in call("export", str(tmp_path / "out.jsonl"), "--min-trust", "judged")
+
+
 def test_failures_are_one_line_and_an_exit_code(call: Call, tmp_path: Path) -> None:
     assert "Error: There are no rollouts in" in call("show", "x", code=1)
     assert "cannot be read" in call("run", str(tmp_path / "nowhere.yaml"), code=1)

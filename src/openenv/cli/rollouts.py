@@ -1,4 +1,4 @@
-"""`openenv rollouts`: run tasks; list, show, export and re-verify stored rollouts. `openenv.rollout` does the work."""
+"""`openenv rollouts`: run and lint tasks; list, show, export and re-verify stored rollouts; cheats."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import typer
 
@@ -20,14 +20,17 @@ from .sandboxes import import_from_here
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from ..rollout.lint import TrustReading
     from ..rollout.outcome import CommandResult, Outcome, Progress
     from ..rollout.store import Record, RolloutRow, RolloutStore
-    from ..rollout.task import Model
+    from ..rollout.task import Model, Task
+    from ..rollout.trust import Trust
     from ..testing.cheats import CheatResult
 
 _EXAMPLES = """
-Run agents on tasks; list, show, export and re-verify stored rollouts.
+Run agents on tasks; lint tasks; list, show, export and re-verify stored rollouts.
 
+  openenv rollouts lint task.yaml
   openenv rollouts run task.yaml --base-url URL --model MODEL
   openenv rollouts ls
   openenv rollouts export good.parquet --status ok
@@ -39,9 +42,18 @@ STATUSES = ("ok", "policy_failed", "truncated", "env_failed", "sandbox_failed", 
 """Those of `openenv.rollout.outcome`, which is not loaded to show help."""
 
 
+TRUSTS = ("shared", "isolated", "judged")
+"""Those of `openenv.rollout.trust`."""
+
+
 def _known_status(status: str | None) -> str | None:
     check_choice("--status", status, STATUSES)
     return status
+
+
+def _known_trust(trust: str | None) -> str | None:
+    check_choice("--min-trust", trust, TRUSTS)
+    return trust
 
 
 _STORE = typer.Option(
@@ -67,6 +79,13 @@ _STATUS = typer.Option(
 )
 _TASK = typer.Option(None, "--task", metavar="ID", help="Only those of this task.")
 _AGENT = typer.Option(None, "--agent", metavar="AGENT", help="Only those of this agent.")
+_MIN_TRUST = typer.Option(
+    None,
+    "--min-trust",
+    metavar="TRUST",
+    callback=_known_trust,
+    help=f"Only those whose reward can be trusted so far: {', '.join(TRUSTS)}.",
+)
 _OUTPUT_LINES = 20
 _PIPED_WIDTH = 400
 
@@ -85,6 +104,13 @@ def run(
     repeat: int = typer.Option(1, metavar="N", min=1, help="How often to run each task."),
     concurrency: int = typer.Option(1, metavar="N", min=1, help="How many run at once."),
     sandbox: str = _SANDBOX,
+    min_trust: str | None = typer.Option(
+        None,
+        "--min-trust",
+        metavar="TRUST",
+        callback=_known_trust,
+        help="Refuse tasks with a check that can be trusted less: shared, isolated, judged.",
+    ),
     store: Path | None = _STORE,
     as_json: bool = _JSON,
 ) -> None:
@@ -118,6 +144,7 @@ def run(
             sandbox=sandbox,
             model=endpoint,
             store=opened,
+            min_trust=cast("Trust | None", min_trust),
             concurrency=concurrency,
             on_progress=_print_progress,
             on_outcome=_countdown(len(loaded)),
@@ -134,6 +161,7 @@ def list_rollouts(
     status: str | None = _STATUS,
     task: str | None = _TASK,
     agent: str | None = _AGENT,
+    min_trust: str | None = _MIN_TRUST,
     limit: int = typer.Option(50, metavar="N", min=1, help="How many to list at most, newest first."),
     as_json: bool = _JSON,
 ) -> None:
@@ -149,13 +177,14 @@ def list_rollouts(
         typer.echo(json.dumps(nothing, indent=2) if as_json else f"No rollouts yet in {settings.rollout_store()}.")
         return
     with _opened(store) as opened:
-        rows = opened.find(limit=limit, status=status, task_id=task, agent=agent)
+        trust = cast("Trust | None", min_trust)
+        rows = opened.find(limit=limit, status=status, task_id=task, agent=agent, min_trust=trust)
         lost = opened.interrupted()
         if as_json:
             typer.echo(json.dumps({"rollouts": [_row_document(row) for row in rows], "interrupted": lost}, indent=2))
             return
         if not rows:
-            filters = {"status": status, "task": task, "agent": agent}
+            filters = {"status": status, "task": task, "agent": agent, "min. trust": min_trust}
             of = "".join(f", {name} {value!r}" for name, value in filters.items() if value is not None)
             typer.echo(f"No rollouts in {opened.root}{of}.")
         else:
@@ -194,6 +223,7 @@ def export(
     status: str | None = _STATUS,
     task: str | None = _TASK,
     agent: str | None = _AGENT,
+    min_trust: str | None = _MIN_TRUST,
     messages: bool = typer.Option(False, "--messages", help="Include whole requests and responses (JSONL)."),
 ) -> None:
     """Write rollouts, with their tokens and log-probabilities, to a file.
@@ -201,12 +231,15 @@ def export(
     Examples:
 
       openenv rollouts export all.jsonl --messages
-      openenv rollouts export good.parquet --status ok --task binary_search
+      openenv rollouts export good.parquet --status ok --min-trust judged
     """
     from ..rollout.store import export_rollouts
 
     with _opened(store) as opened:
-        count = export_rollouts(opened, target, messages=messages, status=status, task_id=task, agent=agent)
+        trust = cast("Trust | None", min_trust)
+        count = export_rollouts(
+            opened, target, messages=messages, status=status, task_id=task, agent=agent, min_trust=trust
+        )
         what = "row" if target.suffix == ".parquet" else "rollout"
         typer.echo(f"{count} {what}{'' if count == 1 else 's'} in {target}")
 
@@ -246,6 +279,54 @@ def verify_again(
             reverify(opened, rollout_id, lines=checks, task=replacement, sandbox=sandbox) for rollout_id in rollout_ids
         ]
         _print_outcomes(outcomes, as_json=as_json)
+
+
+@rollouts.command("lint", cls=HelpCommand)
+def lint(
+    tasks: list[Path] = typer.Argument(..., metavar="TASK...", help="Task files, YAML or JSON."),
+    min_trust: str | None = typer.Option(
+        None,
+        "--min-trust",
+        metavar="TRUST",
+        callback=_known_trust,
+        help="Exit with 1 if a check can be trusted less than this: shared, isolated, judged.",
+    ),
+    as_json: bool = _JSON,
+) -> None:
+    """Say how far the reward of tasks can be trusted, and how to write weak checks.
+
+    Nothing is run. Each check is one of
+
+      judged     what the agent wrote runs in one sandbox and is judged in another:
+                 nothing that its code does reaches the decision
+      isolated   a plain line that runs nothing of the agent's, such as
+                 grep -qx 42 answer.txt
+      shared     the agent's code may run where the decision is made, as under pytest:
+                 code that is out to cheat can decide it
+
+    A line that cannot be read for certain is shared. Where the same check can be derived in a form that is judged, it
+    is printed as a task file has it. A task with `min_trust: judged` is refused when it is run with a weaker check.
+
+      openenv rollouts lint tasks/*.yaml
+      openenv rollouts lint task.yaml --min-trust isolated --json
+    """
+    from ..rollout.lint import read_task
+    from ..rollout.task import load_task
+    from ..rollout.trust import reaches
+
+    with _failures():
+        loaded = [load_task(path) for path in tasks]
+    readings = [read_task(task) for task in loaded]
+    if as_json:
+        both = zip(loaded, tasks, readings, strict=True)
+        typer.echo(json.dumps([_lint_document(task, path, each) for task, path, each in both], indent=2))
+    else:
+        for task, each in zip(loaded, readings, strict=True):
+            _print_lint(task, each)
+    for task, each in zip(loaded, readings, strict=True):
+        minimum = cast("Trust | None", min_trust) or task.min_trust
+        if minimum is not None and not all(reaches(reading.trust, minimum) for reading in each):
+            raise typer.Exit(1)
 
 
 @rollouts.command("cheats", cls=HelpCommand)
@@ -330,6 +411,49 @@ def _print_cheat(result: CheatResult) -> None:
     typer.echo(f"{mark}  {result.name:30} earned {earned}  {result.breach or result.what}")
 
 
+_COLORS = {"judged": "green", "isolated": "cyan", "shared": "yellow"}
+
+
+def _print_lint(task: Task, readings: tuple[TrustReading, ...]) -> None:
+    import yaml
+
+    from ..rollout.trust import weakest
+
+    trust = weakest(reading.trust for reading in readings)
+    shown = "no checks" if trust is None else typer.style(trust, fg=_COLORS[trust])
+    typer.echo(f"{task.task_id or 'task'}: {shown}")
+    for number, reading in enumerate(readings, 1):
+        mark = typer.style(f"{reading.trust:9}", fg=_COLORS[reading.trust])
+        typer.echo(f"  {number}  {mark}  {printable(reading.check)}")
+        if reading.trust == "shared":
+            typer.echo(f"                {printable(reading.reason)}")
+        if reading.trust == "shared" and reading.suggestion is not None:
+            lines = yaml.safe_dump(dict(reading.suggestion), sort_keys=False, width=10_000, allow_unicode=True)
+            typer.echo("                as a check:")
+            for index, text in enumerate(lines.splitlines()):
+                typer.echo(f"                  {'- ' if index == 0 else '  '}{text}")
+
+
+def _lint_document(task: Task, path: Path, readings: tuple[TrustReading, ...]) -> dict[str, object]:
+    from ..rollout.trust import weakest
+
+    return {
+        "task_id": task.task_id,
+        "file": str(path),
+        "trust": weakest(reading.trust for reading in readings),
+        "min_trust": task.min_trust,
+        "checks": [
+            {
+                "check": reading.check if isinstance(reading.check, str) else reading.check.model_dump(mode="json"),
+                "trust": reading.trust,
+                "reason": reading.reason,
+                "suggestion": None if reading.suggestion is None else dict(reading.suggestion),
+            }
+            for reading in readings
+        ],
+    }
+
+
 def _print(table: object) -> None:
     from rich.console import Console  # other commands do not need it
 
@@ -347,13 +471,15 @@ def _rows_table(rows: list[RolloutRow]) -> Table:
     table.add_column("ID", no_wrap=True, min_width=max(len(row.rollout_id) for row in rows))  # to be copied
     for column in ("TASK", "AGENT", "STATUS"):
         table.add_column(column, no_wrap=True)
-    for column in ("REWARD", "TURNS", "SECONDS"):
+    table.add_column("REWARD", justify="right", no_wrap=True, min_width=len("REWARD"))
+    table.add_column("TRUST", no_wrap=True)
+    for column in ("TURNS", "SECONDS"):
         table.add_column(column, justify="right", no_wrap=True, min_width=len(column))
     table.add_column("BEGUN", no_wrap=True, min_width=len("12-31 23:59"))
     for row in rows:
         begun = datetime.fromtimestamp(row.started_at).astimezone().strftime("%m-%d %H:%M")
         status = Text(row.status, style="green" if row.status == "ok" else "yellow")
-        numbers = (_reward(row.reward), str(row.turns), f"{row.wall_s:.1f}")
+        numbers = (_reward(row.reward), row.trust or "-", str(row.turns), f"{row.wall_s:.1f}")
         table.add_row(row.rollout_id, printable(row.task_id), printable(row.agent), status, *numbers, begun)
     return table
 
@@ -364,7 +490,7 @@ def _reward(reward: float | None) -> str:
 
 def _row_document(row: RolloutRow) -> dict[str, object]:
     names = ("rollout_id", "record_id", "kind", "task_id", "agent", "model", "sandbox", "status", "phase", "reason")
-    more = ("reward", "turns", "started_at", "wall_s", "stored_at")
+    more = ("reward", "trust", "turns", "started_at", "wall_s", "stored_at")
     return {name: getattr(row, name) for name in (*names, *more)}
 
 
@@ -393,7 +519,7 @@ def _show(history: list[Record]) -> None:
     _line("task", outcome.task_id or "-")
     _line("agent", f"{outcome.agent}, model {outcome.model or '-'}, sandbox {outcome.sandbox}")
     _line("status", f"{outcome.status}{f' in {outcome.phase}: {outcome.reason}' if outcome.reason else ''}")
-    _line("reward", _reward(outcome.reward))
+    _line("reward", f"{_reward(outcome.reward)}{f' ({outcome.trust})' if outcome.trust else ''}")
     _line("seconds", ", ".join(f"{phase} {spent:.1f}" for phase, spent in outcome.phase_s.items()))
     for title, results in (("setup", outcome.setup_results), ("verify", outcome.verify_results)):
         for result in results:
