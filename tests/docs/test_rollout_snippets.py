@@ -21,6 +21,7 @@ PRINTED = {
     "own_agent.py": "ok 1.0\n['I', 't', ' is', ' ', 'P', 'ar', 'is', '.', '<|end|>']\nTrue\n",
     "readme_rollout.py": "ok 1.0\ntool_calls 245 245\nstop 20 20\n",
     "use_check.py": "1.0\n0.0 [1, 1]\n",
+    "use_checks.py": "['judged', 'judged']\n1.0 judged\n0.0\n",
     "use_rollout.py": "ok 1.0\nok 0.0 [1, 1]\n",
     "use_rollouts.py": "8.0\n[0.5, 1.0]\n",
 }

@@ -91,6 +91,7 @@ ELSEWHERE = {
     "tool_reward.py",
     "readme_rollout.py",
     "use_check.py",
+    "use_checks.py",
     "use_opencode.py",
     "use_processes.py",
     "use_provider.py",
