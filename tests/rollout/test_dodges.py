@@ -339,7 +339,7 @@ def test_an_agent_log_that_cannot_be_written_ends_no_rollout(
 def test_collecting_ends_in_time(run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
     from openenv.rollout import phases
 
-    monkeypatch.setattr(phases, "COLLECT_S", 0.2)
+    monkeypatch.setattr(phases, "COLLECT_S", 5.0)
     real = LocalSandbox.pack
     packed: list[str] = []
 

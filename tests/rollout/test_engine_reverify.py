@@ -89,7 +89,8 @@ def test_a_verifier_that_crashed_gets_another_chance(
 def test_a_truncated_or_failed_rollout_keeps_its_label(
     stored: Callable[..., Outcome], store: RolloutStore, local: Sandboxes
 ) -> None:
-    cut = stored("touch answer.txt; sleep 60", task=TASK.model_copy(update={"agent_timeout_s": 3}))
+    hurried = TASK.model_copy(update={"agent_timeout_s": 3})
+    cut = stored("touch answer.txt; sleep 60", task=hurried, verify_truncated=False)
     assert (cut.status, cut.reward) == ("truncated", None)
     again = reverify(store, cut.rollout_id, sandbox=local)
     assert (again.status, again.reward) == ("truncated", 1.0)
@@ -117,3 +118,14 @@ def test_a_cancelled_verification_stores_nothing(
     with pytest.raises((RolloutCancelled, SandboxError)):
         reverify(store, first.rollout_id, sandbox=local, cancel=cancel)
     assert len(store.history(first.rollout_id)) == 1
+
+
+def test_a_rollout_that_lost_its_work_with_its_sandbox_is_verified_again_as_the_setup_left_it(
+    stored: Callable[..., Outcome], store: RolloutStore, local: Sandboxes
+) -> None:
+    first = stored("python3 -c 'import resource as r; r.prlimit(1, r.RLIMIT_NOFILE, (0, 0))'")
+    assert (first.status, first.reward, first.metadata["lost_worktree"]) == ("policy_failed", 0.0, True)
+    again = reverify(store, first.rollout_id, lines=("grep -q given given.txt",), sandbox=local)
+    assert (again.status, again.reward) == ("policy_failed", 1.0)
+    broken = reverify(store, first.rollout_id, lines=("kill -9 $$",), sandbox=local)
+    assert broken.reward is None

@@ -159,7 +159,7 @@ def test_an_agent_that_takes_too_long_is_truncated_and_what_it_left_is_verified(
             script=shell("sleep 600"),
             instruction="hang",
             verify=["true", "false"],
-            agent_timeout_s=12,
+            agent_timeout_s=30,
         )
         result = RolloutResult.model_validate_json(text)
         assert (result.error or "").startswith("agent timeout")
