@@ -8,7 +8,8 @@ One sandbox is one hardened container; `ShellSandbox` does everything inside it 
                                                     no network; a port is opened from outside (`expose`)
 
 As root on the engine's machine, two jobs are done from outside instead, where a hostile container cannot slow them:
-killing the processes of a command (`kill_marked_outside`) and opening a port (`listen_in`).
+killing the processes of a command (`kill_marked_outside`) and opening a port (`listen_in`); and limits are set that
+engines do not have (`limit_from_outside`).
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ from openenv.errors import SandboxError, SandboxUnavailable
 from openenv.sandboxes import seccomp
 from openenv.sandboxes.base import Mount, Sandboxes, SandboxSpec
 from openenv.sandboxes.container_cli import OWNER_LABEL, ContainerCli, EngineName, bind_option, first_engine
+from openenv.sandboxes.local.cgroups import limit_sockets
+from openenv.sandboxes.namespaces import limit_terminals, listen_in
 from openenv.sandboxes.owners import Owner
-from openenv.sandboxes.relay import Exposure, Relay, listen_in
+from openenv.sandboxes.relay import Exposure, Relay
 from openenv.sandboxes.shell import ShellSandbox
 from openenv.sandboxes.shell_command import READ_SCRIPT, Channel, ShellRun, framed, mark_kb
 
@@ -100,10 +103,12 @@ class DockerSandboxes(Sandboxes):
         try:
             with _profile(ready) as options:
                 ready.engine.output(*self._run(ready, name, spec, options))
+            sandbox = DockerSandbox(ready.engine, name, spec, relay=self._relay, remove=self._remove)
+            sandbox.limit_from_outside()
+            return sandbox
         except BaseException:
             self._remove(name)
             raise
-        return DockerSandbox(ready.engine, name, spec, relay=self._relay, remove=self._remove)
 
     def leftovers(self) -> list[str]:
         """List the containers that this backend started and that should be gone."""
@@ -259,6 +264,15 @@ class DockerSandbox(ShellSandbox):
             return super().expose(socket, port=port)
         self._exposures.append(self._relay.add(listener, socket))
         return f"http://127.0.0.1:{port}"
+
+    def limit_from_outside(self) -> None:
+        """Limit terminals, and on control groups of version 1 the memory of sockets, where this process may do that."""
+        if os.geteuid() != 0:
+            return
+        with contextlib.suppress(OSError):
+            pid = self._first_process()
+            limit_terminals(pid)
+            limit_sockets(pid)
 
     def _first_process(self) -> int:
         """Return the host's pid of the container's first process; OSError where it is not of this machine."""

@@ -1,7 +1,7 @@
 """How `expose` works: connections to a port inside a sandbox reach a unix socket of the host. Two ways:
 
 1. `Relay`, where a socket that listens inside can be held outside (passed by PID 1 of a local sandbox, or opened with
-   `listen_in`). One thread serves any number of listeners; nothing of ours runs inside.
+   `namespaces.listen_in`). One thread serves any number of listeners; nothing of ours runs inside.
 
        client inside ──> listener (in the sandbox's network) ──accept──> Relay ──> unix socket of the host
 
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import os
 import queue
@@ -27,7 +26,6 @@ import socket
 import threading
 import time
 from collections.abc import Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -47,8 +45,6 @@ _RATE, _BURST = 100.0, 256.0
 """New connections of one listener: per second, and at once. Each costs the host more than the sandbox."""
 _MAX_PATH = 100
 _RETRY_S = 0.005
-_CLONE_NEWNET = 0x40000000
-_BACKLOG = 128
 _TUNNEL_BATCH = 1 << 18
 _TUNNEL_CONNECT_S = 10.0
 
@@ -286,31 +282,6 @@ def _connect_unix(far: socket.socket, path: str) -> None:
         far.connect(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
     finally:
         os.close(folder)
-
-
-def listen_in(namespace: Path, *, host: str, port: int) -> socket.socket:
-    """Return a TCP socket that listens inside a network namespace such as `/proc/PID/ns/net`.
-
-    Raises:
-        OSError: no such namespace, no right to enter it (it takes root), or the port is taken.
-    """
-    # setns changes the namespace of one thread: a thread that ends right after keeps the rest of the process outside.
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="netns") as executor:
-        return executor.submit(_listen, namespace, host, port).result()
-
-
-def _listen(namespace: Path, host: str, port: int) -> socket.socket:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "setns"):
-        raise OSError("this system has no network namespaces")
-    descriptor = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        if libc.setns(descriptor, _CLONE_NEWNET) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-    finally:
-        os.close(descriptor)
-    return socket.create_server((host, port), backlog=_BACKLOG)
 
 
 def relay_source() -> str:

@@ -89,6 +89,7 @@ _DENIED = {
 _ABSENT = {
     # programs have a second way when these do not exist
     "clone3": (435, 435),  # its flags lie in memory, where no filter sees them
+    "io_setup": (206, 0),  # its contexts count for the whole machine (fs.aio-max-nr)
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
     "io_uring_setup": (425, 425),

@@ -39,6 +39,7 @@ from openenv.sandboxes import descriptors, seccomp, trees
 from openenv.sandboxes.base import SandboxSpec
 from openenv.sandboxes.local.cgroups import Group
 from openenv.sandboxes.local.control import Control
+from openenv.sandboxes.namespaces import limit_terminals
 from openenv.sandboxes.relay import Exposure
 
 INSIDE = "/run/openenv"
@@ -439,10 +440,14 @@ def launch(kit: LaunchKit, spec: SandboxSpec, user: SandboxUser, group: Group | 
             os.close(info_end)  # the last copy outside: if bubblewrap ends without a word, reading `info` ends
             info_end = -1
             control.configure(_config(spec, user, limit_processes=group is None))
-            processes = Processes(process, control, group, _first_process(info))
+            first = _first_process(info)
+            processes = Processes(process, control, group, first)
         if not control.wait_ready(_START_S):
             processes.end()
             raise _failure(errors)
+        if user.privileged and first is not None:
+            with contextlib.suppress(OSError):
+                limit_terminals(first)
         return processes
     except BaseException:
         control.close()

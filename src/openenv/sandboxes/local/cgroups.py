@@ -23,10 +23,14 @@ from openenv.sandboxes.owners import Owner
 
 CONTROLLERS = ("memory", "pids", "cpu")
 _PERIOD_US = 100_000
+_MOUNTS = Path("/proc/self/mountinfo")
 _NAME = re.compile(r"openenv~(?P<owner>[^~]+)~\w+")
 _OVERHEAD_MB = 24
 """For PID 1 inside and the kernel's bookkeeping: files live in memory, and a full disk must not mean out of memory."""
 _OVERHEAD_PIDS = 4
+_SOCKETS = 64 * 1024 * 1024
+_SOCKETS_FILE = "memory.kmem.tcp.limit_in_bytes"
+"""The buffers of sockets, which version 1 counts in no other limit; the machine has one for all (`tcp_mem`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +116,7 @@ def group_name(owner: Owner, tail: str) -> str:
     return f"openenv~{str(owner).replace('/', '_')}~{tail}"
 
 
-def find(cgroup: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/proc/self/mountinfo")) -> Hierarchy:
+def find(cgroup: Path = Path("/proc/self/cgroup"), mounts: Path = _MOUNTS) -> Hierarchy:
     """Find where groups that limit memory, processes and cpu can be made.
 
     Raises:
@@ -135,6 +139,19 @@ def find(cgroup: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/proc/se
             return Hierarchy(2, (parent,))
         raise SandboxUnavailable(_advice(f"no right to make control groups with limits below {mount}"))
     raise SandboxUnavailable(_advice("no control groups are mounted"))
+
+
+def limit_sockets(pid: int) -> None:
+    """Limit the memory of sockets in the control group of a process; version 2 does so by itself.
+
+    Raises:
+        OSError: no right to do that.
+    """
+    places, roots = _own_groups(Path(f"/proc/{pid}/cgroup").read_text()), _mounts(_MOUNTS.read_text())
+    if "memory" in roots and "memory" in places:
+        file = _inside(roots["memory"], places["memory"]) / _SOCKETS_FILE
+        if file.exists():
+            file.write_text(str(_SOCKETS))
 
 
 def _advice(problem: str) -> str:
@@ -161,6 +178,8 @@ def _settings(hierarchy: Hierarchy, group: Group, limits: Limits) -> Iterator[tu
     yield in_memory / "memory.limit_in_bytes", memory
     if (in_memory / "memory.memsw.limit_in_bytes").exists():
         yield in_memory / "memory.memsw.limit_in_bytes", memory
+    if (in_memory / _SOCKETS_FILE).exists():
+        yield in_memory / _SOCKETS_FILE, str(_SOCKETS)
     yield in_pids / "pids.max", pids
     yield in_cpu / "cpu.cfs_period_us", str(_PERIOD_US)
     yield in_cpu / "cpu.cfs_quota_us", str(quota)
