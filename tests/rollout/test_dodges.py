@@ -496,7 +496,7 @@ def test_an_agent_that_only_sends_what_fails_is_not_stopped_for_it(
 def test_what_an_endpoint_quotes_of_a_request_can_be_stored(
     run: Callable[..., Outcome], endpoint: Callable[[str], Endpoint]
 ) -> None:
-    deep = '{"deep": json.loads("{\\"a\\":" * 400 + "1" + "}" * 400), "odd": chr(0xd800)}'
+    deep = '{"deep": json.loads("{\\"a\\":" * 150 + "1" + "}" * 150), "odd": chr(0xd800)}'
     model = Model(base_url=endpoint("echo").url, name="m")
     outcome = run(agent=Shell([calls("hello", "BREAK", more=deep)], dialect="openai_chat"), model=model)
     assert (outcome.status, outcome.reward) == ("ok", IDLE)
@@ -508,7 +508,7 @@ def test_an_agent_cannot_fill_the_disk_with_its_requests(
 ) -> None:
     from openenv.rollout.capture import records
 
-    monkeypatch.setattr(records, "MAX_REQUESTS", 1 << 20)
+    monkeypatch.setattr(records, "MAX_RECORDS", 1 << 20)
     lines = [calls("hello").replace("('hello',)", "[str(n) * 300_000 for n in range(6)] + ['hello']")]
     agent = Shell(lines, dialect="openai_chat")
     outcome = run(agent=agent, model=Model(base_url=endpoint("error").url, name="m"))

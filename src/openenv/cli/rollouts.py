@@ -101,6 +101,9 @@ def run(
         metavar="KEY",
         help="The endpoint's key. Better set OPENENV_MODEL_KEY, which others on this machine cannot see.",
     ),
+    sampling: str | None = typer.Option(
+        None, metavar="JSON", help='How the model samples, whatever the agent asks for: {"temperature": 1.0}.'
+    ),
     repeat: int = typer.Option(1, metavar="N", min=1, help="How often to run each task."),
     concurrency: int = typer.Option(1, metavar="N", min=1, help="How many run at once."),
     sandbox: str = _SANDBOX,
@@ -134,7 +137,7 @@ def run(
 
     with _failures():
         loaded = [load_task(path) for path in tasks for _ in range(repeat)]
-        endpoint = _model(base_url, model, api_key or settings.model_key())
+        endpoint = _model(base_url, model, api_key or settings.model_key(), sampling)
         if endpoint is None and driver(agent).dialect is not None:
             raise ValueError(f"{agent} needs a model: give its endpoint with --base-url and its id with --model")
     with _opened(store, create=True) as opened:
@@ -377,15 +380,27 @@ def _failures() -> Iterator[None]:
         raise failure(exc) from None
 
 
-def _model(base_url: str | None, name: str | None, api_key: str | None) -> Model | None:
+def _model(base_url: str | None, name: str | None, api_key: str | None, sampling: str | None) -> Model | None:
+    from pydantic import ValidationError
+
     from ..rollout.task import Model
 
     if base_url is None and name is None:
         return None
     if base_url is None or name is None:
         raise ValueError("--base-url and --model go together")
-    key = {} if api_key is None else {"api_key": api_key}
-    return Model.model_validate({"base_url": base_url, "name": name, **key})
+    fields: dict[str, object] = {"base_url": base_url, "name": name}
+    if api_key is not None:
+        fields["api_key"] = api_key
+    if sampling is not None:
+        try:
+            fields["sampling"] = json.loads(sampling)
+        except ValueError as exc:
+            raise ValueError(f"--sampling is not JSON: {exc}") from None
+    try:
+        return Model.model_validate(fields)
+    except ValidationError as exc:
+        raise ValueError("; ".join(str(error["msg"]) for error in exc.errors())) from None
 
 
 def _print_progress(event: Progress) -> None:

@@ -80,6 +80,8 @@ class RolloutTurn(BaseModel):
     timestamp: float = 0.0
     upstream_status: int | None = None
     upstream_error: _Document | None = None
+    not_trainable: list[str] = Field(default_factory=list)
+    """Why this turn is not to be trained on, such as `tool_choice: forced tool`; empty where it may be."""
 
 
 class Outcome(BaseModel):

@@ -8,18 +8,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from openenv.errors import RolloutError
 from openenv.rollout.checks import Check as Check
 from openenv.rollout.checks import expand
+from openenv.rollout.parameters import Dialect as Dialect
+from openenv.rollout.parameters import Engine as Engine
+from openenv.rollout.parameters import check_trainer_parameters
 from openenv.rollout.trust import Trust
 from openenv.sandboxes.base import Limits
-
-Dialect = Literal["openai_chat", "openai_responses", "anthropic"]
-"""The wire format of a model endpoint."""
 
 Seconds = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)]
 """A limit of time: an end that comes, at the latest after eleven days."""
@@ -135,6 +135,19 @@ class Model(BaseModel):
     disable_thinking: bool = False
     request_timeout_s: Seconds = 600.0
     extra_headers: Mapping[str, str] = Field(default_factory=dict)
+    engine: Engine | None = None
+    """What answers there; where it is named, `sampling` is checked against its parameters."""
+    sampling: Mapping[str, Any] = Field(default_factory=dict)
+    """How answers are sampled: parameters for every call, such as `temperature`, by the endpoint's names. What is not
+    here is as the endpoint has it by default, whatever the agent asks for."""
+    agent_may_set: tuple[str, ...] = ()
+    """Parameters that are the agent's after all, by the agent's names; where it sends none, those of `sampling`
+    count. Any that steer what is sampled, such as `response_format`, make its turns ones that are not trained on."""
+
+    @model_validator(mode="after")
+    def _check_parameters(self) -> Model:
+        check_trainer_parameters(self.engine, self.sampling, self.agent_may_set)
+        return self
 
 
 _FOLDERS = {"files_from": "files", "verify_files_from": "verify_files"}

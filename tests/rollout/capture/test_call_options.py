@@ -46,7 +46,8 @@ def test_what_the_agent_asks_for_itself_is_not_forced_and_not_taken_away() -> No
     [
         ("m", {"max_tokens": 9000}, 4096, {"max_tokens": 4096}),
         ("m", {"max_tokens": 10}, 4096, {"max_tokens": 10}),
-        ("m", {"max_completion_tokens": 9000}, 4096, {"max_completion_tokens": 4096}),
+        ("m", {"max_completion_tokens": 9000}, 4096, {"max_tokens": 4096}),
+        ("m", {"max_tokens": 9000, "max_completion_tokens": 7}, 4096, {"max_tokens": 7}),
         ("m", {}, 4096, {"max_tokens": 4096}),
         ("m", {}, None, {}),
         ("m", {"max_tokens": 7}, None, {"max_tokens": 7}),

@@ -151,13 +151,16 @@ def test_linking_many_turns_takes_no_longer_than_reading_them(talk: Conversation
     assert len(built.leaves) == 1
 
 
-def test_missing_log_probabilities_make_tokens_untrainable_and_are_reported(agent: Any, engine: Any, fake: Any) -> None:
+def test_missing_log_probabilities_make_tokens_untrainable_and_are_reported(
+    open_agent: Any, engine: Any, fake: Any
+) -> None:
     entries = {"content": [fake.entry(1), {**fake.entry(2), "logprob": None}]}
     chunk = fake.chat_chunk({"content": "ab"}, token_ids=[1, 2], logprobs=entries)
     end = fake.chat_chunk({}, finish="length")
     first = {**chunk, "prompt_token_ids": [9]}
     engine.respond = lambda request: fake.Answer.events(fake.event(first), fake.event(end), fake.DONE)
-    agent.chat_stream(top_p=0.5)
+    agent = open_agent(sampling={"top_p": 0.5})
+    agent.chat_stream()
     (sequence,) = agent.capture.sequences()
     assert (sequence.input_ids, sequence.loss_mask) == ([9, 1, 2], [0, 1, 0])
     codes = [finding.code for finding in sequence.validation]

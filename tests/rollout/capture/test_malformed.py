@@ -137,4 +137,4 @@ def test_an_agents_own_value_that_looks_like_a_number_of_an_item_is_recorded_as_
     assert agent.chat(metadata=odd, system=odd, input={"$plain": odd}).status_code == 200
     (call,) = agent.capture.calls()
     assert (call.request["metadata"], call.request["system"]) == (odd, odd)
-    assert call.sent["input"] == {"$plain": odd}
+    assert call.request["input"] == {"$plain": odd}

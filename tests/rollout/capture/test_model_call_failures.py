@@ -237,7 +237,6 @@ def test_a_full_disk_fails_the_call_and_marks_the_rollout(
 def test_bodies_that_are_too_large_or_no_json_are_refused(server: Any, agent: Any, engine: Any) -> None:
     assert agent.client.post("/chat/completions", content=b"[1]", headers=agent.headers).status_code == 400
     assert agent.client.post("/chat/completions", content=b"{", headers=agent.headers).status_code == 400
-    assert agent.chat(n=2).status_code == 400
     response = agent.client.post("/nothing", json={}, headers=agent.headers)
     assert response.status_code == 404
     assert engine.requests == []
@@ -278,14 +277,14 @@ def test_an_agent_cannot_make_the_proxy_stop_capturing(open_agent: Callable[...,
     good = fake.vllm([1, 2])
 
     def respond(request: Any) -> Any:
-        if request.body.get("temperature") == "logprobs return_token_ids":
-            complaint = f"temperature: not a number: {request.body['temperature']}"
+        if request.body.get("tool_choice") == "logprobs return_token_ids":
+            complaint = f"tool_choice: not a choice: {request.body['tool_choice']}"
             return fake.Answer.json({"error": {"message": complaint}}, 400)
         return good(request)
 
     engine.respond = respond
     cheat, other = open_agent(), open_agent()
-    assert cheat.chat(temperature="logprobs return_token_ids").status_code == 400
+    assert cheat.chat(tool_choice="logprobs return_token_ids").status_code == 400
     for agent in (cheat, other):
         assert agent.chat().status_code == 200
         assert agent.capture.calls()[-1].completion.sampled.ids == (1, 2)

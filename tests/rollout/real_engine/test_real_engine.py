@@ -37,7 +37,15 @@ def open_capture(tmp_path: Path) -> Iterator[Callable[[str], tuple[str, Capture]
 
         def start(url: str) -> tuple[str, Capture]:
             number = len(list((tmp_path / "records").glob("*")))
-            model = Model(base_url=f"{url}/v1", name="smollm2-135m-instruct", top_logprobs=2, max_tokens_cap=48)
+            model = Model(
+                base_url=f"{url}/v1",
+                name="smollm2-135m-instruct",
+                engine="llamacpp",
+                top_logprobs=2,
+                max_tokens_cap=48,
+                sampling={"temperature": 1.0},
+                agent_may_set=("seed",),
+            )
             return f"{server.url}/v1", server.open(f"rollout-{number}", model)
 
         yield start
@@ -45,7 +53,7 @@ def open_capture(tmp_path: Path) -> Iterator[Callable[[str], tuple[str, Capture]
 
 def ask(url: str, key: str, messages: list[dict[str, str]], *, stream: bool, seed: int) -> str:
     """Ask as an agent does, and return the text of the answer; nothing that was forced into the call is in it."""
-    body = {"model": "any", "messages": messages, "stream": stream, "seed": seed, "temperature": 1.0}
+    body = {"model": "any", "messages": messages, "stream": stream, "seed": seed}
     headers = {"authorization": f"Bearer {key}"}
     with httpx2.Client(timeout=120, trust_env=False, headers=headers) as http:
         if not stream:
@@ -190,3 +198,33 @@ def test_agents_that_speak_other_dialects_are_captured_exactly_too(
     assert len(turn.completion_token_ids) == len(turn.per_token_logps) > 0
     again = engine.replay(prompt, turn.completion_token_ids)
     assert max(abs(one - other) for one, other in zip(turn.per_token_logps, again, strict=True)) < FLOAT_ERROR
+
+
+@pytest.mark.parametrize(
+    ("attack", "takes_effect"),
+    [
+        ({"n_predict": 60}, lambda reply: reply["usage"]["completion_tokens"] > 48),
+        ({"grammar": 'root ::= "zebra"'}, lambda reply: reply["choices"][0]["message"]["content"] == "zebra"),
+        ({"json_schema": {"const": "zebra"}}, lambda reply: reply["choices"][0]["message"]["content"] == '"zebra"'),
+        ({"logit_bias": [["zebra", 1000.0]]}, lambda reply: "zebra" in reply["choices"][0]["message"]["content"]),
+        ({"n": 2}, lambda reply: len(reply["choices"]) == 2),
+    ],
+    ids=["n_predict", "grammar", "json_schema", "logit_bias", "n"],
+)
+def test_what_takes_effect_at_the_engine_takes_none_through_the_proxy(
+    engine: Any,
+    open_capture: Callable[[str], tuple[str, Capture]],
+    attack: dict[str, Any],
+    takes_effect: Callable[[dict[str, Any]], bool],
+) -> None:
+    messages = [{"role": "user", "content": "Tell me a very long story about a lighthouse."}]
+    body = {"messages": messages, "seed": 7, **attack}
+    assert takes_effect(engine.post("/v1/chat/completions", {"max_tokens": 48, **body}))
+    url, capture = open_capture(engine.url)
+    headers = {"authorization": f"Bearer {capture.key}"}
+    with httpx2.Client(timeout=120, trust_env=False, headers=headers) as http:
+        reply = http.post(f"{url}/chat/completions", json=body).json()
+    assert not takes_effect(reply)
+    (call,) = capture.calls()
+    assert set(call.removed) == set(attack)
+    assert call.not_trainable == ()

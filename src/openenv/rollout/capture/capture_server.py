@@ -24,23 +24,29 @@ from typing import Any, TypeVar
 from openenv.errors import CaptureError
 
 from ..outcome import RolloutTurn
+from ..parameters import asked_limit
 from ..task import Budget, Model
 from . import export
-from .captured_rollout import EXHAUSTED, CapturedRollout, RolloutRegistry, Spending, Stats, key_digest
+from .captured_rollout import CapturedRollout, RolloutRegistry, Spending, Stats, key_digest
 from .control_routes import ControlRoutes
 from .dialects import BRIDGES, DIALECTS, Route, route
-from .dialects.dialect import MALFORMED, ModelDialect
-from .encoding import Json, load_object
+from .dialects.dialect import MALFORMED
+from .encoding import Json, loads
 from .export import Sequence
 from .inbound import AgentConnections, AgentReply, AgentRequest, InboundLimits, RequestRefused
-from .model_call import EVENT_STREAM, CallRequest, ProxiedCall, Services, ask_endpoint
+from .model_call import CallRequest, ProxiedCall, Services, ask_endpoint, send_final_answer
 from .outbound import Endpoints
-from .records import FILE, Call, JournalFull, Recorder, Recording, RequestsTooLarge, read
+from .records import FILE, ITEM_LISTS, Call, JournalFull, Recorder, Recording, RecordsTooLarge, read
 
 T = TypeVar("T")
 
 MAX_ACTIVE_CALLS = 64
 """How many calls of one rollout may be under way."""
+# The proxy is shared: a request that takes seconds to read and record holds up the calls of all rollouts.
+MAX_ITEMS = 50_000
+"""How many messages, and how many tools, one request may have."""
+MAX_VALUES = 2_000_000
+"""How many values one request may have, by its brackets and commas."""
 SWEEP_S = 5.0
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
@@ -138,23 +144,23 @@ class AgentRoutes:
 
     async def _post(self, request: AgentRequest, reply: AgentReply, rollout: CapturedRollout, target: Route) -> None:
         dialect = target.dialect
-        body = None if request.headers.get("content-encoding") else load_object(request.body)
-        if body is None:
-            raise RequestRefused(400, "the body must be a JSON object, not compressed")
+        body = _parsed(request)
         if target.kind == "count":
             await reply.send_json(dialect.count_tokens(body))
             return
-        if body.get("n") not in (None, 1):
-            raise RequestRefused(400, "n must be 1: each call is one turn")
-        if len(rollout.active) >= MAX_ACTIVE_CALLS:
+        if len(rollout.active) + rollout.waiting >= MAX_ACTIVE_CALLS:
             raise RequestRefused(429, f"{MAX_ACTIVE_CALLS} calls are under way already")
         endpoint = DIALECTS[rollout.model.dialect]
         bridge = BRIDGES.get((dialect.name, endpoint.name))
         if endpoint is not dialect and bridge is None:
             raise RequestRefused(400, f"the model speaks {endpoint.name}, which cannot be reached by {dialect.name}")
+        await self._wait_for_tokens(body, reply, rollout)
+        if reply.gone:
+            return
         limit = rollout.spending.exhausted()
         if limit is not None:
-            await self._answer_for_budget(limit, body, reply, rollout, dialect)
+            rollout.budget_ended(limit, dialect.name)
+            await send_final_answer(reply, dialect, body)
             return
         path, _, query = request.path.partition("?")
         rollout.spending.calls += 1
@@ -164,29 +170,55 @@ class AgentRoutes:
         except JournalFull:
             rollout.call_ended("record_failed")
             raise
-        except RequestsTooLarge as exc:
+        except RecordsTooLarge as exc:
             rollout.spending.calls -= 1
             raise RequestRefused(413, str(exc)) from None
-        except MALFORMED as exc:
-            if bridge is None:
-                raise
+        except (*MALFORMED, RecursionError) as exc:
             rollout.spending.calls -= 1
             raise RequestRefused(400, f"this request could not be read: {exc}") from None
         await call.run()
 
-    async def _answer_for_budget(
-        self, limit: str, body: Json, reply: AgentReply, rollout: CapturedRollout, dialect: ModelDialect
-    ) -> None:
-        """Answer as a model that ends its turn: agents stop at that, where an error would make them try again."""
-        rollout.spending.refused += 1
-        rollout.recorder.note("stop", limit=limit, dialect=dialect.name)
-        answer = dialect.final_answer(body, EXHAUSTED)
-        if body.get("stream") is True:
-            await reply.start(200, [EVENT_STREAM])
-            await reply.write(b"".join(dialect.stream(body, answer)))
-            await reply.end()
-        else:
-            await reply.send_json(answer)
+    async def _wait_for_tokens(self, body: Json, reply: AgentReply, rollout: CapturedRollout) -> None:
+        """Wait while the calls under way may sample all tokens that are left.
+
+        Raises:
+            RequestRefused: the key was revoked meanwhile.
+        """
+        asked = asked_limit(body)
+        rollout.waiting += 1
+        reply.on_gone = rollout.changed.set
+        try:
+            while rollout.spending.exhausted() is None and not rollout.has_room_for(asked) and not reply.gone:
+                rollout.changed.clear()
+                with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+                    await asyncio.wait_for(rollout.changed.wait(), rollout.spending.seconds_left())
+                if rollout.revoked:
+                    raise RequestRefused(401, "this key is not known here")
+        finally:
+            rollout.waiting -= 1
+
+
+def _parsed(request: AgentRequest) -> Json:
+    """Read a request's body.
+
+    Raises:
+        RequestRefused: it is no JSON object, or one that takes too long to handle.
+    """
+    if request.headers.get("content-encoding"):
+        raise RequestRefused(400, "the body must be a JSON object, not compressed")
+    data = request.body
+    if data.count(b",") + data.count(b"{") + data.count(b"[") > MAX_VALUES:
+        raise RequestRefused(413, f"a request may have {MAX_VALUES} values")
+    try:
+        body = loads(data, deep=False)
+    except (ValueError, RecursionError) as exc:
+        raise RequestRefused(400, f"the body cannot be read as JSON: {str(exc)[:200]}") from None
+    if not isinstance(body, dict):
+        raise RequestRefused(400, "the body must be a JSON object")
+    for name in ITEM_LISTS:
+        if isinstance(body.get(name), list) and len(body[name]) > MAX_ITEMS:
+            raise RequestRefused(413, f"{name!r} may have {MAX_ITEMS} items")
+    return body
 
 
 def _models(rollout: CapturedRollout) -> Json:
@@ -338,7 +370,8 @@ class CaptureServer:
         self._registry.add(rollout)
         try:
             about = {"rollout_id": rollout_id, "metadata": rollout.metadata, "budget": budget.model_dump(mode="json")}
-            recorder.create({**about, "model": model.model_dump(mode="json", exclude={"api_key", "extra_headers"})})
+            described = model.model_dump(mode="json", exclude={"api_key", "extra_headers"})
+            recorder.create({**about, "model": rollout.redactor.value(described)})
         except BaseException:
             self._registry.discard(rollout)
             raise
@@ -368,6 +401,7 @@ class CaptureServer:
         """Refuse the calls of a rollout from now on, and end those under way."""
         is_first = not rollout.revoked
         rollout.revoked = True
+        rollout.changed.set()  # for calls that wait
         self._registry.forget_key(rollout)
         for call in list(rollout.active):
             call.stop("revoked")

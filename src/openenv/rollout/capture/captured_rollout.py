@@ -1,16 +1,21 @@
-"""The rollouts that the proxy knows: each with its model, key, budget, records and calls under way.
+"""The rollouts that the proxy knows: each with its model, keys, budget, records and calls under way.
 
 Must not know sockets.
 """
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import hashlib
 import hmac
+import json
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, quote_plus, unquote, urlsplit
 
 from openenv.errors import CaptureError
 
@@ -28,14 +33,16 @@ EXHAUSTED = "Step budget exhausted; stopping."
 
 @dataclass(slots=True)
 class Spending:
-    """The account of one rollout. Calls that run at the same time may exceed the tokens by what they sample."""
+    """The account of one rollout."""
 
     budget: Budget
     clock: Callable[[], float] = time.monotonic
     calls: int = 0
     completion_tokens: int = 0
+    unseen_tokens: int = 0
+    """What whole answers may have had that ended before they came: they were sampled, and nothing tells how many."""
     refused: int = 0
-    """How many calls the budget answered."""
+    """How many calls the budget answered, or ended."""
     started_at: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -61,7 +68,16 @@ class Spending:
         """Return how many tokens may still be sampled; None for no limit."""
         if self.budget.max_completion_tokens is None:
             return None
-        return max(0, self.budget.max_completion_tokens - self.completion_tokens)
+        return max(0, self.budget.max_completion_tokens - self.completion_tokens - self.unseen_tokens)
+
+    def is_overdrawn(self) -> bool:
+        """Say whether more tokens were sampled than there may be."""
+        limit = self.budget.max_completion_tokens
+        return limit is not None and self.completion_tokens > limit
+
+    def seconds_left(self) -> float | None:
+        """Return how long the rollout may still take; None for no limit."""
+        return None if self.budget.max_seconds is None else max(0.0, self.budget.max_seconds - self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +91,7 @@ class Stats:
     budget_exhausted: str | None = None
     """The limit that is reached: `calls`, `completion_tokens` or `seconds`."""
     budget_stops: int = 0
-    """How many calls were answered by the budget and not by the model."""
+    """How many calls were answered, or ended, by the budget and not by the model."""
     endings: dict[str, int] = field(default_factory=dict)
     """How calls ended, as in `Call.ended`, and how many of each."""
     last_error: Json | None = None
@@ -85,6 +101,74 @@ class Stats:
     record_failure: str | None = None
     """Why records are missing; None while they are whole."""
     revoked: bool = False
+
+
+class Redactor:
+    """Takes the endpoint's secrets out of what its answers say: error texts may quote the key that was sent."""
+
+    def __init__(self, model: Model) -> None:
+        secrets = sorted({secret for secret in _secrets(model) if len(secret) >= 4}, key=len, reverse=True)
+        self._plain = secrets
+        forms = {form for secret in secrets if len(secret) >= _KEY_LENGTH for form in _forms(secret)}
+        self._forms = sorted(forms, key=len, reverse=True)
+
+    def data(self, data: bytes) -> bytes:
+        """Redact bytes of any answer: secrets that are long enough for keys, in every form that endpoints quote.
+
+        A short one, such as the `EMPTY` of a local engine, is a word that a model may say.
+        """
+        for form in self._forms:
+            if form in data:
+                data = data.replace(form, b"***")
+        return data
+
+    def text(self, text: str) -> str:
+        """Redact the text of an error."""
+        text = self.data(text.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")
+        for secret in self._plain:
+            text = text.replace(secret, "***")
+        return text
+
+    def value(self, value: Any) -> Any:
+        """Redact every text in a JSON value: of an error, whose escapes may hide the key from `data`."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, dict):
+            return {self.text(str(key)): self.value(item) for key, item in value.items()}
+        return [self.value(item) for item in value] if isinstance(value, list) else value
+
+
+_KEY_LENGTH = 12
+_SECRET_HEADERS = ("authorization", "key", "token", "secret", "cookie", "password")
+
+
+def _secrets(model: Model) -> Iterator[str]:
+    key = model.api_key.get_secret_value()
+    if key != "intercepted":  # the default
+        yield key
+    password = urlsplit(model.base_url).password
+    if password:
+        yield from (password, unquote(password))
+    for name, value in model.extra_headers.items():
+        if any(word in name.lower() for word in _SECRET_HEADERS):
+            yield from (value, value.rpartition(" ")[2])  # the second without its scheme, `Bearer`
+
+
+def _forms(secret: str) -> Iterator[bytes]:
+    """Yield a secret as an error may quote it: as it is, in a URL, in JSON, as hexadecimal digits and as base64."""
+    data = secret.encode()
+    escaped = json.dumps(secret)[1:-1]
+    percent = quote(secret, safe="")
+    texts = [secret, escaped, escaped.replace("/", "\\/"), quote(secret), percent, percent.lower(), quote_plus(secret)]
+    yield from (text.encode() for text in texts)
+    yield from (data.hex().encode(), data.hex().upper().encode())
+    # Base64 of the secret inside of something longer (`user:secret`) begins at one of three places in a group of bytes;
+    # the digits that it shares with its neighbours are left out.
+    for before in range(3):
+        digits = base64.b64encode(b"\0" * before + data).rstrip(b"=")
+        shared_end = 1 if (before + len(data)) % 3 else 0
+        core = digits[math.ceil(before * 8 / 6) : len(digits) - shared_end]
+        yield from (core, core.replace(b"+", b"-").replace(b"/", b"_"))
 
 
 def key_digest(key: str) -> bytes:
@@ -114,11 +198,34 @@ class CapturedRollout:
     no_prompt_ids: bool = False
     """Whether the endpoint has no route that names the ids of a prompt."""
     endings: dict[str, int] = field(default_factory=dict)
+    waiting: int = 0
+    """How many calls wait until those under way leave them tokens."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a call ends, or the key is revoked: calls that wait look again."""
+    redactor: Redactor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.redactor = Redactor(self.model)
+
+    def tokens_free(self) -> int | None:
+        """Return how many tokens are left that no call under way may sample; None for no limit."""
+        left = self.spending.tokens_left()
+        return None if left is None else max(0, left - sum(call.unspent for call in self.active))
+
+    def has_room_for(self, asked: int | None) -> bool:
+        """Say whether a call may begin that asks for so many tokens.
+
+        Each call takes what it may sample out of the budget before it begins, so that calls at the same time stay
+        within it together. One for which that is not left waits for the others, which may sample less than they may.
+        """
+        free = self.tokens_free()
+        wanted = [limit for limit in (asked, self.model.max_tokens_cap) if limit is not None]
+        return free is None or not self.active or (bool(wanted) and free >= min(wanted))
 
     def call_options(self) -> CallOptions:
         """Return what the next call asks of the endpoint."""
         model = self.model
-        caps = [cap for cap in (model.max_tokens_cap, self.spending.tokens_left()) if cap is not None]
+        caps = [cap for cap in (model.max_tokens_cap, self.tokens_free()) if cap is not None]
         return CallOptions(
             model=model.name,
             top_logprobs=model.top_logprobs,
@@ -126,10 +233,18 @@ class CapturedRollout:
             max_tokens=min(caps) if caps else None,
             disable_thinking=model.disable_thinking,
             refused=self.refused,
+            sampling=model.sampling,
+            agent_may_set=frozenset(model.agent_may_set),
         )
+
+    def budget_ended(self, limit: str, dialect: str) -> None:
+        """Record a call that the budget answered, or ended."""
+        self.spending.refused += 1
+        self.recorder.note("stop", limit=limit, dialect=dialect)
 
     def endpoint_failed(self, *, status: int | None, kind: str, message: str) -> None:
         """Count an attempt that failed at the endpoint; a request that it `refused` may be the agent's fault."""
+        message = self.redactor.text(message)
         self.failures_in_a_row += kind != "refused"
         self.last_error = {"status": status, "kind": kind, "message": message[:2000], "at": time.time()}
 

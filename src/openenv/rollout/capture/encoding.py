@@ -12,15 +12,18 @@ Json = dict[str, Any]
 """A JSON object."""
 
 
-def loads(data: bytes | str) -> Any:
-    """Parse JSON.
+def loads(data: bytes | str, *, deep: bool = True) -> Any:
+    """Parse JSON; without `deep`, only what is nested less than 200 times.
 
     Raises:
-        ValueError: it is not JSON.
+        ValueError: it is not JSON, or nested too deeply.
+        RecursionError: it is nested more deeply than Python's stack is.
     """
     try:
         return from_json(data)
-    except ValueError:  # lone surrogates, for one: odd, but agents send them
+    except ValueError as exc:  # lone surrogates, for one: odd, but agents send them
+        if not deep and "recursion limit" in str(exc):
+            raise ValueError("it is nested too deeply") from None
         return json.loads(data)
 
 

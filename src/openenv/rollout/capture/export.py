@@ -1,7 +1,8 @@
 """Recordings as trainers read them: turns, training sequences, documents, JSONL and Parquet.
 
-Every sampled token is trainable in one sequence at most, and only with the engine's id and log-probability. The
-sequence of two calls, of which the second continues the first (`graph`):
+Every sampled token is trainable in one sequence at most, only with the engine's id and log-probability, and only where
+it was the policy's own choice (`Call.not_trainable`). The sequence of two calls, of which the second continues the
+first (`graph`):
 
     call 1: prompt [1 2 3], sampled [4 5]          call 2: prompt [1 2 3 4 5 6], sampled [7]
 
@@ -30,7 +31,21 @@ Level = Literal["tokens", "logprobs", "text"]
 """What an engine names of what it samples: ids and log-probabilities, log-probabilities, or neither."""
 Severity = Literal["FATAL", "WARN", "INFO"]
 
-TRUNCATING = {"top_p": 1, "top_k": (-1, 0), "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0}
+TRUNCATING = {
+    "top_p": 1,
+    "top_k": (-1, 0),
+    "min_p": 0,
+    "typical_p": 1,
+    "top_n_sigma": -1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "repetition_penalty": 1,
+    "repeat_penalty": 1,
+    "mirostat": 0,
+    "xtc_probability": 0,
+    "dry_multiplier": 0,
+    "dynatemp_range": 0,
+}
 """Parameters that make the sampled distribution another than the model's, and the values at which they do not."""
 
 
@@ -108,6 +123,7 @@ def turn(call: Call) -> RolloutTurn:
         timestamp=call.started_at,
         upstream_status=call.status,
         upstream_error=call.error,
+        not_trainable=list(call.not_trainable),
     )
 
 
@@ -136,6 +152,8 @@ def _sequence(role: Role, leaf: CallNode, used: set[int]) -> Sequence:
         if node.number in used:
             continue
         used.add(node.number)
+        if node.call.not_trainable:
+            continue
         start = len(node.call.completion.prompt_ids or ())
         for offset, value in enumerate(node.call.completion.sampled.logprobs):
             if value is not None:
@@ -173,7 +191,8 @@ def _role(leaf: CallNode, main: bytes | None) -> Role:
 
 def level(calls: Iterable[Call]) -> Level:
     """Return the least that was captured of any call in which something was sampled."""
-    levels: set[Level] = {_level(call) for call in calls if call.sampled}
+    sampled = [call for call in calls if call.sampled]
+    levels: set[Level] = {_level(call) for call in filter(_counts, sampled)} or {_level(call) for call in sampled}
     return "text" if "text" in levels or not levels else "logprobs" if "logprobs" in levels else "tokens"
 
 
@@ -184,38 +203,68 @@ def _level(call: Call) -> Level:
     return "tokens" if done.prompt_ids is not None and done.sampled.has_ids else "logprobs"
 
 
+# Any agent can hang up, before the first token too, or have the model say nothing. What the engine did not name then
+# (llama.cpp names the prompt's ids after the end) must not make the whole rollout one that is not trained on.
+
+
+def _is_empty(call: Call) -> bool:
+    """Say whether nothing was sampled but, perhaps, the token that ends an answer."""
+    counted = call.reader.completion_tokens({"usage": call.completion.usage})
+    is_silent = call.ended != "complete" or call.reader.text_size(call.response or {}) == 0
+    return not len(call.completion.sampled) and counted <= 1 and is_silent
+
+
+def _counts(call: Call) -> bool:
+    """Say whether what is not captured of a call is the engine's fault."""
+    return call.sampled and not _is_empty(call) and (call.ended == "complete" or _level(call) == "tokens")
+
+
 def _call_findings(call: Call) -> list[Finding]:
-    done, number = call.completion, call.number
-    sampled = done.sampled
+    if _is_empty(call):
+        message = f"nothing was sampled: {call.ended or 'the proxy was killed'}"
+        return [Finding("INFO", "empty_turn", message, call.number)]
+    findings = _engine_findings(call)
+    if call.not_trainable:
+        message = f"not the policy's own choice, so not trained on: {', '.join(call.not_trainable)}"
+        findings.append(Finding("WARN", "steered_turn", message, call.number))
+    if call.completion.finish_reason == "length":
+        findings.append(Finding("INFO", "truncated_turn", "the limit of tokens ended this turn", call.number))
+    if call.ended != "complete":
+        message = f"the answer did not come whole: {call.ended or 'the proxy was killed'}"
+        findings.append(Finding("WARN", "incomplete_turn", message, call.number))
+    truncating = [name for name, off in TRUNCATING.items() if not _is_off(call.sent.get(name), off)]
+    if truncating:
+        message = f"sampled with {', '.join(truncating)}: not the model's own distribution"
+        findings.append(Finding("WARN", "truncated_sampling", message, call.number))
+    return findings
+
+
+def _engine_findings(call: Call) -> list[Finding]:
+    """Return what the engine did not name of a call."""
+    done, sampled = call.completion, call.completion.sampled
     findings: list[Finding] = []
 
     def add(severity: Severity, code: str, message: str) -> None:
-        findings.append(Finding(severity, code, message, number))
+        findings.append(Finding(severity, code, message, call.number))
 
+    serious: Severity = "FATAL" if _counts(call) else "WARN"
     if done.prompt_ids is None:
-        add("FATAL", "no_prompt_ids", "the engine did not name the tokens of the prompt")
+        add(serious, "no_prompt_ids", "the engine did not name the tokens of the prompt")
     if call.prompt_ids_asked:
         add("INFO", "prompt_ids_asked", "the engine named the tokens of the prompt apart from its answer")
     if len(sampled) and not sampled.has_ids:
-        add("FATAL", "no_token_ids", "the engine did not name the sampled tokens")
+        add(serious, "no_token_ids", "the engine did not name the sampled tokens")
     missing = _missing_tokens(call)
     if missing:
-        add("FATAL", "missing_tokens", f"the engine sampled {missing} tokens that it did not name")
+        add(serious, "missing_tokens", f"the engine sampled {missing} tokens that it did not name")
     if not sampled.has_logprobs:
-        add("FATAL", "no_logprobs", "the engine gave no log-probabilities")
+        add(serious, "no_logprobs", "the engine gave no log-probabilities")
     elif None in sampled.logprobs:
         missing = sum(value is None for value in sampled.logprobs)
         add("WARN", "missing_logprobs", f"{missing} sampled tokens have no log-probability and are not trainable")
     for problem in sampled.problems:
         severity: Severity = "WARN" if problem == "logprob_misalign" else "FATAL"
         add(severity, problem, _PROBLEMS[problem])
-    if done.finish_reason == "length":
-        add("INFO", "truncated_turn", "the limit of tokens ended this turn")
-    if call.ended != "complete":
-        add("WARN", "incomplete_turn", f"the answer did not come whole: {call.ended or 'the proxy was killed'}")
-    truncating = [name for name, off in TRUNCATING.items() if not _is_off(call.sent.get(name), off)]
-    if truncating:
-        add("WARN", "truncated_sampling", f"sampled with {', '.join(truncating)}: not the model's own distribution")
     return findings
 
 
@@ -290,6 +339,7 @@ def _turn_document(call: Call, parents: Mapping[int, int | None], discarded: set
         "model": call.sent.get("model"),
         "usage": done.usage,
         "policy_version": call.policy_version,
+        "removed": list(call.removed),
     }
     if messages:
         fields["request"], fields["response"] = call.sent, call.response
@@ -334,11 +384,18 @@ def trace_entries(recording: Recording) -> list[Json]:
             "prompt_token_ids": list(call.completion.prompt_ids or ()),
             "completion_token_ids": list(call.completion.sampled.ids),
             "per_token_logps": list(call.completion.sampled.logprobs),
-            "loss_mask": [int(value is not None) for value in call.completion.sampled.logprobs],
-            "metadata": {**recording.metadata, "turn": call.number, "policy_version": call.policy_version},
+            "loss_mask": [
+                int(value is not None and not call.not_trainable) for value in call.completion.sampled.logprobs
+            ],
+            "metadata": {
+                **recording.metadata,
+                "turn": call.number,
+                "policy_version": call.policy_version,
+                "not_trainable": list(call.not_trainable),
+            },
         }
         for call in recording.calls
-        if call.sampled
+        if _counts(call)
     ]
 
 

@@ -4,7 +4,8 @@ Each piece of an answer is on disk before the agent sees it, and each call that 
 it:
 
     agent                     proxy                                records              endpoint
-      | POST /v1/messages ---> | translate, force logprobs and ids -> call                  |
+      | POST /v1/messages ---> | remove what is not the agent's,                            |
+      |                        | translate, force logprobs and ids -> call                  |
       |                        | ------------------------------------------- POST ------->  |
       |                        | an error before the first byte  ---> try | resent  (again) |
       |                        | <------------------------------------------- 200 --------- |
@@ -22,13 +23,16 @@ import asyncio
 import contextlib
 import logging
 import re
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from urllib.parse import parse_qsl, urlencode
 
 from openenv.backoff import Backoff
 
+from ..parameters import allow, steering
 from ..task import Model
-from .captured_rollout import CapturedRollout
+from .captured_rollout import EXHAUSTED, CapturedRollout, Redactor
 from .dialects import DIALECTS
 from .dialects.dialect import (
     LOGPROBS,
@@ -56,6 +60,8 @@ PROMPT_IDS_S = 5.0
 PROBE_S = 30.0
 PROBES = 3
 PROBE_TOKENS = 16
+NEED_TOOLS = frozenset({"tool_choice", "parallel_tool_calls"})
+"""Parameters that endpoints refuse in a request without tools."""
 LAST_WRITE_S = 2.0
 PING_S = 10.0
 """How often an agent that waits for a stream gets a comment, where the endpoint is asked for a whole answer."""
@@ -69,6 +75,8 @@ SHOWN_HEADERS = frozenset({"retry-after", "retry-after-ms", "x-request-id", "req
 """The endpoint's headers that the agent may see."""
 SENT_HEADERS = frozenset({"accept", "anthropic-version", "anthropic-beta", "openai-beta"})
 """The agent's headers that the endpoint may see."""
+SENT_QUERY = frozenset({"beta", "api-version"})
+"""What the endpoint may see of the query in the agent's address."""
 ANSWER_FIELDS = ("choices", "content", "output")
 """Where a response of each dialect has what the model said."""
 EVENT_STREAM = ("content-type", "text/event-stream; charset=utf-8")
@@ -106,12 +114,15 @@ class StreamTap:
         dialect: ModelDialect,
         forced: frozenset[str],
         translator: StreamTranslator | None = None,
+        redactor: Redactor | None = None,
     ) -> None:
         self._recorder = recorder
         self._dialect = dialect
         self._forced = forced
         self._translator = translator
+        self._redactor = redactor
         self._splitter = EventSplitter()
+        self._text_events = self._text_bytes = 0
         self.sampled = 0
         """How many tokens came, as far as the engine says."""
         self.reported = 0
@@ -128,7 +139,7 @@ class StreamTap:
     @property
     def tokens(self) -> int:
         """Return how many tokens were sampled until now."""
-        return max(self.sampled, self.reported)
+        return plausible_tokens(max(self.sampled, self.reported), self._text_bytes, at_least=self._text_events)
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes; return what the agent sees, after the events in it are in the records.
@@ -146,6 +157,7 @@ class StreamTap:
         for_records: list[bytes] = []
         for_agent: list[bytes] = []
         for event in events:
+            event = self._redactor.data(event) if self._redactor is not None else event
             data_line = event_data(event)
             if data_line == STREAM_DONE:
                 self.finished = True
@@ -164,7 +176,7 @@ class StreamTap:
         """Record what came of an event that never ended."""
         rest = self._splitter.rest()
         if rest:
-            self._recorder.events(rest)
+            self._recorder.events(self._redactor.data(rest) if self._redactor is not None else rest)
 
     def end(self) -> bytes:
         """Return what ends the stream for the agent."""
@@ -173,8 +185,15 @@ class StreamTap:
     def _read(self, event: bytes, chunk: Json) -> tuple[bytes, bytes]:
         """Return what the records keep of an event, and what the agent sees of it."""
         dialect = self._dialect
+        if self._redactor is not None and ("error" in chunk or chunk.get("type") in ("error", "response.failed")):
+            redacted = self._redactor.value(chunk)
+            if redacted != chunk:
+                chunk, event = redacted, _with_data(event, redacted)
         self.failure = stream_error(chunk) or (None if self.failure == _EMPTY else self.failure)
         self.sampled += dialect.sampled_in(chunk)
+        text_bytes = dialect.text_size(chunk)
+        self._text_bytes += text_bytes
+        self._text_events += text_bytes > 0
         self.reported = max(self.reported, dialect.completion_tokens(chunk))
         self.prompt_tokens = self.prompt_tokens or tokens_read(chunk)
         self.finished = self.finished or dialect.is_end(chunk)
@@ -195,6 +214,15 @@ class StreamTap:
         if visible is None:
             return record, b""
         return record, event if visible is agent_chunk else _with_data(event, visible)
+
+
+def plausible_tokens(named: int, text_bytes: int, *, at_least: int = 0) -> int:
+    """Return how many tokens an answer has: what the engine says, or an estimate where that cannot be.
+
+    Engines that say nothing, or too little, must not make an agent's answers free. No tokeniser has 16 bytes a token
+    over a whole answer; most have about four.
+    """
+    return named if named and named >= text_bytes // 16 else max(named, at_least, -(-text_bytes // 4))
 
 
 def stream_error(chunk: Json) -> str | None:
@@ -277,15 +305,25 @@ class ProxiedCall:
         self._attempts = 0
         self._policy: str | None = None
         self._policy_task: asyncio.Task[str | None] | None = None
+        model = rollout.model
+        self._allowed = allow(request.dialect.name, request.body, engine=model.engine, may_set=model.agent_may_set)
         self._rewrite(rollout.call_options())
-        dialects = {"dialect": request.dialect.name, "to": request.endpoint.name}
-        facts = {**dialects, "path": request.path, "stream": request.wants_stream}
-        self._recorder: CallRecorder = rollout.recorder.begin(facts, request.body, self._rewritten.body)
+        sent = self._rewritten.body
+        facts: Json = {"dialect": request.dialect.name, "to": request.endpoint.name, "path": request.path}
+        facts |= {"stream": request.wants_stream, "not_trainable": steering(request.endpoint.name, sent)}
+        if self._allowed.removed:
+            facts["removed"] = self._allowed.removed
+        self._recorder: CallRecorder = rollout.recorder.begin(facts, request.body, sent)
 
     def _rewrite(self, options: CallOptions) -> None:
-        request = self._request
-        body = request.bridge.request(request.body) if request.bridge is not None else request.body
+        request, body = self._request, self._allowed.body
+        body = request.bridge.request(body) if request.bridge is not None else body
         self._rewritten, self._options = request.endpoint.rewrite(body, options), options
+
+    @property
+    def unspent(self) -> int:
+        """Return how many more tokens the call may sample; 0 where it has no limit."""
+        return max(0, (self._rewritten.limit or 0) - self._tokens)
 
     async def run(self) -> None:
         """Carry the call through; return when all is in the records and the agent has its answer."""
@@ -296,6 +334,10 @@ class ProxiedCall:
         if self._rollout.policy_url:
             self._policy_task = asyncio.create_task(self._ask_policy(self._rollout.policy_url))
             helpers.append(self._policy_task)
+        seconds_left = self._rollout.spending.seconds_left()
+        deadline = None
+        if seconds_left is not None:
+            deadline = asyncio.get_running_loop().call_later(seconds_left, self.stop, "budget")
         #   _carry: _answered -> head -> _relay_stream or _relay_whole -> _complete --> settled "complete"
         #      |        |                      |
         #      +--------+----------------------+--> _Failed, cancelled, JournalFull --> settled, then the agent's error
@@ -307,13 +349,22 @@ class ProxiedCall:
             if failure is not None:
                 with contextlib.suppress(JournalFull):  # the recorder keeps that as `failure`
                     self._settle(failure.how, failure.error)
-                await self._send_error(failure)
+                    if failure.how == "budget":
+                        limit = self._rollout.spending.exhausted() or "seconds"
+                        self._rollout.budget_ended(limit, self._request.dialect.name)
+                if failure.how == "budget" and not self._reply.started:
+                    await send_final_answer(self._reply, self._request.dialect, self._request.body)
+                else:
+                    await self._send_error(failure)
         finally:
+            if deadline is not None:
+                deadline.cancel()
             for helper in helpers:
                 helper.cancel()
             with contextlib.suppress(JournalFull):
                 self._settle("cancelled")
             self._rollout.active.discard(self)
+            self._rollout.changed.set()
             self.over.set()
 
     def stop(self, how: str) -> None:
@@ -339,13 +390,15 @@ class ProxiedCall:
         except JournalFull as exc:
             return _Failed("record_failed", 507, f"this call could not be recorded: {exc}")
         except Exception as exc:  # the boundary of a call
-            log.exception("a call failed")
+            log.error("a call failed:\n%s", self._redacted(traceback.format_exc()))
             return _Failed("broken", 502, f"the endpoint's answer could not be handed on: {type(exc).__name__}")
         finally:
             if self._response is not None:
                 self._response.close()
         if self._stopped == "revoked":
             return _Failed("revoked", 403, "the key of this rollout was revoked")
+        if self._stopped == "budget":
+            return _Failed("budget", 429, EXHAUSTED)
         return _Failed(self._stopped or "cancelled", 499, "the call was ended")
 
     def _settle(self, how: str, error: Json | None = None) -> None:
@@ -354,7 +407,9 @@ class ProxiedCall:
             return
         self._settled = True
         rollout = self._rollout
-        rollout.spending.completion_tokens += self._tokens
+        is_whole = self._rewritten.body.get("stream") is not True
+        if how in ("agent_gone", "budget", "revoked") and is_whole and self._attempts and not self._tokens:
+            rollout.spending.unseen_tokens += self._rewritten.limit or 0
         facts: Json = {"attempts": self._attempts, "tokens": self._tokens}
         if error is not None and how not in ("agent_gone", "cancelled"):
             facts["error"] = error
@@ -367,6 +422,11 @@ class ProxiedCall:
             raise
         finally:
             rollout.call_ended(how)
+
+    def _count(self, tokens: int) -> None:
+        """Set how many tokens were sampled until now, in the account of the rollout as well."""
+        self._rollout.spending.completion_tokens += tokens - self._tokens
+        self._tokens = tokens
 
     async def _complete(self, missing_prompt_ids: int | None) -> None:
         """Finish a call that went well; ask llama.cpp for the prompt's ids where so many are missing."""
@@ -388,7 +448,8 @@ class ProxiedCall:
 
     async def _carry(self) -> None:
         response = await self._answered()
-        self._policy = response.headers.get(self._services.policy_header)
+        policy = response.headers.get(self._services.policy_header)
+        self._policy = None if policy is None else self._redacted(policy)
         self._recorder.head(response.status, {"policy": self._policy} if self._policy else {})
         try:
             if "text/event-stream" in response.headers.get("content-type", ""):
@@ -396,9 +457,9 @@ class ProxiedCall:
             else:
                 await self._relay_whole(response)
         except EndpointError as exc:
-            how = "timeout" if exc.kind == "timeout" else "broken"
-            self._rollout.endpoint_failed(status=response.status, kind=how, message=str(exc))
-            raise _Failed(how, 504 if how == "timeout" else 502, str(exc)) from None
+            how, message = "timeout" if exc.kind == "timeout" else "broken", self._redacted(str(exc))
+            self._rollout.endpoint_failed(status=response.status, kind=how, message=message)
+            raise _Failed(how, 504 if how == "timeout" else 502, message) from None
 
     # getting an answer
 
@@ -442,8 +503,9 @@ class ProxiedCall:
     async def _send(self) -> EndpointResponse:
         model, request = self._rollout.model, self._request
         url = endpoint_url(model.base_url, request.endpoint.path)
-        if request.query and request.bridge is None:
-            url += f"?{request.query}"
+        query = [pair for pair in parse_qsl(request.query) if pair[0] in SENT_QUERY and request.bridge is None]
+        if query:
+            url += f"?{urlencode(query)}"
         body, timeout_s = dumps(self._rewritten.body), model.request_timeout_s
         return await self._services.endpoints.send("POST", url, body, self._headers(), timeout_s=timeout_s)
 
@@ -462,6 +524,7 @@ class ProxiedCall:
             body = str(exc).encode()
         text = self._redacted(body.decode("utf-8", "replace"))
         parsed = load_object(text)
+        parsed = None if parsed is None else self._rollout.redactor.value(parsed)
         message = error_message(parsed) or text[:2000] or f"status {response.status}"
         kind = "refused" if response.status in REFUSALS else "failed"
         self._rollout.endpoint_failed(status=response.status, kind=kind, message=message)
@@ -473,9 +536,9 @@ class ProxiedCall:
             message = "the endpoint does not accept the key of the capture proxy"
             return _Failed("failed", status, message, error=error)
         failure = _Failed("failed", status, message, error=error)
-        failure.headers = _shown_headers(response)
+        failure.headers = self._shown_headers(response)
         if parsed is not None and self._request.bridge is None:
-            failure.shown = text.encode()
+            failure.shown = dumps(parsed)
         return failure
 
     def _leave_out_refused(self, status: int, error: Json) -> bool:
@@ -516,13 +579,17 @@ class ProxiedCall:
     async def _relay_stream(self, response: EndpointResponse) -> None:
         request = self._request
         translator = request.bridge.translator(request.body) if request.bridge is not None else None
-        tap = StreamTap(self._recorder, request.endpoint, self._rewritten.forced, translator)
-        await self._reply.start(200, [EVENT_STREAM, NO_CACHE, *_shown_headers(response)])
+        redactor = self._rollout.redactor
+        tap = StreamTap(self._recorder, request.endpoint, self._rewritten.forced, translator, redactor)
+        await self._reply.start(200, [EVENT_STREAM, NO_CACHE, *self._shown_headers(response)])
         try:
             async with contextlib.aclosing(response.pieces()) as pieces:
                 async for piece in pieces:
                     visible = tap.feed(piece)
-                    self._tokens = tap.tokens
+                    self._count(tap.tokens)
+                    # The endpoint does not keep to its limit, which was within the budget.
+                    if not tap.finished and self._rollout.spending.is_overdrawn():
+                        raise _Failed("budget", 429, EXHAUSTED)
                     await self._reply.write(visible)
         finally:
             with contextlib.suppress(JournalFull):
@@ -542,20 +609,21 @@ class ProxiedCall:
 
     async def _relay_whole(self, response: EndpointResponse) -> None:
         request, endpoint, forced = self._request, self._request.endpoint, self._rewritten.forced
-        raw = await response.read(RESPONSE_LIMIT)
+        raw = self._rollout.redactor.data(await response.read(RESPONSE_LIMIT))
         answer = load_object(raw)
         if answer is None:
             self._recorder.body(raw)
             message = "the endpoint answered with something that is not a JSON object"
             self._rollout.endpoint_failed(status=response.status, kind="garbage", message=message)
-            text = self._redacted(raw[:2000].decode("utf-8", "replace"))
+            text = self._redacted(raw.decode("utf-8", "replace"))[:2000]
             raise _Failed("broken", 502, message, error={"message": message, "status": response.status, "text": text})
         ids = endpoint.take_prompt_ids(answer) if b"token_ids" in raw else None
         if ids:
             self._recorder.prompt(ids)
         self._recorder.body(dumps(answer) if ids else raw)  # the endpoint's own bytes where they stay as they are
         completion = endpoint.completion(answer)
-        self._tokens = max(len(completion.sampled), endpoint.completion_tokens(answer))
+        named = max(len(completion.sampled), endpoint.completion_tokens(answer))
+        self._count(plausible_tokens(named, endpoint.text_size(answer)))
         if (problem := missing_answer(completion, answer)) is not None:
             raise EndpointError(self._redacted(problem), kind="garbage")
         if ids and TOKEN_IDS not in forced:  # the agent asked for them
@@ -565,7 +633,7 @@ class ProxiedCall:
         if request.bridge is not None:
             visible, is_unchanged = request.bridge.translator(request.body).translate(visible), False
         await self._complete(None if ids else tokens_read(answer))
-        headers = _shown_headers(response)
+        headers = self._shown_headers(response)
         if request.wants_stream:  # the endpoint was asked for a whole answer, or does not stream
             if not self._reply.started:
                 await self._reply.start(200, [EVENT_STREAM, *headers])
@@ -604,7 +672,10 @@ class ProxiedCall:
                 reply.abort()
 
     def _redacted(self, text: str) -> str:
-        return redacted(self._rollout.model, text)
+        return self._rollout.redactor.text(text)
+
+    def _shown_headers(self, response: EndpointResponse) -> list[tuple[str, str]]:
+        return [(name, self._redacted(value)) for name, value in response.headers.items() if name in SHOWN_HEADERS]
 
     async def _ask_policy(self, url: str) -> str | None:
         """Ask for the version of the endpoint's policy."""
@@ -613,7 +684,7 @@ class ProxiedCall:
             response = await self._services.endpoints.send("GET", url, b"", headers, timeout_s=POLICY_S)
             body = await response.read(64 * 1024)
         except EndpointError as exc:
-            log.warning("the policy's version is not available: %s", exc)
+            log.warning("the policy's version is not available: %s", self._redacted(str(exc)))
             return None
         if response.status != 200:
             return None
@@ -622,6 +693,17 @@ class ProxiedCall:
             return body.decode("utf-8", "replace").strip()[:200] or None
         values = (parsed.get(name) for name in ("policy_version", "weight_version", "version"))
         return next((str(value) for value in values if value is not None), None)
+
+
+async def send_final_answer(reply: AgentReply, dialect: ModelDialect, body: Json) -> None:
+    """Answer as a model that ends its turn: agents stop at that, where an error would make them try again."""
+    answer = dialect.final_answer(body, EXHAUSTED)
+    if body.get("stream") is True:
+        await reply.start(200, [EVENT_STREAM])
+        await reply.write(b"".join(dialect.stream(body, answer)))
+        await reply.end()
+    else:
+        await reply.send_json(answer)
 
 
 def endpoint_url(base_url: str, path: str) -> str:
@@ -644,23 +726,12 @@ def endpoint_headers(model: Model, passed_on: Mapping[str, str]) -> dict[str, st
     return headers
 
 
-def redacted(model: Model, text: str) -> str:
-    """Return a text of an endpoint without the key, which an error may quote."""
-    secret = model.api_key.get_secret_value()
-    # "intercepted" is the default, and no secret.
-    return text.replace(secret, "***") if len(secret) >= 4 and secret != "intercepted" else text
-
-
 def missing_answer(completion: Completion, answer: Json) -> str | None:
     """Return why a response holds nothing that a model said; None where it does."""
     # Some gateways answer 200 with an error in the body.
     if completion.finish_reason is not None or any(answer.get(name) for name in ANSWER_FIELDS):
         return None
     return stream_error(answer) or "the endpoint answered with nothing that a model said"
-
-
-def _shown_headers(response: EndpointResponse) -> list[tuple[str, str]]:
-    return [(name, value) for name, value in response.headers.items() if name in SHOWN_HEADERS]
 
 
 def error_message(parsed: Json | None) -> str | None:
@@ -721,6 +792,8 @@ async def ask_endpoint(services: Services, model: Model, *, refused: frozenset[s
         return_token_ids=False,
         max_tokens=PROBE_TOKENS,
         refused=refused | {LOGPROBS},
+        # A parameter of the trainer's that the endpoint refuses fails every call: that is not the agent's doing.
+        sampling={name: value for name, value in model.sampling.items() if name not in NEED_TOOLS},
     )
     backoff = Backoff(first_pause_s=services.backoff_s)
     failure = ""
@@ -736,7 +809,7 @@ async def ask_endpoint(services: Services, model: Model, *, refused: frozenset[s
         if is_refusal:  # an engine that does not take this limit
             allowed = options.allows("max_tokens")
             options = options.without("max_tokens") if allowed else replace(options, max_tokens=None)
-    return redacted(model, failure)[:2000]
+    return Redactor(model).text(failure)[:2000]
 
 
 async def _ask_once(endpoints: Endpoints, model: Model, options: CallOptions) -> tuple[str, bool]:

@@ -5,7 +5,8 @@ the number of its call. Each message, tool and long text is in the file once: th
 from 0 over the whole file, and requests name runs of those numbers as [first, count].
 
     {"k":"open","v":1,"at":1794805356.7,"rollout_id":"r1","metadata":{},"model":{...},"budget":{...}}
-    {"k":"call","n":1,"at":1794805357.6,"dialect":"anthropic","to":"openai_chat","path":"/v1/messages","stream":true,"len":249}
+    {"k":"call","n":1,"at":1794805357.6,"dialect":"anthropic","to":"openai_chat","path":"/v1/messages","stream":true,
+     "not_trainable":[],"removed":["temperature"],"len":249}
     {"asked":{"stream":true,"messages":{"$items":[[0,1]]}},"sent":{"set":{"logprobs":true,...},"unset":[]},"new":[{"role":...}]}
     {"k":"try","n":1,"status":503,"error":{...}}             an attempt that failed before the first byte of an answer
     {"k":"resent","n":1,"len":93}                            what was sent after the endpoint turned down a parameter
@@ -32,21 +33,22 @@ from typing import Any, cast
 
 from openenv.errors import CaptureError
 
-from ..task import Dialect
+from ..parameters import Dialect, steering
 from .dialects import DIALECTS
 from .dialects.dialect import MALFORMED, Completion, ModelDialect
 from .encoding import STREAM_DONE, EventSplitter, Json, dumps, event_data, load_object, loads
 
 FILE = "calls.log"
 """The name of the records in a rollout's folder."""
+MAX_RECORDS = 1024 * 1024 * 1024
+"""How many bytes a rollout's records may have before no more calls begin: an agent must not be able to fill the disk,
+by its requests or by prompts that the engine names the ids of."""
 # An agent sends its whole conversation with every call: call n repeats what call n-1 sent, and adds a message or two.
 # Written as it comes, the file would grow with the square of the calls. The parts of requests in which dialects have
 # what repeats are written as items, each of them once.
 ITEM_LISTS = ("messages", "input", "tools", "system")
 ITEM_TEXTS = ("instructions", "system", "input")
 ITEM_FIELDS = frozenset((*ITEM_LISTS, *ITEM_TEXTS))
-MAX_REQUESTS = 512 * 1024 * 1024
-"""How many bytes the requests of one rollout may add to its records: an agent must not be able to fill the disk."""
 _TEXT_LIMIT = 200  # a shorter text takes hardly more room than its number
 # More than one, since agents switch between conversations: with sub-agents, or with a call for a title in between.
 _PROMPTS_KEPT = 4
@@ -56,7 +58,7 @@ class JournalFull(CaptureError):
     """An entry could not be written: the disk is full, or the file is gone."""
 
 
-class RequestsTooLarge(CaptureError):
+class RecordsTooLarge(CaptureError):
     """A request would make a rollout's records larger than they may be; nothing of it was written."""
 
 
@@ -75,7 +77,6 @@ class Recorder:
         self._numbers: dict[bytes, int] = {}  # of items in the file, by their digests
         self._prompts: deque[tuple[int, array[int]]] = deque(maxlen=_PROMPTS_KEPT)
         self._calls = 0
-        self._request_bytes = 0
         self.failure: str | None = None
         """Why records are missing, once any are."""
         self._owes_note = False
@@ -101,7 +102,7 @@ class Recorder:
 
         Raises:
             JournalFull: it could not be written.
-            RequestsTooLarge: the rollout has sent too much.
+            RecordsTooLarge: there is no room for it.
         """
         self._acquire()
         try:
@@ -236,10 +237,9 @@ class Recorder:
         }
         payload["sent"] = {"set": pack(changed), "unset": [key for key in request if key not in sent]}
         content = dumps({**payload, "new": new})
-        if is_first and self._request_bytes + len(content) > MAX_REQUESTS:
-            raise RequestsTooLarge(f"the requests of a rollout may hold {MAX_REQUESTS} bytes in all")
+        if is_first and self._size + len(content) > MAX_RECORDS:
+            raise RecordsTooLarge(f"the records of a rollout may have {MAX_RECORDS} bytes")
         self.append(head, content)
-        self._request_bytes += len(content)
         self._numbers.update(fresh)
 
 
@@ -338,7 +338,8 @@ class Call:
     error: Json | None = None
     ended: str | None = None
     """`complete`, `failed` (the endpoint answered with an error), `unreachable`, `timeout`, `broken` (the answer did
-    not come whole), `agent_gone`, `revoked`, `record_failed`; None where the proxy was killed in the middle."""
+    not come whole), `agent_gone`, `budget` (it ran out), `revoked`, `record_failed`; None where the proxy was killed in
+    the middle."""
     attempts: int = 1
     latency_s: float = 0.0
     first_byte_s: float | None = None
@@ -346,6 +347,10 @@ class Call:
     prompt_ids_asked: bool = False
     """Whether the engine named the prompt's ids on a route of their own, apart from its answer."""
     completion: Completion = field(default_factory=Completion)
+    removed: tuple[str, ...] = ()
+    """What of the agent's request was not the agent's to decide, and did not reach the endpoint."""
+    not_trainable: tuple[str, ...] = ()
+    """Why what was sampled is not the policy's own choice, such as `tool_choice: forced tool`; empty where it is."""
 
     @property
     def sampled(self) -> bool:
@@ -466,8 +471,11 @@ def _call(entry: JournalEntry, items: list[Any]) -> Call:
         request=request,
         sent=request,
         started_at=head["at"],
+        removed=tuple(head.get("removed", ())),
     )
     _resend(call, {**body, "new": []}, items)  # its items are numbered already
+    reasons = head.get("not_trainable")  # older records have none
+    call.not_trainable = steering(call.endpoint_dialect, call.sent) if reasons is None else tuple(reasons)
     return call
 
 

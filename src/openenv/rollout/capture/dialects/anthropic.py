@@ -6,7 +6,8 @@ import json
 import uuid
 from typing import Any
 
-from ..encoding import Json
+from ...parameters import token_limit
+from ..encoding import Json, dumps
 from .dialect import (
     CallOptions,
     Completion,
@@ -18,8 +19,12 @@ from .dialect import (
     count_in,
     dicts_in,
     error_kind,
+    size_of,
     typed_event,
 )
+
+MIN_THINKING = 1024
+"""The fewest tokens that this API takes for thoughts."""
 
 
 class MessageAssembler:
@@ -85,12 +90,18 @@ class AnthropicMessages(ModelDialect):
     assembler = MessageAssembler
 
     def rewrite(self, body: Json, options: CallOptions) -> RewrittenRequest:
-        sent = {**body, "model": options.model}
+        sent = options.applied_to(body)
+        limit = capped(sent.get("max_tokens"), options.max_tokens)
         if options.max_tokens is not None:
-            sent["max_tokens"] = capped(sent.get("max_tokens"), options.max_tokens)
+            sent["max_tokens"] = limit
+        budget = token_limit(as_dict(sent.get("thinking")).get("budget_tokens"))
         if options.disable_thinking:
             sent.pop("thinking", None)
-        return RewrittenRequest(sent)
+        elif budget is not None and limit is not None and budget >= limit:
+            # The API refuses thoughts that may be as long as the whole answer, and those of fewer than 1,024 tokens.
+            thinking = {**sent.pop("thinking"), "budget_tokens": limit - 1}
+            sent.update({"thinking": thinking} if limit > MIN_THINKING else {})
+        return RewrittenRequest(sent, limit=limit)
 
     def completion(self, response: Json) -> Completion:
         reason = response.get("stop_reason")
@@ -99,6 +110,14 @@ class AnthropicMessages(ModelDialect):
             usage=as_dict(response.get("usage")) or None,
             error=as_dict(response.get("error")) or None,
         )
+
+    def text_size(self, value: Json) -> int:
+        delta = as_dict(value.get("delta"))
+        size = size_of(delta.get("text"), delta.get("thinking"), delta.get("partial_json"))
+        for block in dicts_in(value.get("content")):
+            size += size_of(block.get("text"), block.get("thinking"))
+            size += len(dumps(block["input"])) if block.get("input") else 0
+        return size
 
     def is_end(self, chunk: Json) -> bool:
         return chunk.get("type") in ("message_stop", "error")

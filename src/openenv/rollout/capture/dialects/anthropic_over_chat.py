@@ -14,7 +14,7 @@ from .anthropic import empty_message
 from .dialect import Bridge, StreamTranslator, error_kind
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "function_call": "tool_use"}
-_COPIED = ("temperature", "top_p", "stream")
+_COPIED = ("temperature", "top_p", "top_k", "stream")
 
 
 def request(body: Json) -> Json:

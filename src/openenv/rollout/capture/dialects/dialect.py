@@ -7,11 +7,11 @@ does not name is None.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
-from ...task import Dialect
+from ...parameters import Dialect, token_limit
 from ..encoding import Json, dumps, event_bytes
 
 _ID_PREFIX = "token_id:"
@@ -139,9 +139,21 @@ class CallOptions:
     top_logprobs: int = 5
     return_token_ids: bool = True
     max_tokens: int | None = None
+    """The most tokens that the answer may have."""
     disable_thinking: bool = False
     refused: frozenset[str] = frozenset()
     """Parameters that this endpoint has turned down before."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """The trainer's parameters, in the endpoint's dialect."""
+    agent_may_set: Collection[str] = ()
+    """Those of them that the agent's values replace."""
+
+    def applied_to(self, body: Json) -> Json:
+        """Return a request with the model and the trainer's parameters in it."""
+        trainers = {
+            name: value for name, value in self.sampling.items() if name not in body or name not in self.agent_may_set
+        }
+        return {**body, **trainers, "model": self.model}
 
     def without(self, parameter: str) -> CallOptions:
         """Return the same options, less one parameter."""
@@ -158,6 +170,8 @@ class RewrittenRequest:
 
     body: Json
     forced: frozenset[str] = frozenset()
+    limit: int | None = None
+    """How many tokens the answer may have; None for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +226,9 @@ class ModelDialect(Protocol):
     def sampled_in(self, chunk: Json) -> int:
         """Return how many tokens an event brings, as far as it says."""
         return 0
+
+    def text_size(self, value: Json) -> int:
+        """Return how many bytes of text (thoughts and arguments of tools too) an event or a response brings."""
 
     def is_end(self, chunk: Json) -> bool:
         """Say whether an event marks the proper end of what the model had to say."""
@@ -391,10 +408,13 @@ def error_kind(status: int) -> str:
 
 def capped(value: object, cap: int | None) -> int | None:
     """Return a token limit that is within the cap."""
-    limit = value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-    if cap is None:
-        return limit
-    return cap if limit is None else min(limit, cap)
+    limits = [limit for limit in (token_limit(value), cap) if limit is not None]
+    return min(limits) if limits else None
+
+
+def size_of(*texts: object) -> int:
+    """Return how many bytes those values have that are text."""
+    return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts if isinstance(text, str))
 
 
 def _text_length(value: object) -> int:

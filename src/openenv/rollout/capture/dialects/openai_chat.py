@@ -14,6 +14,7 @@ import time
 import uuid
 from typing import Any
 
+from ...parameters import MINIMUM_LIMITS, OUTPUT_LIMITS, THINKING_LIMITS, token_limit
 from ..encoding import STREAM_DONE, Json, dumps, event_bytes
 from .dialect import (
     LOGPROBS,
@@ -31,6 +32,7 @@ from .dialect import (
     count_in,
     dicts_in,
     error_kind,
+    size_of,
 )
 
 RENAMES_MAX_TOKENS = ("gpt-5", "o1", "o3", "o4")
@@ -151,7 +153,7 @@ class OpenAIChat(ModelDialect):
     assembler = ChatAssembler
 
     def rewrite(self, body: Json, options: CallOptions) -> RewrittenRequest:
-        sent = {**body, "model": options.model}
+        sent = options.applied_to(body)
         forced: set[str] = set()
         if options.allows(LOGPROBS) and sent.get("logprobs") is not True:
             forced.add(LOGPROBS)
@@ -171,8 +173,7 @@ class OpenAIChat(ModelDialect):
             sent.pop("stream_options", None)  # endpoints refuse it without `stream`
         if options.disable_thinking and options.allows("chat_template_kwargs"):
             sent["chat_template_kwargs"] = {**as_dict(sent.get("chat_template_kwargs")), "enable_thinking": False}
-        _limit_tokens(sent, options)
-        return RewrittenRequest(sent, frozenset(forced))
+        return RewrittenRequest(sent, frozenset(forced), _limit_tokens(sent, options))
 
     def strip_event(self, chunk: Json, forced: frozenset[str]) -> Json | None:
         choices = chunk.get("choices")
@@ -209,6 +210,16 @@ class OpenAIChat(ModelDialect):
     def sampled_in(self, chunk: Json) -> int:
         choices = dicts_in(chunk.get("choices"))
         return sum(max(len(_first_list(choice, _CHOICE_IDS)), len(_entries(choice))) for choice in choices)
+
+    def text_size(self, value: Json) -> int:
+        size = 0
+        for choice in dicts_in(value.get("choices")):
+            said = as_dict(choice.get("delta") or choice.get("message"))
+            size += size_of(said.get("content"), said.get("reasoning_content") or said.get("reasoning"))
+            for call in dicts_in(said.get("tool_calls")):
+                function = as_dict(call.get("function"))
+                size += size_of(function.get("name"), function.get("arguments"))
+        return size
 
     def is_end(self, chunk: Json) -> bool:
         return any(choice.get("finish_reason") for choice in dicts_in(chunk.get("choices")))
@@ -278,18 +289,18 @@ def _force_usage(sent: Json, options: CallOptions, forced: set[str]) -> None:
         sent["stream_options"] = {**stream_options, "include_usage": True}
 
 
-def _limit_tokens(sent: Json, options: CallOptions) -> None:
-    short_name = options.model.rpartition("/")[2]
-    renames = short_name.startswith(RENAMES_MAX_TOKENS) or not options.allows("max_tokens")
-    if renames and "max_tokens" in sent:
-        limit = sent.pop("max_tokens")
-        sent.setdefault("max_completion_tokens", limit)
-    if options.max_tokens is None:
-        return
-    # Both are capped where an agent sends both: engines differ in which one counts.
-    names = [name for name in ("max_tokens", "max_completion_tokens") if sent.get(name) is not None]
-    for name in names or ["max_completion_tokens" if renames else "max_tokens"]:
-        sent[name] = capped(sent.get(name), options.max_tokens)
+def _limit_tokens(sent: Json, options: CallOptions) -> int | None:
+    """Limit the answer under the one name that the model takes; return the limit."""
+    # One name, since engines differ in which of several counts: with llama.cpp it is `n_predict`.
+    asked = [sent.pop(name) for name in OUTPUT_LIMITS if name in sent]
+    limit = capped(next(filter(token_limit, asked), None), options.max_tokens)
+    renames = options.model.rpartition("/")[2].startswith(RENAMES_MAX_TOKENS) or not options.allows("max_tokens")
+    if limit is not None:
+        sent["max_completion_tokens" if renames else "max_tokens"] = limit
+    for name in (*MINIMUM_LIMITS, *THINKING_LIMITS):
+        if limit is not None and (token_limit(sent.get(name)) or 0) > limit:
+            sent[name] = limit
+    return limit
 
 
 def _strip(value: Json, choices: Any, forced: frozenset[str]) -> Json:

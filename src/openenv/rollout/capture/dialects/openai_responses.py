@@ -21,6 +21,7 @@ from .dialect import (
     count_in,
     dicts_in,
     error_kind,
+    size_of,
     typed_event,
 )
 
@@ -89,7 +90,7 @@ class OpenAIResponses(ModelDialect):
     assembler = ResponseAssembler
 
     def rewrite(self, body: Json, options: CallOptions) -> RewrittenRequest:
-        sent = {**body, "model": options.model}
+        sent = options.applied_to(body)
         forced: set[str] = set()
         included = as_list(sent.get("include"))
         if options.allows(LOGPROBS) and INCLUDE not in included:
@@ -97,9 +98,10 @@ class OpenAIResponses(ModelDialect):
             sent["include"] = [*included, INCLUDE]
             if options.top_logprobs > 0 and options.allows("top_logprobs"):
                 sent["top_logprobs"] = options.top_logprobs
+        limit = capped(sent.get("max_output_tokens"), options.max_tokens)
         if options.max_tokens is not None:
-            sent["max_output_tokens"] = capped(sent.get("max_output_tokens"), options.max_tokens)
-        return RewrittenRequest(sent, frozenset(forced))
+            sent["max_output_tokens"] = limit
+        return RewrittenRequest(sent, frozenset(forced), limit)
 
     def strip_event(self, chunk: Json, forced: frozenset[str]) -> Json | None:
         if LOGPROBS not in forced:
@@ -132,6 +134,14 @@ class OpenAIResponses(ModelDialect):
 
     def sampled_in(self, chunk: Json) -> int:
         return len(as_list(chunk.get("logprobs"))) if chunk.get("type") == "response.output_text.delta" else 0
+
+    def text_size(self, value: Json) -> int:
+        size = size_of(value.get("delta"))
+        for item in dicts_in(value.get("output")):
+            size += size_of(item.get("arguments"), item.get("input"))
+            for part in (*dicts_in(item.get("content")), *dicts_in(item.get("summary"))):
+                size += size_of(part.get("text"))
+        return size
 
     def is_end(self, chunk: Json) -> bool:
         return chunk.get("type") in _ENDS

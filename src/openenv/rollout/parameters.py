@@ -1,0 +1,340 @@
+"""Which parameters of a model call the agent decides, and which the trainer, for each dialect and engine.
+
+What is trained on must be what the policy samples. So the agent decides what is asked (its conversation, its tools),
+and the trainer how the answer is sampled: requests keep what `AGENT_PARAMETERS` names, everything else is removed. A
+turn in which something is left that makes the model say a token, or keeps it from one, is not to be trained on.
+
+    the agent's request      messages  tools  temperature=0  n_predict=9999   tool_choice="required"
+    what the endpoint gets   messages  tools                 max_tokens=4096  tool_choice="required"
+    in the call's record     removed: temperature, n_predict          not_trainable: "tool_choice: forced tool"
+
+Values only. The names are those of the APIs of OpenAI and Anthropic, and of the servers of vLLM, SGLang and llama.cpp.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Dialect = Literal["openai_chat", "openai_responses", "anthropic"]
+"""The wire format of a model endpoint."""
+Engine = Literal["vllm", "sglang", "llamacpp", "openai", "anthropic"]
+"""What answers at a model endpoint."""
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+AGENT_PARAMETERS: Mapping[Dialect, frozenset[str]] = {
+    "openai_chat": _names(
+        "model messages tools tool_choice functions function_call parallel_tool_calls stream stream_options max_tokens"
+        " max_completion_tokens logprobs top_logprobs return_token_ids reasoning_effort"
+    ),
+    "openai_responses": _names(
+        "model input instructions tools tool_choice parallel_tool_calls stream stream_options max_output_tokens include"
+        " top_logprobs reasoning text store previous_response_id conversation"
+    ),
+    "anthropic": _names(
+        "model system messages tools tool_choice stream max_tokens thinking output_config cache_control"
+    ),
+}
+"""What an agent decides, whatever the engine: what it asks, and in which shape it wants the answer."""
+ENGINE_PARAMETERS: Mapping[Engine, frozenset[str]] = {
+    "openai": _names("prompt_cache_key prompt_cache_retention safety_identifier user verbosity"),
+    "anthropic": _names("metadata"),
+}
+"""What an agent decides besides, at an engine that the trainer names: what its caches and abuse checks go by."""
+INNER_PARAMETERS: Mapping[str, frozenset[str]] = {
+    "stream_options": _names("include_usage include_obfuscation"),
+    "reasoning": _names("effort summary generate_summary"),
+    "text": _names("verbosity"),  # its `format` is a grammar
+    "output_config": _names("effort"),  # likewise
+    "thinking": _names("type budget_tokens display"),
+}
+"""What an agent decides inside of a parameter that is an object."""
+CLIENT_TOOLS = (
+    "function",
+    "custom",
+    "namespace",
+    "local_shell",
+    "apply_patch",
+    "computer",
+    "bash_",
+    "text_editor_",
+    "memory_",
+)
+"""How the types of tools begin that run where the agent does. Others run at the provider: a way out of the sandbox."""
+MESSAGE_PARAMETERS = _names("prefix partial tools")
+"""Fields of single messages that engines read as parameters: two turn the last message into a prefix of the answer."""
+OUTPUT_LIMITS = (
+    "max_completion_tokens",
+    "max_tokens",
+    "max_output_tokens",
+    "n_predict",
+    "max_new_tokens",
+    "max_length",
+)
+"""What engines call the limit of an answer's tokens; of several, the first counts."""
+OUTPUT_LIMIT: Mapping[Dialect, str] = {
+    "openai_chat": "max_tokens",
+    "openai_responses": "max_output_tokens",
+    "anthropic": "max_tokens",
+}
+"""The name that every engine of a dialect knows: llama.cpp, for one, has not always known the newer one of chat."""
+THINKING_LIMITS = (
+    "thinking_token_budget",
+    "thinking_budget",
+    "thinking_budget_tokens",
+    "reasoning_budget",
+    "reasoning_budget_tokens",
+)
+MINIMUM_LIMITS = ("min_tokens", "min_new_tokens")
+CHOICES = _names("n n_cmpl best_of use_beam_search num_beams")
+"""What samples several answers. A call is one turn, so nobody can set these."""
+
+_STEERING = {
+    "constrained decoding": _names(
+        "response_format output_format structured_outputs guided_json guided_regex guided_choice guided_grammar"
+        " structural_tag grammar json_schema regex ebnf"
+    ),
+    "changed probabilities": _names(
+        "logit_bias allowed_token_ids bad_words bad_words_ids custom_logit_processor logits_processors custom_params"
+        " vllm_xargs ignore_eos watermarking"
+    ).union(MINIMUM_LIMITS),
+    "forced tokens": _names("reasoning_budget_message").union(THINKING_LIMITS),
+    "forced prefix": _names("continue_final_message echo generation_prompt prefill"),
+    "hidden prompt": _names("previous_response_id conversation session_params prompt input_ids"),
+    "another prompt template": _names("chat_template"),
+}
+STEERING: Mapping[str, str] = {name: how for how, names in _STEERING.items() for name in names}
+"""Parameters with which a token is not the policy's own choice, and how. They are off where they are null or empty."""
+
+_COMMON = "temperature top_p seed stop frequency_penalty presence_penalty response_format logit_bias reasoning_effort"
+_COMMON += " parallel_tool_calls tool_choice"
+_SERVED = f"{_COMMON} top_k min_p ignore_eos continue_final_message chat_template_kwargs"
+SAMPLING: Mapping[Engine, frozenset[str]] = {
+    "openai": _names(
+        f"{_COMMON} verbosity service_tier prediction reasoning text truncation store metadata user prompt_cache_key"
+        " prompt_cache_retention safety_identifier"
+    ),
+    "anthropic": _names(
+        "temperature top_p top_k stop_sequences thinking output_config output_format service_tier metadata tool_choice"
+        " context_management inference_geo speed"
+    ),
+    "vllm": _names(
+        f"{_SERVED} repetition_penalty length_penalty stop_token_ids include_stop_str_in_output min_tokens"
+        " skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens truncation_side allowed_token_ids"
+        " bad_words structured_outputs guided_json guided_regex guided_choice guided_grammar guided_decoding_backend"
+        " guided_whitespace_pattern structural_tag thinking_token_budget include_reasoning watermarking"
+        " repetition_detection echo add_generation_prompt add_special_tokens documents chat_template media_io_kwargs"
+        " mm_processor_kwargs priority cache_salt kv_transfer_params vllm_xargs stream_interval logits_processors"
+    ),
+    "sglang": _names(
+        f"{_SERVED} repetition_penalty stop_token_ids stop_regex no_stop_trim min_tokens regex ebnf skip_special_tokens"
+        " custom_logit_processor custom_params lora_path session_params separate_reasoning stream_reasoning priority"
+        " cache_salt extra_key rid"
+    ),
+    "llamacpp": _names(
+        f"{_SERVED} top_n_sigma typical_p xtc_probability xtc_threshold dynatemp_range dynatemp_exponent repeat_last_n"
+        " repeat_penalty dry_multiplier dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers mirostat"
+        " mirostat_tau mirostat_eta adaptive_target adaptive_decay min_keep samplers grammar json_schema grammar_lazy"
+        " grammar_triggers preserved_tokens lora cache_prompt id_slot n_keep n_discard n_indent n_cache_reuse"
+        " t_max_predict_ms reasoning_format reasoning_budget_tokens reasoning_budget_message thinking_budget_tokens"
+        " parse_tool_calls backend_sampling timings_per_token"
+    ),
+}
+"""What a trainer can set for an engine that it names. For any other engine it can set whatever is not reserved."""
+_RESERVED = _names(
+    "model messages input instructions system tools functions stream stream_options logprobs top_logprobs n_probs"
+    " include return_token_ids"
+)
+_NAMES_KEPT, _NAME_LENGTH = 200, 80  # of removed parameters, in a call's record
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedRequest:
+    """What is left of an agent's request, and what was removed; `tools.strict` is a field of what is in `tools`."""
+
+    body: dict[str, Any]
+    removed: tuple[str, ...] = ()
+
+
+def allow(
+    dialect: Dialect, body: Mapping[str, Any], *, engine: Engine | None = None, may_set: Collection[str] = ()
+) -> AllowedRequest:
+    """Remove from an agent's request what the agent does not decide; values that stay are the same objects.
+
+    Args:
+        dialect: The agent's.
+        body: The request.
+        engine: What the trainer says that the endpoint is.
+        may_set: More names that the trainer leaves to the agent, as in `AllowedRequest.removed`.
+    """
+    names = AGENT_PARAMETERS[dialect] | (ENGINE_PARAMETERS.get(engine, frozenset()) if engine else frozenset())
+    kept: dict[str, Any] = {}
+    removed: list[str] = []
+    for name, value in body.items():
+        if name in may_set and name not in CHOICES:
+            kept[name] = value
+        elif name in names:
+            cleaned = _cleaned(dialect, name, value, may_set, removed)
+            kept.update({name: cleaned} if cleaned is not None or value is None else {})
+        elif value is not None:
+            removed.append(name)
+    if body.get("tools") and not kept.get("tools"):  # all of them run elsewhere: endpoints refuse an empty list
+        removed += [name for name in ("tool_choice", "parallel_tool_calls") if kept.pop(name, None) is not None]
+        kept.pop("tools", None)
+    limit = asked_limit(body)
+    if limit is not None and not any(name in kept for name in OUTPUT_LIMITS):
+        kept[OUTPUT_LIMIT[dialect]] = limit
+    shown = [name[:_NAME_LENGTH] for name in dict.fromkeys(removed)]
+    return AllowedRequest(kept, tuple(shown[:_NAMES_KEPT]))
+
+
+def asked_limit(body: Mapping[str, Any]) -> int | None:
+    """Return how many tokens a request wants at most, whatever it calls that."""
+    return next((limit for limit in (token_limit(body.get(name)) for name in OUTPUT_LIMITS) if limit is not None), None)
+
+
+def token_limit(value: object) -> int | None:
+    """Read a number of tokens; None for anything that is none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _cleaned(dialect: Dialect, name: str, value: Any, may_set: Collection[str], removed: list[str]) -> Any:
+    """Return a parameter's value without what the agent does not decide in it, None where nothing is left.
+
+    Adds the names of what it leaves out to `removed`.
+    """
+    if name == "tools" and isinstance(value, list):
+        tools = [_tool(dialect, tool, may_set, removed) for tool in value]
+        same = all(one is other for one, other in zip(tools, value, strict=True))
+        return value if same else [tool for tool in tools if tool is not None]
+    if name == "messages" and isinstance(value, list):
+        taken = {field for field in MESSAGE_PARAMETERS if f"messages.{field}" not in may_set}
+        if all(not isinstance(message, dict) or taken.isdisjoint(message) for message in value):
+            return value
+        return [_without(message, taken, "messages", removed) for message in value]
+    if name == "tool_choice" and _is_forced(value) and not _names_client_tool(value):
+        removed.append(name)
+        return None
+    inner = INNER_PARAMETERS.get(name)
+    if inner is None or not isinstance(value, dict):
+        return value
+    return _without(value, {key for key in value if key not in inner and f"{name}.{key}" not in may_set}, name, removed)
+
+
+def _without(value: Any, keys: Collection[str], name: str, removed: list[str]) -> Any:
+    if not isinstance(value, dict) or not any(key in value for key in keys):
+        return value
+    removed += [f"{name}.{key}" for key in value if key in keys]
+    return {key: item for key, item in value.items() if key not in keys}
+
+
+def _tool(dialect: Dialect, tool: Any, may_set: Collection[str], removed: list[str]) -> Any:
+    """Return a tool as the endpoint gets it, None for one that it does not get."""
+    if not isinstance(tool, dict):
+        return tool
+    kind = str(tool.get("type") or "function")
+    if not kind.startswith(CLIENT_TOOLS) and f"tools.{kind}" not in may_set:
+        removed.append(f"tools.{kind}")
+        return None
+    if kind == "namespace" and isinstance(tool.get("tools"), list):
+        tools = _cleaned(dialect, "tools", tool["tools"], may_set, removed)
+        return tool if tools is tool["tools"] else {**tool, "tools": tools}
+    for key in ("function", "custom"):  # where chat completions have what other dialects have in the tool itself
+        if isinstance(tool.get(key), dict):
+            inside = _tool_fields(tool[key], may_set, removed)
+            return tool if inside is tool[key] else {**tool, key: inside}
+    if dialect == "openai_responses" and kind == "function" and "strict" not in tool and "tools.strict" not in may_set:
+        return {**tool, "strict": False}  # this API's default is true
+    return _tool_fields(tool, may_set, removed)
+
+
+def _tool_fields(tool: dict[str, Any], may_set: Collection[str], removed: list[str]) -> dict[str, Any]:
+    changed = tool
+    if tool.get("strict") and "tools.strict" not in may_set:
+        removed.append("tools.strict")
+        changed = {**changed, "strict": False}
+    if _is_grammar(tool.get("format")) and "tools.format" not in may_set:
+        changed = _without(changed, {"format"}, "tools", removed)
+    return changed
+
+
+def _names_client_tool(choice: object) -> bool:
+    """Say whether a choice of a tool can be met without those that run at the provider."""
+    kind = str(choice.get("type") or "function") if isinstance(choice, dict) else "function"
+    return kind.startswith((*CLIENT_TOOLS, "any", "tool", "allowed_tools"))
+
+
+def _is_grammar(shape: object) -> bool:
+    """Say whether the `format` of a tool or an answer constrains it."""
+    return bool(shape) and not (isinstance(shape, dict) and shape.get("type") == "text")
+
+
+def steering(dialect: Dialect, sent: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return why what a request samples is not to be trained on, parameter by parameter; empty where it may be."""
+    reasons = [*_steering_parameters(sent)]
+    if _is_forced(sent.get("tool_choice")):
+        reasons.append("tool_choice: forced tool")
+    if _is_forced(sent.get("function_call")):
+        reasons.append("function_call: forced tool")
+    for name in ("text", "output_config"):
+        if isinstance(sent.get(name), dict) and _is_grammar(sent[name].get("format")):
+            reasons.append(f"{name}.format: constrained decoding")
+    reasons += dict.fromkeys(f"tools.{name}: constrained decoding" for name in _constraints(sent.get("tools")))
+    conversation = sent.get("input" if dialect == "openai_responses" else "messages")
+    last = conversation[-1] if isinstance(conversation, list) and conversation else None
+    if isinstance(last, dict) and last.get("role") == "assistant":
+        reasons.append("messages: forced prefix")
+    return tuple(reasons)
+
+
+def _steering_parameters(sent: Mapping[str, Any]) -> Iterable[str]:
+    arguments = sent.get("chat_template_kwargs")
+    sources = [("", sent), ("chat_template_kwargs.", arguments if isinstance(arguments, dict) else {})]
+    for prefix, source in sources:
+        for name in source:
+            if name in STEERING and source[name] and not (name.endswith("format") and not _is_grammar(source[name])):
+                yield f"{prefix}{name}: {STEERING[name]}"
+        if source.get("add_generation_prompt") is False:
+            yield f"{prefix}add_generation_prompt: forced prefix"
+
+
+def _is_forced(choice: object) -> bool:
+    kind = choice.get("type", "function") if isinstance(choice, dict) else choice
+    return kind not in (None, "auto", "none")
+
+
+def _constraints(tools: object) -> Iterable[str]:
+    for tool in tools if isinstance(tools, list) else ():
+        if isinstance(tool, dict):
+            yield from _constraints(tool.get("tools"))
+            for fields in (tool, tool.get("function"), tool.get("custom")):
+                if isinstance(fields, dict) and fields.get("strict"):
+                    yield "strict"
+                if isinstance(fields, dict) and _is_grammar(fields.get("format")):
+                    yield "format"
+
+
+def check_trainer_parameters(engine: Engine | None, sampling: Collection[str], may_set: Collection[str]) -> None:
+    """Check the names that a trainer sets, and those that it leaves to the agent.
+
+    Raises:
+        ValueError: it cannot set one of them, or the engine does not know it.
+    """
+    for name in (*sampling, *may_set):
+        if name in CHOICES:
+            raise ValueError(f"{name!r} cannot be set: a call is one turn with one answer")
+        if name in OUTPUT_LIMITS:
+            raise ValueError(f"{name!r} cannot be set: `max_tokens_cap` limits answers")
+    for name in sampling:
+        if name in _RESERVED:
+            raise ValueError(f"{name!r} is not a parameter of sampling")
+        if engine is not None and name not in SAMPLING[engine]:
+            close = difflib.get_close_matches(name, SAMPLING[engine], 1)
+            hint = f"; {close[0]!r} is" if close else ", leave `engine` out to send it anyway"
+            raise ValueError(f"{name!r} is no parameter of {engine}{hint}")
