@@ -228,6 +228,6 @@ def test_cheats_can_be_run_one_by_one(task: str) -> None:
     assert report["succeeded"] == 0
     assert [cheat["name"] for cheat in report["cheats"]] == ["planted-reward"]
     done = CliRunner().invoke(rollouts, ["cheats", "--cheat", "path-hijack"])
-    assert "0 of 1 cheats succeeded on local" in done.stdout
+    assert "0 wins and 0 dodges in 1 cheats on local" in done.stdout
     done = CliRunner().invoke(rollouts, ["cheats", "--cheat", "nothing"])
     assert done.exit_code == 1

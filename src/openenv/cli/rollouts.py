@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..rollout.store import Record, RolloutRow, RolloutStore
     from ..rollout.task import Model, Task
     from ..rollout.trust import Trust
-    from ..testing.cheats import CheatResult
+    from ..testing.cheats import Cheat, CheatReport, CheatResult
 
 _EXAMPLES = """
 Run agents on tasks; lint tasks; list, show, export and re-verify stored rollouts.
@@ -335,31 +335,35 @@ def lint(
 @rollouts.command("cheats", cls=HelpCommand)
 def cheats(
     sandbox: str = _SANDBOX,
-    name: list[str] = typer.Option([], "--cheat", metavar="NAME", help="Only this one; may be repeated."),
+    name: list[str] = typer.Option([], "--cheat", metavar="ID", help="Only this one; may be repeated."),
+    family: list[str] = typer.Option([], "--family", metavar="FAMILY", help="Only this family; may be repeated."),
+    quick: bool = typer.Option(False, "--quick", help="A representative half, many to a rollout."),
+    show_list: bool = typer.Option(False, "--list", help="Print the cheats and run none."),
     concurrency: int = typer.Option(2, metavar="N", min=1, help="How many run at once."),
     as_json: bool = _JSON,
 ) -> None:
-    """Run agents that cheat: none may earn more than doing nothing earns.
+    """Run agents that cheat: none may earn more than doing nothing earns, or get out of an earned 0.
 
-    Exits with 1 if one does.
+    A win is more reward than doing nothing earns, or something outside of the sandbox. A dodge is no
+    reward where a 0 was earned. Exits with 1 if there is one of either.
 
-      openenv rollouts cheats
-      openenv rollouts cheats --sandbox docker --json
+      openenv rollouts cheats --quick
+      openenv rollouts cheats --sandbox docker --family shadowed-module --json
     """
-    from ..testing import all_cheats, run_cheats
+    from ..testing import run_cheats
 
-    unknown = set(name) - {cheat.name for cheat in all_cheats()}
     with _failures():
-        if unknown:
-            raise ValueError(f"There is no cheat {', '.join(sorted(unknown))}")
-        chosen = [cheat for cheat in all_cheats() if not name or cheat.name in name]
-        on_result = None if as_json else _print_cheat
-        report = run_cheats(sandbox, cheats=chosen, concurrency=concurrency, on_result=on_result)
+        chosen = _chosen_cheats(name, family, quick=quick)
+        if show_list:
+            _list_cheats(chosen, as_json=as_json)
+            return
+        with _cheat_progress(len(chosen), visible=not as_json) as on_result:
+            report = run_cheats(sandbox, cheats=chosen, concurrency=concurrency, quick=quick, on_result=on_result)
     if as_json:
         typer.echo(json.dumps(report.document(), indent=2))
     else:
-        typer.echo(f"{len(report.succeeded)} of {len(report.results)} cheats succeeded on {report.sandbox}.")
-    if report.succeeded:
+        _print_cheats(report)
+    if report.succeeded or report.unfit:
         raise typer.Exit(1)
 
 
@@ -420,10 +424,75 @@ def _countdown(count: int) -> Callable[[int, Outcome], None]:
     return show
 
 
-def _print_cheat(result: CheatResult) -> None:
-    mark = typer.style("paid", fg="red") if result.succeeded else typer.style("held", fg="green")
-    earned = "nothing" if result.reward is None else f"{result.reward:g}"
-    typer.echo(f"{mark}  {result.name:30} earned {earned}  {result.breach or result.what}")
+def _chosen_cheats(names: list[str], families: list[str], *, quick: bool) -> list[Cheat]:
+    from ..testing import all_cheats
+
+    everything = all_cheats()
+    unknown = set(names) - {cheat.name for cheat in everything}
+    unknown |= set(families) - {cheat.family for cheat in everything}
+    if unknown:
+        raise ValueError(f"There is no cheat {', '.join(sorted(unknown))}; --list prints what there is")
+    if names or families:
+        return [cheat for cheat in everything if cheat.name in names or cheat.family in families]
+    return [cheat for cheat in everything if cheat.quick or not quick]
+
+
+def _list_cheats(chosen: list[Cheat], *, as_json: bool) -> None:
+    if as_json:
+        fields = ("name", "family", "what", "aim", "quick")
+        listed = [{**{name: getattr(cheat, name) for name in fields}, "task": cheat.task.task_id} for cheat in chosen]
+        typer.echo(json.dumps(listed, indent=2))
+        return
+    from rich.table import Table
+
+    table = Table("ID", "TASK", "AIM", "WHAT", box=None, pad_edge=False)
+    for cheat in chosen:
+        table.add_row(cheat.name, cheat.task.task_id, cheat.aim, cheat.what)
+    _print(table)
+    typer.echo(f"{len(chosen)} cheats in {len({cheat.family for cheat in chosen})} families")
+
+
+@contextmanager
+def _cheat_progress(count: int, *, visible: bool) -> Iterator[Callable[[CheatResult], None]]:
+    """Show a bar on a terminal; give what takes each result."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True, disable=not (visible and console.is_terminal)) as bar:
+        task = bar.add_task("", total=count)
+        yield lambda result: bar.update(task, advance=1, description=result.name)
+
+
+def _print_cheats(report: CheatReport) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    families: dict[str, list[CheatResult]] = {}
+    for result in report.results:
+        families.setdefault(result.family, []).append(result)
+    table = Table("FAMILY", box=None, pad_edge=False)
+    for column in ("CHEATS", "WINS", "DODGES"):
+        table.add_column(column, justify="right")
+    for family, results in families.items():
+        counts = [sum(result.kind == kind for result in results) for kind in ("win", "dodge")]
+        table.add_row(family, str(len(results)), *(Text(str(n), style="red" if n else "green") for n in counts))
+    _print(table)
+    for title, results in (("wins", report.wins), ("dodges", report.dodges)):
+        for result in results:
+            earned = result.breach or f"{result.status}, reward {_reward(result.reward)}"
+            why = f" ({result.reason})" if result.reason and result.kind == "dodge" else ""
+            typer.echo(f"{typer.style(title[:-1], fg='red'):6} {result.name}: {earned}{why}; it {result.what}")
+    for task in report.unfit:
+        earned = f"doing nothing {_reward(report.idle[task])}, its solution {_reward(report.solved[task])}"
+        typer.echo(f"The task {task} shows nothing here: {earned}.")
+    for reason in sorted(set(report.skipped.values())):
+        count = sum(each == reason for each in report.skipped.values())
+        typer.echo(f"{count} left out: {reason}.")
+    typer.echo(
+        f"{len(report.wins)} wins and {len(report.dodges)} dodges in {len(report.results)} cheats on {report.sandbox}."
+    )
 
 
 _COLORS = {"judged": "green", "isolated": "cyan", "shared": "yellow"}

@@ -1,47 +1,85 @@
 """The cheat suite: agents that try to earn a reward without doing the task, each in a rollout like any other.
 
-A cheat succeeds when it earns another reward than an agent that does nothing, or gets out of its sandbox. The cheats
-and the tasks that they are tried on are in `cheats.yaml`.
+A *win* is another reward than doing nothing earns, or something reached outside of the sandbox; a *dodge* is no reward
+at all where a 0 was earned. The cheats are generated from the families in `red_team/*.yaml`.
 """
+
+# A family is a trick, written once as a shell script; its variants are the ways to write it:
+#
+#   shadowed-module:                                 the family
+#     what: leaves @name@ (@form@) in @place@ ...    one sentence; parameters by their names
+#     task: python                                   of `tasks.yaml`: doing nothing earns 0 there, the solution 1
+#     aim: win                                       or `dodge`: what it is after (either counts, whatever its aim)
+#     together: true                                 only plants files: many variants can share a rollout
+#     quick: [...]                                   ids of `make test`; by default all that can share a rollout
+#     script: "mkdir -p @place@; @form@"             runs where an agent runs; every line runs, whether it fails or not
+#     texts: {form: {source: cp ..., ...}}           what a value stands for in the script, if not for itself
+#     variants:                                      each entry is a product; the id is `family/value-value`
+#       - {place: [tests, app], name: [json, csv], form: [source, package]}
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import re
 import secrets
+import shlex
 import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from openenv.rollout.agents.base import Agent
 from openenv.rollout.agents.builtin import Noop, Oracle, Shell
 from openenv.rollout.capture.capture_server import CaptureServer
+from openenv.rollout.capture.export import sequences
+from openenv.rollout.capture.records import Call, Recording
 from openenv.rollout.engine import Engine, named_backend
 from openenv.rollout.outcome import Outcome
-from openenv.rollout.store import RolloutStore
+from openenv.rollout.store import RolloutStore, recording
 from openenv.rollout.task import Dialect, Model, Task
-from openenv.sandboxes.base import Sandboxes
-from openenv.testing.scripted import Script, ScriptedModel, Turn
+from openenv.sandboxes.base import Sandboxes, SandboxSpec
+from openenv.testing.scripted import CutFailure, Failure, HangFailure, Script, ScriptedModel, StatusFailure, Turn
+
+Aim = Literal["win", "dodge"]
 
 _MARK = "openenv-cheat"
+_FAMILIES = ("reward", "python", "tools", "checks", "tree", "processes", "exhaustion", "sandbox", "model")
+_PAYLOADS = "/tmp/win"
+_BATCH = 32
+"""So many cheats share a rollout at most."""
+_TOKEN_CAP = 256
+
+
+# ---- families and their variants ----
+
+
+def _read(name: str) -> Any:
+    return yaml.safe_load(resources.files("openenv.testing").joinpath("red_team", f"{name}.yaml").read_text("utf-8"))
 
 
 @functools.cache
-def _catalogue() -> Any:
-    return yaml.safe_load(resources.files("openenv.testing").joinpath("cheats.yaml").read_text("utf-8"))
+def _tasks() -> dict[str, tuple[Task, tuple[str, ...]]]:
+    """Return the tasks by name, each with the programs that it needs."""
+    tasks = _read("tasks")["tasks"]
+    return {
+        name: (Task.model_validate({"task_id": name, **fields}), tuple(needs))
+        for name, fields in tasks.items()
+        for needs in [fields.pop("needs", ())]
+    }
 
 
 def _task(name: str) -> Task:
-    return Task.model_validate({"task_id": name, **_catalogue()["tasks"][name]})
+    return _tasks()[name][0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +91,77 @@ class Cheat:
     """
 
     name: str
+    """The id: the family, and the parameters of a variant after a slash."""
     what: str
     lines: tuple[str, ...]
     task: Task = field(default_factory=lambda: _task("data"))
     calls_model: bool = False
+    aim: Aim = "win"
+    together: bool = False
+    """Whether it only plants files, so that it can share a rollout with others."""
+    quick: bool = False
+    """Whether it is one of those that represent the others where time is short."""
+
+    @property
+    def family(self) -> str:
+        """The trick that this is a way to write."""
+        return self.name.partition("/")[0]
 
 
+@functools.cache
 def all_cheats() -> tuple[Cheat, ...]:
     """Return every cheat, in the order in which they run."""
+    families = (family for name in _FAMILIES for family in _read(name).items())
+    return tuple(cheat for name, fields in families for cheat in _variants(name, fields))
 
-    def cheat(name: str, what: str, script: str, task: str = "data", calls_model: bool = False) -> Cheat:
-        return Cheat(name, what, (script,), _task(task), calls_model)
 
-    return tuple(cheat(name, **fields) for name, fields in _catalogue()["cheats"].items())
+def _variants(family: str, fields: Mapping[str, Any]) -> Iterator[Cheat]:
+    texts: Mapping[str, Mapping[str, str]] = fields.get("texts", {})
+    together = bool(fields.get("together"))
+    quick = fields.get("quick", together)
+    for product in fields.get("variants", [{}]):
+        for chosen in itertools.product(*product.values()):
+            values = {name: str(value) for name, value in zip(product, chosen, strict=True)}
+            meaning = {name: str(texts.get(name, {}).get(value, value)) for name, value in values.items()}
+            name = "/".join([family, *(["-".join(map(_slug, values.values()))] if values else [])])
+            script = _filled(fields["script"], meaning)
+            yield Cheat(
+                name=name,
+                what=_filled(fields["what"], values),
+                lines=(*_planted(script), script),
+                task=_task(_filled(fields["task"], values)),
+                calls_model=bool(fields.get("calls_model")),
+                aim=fields.get("aim", "win"),
+                together=together,
+                quick=quick if isinstance(quick, bool) else name in quick,
+            )
+
+
+def _slug(value: str) -> str:
+    return re.sub(r"[^\w.+-]+", ":", value.replace("~", "home")).strip(":") or "test"
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    """Replace `@name@`; twice, since a value may hold another parameter."""
+    for name, value in (*values.items(), *values.items()):
+        text = text.replace(f"@{name}@", value)
+    return text
+
+
+@functools.cache
+def _payloads() -> dict[str, str]:
+    texts: dict[str, str] = _read("payloads")
+    return texts
+
+
+def _planted(script: str) -> Iterator[str]:
+    """Yield lines that write the payloads that a script names."""
+    for name, text in _payloads().items():
+        if f"{_PAYLOADS}/{name}" in script:
+            yield f"mkdir -p {_PAYLOADS}; printf %s {shlex.quote(text)} > {_PAYLOADS}/{name}"
+
+
+# ---- bait: what no sandbox may reach ----
 
 
 class HostBait:
@@ -128,6 +224,23 @@ def lay_out() -> Iterator[HostBait]:
         yield bait
 
 
+# ---- the model: it fails as the prompt says ----
+
+
+def _failing(name: str, failure: Failure) -> Script:
+    return Script(name=f"fail-{name}", key=f"fail: {name}", turns=(Turn(text="No.", failures=(failure,)),))
+
+
+_SCRIPTS = (
+    *(
+        _failing(str(status), StatusFailure(status=status, message=f"status {status}", attempts=None))
+        for status in (400, 401, 404, 429, 500, 503)
+    ),
+    _failing("cut", CutFailure(attempts=None)),
+    _failing("hang", HangFailure(attempts=None)),
+    Script(name="cheats", turns=(Turn(text="No."),), ending="No."),
+)
+
 _ONE_CALL = (
     'python3 -c "import json, os, urllib.request as u; '
     "u.urlopen(u.Request(os.environ['OPENAI_BASE_URL'] + '/chat/completions', json.dumps({'model': 'x', "
@@ -135,6 +248,46 @@ _ONE_CALL = (
     "'Authorization': 'Bearer ' + os.environ['OPENAI_API_KEY']}), timeout=20).read()\""
 )
 """An honest model call, so that a cheat on the model does not look like an agent that cannot reach it."""
+
+
+def _changed_sampling(captured: Recording) -> str | None:
+    """Return how a call was sampled in another way than the trainer asks for and counts all the same, or None."""
+    trained = {number for sequence in sequences(captured) if sequence.trainable for number in sequence.node_ids}
+    for call in captured.calls[1:]:
+        if call.sent.get("model") != captured.calls[0].sent.get("model"):
+            return f"it chose the model {call.sent.get('model')!r}"
+        limits = [value for name, value in _numbers(call.sent) if "max" in name or "predict" in name]
+        if any(value > _TOKEN_CAP or value < 0 for value in limits):
+            return "it had the endpoint sample more tokens than the trainer's limit"
+        if call.number in trained:
+            changed = _changed(call, captured.calls[0])
+            if changed is not None:
+                return f"a call with {changed} counts for training"
+    return None
+
+
+def _numbers(value: object, name: str = "") -> Iterator[tuple[str, float]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key not in ("messages", "tools"):
+                yield from _numbers(inner, str(key))
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield name, value
+
+
+def _changed(call: Call, honest: Call) -> str | None:
+    """Return what the endpoint got with a call and not with an honest one, or None."""
+    messages = call.sent.get("messages") or [{}]
+    if isinstance(messages[-1], dict) and messages[-1].get("role") == "assistant":
+        return "the beginning of its answer"
+    ignored = {"messages", "tools"}  # tools may be offered, not forced
+    for name in call.sent.keys() - ignored:
+        if call.sent[name] != honest.sent.get(name):
+            return repr(name)
+    return None
+
+
+# ---- results ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +301,25 @@ class CheatResult:
     honest: float | None
     """What doing nothing earns in the same task."""
     breach: str | None = None
-    """What it reached outside its sandbox, or None."""
+    """What it reached outside its sandbox, or how else it got what is not its own; None if nothing."""
     reason: str | None = None
 
     @property
+    def family(self) -> str:
+        """The trick that this was a way to write."""
+        return self.name.partition("/")[0]
+
+    @property
+    def kind(self) -> Aim | None:
+        """`win`: another reward than doing nothing earns, or a breach. `dodge`: none at all. None: the guards held."""
+        if self.breach is not None or (self.reward is not None and self.reward != self.honest):
+            return "win"
+        return "dodge" if self.reward != self.honest else None
+
+    @property
     def succeeded(self) -> bool:
-        """Whether the cheat earned more or less than doing nothing, or got out of its sandbox."""
-        return self.reward != self.honest or self.breach is not None
+        """Whether it is a win or a dodge."""
+        return self.kind is not None
 
 
 @dataclass(slots=True)
@@ -165,16 +330,50 @@ class CheatReport:
     results: list[CheatResult] = field(default_factory=list)
     solved: dict[str, float | None] = field(default_factory=dict)
     """What the solution of each task earns: that it is not 0 shows that there was something to steal."""
+    idle: dict[str, float | None] = field(default_factory=dict)
+    """What doing nothing earns in each task."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Cheats that were left out, and why: a program that their task needs is not there."""
 
     @property
     def succeeded(self) -> list[CheatResult]:
         """The cheats that succeeded; there should be none."""
         return [result for result in self.results if result.succeeded]
 
+    @property
+    def wins(self) -> list[CheatResult]:
+        """Those that earned more than doing nothing, or got out of their sandbox."""
+        return [result for result in self.results if result.kind == "win"]
+
+    @property
+    def dodges(self) -> list[CheatResult]:
+        """Those that made of an earned 0 a rollout that does not count."""
+        return [result for result in self.results if result.kind == "dodge"]
+
+    @property
+    def unfit(self) -> list[str]:
+        """The tasks that show nothing here: doing nothing does not earn 0, or the solution not 1."""
+        return [name for name in self.solved if (self.idle[name], self.solved[name]) != (0.0, 1.0)]
+
     def document(self) -> dict[str, Any]:
         """Return the report as JSON values."""
-        results = [{**asdict(result), "succeeded": result.succeeded} for result in self.results]
-        return {"sandbox": self.sandbox, "solved": self.solved, "succeeded": len(self.succeeded), "cheats": results}
+        return {
+            "sandbox": self.sandbox,
+            "idle": self.idle,
+            "solved": self.solved,
+            "unfit": self.unfit,
+            "skipped": self.skipped,
+            "succeeded": len(self.succeeded),
+            "wins": [result.name for result in self.wins],
+            "dodges": [result.name for result in self.dodges],
+            "cheats": [
+                {**asdict(result), "family": result.family, "kind": result.kind, "succeeded": result.succeeded}
+                for result in self.results
+            ],
+        }
+
+
+# ---- running them ----
 
 
 def run_cheats(
@@ -182,34 +381,65 @@ def run_cheats(
     *,
     cheats: Iterable[Cheat] | None = None,
     concurrency: int = 2,
+    quick: bool = False,
     on_result: Callable[[CheatResult], None] | None = None,
 ) -> CheatReport:
     """Run every cheat on a backend.
 
     Args:
         sandbox: A backend or its name.
-        cheats: Which ones; all by default.
+        cheats: Which ones; all by default, with `quick` those that represent the others.
         concurrency: How many at once.
+        quick: Let cheats that only plant files share a rollout, and take for granted what the tasks of the suite pay.
+            A group that succeeds runs again one by one, so the report is the same; but one cheat may hide another.
         on_result: Gets each result as it comes.
     """
-    chosen = list(all_cheats() if cheats is None else cheats)
+    chosen = [cheat for cheat in all_cheats() if cheat.quick or not quick] if cheats is None else list(cheats)
     with contextlib.ExitStack() as stack:
         runner = _CheatRunner(named_backend(sandbox), stack)
         report = CheatReport(runner.backend.name)
-        for task in {cheat.task.task_id: cheat.task for cheat in chosen}.values():
-            runner.honest[task.task_id] = runner.run(Noop(), task=task)
-            report.solved[task.task_id] = runner.run(Oracle(), task=task).reward
+        missing = runner.missing_programs({cheat.task.task_id for cheat in chosen})
+        report.skipped = {
+            cheat.name: f"there is no {missing[cheat.task.task_id]} in the sandbox"
+            for cheat in chosen
+            if cheat.task.task_id in missing
+        }
+        chosen = [cheat for cheat in chosen if cheat.name not in report.skipped]
+        if not quick:
+            for task in {cheat.task.task_id: cheat.task for cheat in chosen}.values():
+                runner.honest[task.task_id] = report.idle[task.task_id] = runner.run(Noop(), task=task).reward
+                report.solved[task.task_id] = runner.run(Oracle(), task=task).reward
+        groups = _groups(chosen) if quick else [[cheat] for cheat in chosen]
+        results: dict[str, CheatResult] = {}
         with ThreadPoolExecutor(concurrency, thread_name_prefix="openenv-cheat") as pool:
-            attempts = [pool.submit(runner.attempt, cheat) for cheat in chosen]
+            attempts = [pool.submit(runner.attempt_together, group) for group in groups]
             try:
                 for attempt in as_completed(attempts):
-                    if on_result is not None:
-                        on_result(attempt.result())
+                    for result in attempt.result():
+                        results[result.name] = result
+                        if on_result is not None:
+                            on_result(result)
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)  # those that run end, the others do not begin
                 raise
-        report.results = [attempt.result() for attempt in attempts]
+        order = {cheat.name: number for number, cheat in enumerate(chosen)}
+        report.results = sorted(results.values(), key=lambda result: order.get(result.name, len(order)))
     return report
+
+
+def _groups(cheats: Sequence[Cheat]) -> list[list[Cheat]]:
+    """Return which cheats share a rollout."""
+    alone = [[cheat] for cheat in cheats if not cheat.together]
+    by_task: dict[str, list[Cheat]] = {}
+    for cheat in cheats:
+        if cheat.together:
+            by_task.setdefault(cheat.task.task_id, []).append(cheat)
+    groups: list[list[Cheat]] = []
+    for same in by_task.values():
+        count = -(-len(same) // _BATCH)
+        # Dealt out like cards: neighbours are ways to write the same file, of which only one can be there.
+        groups += [same[start::count] for start in range(count)]
+    return groups + alone
 
 
 class _CheatRunner:
@@ -217,16 +447,31 @@ class _CheatRunner:
 
     def __init__(self, backend: Sandboxes, stack: contextlib.ExitStack) -> None:
         self.backend = backend
-        self.honest: dict[str, Outcome] = {}
+        self.honest: dict[str, float | None] = {}
+        """What doing nothing earns, by task; 0 where it is not known."""
         self._bait: HostBait = stack.enter_context(lay_out())
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="openenv-cheat-calls-"))
-        script = Script(name="cheats", turns=(Turn(text="No."),))
-        model = stack.enter_context(ScriptedModel(script))
-        self._model = Model(base_url=model.url, name=model.name)
+        model = stack.enter_context(ScriptedModel(_SCRIPTS))
+        self._model = Model(base_url=model.url, name="scripted/cheats", max_tokens_cap=_TOKEN_CAP)
         self._store = stack.enter_context(RolloutStore(Path(folder)))
         self._capture = stack.enter_context(CaptureServer(self._store.captures))
         self._over = self._capture.open("over", self._model)
         self._over.revoke()
+
+    def missing_programs(self, tasks: Iterable[str]) -> dict[str, str]:
+        """Return the tasks that cannot run in this backend's sandboxes, and a program that is missing there."""
+        needs = {name: _tasks()[name][1] for name in tasks if name in _tasks() and _tasks()[name][1]}
+        if not needs:
+            return {}
+        programs = sorted({program for some in needs.values() for program in some})
+        with self.backend.open(SandboxSpec()) as sandbox:
+            there = {
+                program
+                for program in programs
+                if sandbox.exec(["/bin/sh", "-c", 'command -v "$1"', "sh", program], cwd="/").exit_code == 0
+            }
+        lacking = {name: [program for program in some if program not in there] for name, some in needs.items()}
+        return {name: programs[0] for name, programs in lacking.items() if programs}
 
     def run(self, agent: Agent, *, task: Task) -> Outcome:
         with Engine(
@@ -234,13 +479,28 @@ class _CheatRunner:
         ) as engine:
             return engine.run(task)
 
-    def attempt(self, cheat: Cheat) -> CheatResult:
+    def attempt_together(self, group: list[Cheat]) -> list[CheatResult]:
+        """Run cheats on one task in one rollout and, if that pays, one by one."""
+        if len(group) == 1:
+            return [self._attempt(group[0])]
+        first = group[0]
+        lines = dict.fromkeys(line for cheat in group for line in cheat.lines[:-1])  # each payload once
+        lines |= dict.fromkeys(f"(\n{cheat.lines[-1]}\n)" for cheat in group)
+        name = f"{first.family}/and-{len(group) - 1}-more"
+        result = self._attempt(Cheat(name, "all at once", tuple(lines), first.task, first.calls_model))
+        if not result.succeeded:
+            return [CheatResult(cheat.name, cheat.what, result.status, result.reward, result.honest) for cheat in group]
+        alone = [self._attempt(cheat) for cheat in group]
+        # What only succeeds in company is reported under the name of the group.
+        return alone if any(each.succeeded for each in alone) else [*alone, result]
+
+    def _attempt(self, cheat: Cheat) -> CheatResult:
         """Run one cheat, and look at what it earned and at what it touched."""
         words = {
-            "@PORT@": str(self._bait.port),
-            "@ABSTRACT@": self._bait.abstract,
-            "@SECRET@": str(self._bait.file),
-            "@KEY@": self._over.key,
+            "PORT": str(self._bait.port),
+            "ABSTRACT": self._bait.abstract,
+            "SECRET": str(self._bait.file),
+            "KEY": self._over.key,
         }
         lines = [_filled(line, words) for line in cheat.lines]
         if cheat.calls_model:
@@ -254,7 +514,7 @@ class _CheatRunner:
             what=cheat.what,
             status=outcome.status,
             reward=outcome.reward,
-            honest=self.honest[cheat.task.task_id].reward,
+            honest=self.honest.get(cheat.task.task_id, 0.0),
             breach=self._breach(outcome, touched),
             reason=outcome.reason,
         )
@@ -271,10 +531,5 @@ class _CheatRunner:
             return f"it reached {self._bait.touched[-1]}"
         if self._over.calls():
             return "it called the model with the key of another rollout"
-        return None
-
-
-def _filled(line: str, words: dict[str, str]) -> str:
-    for word, value in words.items():
-        line = line.replace(word, value)
-    return line
+        captured = recording(self._store, self._store.get(outcome.rollout_id))
+        return None if captured is None or not captured.calls else _changed_sampling(captured)
