@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from openenv.sandboxes import DockerSandboxes
-from openenv.testing import run_cheats
+from openenv.testing import all_cheats, run_cheats
 
 ENGINE = Path(__file__).resolve().parents[3] / "benchmarks" / "docker_engine.py"
 
@@ -38,9 +38,8 @@ def docker() -> Iterator[DockerSandboxes]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_no_cheat_pays_on_docker(docker: DockerSandboxes) -> None:
-    report = run_cheats(docker)
-    assert report.solved == {"data": 1.0, "code": 1.0, "loaded": 1.0, "judged": 1.0}
-    assert report.succeeded == []
-    assert {result.honest for result in report.results} == {0.0}
+    report = run_cheats(docker, cheats=all_cheats(), quick=True)
+    assert [(result.kind, result.name) for result in report.succeeded] == []
+    assert len(report.results) >= 200
