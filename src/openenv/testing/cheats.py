@@ -250,6 +250,10 @@ _ONE_CALL = (
 """An honest model call, so that a cheat on the model does not look like an agent that cannot reach it."""
 
 
+_ORDINARY = frozenset({"messages", "tools", "stream", "stream_options", "temperature", "top_p", "seed", "max_tokens"})
+"""What every agent may send: tools may be offered, not forced."""
+
+
 def _changed_sampling(captured: Recording) -> str | None:
     """Return how a call was sampled in another way than the trainer asks for and counts all the same, or None."""
     trained = {number for sequence in sequences(captured) if sequence.trainable for number in sequence.node_ids}
@@ -280,8 +284,7 @@ def _changed(call: Call, honest: Call) -> str | None:
     messages = call.sent.get("messages") or [{}]
     if isinstance(messages[-1], dict) and messages[-1].get("role") == "assistant":
         return "the beginning of its answer"
-    ignored = {"messages", "tools"}  # tools may be offered, not forced
-    for name in call.sent.keys() - ignored:
+    for name in call.sent.keys() - _ORDINARY:
         if call.sent[name] != honest.sent.get(name):
             return repr(name)
     return None
@@ -452,7 +455,7 @@ class _CheatRunner:
         self._bait: HostBait = stack.enter_context(lay_out())
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="openenv-cheat-calls-"))
         model = stack.enter_context(ScriptedModel(_SCRIPTS))
-        self._model = Model(base_url=model.url, name="scripted/cheats", max_tokens_cap=_TOKEN_CAP)
+        self._model = Model(base_url=model.url, name="scripted/any", max_tokens_cap=_TOKEN_CAP)
         self._store = stack.enter_context(RolloutStore(Path(folder)))
         self._capture = stack.enter_context(CaptureServer(self._store.captures))
         self._over = self._capture.open("over", self._model)
