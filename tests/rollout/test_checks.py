@@ -185,7 +185,12 @@ def test_tests_call_a_module_in_another_sandbox(roll: Callable[..., Outcome]) ->
     [result] = solved.verify_results
     assert "4 passed" in result.stdout
     assert result.run is not None
-    wrong = roll(SQUARE, "echo 'def square(n): return n + n' > square.py; echo 'print(1)' > helper.py")
+    assert result.run.cmd == "python3 -m openenv_calls serve"
+
+
+@pytest.mark.slow
+def test_tests_fail_as_in_one_process(roll: Callable[..., Outcome]) -> None:
+    wrong = roll(SQUARE, "echo 'def square(n): return n + n' > square.py")
     assert wrong.reward == 0.0
     assert "assert 6 == (3 * 3)" in wrong.verify_results[0].stdout
     assert roll(SQUARE).reward == 0.0
@@ -219,12 +224,18 @@ CHEATS = {
     "memory": "def square(n): return [0] * (1 << 40)",
     "many": "def square(n): return list(range(800_000))",
 }
-QUICK_CHEATS = {"lies about equality", "exit when called", "system exit"}
+SCRIPT = {"check.py": "from square import square\nassert all(map(lambda n: square(n) == n * n, range(-3, 3)))\n"}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK_CHEATS else pytest.mark.slow) for name in CHEATS]
-)
+@pytest.mark.parametrize("name", ["lies about equality", "system exit"])
+def test_nothing_that_a_module_does_passes_a_script(roll: Callable[..., Outcome], name: str) -> None:
+    check = task(python_check("check.py", of="square"), verify_files=SCRIPT)
+    outcome = roll(check, file("square.py", CHEATS[name]))
+    assert (outcome.status, outcome.reward, outcome.trust) == ("ok", 0.0, "judged")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHEATS)
 def test_nothing_that_a_module_does_passes_a_test(roll: Callable[..., Outcome], name: str) -> None:
     outcome = roll(SQUARE, file("square.py", CHEATS[name]))
     assert (outcome.status, outcome.reward, outcome.trust) == ("ok", 0.0, "judged")
@@ -364,6 +375,7 @@ def test_values_objects_and_exceptions_cross_as_in_one_process(roll: Callable[..
     assert outcome.reward == 1.0, outcome.verify_results[0].stdout
 
 
+@pytest.mark.slow
 def test_scripts_and_the_setups_own_module_of_that_name(roll: Callable[..., Outcome]) -> None:
     checks = (
         python_check("check.py", of="square"),
