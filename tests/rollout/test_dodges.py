@@ -91,7 +91,7 @@ LIMITED = {
     ),
 }
 SLOW = {
-    "many-files": python("for n in range(300_000): open(f'f{n}', 'w').close()"),
+    "many-files": python("for n in range(150_000): open(f'f{n}', 'w').close()"),
     "stopped": "kill -STOP -1; sleep 30",
 }
 

@@ -63,7 +63,15 @@ from openenv.rollout.outcome import (
 from openenv.rollout.progress import Cancellation, Reporter
 from openenv.rollout.task import Task
 from openenv.rollout.verifier import Verdict, lay_files, run_line, verify
-from openenv.rollout.worktree import Merged, UnusableWorktree, WorktreeFiles, merge, read_files, worktree_limit
+from openenv.rollout.worktree import (
+    MAX_MEMBERS,
+    Merged,
+    UnusableWorktree,
+    WorktreeFiles,
+    merge,
+    read_files,
+    worktree_limit,
+)
 from openenv.sandboxes.base import HOME, WORKDIR, Sandbox, Sandboxes, SandboxSpec, Stream
 
 if TYPE_CHECKING:
@@ -263,11 +271,13 @@ def _time_limit(sandbox: Sandbox, seconds: float) -> Iterator[None]:
         timer.cancel()
 
 
-_OPEN_FOLDERS = """
+_LOOK = """
 chmod u+rwx "$1"
-[ -d "$2" ] && [ ! -L "$2" ] && chmod u+rwx "$2"
+[ -d "$2" ] && [ ! -L "$2" ] && chmod u+rwx "$2" || exit 1
+[ "$(find "$2" 2> /dev/null | head -n "$3" | wc -l)" -lt "$3" ] || exit 2
 """
-"""Opens the home and the work folder, of which the agent may have taken its own rights away."""
+"""Opens the home and the work folder, of which the agent may have taken its own rights away, and counts its entries:
+to pack a million of them, only to find out that they are too many, would take the host minutes."""
 
 
 class PhaseFailed(Exception):
@@ -484,8 +494,11 @@ class RolloutRun:
         Raises:
             UnusableWorktree, SandboxError, OSError: it cannot be taken.
         """
-        probe = sandbox.exec(["/bin/sh", "-c", _OPEN_FOLDERS, "sh", sandbox.home, sandbox.workdir], cwd="/")
-        if probe.exit_code != 0:
+        places = (sandbox.home, sandbox.workdir)
+        look = sandbox.exec(["/bin/sh", "-c", _LOOK, "sh", *places, str(MAX_MEMBERS + 2)], cwd="/")
+        if look.exit_code == 2:
+            raise UnusableWorktree(f"the work tree holds more than {MAX_MEMBERS} entries")
+        if look.exit_code != 0:
             raise UnusableWorktree("the work folder is gone, or something else is in its place")
         limit = worktree_limit(self._plan.task.limits)
         try:

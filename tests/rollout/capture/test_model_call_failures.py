@@ -391,3 +391,12 @@ def test_an_endpoint_that_does_not_answer_is_asked_a_few_times(
     engine.respond = lambda request: fake.Answer.json({"error": {"message": "no the-real-key here"}}, 503)
     assert agent.capture.ask_endpoint().result(20) == "status 503: no *** here"
     assert len(engine.requests) == 3
+
+
+def test_an_endpoint_whose_limit_is_used_up_is_waited_for(agent: Any, engine: Any, fake: Any) -> None:
+    answers = iter([fake.Answer.json({}, 429, retry_after="0.5")] * 2)
+    healthy = fake.Answer.json({"choices": [{"index": 0, "message": {"content": "yes"}, "finish_reason": "stop"}]})
+    engine.respond = lambda request: next(answers, healthy)
+    began = time.monotonic()
+    assert agent.capture.ask_endpoint().result(20) is None
+    assert time.monotonic() - began >= 1.0

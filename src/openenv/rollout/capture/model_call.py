@@ -60,6 +60,7 @@ PROMPT_IDS_S = 5.0
 PROBE_S = 30.0
 PROBES = 3
 PROBE_TOKENS = 16
+PROBE_PAUSE_S = 10.0
 NEED_TOOLS = frozenset({"tool_choice", "parallel_tool_calls"})
 """Parameters that endpoints refuse in a request without tools."""
 LAST_WRITE_S = 2.0
@@ -796,24 +797,46 @@ async def ask_endpoint(services: Services, model: Model, *, refused: frozenset[s
         sampling={name: value for name, value in model.sampling.items() if name not in NEED_TOOLS},
     )
     backoff = Backoff(first_pause_s=services.backoff_s)
-    failure = ""
+    refusal = _ProbeRefusal("")
     for attempt in range(PROBES):
         if attempt:
-            await asyncio.sleep(backoff.pause_s(attempt - 1))
+            await asyncio.sleep(_probe_pause_s(refusal) or backoff.pause_s(attempt - 1))
         try:
-            failure, is_refusal = await asyncio.wait_for(_ask_once(services.endpoints, model, options), PROBE_S)
+            answer = await asyncio.wait_for(_ask_once(services.endpoints, model, options), PROBE_S)
         except (asyncio.TimeoutError, TimeoutError):  # a busy endpoint is not asked again: that would add to its load
             return f"it did not answer within {PROBE_S:g} s"
-        if not failure:
+        if answer is None:
             return None
-        if is_refusal:  # an engine that does not take this limit
+        refusal = answer
+        if refusal.status in REFUSALS:  # an engine that does not take this limit
             allowed = options.allows("max_tokens")
             options = options.without("max_tokens") if allowed else replace(options, max_tokens=None)
-    return Redactor(model).text(failure)[:2000]
+    return Redactor(model).text(refusal.message)[:2000]
 
 
-async def _ask_once(endpoints: Endpoints, model: Model, options: CallOptions) -> tuple[str, bool]:
-    """Return why an endpoint does not answer, or nothing, and whether it refused the request."""
+@dataclass(frozen=True, slots=True)
+class _ProbeRefusal:
+    """Why an endpoint did not answer the host."""
+
+    message: str
+    status: int | None = None
+    retry_after: str = ""
+
+
+def _probe_pause_s(refusal: _ProbeRefusal) -> float | None:
+    """Return how long an endpoint whose limit is used up is left alone; None for any other failure.
+
+    An agent can use a limit up, so it is waited for: until then nothing is known about the endpoint.
+    """
+    if refusal.status != 429:
+        return None
+    with contextlib.suppress(ValueError):
+        return min(max(0.0, float(refusal.retry_after)), RETRY_AFTER_LIMIT_S)
+    return PROBE_PAUSE_S
+
+
+async def _ask_once(endpoints: Endpoints, model: Model, options: CallOptions) -> _ProbeRefusal | None:
+    """Ask an endpoint; return why it does not answer, or None."""
     dialect = DIALECTS[model.dialect]
     question: Json = {"messages": [{"role": "user", "content": "Say yes."}]}
     if dialect.name == "openai_responses":
@@ -824,10 +847,12 @@ async def _ask_once(endpoints: Endpoints, model: Model, options: CallOptions) ->
         response = await endpoints.send("POST", url, body, headers, timeout_s=PROBE_S)
         raw = await response.read(RESPONSE_LIMIT)
     except EndpointError as exc:
-        return str(exc), False
+        return _ProbeRefusal(str(exc))
     answer = load_object(raw)
     if not 200 <= response.status < 300:
-        return f"status {response.status}: {error_message(answer) or ''}", response.status in REFUSALS
+        message = f"status {response.status}: {error_message(answer) or ''}"
+        return _ProbeRefusal(message, response.status, response.headers.get("retry-after", ""))
     if answer is None:
-        return "the endpoint answered with something that is not a JSON object", False
-    return missing_answer(dialect.completion(answer), answer) or "", False
+        return _ProbeRefusal("the endpoint answered with something that is not a JSON object")
+    problem = missing_answer(dialect.completion(answer), answer)
+    return None if problem is None else _ProbeRefusal(problem)
