@@ -33,6 +33,7 @@ class RolloutResult(BaseModel):
     task_id: str = ""
     sandbox_id: str = ""
     reward: float | None = Field(default=None, description="None where it could not be trusted")
+    trust: str | None = Field(default=None, description="How far the reward can be trusted: judged, isolated, shared")
     agent_exit_code: int | None = None
     wall_s: float = 0.0
     mode: str = "transparent_proxy"

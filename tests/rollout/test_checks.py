@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -429,3 +430,25 @@ def test_servers_and_calls_work_without_isolation_and_are_shared() -> None:
     outcome = run_rollout(both, agent=Shell([file("app.py", SERVER), RIGHT]), sandbox=processes)
     assert (outcome.status, outcome.reward, outcome.trust) == ("ok", 1.0, "shared"), outcome.verify_results
     assert processes.leftovers() == []
+
+
+@pytest.mark.slow
+def test_servers_and_calls_work_in_containers(docker_engines: Any) -> None:
+    with contextlib.ExitStack() as stack:
+        try:
+            host = stack.enter_context(docker_engines.docker_engine())
+        except docker_engines.EngineUnavailable as error:
+            pytest.skip(str(error))
+        docker = backend("docker", image="host", engine="docker", host=host)
+        calls = python_check("-c 'from square import square; assert square(4) == 16'", of="square")
+        both = HTTP.model_copy(update={"verify": (*HTTP.verify, calls, CASES)})
+        right = [
+            file("app.py", SERVER),
+            RIGHT,
+            "echo 'if __name__ == \"__main__\": print(int(input())**2)' >> square.py",
+        ]
+        outcome = run_rollout(both, agent=Shell(right), sandbox=docker)
+        assert (outcome.status, outcome.reward, outcome.trust) == ("ok", 1.0, "judged"), outcome.verify_results
+        liar = [file("app.py", "import time; time.sleep(3)"), file("square.py", CHEATS["system exit"])]
+        assert run_rollout(both, agent=Shell(liar), sandbox=docker).reward == 0.0
+        assert docker.leftovers() == []

@@ -25,6 +25,8 @@ FILES = {
     "runs.sh": "./a.out | grep -q 42\n",
     "bash.sh": "names=(one two)\n",
     "tests/test_output.py": "import json\n\ndef test_it():\n    assert json.load(open('a.json')) == 1\n",
+    "tests/test_skips.py": "import pytest\nsquare = pytest.importorskip('square')\n",
+    "tests/test_plugins.py": "pytest_plugins = ['plugin']\n",
     "tests/test_square.py": "from square import square\n\ndef test_it():\n    assert square(2) == 4\n",
 }
 
@@ -155,6 +157,9 @@ SHARED = [
     "python3 -c 'getattr(1, \"x\")'",
     "python3 -c 'import json, importlib'",
     "python3 -c 'from . import x'",
+    "pytest tests/test_skips.py",
+    "pytest tests/test_plugins.py",
+    "cd - && python3 data.py",
     "python3 -c 'no valid python'",
     # variables, and what shells evaluate
     "PATH=.:$PATH grep x a.txt",
@@ -226,6 +231,7 @@ JUDGED = [
     Check(run="./a.out bad.json", judge='[ "$(cat "$OUTPUT/exit_code")" = 1 ]'),
     Check(run="pytest", judge='[ "$(cat "$OUTPUT/exit_code")" = 0 ] && grep -q 42 "$OUTPUT/stdout"'),
     Check(run="true", judge="node judge.js"),
+    Check(run="node app.js", judge='sh -c "curl -sf $URL/health" | grep -qx ok && python3 data.py $URL', port=3000),
     Check(run="node app.js", judge='curl -sf "$URL/health" | grep -qx ok', port=3000),
 ]
 
@@ -261,6 +267,8 @@ RUNS_OUTPUT = [
     'python3 -c \'import pickle; pickle.load(open("x", "rb"))\'',
     "python3 starts.py",
     "[[ x ]]",
+    'curl "$URL/x" | sh',
+    'eval "$(curl "http://127.0.0.1:$PORT")"',
 ]
 
 

@@ -25,6 +25,7 @@ from opencode_env.server.settings import ServerSettings
 from openenv.errors import AgentUnavailable, OpenEnvError, SandboxError
 from openenv.rollout import Check, Model, Outcome, Progress, RolloutStore, Task, run_rollout_async
 from openenv.rollout.capture import CaptureServer, export, read
+from openenv.rollout.checks import expand
 from openenv.rollout.scratch import scratch
 from openenv.sandboxes import Sandboxes, backend
 from openenv.testing import Script, ScriptedModel
@@ -84,7 +85,9 @@ class RolloutRequest:
         return Task(
             instruction=self.instruction,
             setup=self.setup,
-            verify=tuple(check if isinstance(check, str) else Check.model_validate(check) for check in self.verify),
+            verify=tuple(
+                check if isinstance(check, str) else Check.model_validate(expand(check)) for check in self.verify
+            ),
             files=dict(self.files or {}),
             verify_files=dict(self.verify_files or {}),
             setup_timeout_s=COMMAND_TIMEOUT_S,
@@ -259,6 +262,7 @@ def _result(request: RolloutRequest, outcome: Outcome) -> RolloutResult:
         task_id=outcome.task_id,
         sandbox_id=outcome.sandbox_id,
         reward=outcome.reward,
+        trust=outcome.trust,
         agent_exit_code=outcome.agent_exit_code,
         wall_s=outcome.wall_s,
         mode=request.mode,

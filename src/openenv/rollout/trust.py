@@ -106,11 +106,11 @@ _SAFE_ATTRIBUTES = {
 """All that a script may use of modules that can also run things."""
 _RUNS_CODE = _words(
     "exec eval compile __import__ breakpoint globals locals vars getattr setattr delattr __builtins__ __loader__ "
-    "__spec__"
+    "__spec__ pytest_plugins"
 )
 _ATTRIBUTES = _words(
     "system popen exec_module load_module load_extension enable_load_extension os sys subprocess builtins importlib "
-    "extractall"
+    "extractall importorskip main setattr delattr syspath_prepend"
 )
 _DUNDERS = _words("__name__ __file__ __doc__ __init__ __len__ __version__")
 _TEST_RUNNERS = re.compile(
@@ -317,7 +317,8 @@ class LineReader:
             raise Refusal(f"'{command.text}' is not read")
 
     def _change_folder(self, command: Command, arguments: tuple[Word, ...]) -> None:
-        self._cwd = self._path(arguments[0]) if len(arguments) == 1 else None
+        named = len(arguments) == 1 and not arguments[0].start.startswith("-")
+        self._cwd = self._path(arguments[0]) if named else None
 
     def _find_command(self, command: Command, arguments: tuple[Word, ...]) -> None:
         if not arguments or arguments[0].literal != "-v":
@@ -675,7 +676,7 @@ class _JudgeReader:
                         raise Refusal(f"sets {name} to a place below $OUTPUT")
                     tainted.add(name)
             self._command(node, tainted, piped=piped or any(marks[len(node.words) :]))
-            return any(marks)
+            return any(marks) or _asks_server(node)
         if node.name and any(marks):
             tainted.add(node.name)
         inside = tainted | _POSITIONAL if node.kind == "function" else tainted
@@ -744,6 +745,11 @@ class _JudgeReader:
             problem = _loads_code(text)
             if problem is not None:
                 raise Refusal(f"{problem}, which can run what the agent left")
+
+
+def _asks_server(command: Command) -> bool:
+    """Return whether a command may print what a server of the agent's sent."""
+    return any(part.name in ("URL", "PORT") for word in command.words for part in word.expansions)
 
 
 def _loads_code(source: str) -> str | None:
