@@ -22,7 +22,9 @@ import contextlib
 import logging
 import os
 import queue
+import secrets
 import socket
+import sys
 import threading
 import time
 from collections.abc import Coroutine, Iterator
@@ -184,6 +186,7 @@ class Exposure:
         near_end.other, far_end.other = far_end, near_end
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as far:
             far.setblocking(False)
+            _name(far, self)
             if near.family == socket.AF_INET:  # asyncio does so only where the socket object knows its protocol
                 near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._connect(far)
@@ -272,6 +275,16 @@ class _ConnectionEnd(asyncio.BufferedProtocol):
             self.other.transport.abort()
 
 
+def _name(far: socket.socket, origin: object) -> None:
+    """Give our end of a connection a name, by which the server can see which connections come from the same sandbox.
+
+    The name is in no folder (`unix(7)`: abstract). What is before its last part is the same for all from one sandbox.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            far.bind(f"\0openenv-relay/{os.getpid()}/{id(origin)}/{secrets.token_hex(8)}")
+
+
 def _connect_unix(far: socket.socket, path: str) -> None:
     """Connect to a unix socket, also where its path is longer than sockaddr_un can hold."""
     if len(os.fsencode(path)) <= _MAX_PATH:
@@ -358,6 +371,7 @@ class StdioTunnel(FrameTunnel):
         try:
             end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             end.settimeout(_TUNNEL_CONNECT_S)
+            _name(end, self)
             _connect_unix(end, self._target)
             end.settimeout(None)
         except OSError:  # no listener there: the client inside sees its connection close

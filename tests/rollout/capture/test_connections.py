@@ -63,6 +63,26 @@ def test_connections_without_a_key_give_way_to_new_ones(server: CaptureServer, a
     assert status(mine) == b"200", "a connection with a key had to make room"
 
 
+def test_connections_of_a_sandbox_that_has_many_make_room_first(server: CaptureServer, agent: Any) -> None:
+    server._agents.quota = ConnectionQuota(own=2, shared=16)
+    with contextlib.ExitStack() as stack:
+
+        def named(name: str) -> socket.socket:
+            connection = stack.enter_context(socket.socket(socket.AF_UNIX))
+            connection.settimeout(20)
+            connection.bind(f"\0openenv-relay/test/{name}")
+            connection.connect(str(server.socket))
+            return connection
+
+        before = [named(f"one/{number}") for number in range(2)]
+        flood = [named(f"greedy/{number}") for number in range(100)]
+        after = [named(f"two/{number}") for number in range(2)]
+        for connection in (*before, *after):
+            ask(connection, agent.capture.key)
+            assert status(connection) == b"200"
+        assert sum(status(one) == b"" for one in flood[:80]) == 80
+
+
 def test_a_key_with_many_calls_under_way_is_refused_more_and_no_other_key(
     server: CaptureServer, engine: Any, fake: Any, open_agent: Callable[..., Any], dial: Any, wait_for: Any
 ) -> None:
@@ -112,6 +132,26 @@ def test_a_body_of_many_values_is_refused_before_it_is_parsed(server: CaptureSer
     numbers = {"model": "any", "messages": [{"role": "user", "content": "hi"}], "ids": list(range(100_000))}
     assert agent.post("/chat/completions", numbers).status_code == 200
     assert server._agents._held == {}
+
+
+def test_many_large_requests_of_one_key_leave_time_for_the_requests_of_others(
+    server: CaptureServer, engine: Any, open_agent: Callable[..., Any], dial: Any
+) -> None:
+    greedy, neighbour = open_agent("greedy"), open_agent("neighbour")
+    body = b'{"model": "any", "messages": [' + b'{"role":"user","content":"x"},' * 8000 + b"{}]}"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-api-key: {greedy.capture.key}\r\n"
+    large = [dial() for _ in range(10)]
+    for one in large:
+        one.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body[:-1])
+    quick = dial()
+    ask(quick, neighbour.capture.key)  # so that only what comes next is counted
+    assert status(quick) == b"200"
+    for one in large:
+        one.sendall(body[-1:])
+    ask(quick, neighbour.capture.key)
+    assert status(quick) == b"200"
+    assert greedy.capture.stats().calls <= 5, "a neighbour waited for most of the large requests"
+    assert [status(one) for one in large] == [b"200"] * 10
 
 
 # The same from inside of sandboxes, in a process with few descriptors

@@ -134,8 +134,9 @@ class AgentConnections:
 
         connected --- a request with a known key ---> a place of that key's, in `quota`
             |                                             |
-            as many as the quota's pool;                  none left: the key's oldest idle connection makes room,
-            beyond that the oldest idle one makes room    or the request is refused with 429
+            as many as the quota's pool; beyond that      none left: the key's oldest idle connection makes room,
+            an idle one makes room, of the sandbox or     or the request is refused with 429
+            address that has the most
 
     So neither idle connections nor those of another rollout keep an agent out.
     """
@@ -148,6 +149,7 @@ class AgentConnections:
         self.quota = quota or ConnectionQuota()
         self._held: Counter[str] = Counter()  # bytes of unanswered requests by key
         self._open: dict[AgentConnection, None] = {}
+        self._turns: dict[str, asyncio.Lock] = {}
         self._unknown: dict[AgentConnection, None] = {}  # those that have sent no known key yet
         # `access_log=False` would silence the access log of every uvicorn in this process: connections do it instead.
         self.config = Config(
@@ -169,8 +171,10 @@ class AgentConnections:
 
     def admit(self, connection: AgentConnection) -> bool:
         """Count a connection in; False if there are too many without a key, and requests arrive on all of them."""
-        if len(self._unknown) >= max(16, self.quota.shared) and not self._close_idle(self._unknown):
-            return False
+        if len(self._unknown) >= max(16, self.quota.shared):
+            (largest, _), *_ = Counter(other.origin for other in self._unknown).most_common(1)
+            if not self._close_idle(other for other in self._unknown if other.origin == largest):
+                return False
         self._open[connection] = self._unknown[connection] = None
         return True
 
@@ -207,6 +211,26 @@ class AgentConnections:
         self._unknown.pop(connection, None)
         if connection.key is not None:
             self.quota.release(connection.key)
+            if not self.quota.held(connection.key):
+                self._turns.pop(connection.key, None)
+
+    async def turn(self, key: str) -> None:
+        """Wait until a request of a known key may be handled: one after the other, and each after a pause.
+
+        All agents share one event loop, and to parse and record a large request holds it up. The pause is as long as
+        that took, so that a key with many such requests leaves half of the time to others.
+
+            one key     parse ──── pause ──── parse ──── pause ────        other keys run in the pauses
+        """
+        lock = self._turns.setdefault(key, asyncio.Lock())
+        await lock.acquire()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+
+        def pause() -> None:
+            loop.call_later(loop.time() - began, lock.release)
+
+        loop.call_soon(pause)  # runs when the handler waits for the first time, and other work has its turn
 
     def hold(self, request: AgentRequest, size: int) -> None:
         """Count bytes of an unanswered request in or out.
@@ -243,6 +267,8 @@ class AgentConnection(HttpToolsProtocol):
         super().__init__(shared.config, shared.state, app_state={})
         self.app = self._answer
         self.access_log = False
+        self.origin = ""
+        """What it comes from: a sandbox, by the name of its relay's end, or an address."""
         self.key: str | None = None
         """The known key that its latest request had."""
         self._shared = shared
@@ -260,6 +286,7 @@ class AgentConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.origin = _origin(transport)
         if self._shared.admit(self):
             self._set_deadline(RECEIVE_S)
         else:
@@ -329,7 +356,10 @@ class AgentConnection(HttpToolsProtocol):
                 return
             self._set_deadline(None)
             self._reply = reply
-            await self._handler(request, reply)
+            if self.key == request.key:  # a known one
+                await self._shared.turn(request.key)
+            if not reply.gone:
+                await self._handler(request, reply)
         except RequestRefused as exc:
             await reply.send_json(_error(str(exc)), exc.status, [("connection", "close")])
         except Exception:  # the boundary of a request
@@ -377,6 +407,17 @@ class AgentConnection(HttpToolsProtocol):
                     raise RequestRefused(413, f"a request may have {limits.values} JSON values")
         request.body = bytes(body)
         return True
+
+
+def _origin(transport: asyncio.Transport) -> str:
+    end = transport.get_extra_info("socket")
+    try:
+        name = end.getpeername()
+    except OSError:  # it is gone again
+        return ""
+    if isinstance(name, bytes):  # the name of a relay's end (`openenv.sandboxes.relay`), without what tells two apart
+        return name.rpartition(b"/")[0].decode("latin-1")
+    return str(name[0]) if isinstance(name, tuple) else name
 
 
 def _error(text: str, kind: str = "invalid_request_error") -> Json:
