@@ -162,7 +162,7 @@ def _run_script(run: str, cases: tuple[Case, ...], build: str | None, case_timeo
     for number, case in enumerate(cases, 1):
         line = shlex.quote(" ".join([run, *map(shlex.quote, case.args)]))
         place = f"{_CASES}/results/{number}"
-        lines.append(f"timeout {case_timeout_s:g} sh -c {line} < {_CASES}/{number}.in > {place}.stdout")
+        lines.append(f"timeout -s KILL {case_timeout_s:g} sh -c {line} < {_CASES}/{number}.in > {place}.stdout")
         lines.append(f"echo $? > {place}.exit_code")
     return "\n".join([*lines, "exit 0", ""])
 

@@ -18,6 +18,7 @@ Knows sandboxes and bytes. The bytes are opaque: neither the verifier nor the ho
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import socket
 import threading
@@ -25,7 +26,6 @@ import time
 from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
-from types import TracebackType
 
 from openenv.errors import SandboxError
 from openenv.rollout.outcome import CommandResult
@@ -42,7 +42,9 @@ _SPARE = 8
 """Connections of the connector that wait; code in its sandbox could open any number."""
 _CONNECTIONS = 32
 _CHUNK = 64 * 1024
+_MAX_PATH = 100
 _POLL_S = 0.1
+_CONNECTOR_S = 60.0
 _MAX_OUTPUT = 256 * 1024
 
 
@@ -72,7 +74,7 @@ class Splice:
                 listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 self._keep(listener)
                 path.unlink(missing_ok=True)
-                listener.bind(str(path))
+                _bind(listener, path)
                 listener.listen(16)
                 self._start(self._accept, listener, take)
         except OSError:
@@ -87,13 +89,13 @@ class Splice:
         """Break every connection and wait for the threads."""
         with self._lock:
             self._closed = True
-            sockets, self._sockets = self._sockets, set()
+            sockets = list(self._sockets)
         for each in sockets:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads or accepts
-            each.close()
-        for thread in self._threads:
-            thread.join()
+        while alive := [thread for thread in self._threads if thread.is_alive()]:
+            alive[0].join()
+        self._drop(*sockets)  # not before: the number of a closed socket may belong to another one
         for path in (self.judge, self.run):
             path.unlink(missing_ok=True)
 
@@ -178,6 +180,18 @@ class Splice:
         return None
 
 
+def _bind(listener: socket.socket, path: Path) -> None:
+    """Bind a unix socket, also where its path is longer than sockaddr_un can hold."""
+    if len(os.fsencode(path)) <= _MAX_PATH:
+        listener.bind(str(path))
+        return
+    folder = os.open(path.parent, os.O_PATH)
+    try:
+        listener.bind(f"/proc/self/fd/{folder}/{path.name}")
+    finally:
+        os.close(folder)
+
+
 def _pass_on(source: socket.socket, target: socket.socket) -> None:
     """Carry bytes until their sender is done; a slow reader slows down the writer."""
     try:
@@ -237,8 +251,7 @@ class LiveRun:
                 sandbox.write_text(f"{_place(sandbox)}/{CALLS}", calls)
             self._judging.expose(self._splice.judge, port=self._judge_port)
             self._running.expose(self._splice.run, port=self._out)
-            connector = ["python3", f"{_place(self._running)}/{CALLS}", "connect", str(self._out), str(self._port)]
-            self._running.start_bg([*connector, f"{self._start_s:g}"], envs=self._envs, cwd="/")
+            self._start_connector()  # before any code of the agent runs here: it failing is not the agent's failure
             self._job = self._running.start_bg(
                 self._line,
                 envs={**self._envs, "PYTHONPATH": _place(self._running), "PORT": str(self._port)},
@@ -250,10 +263,22 @@ class LiveRun:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._splice.close()
+
+    def _start_connector(self) -> None:
+        ready = threading.Event()
+        program = ["python3", f"{_place(self._running)}/{CALLS}", "connect", str(self._out), str(self._port)]
+        job = self._running.start_bg(
+            [*program, f"{self._start_s:g}"], envs=self._envs, cwd="/", on_output=lambda stream, chunk: ready.set()
+        )
+        until = time.monotonic() + _CONNECTOR_S
+        while not ready.wait(_POLL_S):
+            with contextlib.suppress(TimeoutError):
+                exit_code = job.wait(0)
+                raise SandboxError(f"Checks with a port need `python3` in the sandbox (exit code {exit_code}).")
+            if time.monotonic() > until:
+                raise SandboxError("What connects the sandboxes of a check with a port did not start.")
 
     @property
     def judge_environment(self) -> dict[str, str]:

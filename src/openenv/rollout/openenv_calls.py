@@ -587,6 +587,7 @@ class Connector:
         self._out, self._port = out, port
         self._until = time.monotonic() + seconds
         """When the server must have started."""
+        self._ready = threading.Event()
 
     def run(self, spare: int) -> None:
         """Serve until the host ends it."""
@@ -597,6 +598,9 @@ class Connector:
     def _wait(self) -> None:
         try:
             host = socket.create_connection((_HOST, self._out))
+            if not self._ready.is_set():
+                self._ready.set()
+                os.write(1, b"ready\n")
             if host.recv(1) == b"":
                 return
         except OSError:
