@@ -69,7 +69,9 @@ def _record(call: Call) -> dict[str, Any]:
     response: dict[str, Any] = dict(call.response or {"choices": [], "usage": None})
     if call.error is not None:
         response |= {"upstream_status": call.status, "upstream_error": call.error}
+    reasons = {"not_trainable": list(call.not_trainable)} if call.not_trainable else {}
     return {
+        **reasons,
         "turn": call.number,
         "request": call.sent,
         "response": response,

@@ -237,6 +237,7 @@ def test_a_full_disk_fails_the_call_and_marks_the_rollout(
 def test_bodies_that_are_too_large_or_no_json_are_refused(server: Any, agent: Any, engine: Any) -> None:
     assert agent.client.post("/chat/completions", content=b"[1]", headers=agent.headers).status_code == 400
     assert agent.client.post("/chat/completions", content=b"{", headers=agent.headers).status_code == 400
+    assert agent.chat(n=2).status_code == 400
     response = agent.client.post("/nothing", json={}, headers=agent.headers)
     assert response.status_code == 404
     assert engine.requests == []

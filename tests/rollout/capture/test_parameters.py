@@ -33,7 +33,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "samplers": ["top_k"],
     },
     "seeds and stops": {"seed": 1, "stop": ["x"], "stop_sequences": ["x"], "stop_token_ids": [1], "stop_regex": "x"},
-    "several answers": {"n": 9, "n_cmpl": 9, "best_of": 9, "use_beam_search": True, "length_penalty": 2},
+    "several answers": {"n": 1, "n_cmpl": 9, "best_of": 9, "use_beam_search": True, "length_penalty": 2},
     "grammars": {
         "response_format": GRAMMAR,
         "structured_outputs": {"json": {}},

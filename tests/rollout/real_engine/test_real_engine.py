@@ -207,9 +207,8 @@ def test_agents_that_speak_other_dialects_are_captured_exactly_too(
         ({"grammar": 'root ::= "zebra"'}, lambda reply: reply["choices"][0]["message"]["content"] == "zebra"),
         ({"json_schema": {"const": "zebra"}}, lambda reply: reply["choices"][0]["message"]["content"] == '"zebra"'),
         ({"logit_bias": [["zebra", 1000.0]]}, lambda reply: "zebra" in reply["choices"][0]["message"]["content"]),
-        ({"n": 2}, lambda reply: len(reply["choices"]) == 2),
     ],
-    ids=["n_predict", "grammar", "json_schema", "logit_bias", "n"],
+    ids=["n_predict", "grammar", "json_schema", "logit_bias"],
 )
 def test_what_takes_effect_at_the_engine_takes_none_through_the_proxy(
     engine: Any,

@@ -147,6 +147,8 @@ class AgentRoutes:
         if target.kind == "count":
             await reply.send_json(dialect.count_tokens(body))
             return
+        if body.get("n") not in (None, 1):
+            raise RequestRefused(400, "n must be 1: each call is one turn")
         if len(rollout.active) + rollout.waiting >= MAX_ACTIVE_CALLS:
             raise RequestRefused(429, f"{MAX_ACTIVE_CALLS} calls are under way already")
         endpoint = DIALECTS[rollout.model.dialect]
