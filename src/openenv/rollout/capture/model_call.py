@@ -140,7 +140,7 @@ class StreamTap:
     @property
     def tokens(self) -> int:
         """Return how many tokens were sampled until now."""
-        return plausible_tokens(max(self.sampled, self.reported), self._text_bytes, at_least=self._text_events)
+        return plausible_tokens(max(self.sampled, self.reported), self._text_bytes, events=self._text_events)
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes; return what the agent sees, after the events in it are in the records.
@@ -217,13 +217,17 @@ class StreamTap:
         return record, event if visible is agent_chunk else _with_data(event, visible)
 
 
-def plausible_tokens(named: int, text_bytes: int, *, at_least: int = 0) -> int:
+def plausible_tokens(named: int, text_bytes: int, *, events: int = 0) -> int:
     """Return how many tokens an answer has: what the engine says, or an estimate where that cannot be.
 
-    Engines that say nothing, or too little, must not make an agent's answers free. No tokeniser has 16 bytes a token
-    over a whole answer; most have about four.
+    Engines that say nothing, or too little, must not make an agent's answers free. Most of them send a token an event.
+    No tokeniser has 16 bytes a token over a whole answer; most have about four.
     """
-    return named if named and named >= text_bytes // 16 else max(named, at_least, -(-text_bytes // 4))
+    fewest = text_bytes // 16
+    for count in (named, events):
+        if count and count >= fewest:
+            return count
+    return max(named, -(-text_bytes // 4))
 
 
 def stream_error(chunk: Json) -> str | None:
