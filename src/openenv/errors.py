@@ -14,6 +14,7 @@
     │   ├── SessionCreationError           SESSION_CREATION_FAILED
     │   ├── EnvironmentFactoryError        FACTORY_ERROR
     │   ├── StaleRequest                   STALE_REQUEST       an old id whose reply is no longer kept
+    │   ├── ReplyTooLarge                  REPLY_TOO_LARGE     does not fit into the answer to its batch
     │   ├── RequestCancelled               CANCELLED
     │   ├── AccessDenied (PermissionError) UNAUTHORIZED        no token, or one that the server does not know
     │   │   └── Forbidden                  FORBIDDEN           the token's role does not allow this
@@ -229,6 +230,12 @@ class StaleRequest(ServerError):
         self.last_id = last_id
         text = message or f"Request {request_id} has been answered before, and its reply is no longer kept."
         super().__init__(text, details={"last_id": last_id})
+
+
+class ReplyTooLarge(ServerError):
+    """A request has run, but its reply does not fit into the answer to its batch; repeated, it gets the reply."""
+
+    code = "REPLY_TOO_LARGE"
 
 
 class RequestCancelled(ServerError):

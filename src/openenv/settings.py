@@ -71,6 +71,10 @@ session_grace = Setting("OPENENV_SESSION_GRACE", float)
 """How many seconds a session is kept without a connection."""
 max_message_mb = Setting("OPENENV_MAX_MESSAGE_MB", float)
 """The largest request that a server reads."""
+max_batch = Setting("OPENENV_MAX_BATCH", int)
+"""How many requests one batch may hold."""
+max_unread_mb = Setting("OPENENV_MAX_UNREAD_MB", float)
+"""How much the clients of a server may leave unread, all together."""
 log_format = Setting("OPENENV_LOG_FORMAT", str.lower)
 """`text` or `json`."""
 

@@ -31,6 +31,9 @@ from openenv.types import Action, Observation
 class Connection:
     """Holds sessions."""
 
+    def holds_back(self, session: Session) -> bool:
+        return False
+
     def let_go(self, session: Session, reason: str) -> None:
         """Forget a session."""
 

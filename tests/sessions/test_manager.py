@@ -55,6 +55,9 @@ class Connection:
     def __init__(self) -> None:
         self.reasons: list[str] = []
 
+    def holds_back(self, session: Session) -> bool:
+        return False
+
     def let_go(self, session: Session, reason: str) -> None:
         self.reasons.append(reason)
 

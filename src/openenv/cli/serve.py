@@ -44,6 +44,19 @@ def serve(
         min=0.001,
         help="The largest request that is accepted; by default 100, or what the application says.",
     ),
+    max_batch: int | None = typer.Option(
+        None,
+        metavar="N",
+        min=1,
+        help="How many requests one batch of a vector client may hold; by default 10000, or what the application says.",
+    ),
+    max_unread_mb: float | None = typer.Option(
+        None,
+        metavar="MB",
+        min=0.001,
+        help="How much all clients together may leave unread; beyond that, those that read least are disconnected. By "
+        "default 1024, or what the application says.",
+    ),
     max_sessions: int | None = _of_sessions(
         metavar="N",
         min=1,
@@ -136,6 +149,8 @@ def serve(
         "env_processes": env_processes,
         "sessions_per_process": sessions_per_process,
         "max_message_bytes": in_bytes(max_message_mb),
+        "max_batch": max_batch,
+        "max_unread_bytes": in_bytes(max_unread_mb),
     }
     options = ServeOptions(
         host,

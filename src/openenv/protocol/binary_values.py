@@ -19,14 +19,23 @@ import math
 import re
 import struct
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import Any, Final
 
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-from .json_values import BESIDE, checked_reward, dumps_itself, envelope_values, jsonable, own_dump, plain_fields
+from .json_values import (
+    BESIDE,
+    ValueLimit,
+    checked_reward,
+    dumps_itself,
+    envelope_values,
+    jsonable,
+    own_dump,
+    plain_fields,
+)
 
 # -- arrays: MessagePack extension type 1, `[dtype, shape, bytes]`; NumPy is loaded only where there is an array ------
 
@@ -255,19 +264,35 @@ def _text(value: str) -> str:
     return value.encode("utf-8", "replace").decode() if not value.isascii() else str(value)
 
 
-def without_arrays(value: Any) -> Any:
-    """Copy a value with nested lists for arrays, for models that know lists only."""
+def without_arrays(value: Any, limit: ValueLimit | None = None) -> Any:
+    """Copy a value with nested lists for arrays, for models that know lists only.
+
+    Raises:
+        TooManyValues: The arrays would be more lists and numbers than the limit.
+    """
+    if limit is not None:
+        arrays = list(_arrays_in(value))
+        lists = sum(math.prod(array.shape[:depth]) for array in arrays for depth in range(array.ndim))
+        limit.check_counts(lists + sum(array.size for array in arrays), lists)
+    return _as_lists(value)
+
+
+def _as_lists(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: without_arrays(item) for key, item in value.items()}
+        return {key: _as_lists(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [without_arrays(item) for item in value]
+        return [_as_lists(item) for item in value]
     return value.tolist() if is_array(value) else value
 
 
 def has_arrays(value: Any) -> bool:
     """Whether there is an array anywhere in a value."""
-    if isinstance(value, dict):
-        return any(map(has_arrays, value.values()))
-    if isinstance(value, list):
-        return any(map(has_arrays, value))
-    return is_array(value)
+    return next(_arrays_in(value), None) is not None
+
+
+def _arrays_in(value: Any) -> Iterator[Any]:
+    if isinstance(value, (dict, list)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _arrays_in(item)
+    elif is_array(value):
+        yield value

@@ -21,6 +21,7 @@ from ..errors import (
     InvalidMessageError,
     OpenEnvError,
     ProtocolError,
+    ReplyTooLarge,
     RequestCancelled,
     RequestValidationError,
     ServerError,
@@ -42,6 +43,7 @@ _SIMPLE_ERRORS: Mapping[str, type[ServerError]] = {
         RequestValidationError,
         ExecutionError,
         SessionError,
+        ReplyTooLarge,
         AccessDenied,
     )
 }

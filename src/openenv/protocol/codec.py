@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from pydantic_core import from_json
 
 from .binary_values import ARRAY_TYPE, ArrayParts, array_of, cleaned, is_plain
-from .json_values import encode
+from .json_values import TooManyValues, ValueLimit, encode
 
 try:
     import msgpack
@@ -23,6 +23,9 @@ except ImportError:  # an installation may do without; JSON is spoken then
 
 
 MAX_MESSAGE_BYTES: Final = 100 * 1024 * 1024
+_CHECKED_BYTES: Final = 4096
+# Of the lists in an array: `[dtype, shape, bytes]`, and at most that many lengths in the shape.
+_ARRAY_LIMIT: Final = ValueLimit(values=64, containers=2)
 _LEVEL: Final = 1  # text shrinks nearly as much as with 6, in a third of the time
 
 
@@ -51,17 +54,32 @@ class Codec(ABC):
         """Write a `batch` answer of replies that are encoded already."""
 
     @abstractmethod
-    def decode(self, payload: bytes, *, binary: bool, max_bytes: int = MAX_MESSAGE_BYTES) -> dict[str, Any]:
+    def decode(
+        self, payload: bytes, *, binary: bool, max_bytes: int = MAX_MESSAGE_BYTES, limit: ValueLimit | None = None
+    ) -> dict[str, Any]:
         """Read a message.
 
         Args:
             payload: What a frame held.
             binary: Whether it was a binary frame.
             max_bytes: The largest message to unpack from a compressed one.
+            limit: How many values it may hold; None for what comes from a server, which is trusted with that.
 
         Raises:
             ValueError: It is no message.
         """
+
+    def is_compressed(self, payload: bytes, *, binary: bool) -> bool:
+        """Whether a payload is to be unpacked before it is read."""
+        return binary and payload.startswith(self._mark)
+
+    def unpacked(self, payload: bytes, max_bytes: int) -> bytes:
+        """Return what a compressed payload holds.
+
+        Raises:
+            ValueError: It is damaged, or holds more than that.
+        """
+        return _decompressed(memoryview(payload)[len(self._mark) :], max_bytes)
 
     def compressed(self, payload: bytes, threshold: int | None) -> Payload:
         """Compress a payload of at least that many bytes, where that makes it smaller; None for never."""
@@ -89,8 +107,12 @@ class _Json(Codec):
         head = b"" if batch_id is None else b'"id":%d,' % batch_id
         return b"".join((b'{"type":"batch",', head, b'"replies":[', b",".join(replies), b"]}"))
 
-    def decode(self, payload: bytes, *, binary: bool, max_bytes: int = MAX_MESSAGE_BYTES) -> dict[str, Any]:
-        text = _decompressed(payload, max_bytes) if binary else payload
+    def decode(
+        self, payload: bytes, *, binary: bool, max_bytes: int = MAX_MESSAGE_BYTES, limit: ValueLimit | None = None
+    ) -> dict[str, Any]:
+        text = self.unpacked(payload, max_bytes) if binary else payload
+        if limit is not None:
+            limit.check(text)
         return _map_of(from_json(text, cache_strings="keys"))
 
 
@@ -114,13 +136,17 @@ class _MsgPack(Codec):
             head += _pack("id") + _pack(batch_id)
         return b"".join((head, _pack("replies"), packer.pack_array_header(len(replies)), *replies))
 
-    def decode(self, payload: bytes, *, binary: bool, max_bytes: int = MAX_MESSAGE_BYTES) -> dict[str, Any]:
+    def decode(
+        self, payload: bytes, *, binary: bool, max_bytes: int = MAX_MESSAGE_BYTES, limit: ValueLimit | None = None
+    ) -> dict[str, Any]:
         if not binary:
             raise ValueError("a text frame, where MessagePack in binary frames was agreed on")
-        if payload[:1] == self._mark:
-            payload = _decompressed(memoryview(payload)[1:], max_bytes)
+        if self.is_compressed(payload, binary=True):
+            payload = self.unpacked(payload, max_bytes)
         try:
-            message = msgpack.unpackb(payload, ext_hook=_unpack_extension, timestamp=3)
+            message = _unpack(payload, limit)
+        except TooManyValues:
+            raise
         except ValueError as exc:
             raise ValueError(f"not MessagePack: {str(exc)[:200] or type(exc).__name__}") from None
         except Exception as exc:  # dates out of range, keys that have no hash
@@ -143,10 +169,41 @@ def _pack_array(parts: ArrayParts) -> Any:
     return msgpack.ExtType(ARRAY_TYPE, msgpack.packb(parts))
 
 
+def _unpack(payload: bytes, limit: ValueLimit | None) -> Any:
+    options: dict[str, Any] = {"ext_hook": _unpack_extension, "timestamp": 3}
+    if limit is not None and len(payload) > _CHECKED_BYTES:
+        # A list is allocated as long as its header claims, before its items are read: 5 bytes for each level of nested
+        # lists could claim as many items as the message has bytes. `skip` reads the message once and builds nothing.
+        reader = msgpack.Unpacker(max_buffer_size=len(payload))
+        reader.feed(payload)
+        try:
+            reader.skip()
+        except msgpack.OutOfData:
+            raise ValueError("Unpack failed: incomplete input") from None
+    if limit is not None and len(payload) > limit.containers:
+        options |= _counting_hooks(limit)
+    return msgpack.unpackb(payload, **options)
+
+
+def _counting_hooks(limit: ValueLimit) -> dict[str, Any]:
+    """Return options of `unpackb` that count lists, maps and what is in them, and stop at the limit."""
+    values = containers = 0
+
+    def count(container: Any) -> Any:
+        nonlocal values, containers
+        containers += 1
+        values += len(container)
+        limit.check_counts(values, containers)
+        return container
+
+    most = {"max_array_len": limit.values, "max_map_len": limit.values}  # the largest one is whole before it is counted
+    return {"list_hook": count, "object_hook": count, **most}
+
+
 def _unpack_extension(code: int, data: bytes) -> Any:
     if code != ARRAY_TYPE:
         raise ValueError(f"unknown extension type {code}")
-    return array_of(msgpack.unpackb(data))
+    return array_of(msgpack.unpackb(data, **_counting_hooks(_ARRAY_LIMIT), max_ext_len=0))
 
 
 def _map_of(message: Any) -> dict[str, Any]:

@@ -197,6 +197,8 @@ class FrameReader:
                 self._needed = head
                 return None
             length = int.from_bytes(buffer[at + 2 : at + head], "big")
+            if length >> 63:
+                raise FrameError(1002, "the most significant bit of a length must be 0 (RFC 6455, 5.2)")
         self._check(opcode, final, length)
         head += self._mask_size
         if opcode < 0x8 and self._fragment_size + length > self._max_size:

@@ -36,6 +36,9 @@ _DUMP = BaseModel.model_dump
 _isfinite = math.isfinite
 _OMITTED_WHEN_UNSET = {"terminated", "truncated"}
 NONFINITE_REWARD_KEY = "nonfinite_reward"
+_FEWEST_VALUES = 500_000
+_BYTES_PER_VALUE = 50
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b',[{"'))
 
 
 def decode(raw: bytes | bytearray | memoryview | str) -> Any:
@@ -45,6 +48,63 @@ def decode(raw: bytes | bytearray | memoryview | str) -> Any:
         ValueError: The text is not JSON, or nested too deeply.
     """
     return from_json(bytes(raw) if isinstance(raw, memoryview) else raw, cache_strings="keys")
+
+
+class ValueLimit(NamedTuple):
+    """How much one message of a client may hold, whatever its size: 3 bytes of JSON can take 300 bytes of memory."""
+
+    values: int
+    containers: int
+    """Lists and objects among them."""
+
+    @classmethod
+    def within(cls, max_bytes: int) -> ValueLimit:
+        """Return the limit of a server that reads messages up to that size."""
+        values = max(_FEWEST_VALUES, max_bytes // _BYTES_PER_VALUE)
+        return cls(values, values // 4)
+
+    def check(self, raw: bytes) -> None:
+        """Look at JSON text before it is parsed.
+
+        Raises:
+            TooManyValues: It holds more.
+        """
+        if len(raw) <= 2 * self.containers:  # even `[]` takes two bytes, and `0,` too
+            return
+        structure = _structure(raw)
+        if len(structure) > self.containers:  # perhaps much of it stands inside of strings
+            quotes = structure.count(b'"')
+            if quotes > 4 * (self.values + 1):  # two for each string, and each value may have a key
+                raise TooManyValues(self._too_many_values)
+            structure = b"".join(structure.split(b'"')[::2])
+        containers = structure.count(b"[") + structure.count(b"{")
+        self.check_counts(containers + structure.count(b","), containers)
+
+    def check_counts(self, values: int, containers: int) -> None:
+        """Compare what was counted.
+
+        Raises:
+            TooManyValues: It is more.
+        """
+        if containers > self.containers:
+            raise TooManyValues(f"more than {self.containers} lists and objects in one message")
+        if values > self.values:
+            raise TooManyValues(self._too_many_values)
+
+    @property
+    def _too_many_values(self) -> str:
+        return f"more than {self.values} values in one message"
+
+
+def _structure(raw: bytes) -> bytes:
+    """Return the brackets, braces, commas and quotes of JSON text, without those quotes that are inside of a string."""
+    unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    # Two quotes with nothing between them do not change which of the other characters are inside of a string.
+    return unescaped.translate(None, _NOT_STRUCTURE).replace(b'""', b"")
+
+
+class TooManyValues(ValueError):
+    """A message holds more values than a server builds for one request."""
 
 
 def encode(value: Any) -> bytes:

@@ -19,8 +19,10 @@ from .schema import deserialize_action, step_frame_parser
 
 logger = logging.getLogger(__name__)
 
-# Above this size a validation error does not repeat its input: the answer to a bad 50 MB action is short.
-_ECHO_LIMIT = 65_536
+# A validation error does not repeat the input of a request above this size, nor name more problems than this: the
+# answer to a bad 50 MB action is short.
+ECHO_LIMIT: Final = 65_536
+_MOST_ERRORS: Final = 100
 
 
 class V1Request(NamedTuple):
@@ -79,7 +81,7 @@ class ServerProtocol:
             data: Any = getattr(frame_cls.model_validate(message), "data", None)
             return V1Request(kind, self.action(data) if kind == "step" else data)
         except Exception as exc:  # validators may raise anything
-            errors = error_list(exc, echo_input=len(raw) <= _ECHO_LIMIT)
+            errors = error_list(exc, echo_input=len(raw) <= ECHO_LIMIT)
             return _malformed(WSErrorCode.VALIDATION_ERROR, "Invalid message", {"errors": errors})
 
     def action(self, data: Mapping[str, Any]) -> Any:
@@ -140,9 +142,9 @@ def error_list(exc: Exception, *, echo_input: bool = True) -> list[dict[str, Any
         try:
             text = exc.json(include_url=False, include_input=echo_input)
             errors: list[dict[str, Any]] = decode(text)
-            return errors
         except ValueError:
-            return [dict(error) for error in exc.errors(include_url=False, include_context=False, include_input=False)]
+            errors = [dict(one) for one in exc.errors(include_url=False, include_context=False, include_input=False)]
+        return errors[:_MOST_ERRORS]
     return [{"type": "value_error", "loc": [], "msg": f"{type(exc).__name__}: {message_of(exc)}"}]
 
 

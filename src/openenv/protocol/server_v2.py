@@ -9,17 +9,17 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeGuard, cast
 
-from pydantic import BaseModel, Field, StrictInt, TypeAdapter, ValidationError
+from pydantic import BaseModel, FailFast, Field, TypeAdapter, ValidationError
 from pydantic_core import to_json
 from typing_extensions import NotRequired
 
 from ..errors import ExecutionError
 from ..types import WSErrorCode
 from .binary_values import has_arrays, observation_message, state_message, without_arrays
-from .codec import JSON, MSGPACK, Codec, pack_plain
-from .json_values import encode_state, observation_json
+from .codec import JSON, MAX_MESSAGE_BYTES, MSGPACK, Codec, pack_plain
+from .json_values import ValueLimit, encode_state, observation_json
 from .schema import deserialize_action, has_plain_validation, strict_frame
 from .server_v1 import error_data, error_list
 
@@ -64,6 +64,9 @@ class RefusedRequest:
 Parsed = Request | Batch | RefusedRequest
 
 NONCE_CHARS: Final = (16, 128)
+DEFAULT_MAX_BATCH: Final = 10_000
+_MAX_ID: Final = 2**63 - 1  # what every encoding and language has an integer for
+RequestId = Annotated[int, Field(strict=True, ge=-_MAX_ID, le=_MAX_ID)]
 _REPLIES: Final = ("observation", "error", "state", "mcp", "closed")
 _OF_SESSION: Final = ("reset", "step", "state", "mcp", "close")
 _KEYS: Final[Mapping[str, frozenset[str]]] = {
@@ -84,18 +87,28 @@ class Invalid(Exception):
 
     def __init__(self, where: str, text: str) -> None:
         super().__init__(text)
-        self.errors = [{"type": "value_error", "loc": [where] if where else [], "msg": text}]
+        self.errors = [{"type": "value_error", "loc": [where[:100]] if where else [], "msg": text}]
 
 
 class ServerProtocolV2:
-    """Reads v2 messages for one action class."""
+    """Reads v2 messages for one action class.
 
-    def __init__(self, action_cls: type[Any] | None) -> None:
+    Args:
+        action_cls: The action class; None takes whatever comes.
+        max_batch: How many requests a batch may hold.
+        limit: How many values a message may hold.
+    """
+
+    def __init__(
+        self, action_cls: type[Any] | None, *, max_batch: int = DEFAULT_MAX_BATCH, limit: ValueLimit | None = None
+    ) -> None:
         self._action_cls = action_cls
+        self._max_batch = max_batch
+        self.limit = limit or ValueLimit.within(MAX_MESSAGE_BYTES)
         self._step = self._batch = self._batch_map = None
         if action_cls is not None and has_plain_validation(action_cls):
             step = _step_frame(action_cls)
-            batch = TypeAdapter(_batch_frame(step)).validator
+            batch = TypeAdapter(_batch_frame(step, max_batch)).validator
             self._step = TypeAdapter(step).validator.validate_json
             self._batch, self._batch_map = batch.validate_json, batch.validate_python
 
@@ -118,44 +131,52 @@ class ServerProtocolV2:
         except Exception:  # as above
             return None
 
-    def parse_map(self, message: dict[str, Any]) -> Parsed:
-        """Read a decoded message; a batch of steps in one pass."""
+    def parse_map(self, message: dict[str, Any], *, echo_input: bool = True) -> Parsed:
+        """Read a decoded message; a batch of steps in one pass.
+
+        Args:
+            message: The message.
+            echo_input: Whether errors show the values that they are about; the reply to a large message is short.
+        """
         if self._batch_map is not None and message.get("type") == "batch":
             try:
                 return _batch(self._batch_map(message))
             except Exception:  # as above
                 pass
-        return self.read(message)
+        return self.read(message, echo_input=echo_input)
 
-    def read(self, message: Any) -> Parsed:
+    def read(self, message: Any, *, echo_input: bool = True, in_batch: bool = False) -> Parsed:
         """Read a decoded message; whatever is wrong with it comes back as `RefusedRequest`."""
         if not isinstance(message, dict):
             return _refused(None, WSErrorCode.INVALID_JSON, "Invalid JSON: expected an object")
         request_id = message.get("id")
-        if not isinstance(request_id, int) or isinstance(request_id, bool):
+        if not _is_id(request_id):
             request_id = None
         kind = message.get("type")
         if not isinstance(kind, str) or kind not in _KEYS:
-            shown = str(kind)[:100]
+            is_short = kind is None or isinstance(kind, (str, int, float))
+            shown = str(kind)[:100] if is_short else type(kind).__name__
             return _refused(request_id, WSErrorCode.UNKNOWN_TYPE, f"Unknown message type: {shown}")
+        if in_batch and kind not in _OF_SESSION:  # not read, since it may be a batch of batches
+            return _refused(request_id, WSErrorCode.VALIDATION_ERROR, "only requests of sessions go into a batch")
         session = message.get("session")
         try:
-            return self._read(kind, message)
+            return self._read(kind, message, echo_input)
         except Exception as exc:  # an action's own validators may raise anything
-            errors = exc.errors if isinstance(exc, Invalid) else error_list(exc)
+            errors = exc.errors if isinstance(exc, Invalid) else error_list(exc, echo_input=echo_input)
             refused = _refused(request_id, WSErrorCode.VALIDATION_ERROR, "Invalid message", errors=errors)
             refused.session = session if isinstance(session, str) else None
             return refused
 
-    def _read(self, kind: str, message: dict[str, Any]) -> Parsed:
+    def _read(self, kind: str, message: dict[str, Any], echo_input: bool) -> Parsed:
         request_id = message.get("id")
-        if not isinstance(request_id, int) or isinstance(request_id, bool):
-            raise Invalid("id", "id must be an integer")
+        if not _is_id(request_id):
+            raise Invalid("id", "id must be an integer of at most 64 bits")
         unknown = message.keys() - _KEYS[kind] - {"type", "id"}
         if unknown and kind != "open":  # where later versions say what they can do
             raise Invalid(sorted(unknown)[0], "unknown key")
         if kind == "batch":
-            return self._read_batch(request_id, message)
+            return self._read_batch(message, echo_input)
         session = _optional(message, "session", str)
         request = Request(kind, request_id, session, extra=message)
         if kind == "step":
@@ -166,22 +187,22 @@ class ServerProtocolV2:
         elif kind in ("reset", "mcp"):
             request.data = _optional(message, "data", dict) or {}
         elif kind == "open":
-            _check_nonce(_optional(message, "nonce", str))
-            _check_wait(message.get("wait_s"))
+            _check_open(message)
+        elif kind == "cancel" and not _is_id(message.get("request")):
+            raise Invalid("request", "expected the id of a request")
         request.timeout_s = _seconds(message, "timeout_s")
         return request
 
-    def _read_batch(self, request_id: int, message: dict[str, Any]) -> Batch:
-        requests = message.get("requests")
+    def _read_batch(self, message: dict[str, Any], echo_input: bool) -> Batch | RefusedRequest:
+        request_id, requests = message["id"], message.get("requests")
         if not isinstance(requests, list):
             raise Invalid("requests", "expected a list")
-        parts: list[Request | RefusedRequest] = []
-        for one in requests:
-            parsed = self.read(one)
-            if isinstance(parsed, Batch) or (isinstance(parsed, Request) and parsed.type not in _OF_SESSION):
-                parsed = _refused(parsed.id, WSErrorCode.VALIDATION_ERROR, "only requests of sessions go into a batch")
-            parts.append(parsed)
-        return Batch(request_id, parts, bool(message.get("each", False)))
+        if len(requests) > self._max_batch:
+            text = f"A batch of {len(requests)} requests is over the limit of {self._max_batch}"
+            details = {"errors": Invalid("requests", text).errors, "max_batch": self._max_batch}
+            return _refused(request_id, WSErrorCode.VALIDATION_ERROR, text, **details)
+        parts = [self.read(one, echo_input=echo_input, in_batch=True) for one in requests]
+        return Batch(request_id, cast(list[Request | RefusedRequest], parts), bool(message.get("each", False)))
 
     def action(self, data: Any) -> Any:
         """Validate an action.
@@ -198,7 +219,7 @@ class ServerProtocolV2:
         except ValidationError:
             if not has_arrays(data):
                 raise
-        return deserialize_action(without_arrays(data), self._action_cls)  # as if they had come as JSON
+        return deserialize_action(without_arrays(data, self.limit), self._action_cls)  # as if they had come as JSON
 
 
 class Writer(ABC):
@@ -303,7 +324,7 @@ WRITERS: Final[Mapping[Codec, Writer]] = {JSON: _JsonWriter(), MSGPACK: _MsgPack
 def _step_frame(action_cls: type[BaseModel]) -> Any:
     fields: dict[str, Any] = {
         "type": Literal["step"],
-        "id": StrictInt,
+        "id": RequestId,
         "session": NotRequired[str],
         "data": action_cls,
         "kwargs": NotRequired[dict[str, Any]],
@@ -312,8 +333,11 @@ def _step_frame(action_cls: type[BaseModel]) -> Any:
     return strict_frame("step", fields)
 
 
-def _batch_frame(step: Any) -> Any:
-    fields = {"type": Literal["batch"], "id": StrictInt, "each": NotRequired[bool], "requests": list[step]}
+def _batch_frame(step: Any, max_batch: int) -> Any:
+    # The first request that is no step ends it: the long way says what is wrong, and an error for each of a million
+    # empty requests would take gigabytes.
+    steps = Annotated[list[step], FailFast(), Field(max_length=max_batch)]
+    fields = {"type": Literal["batch"], "id": RequestId, "each": NotRequired[bool], "requests": steps}
     return strict_frame("batch", fields)
 
 
@@ -335,6 +359,21 @@ def _optional(message: Mapping[str, Any], key: str, kind: type[Any]) -> Any:
     if value is not None and not isinstance(value, kind):
         raise Invalid(key, f"expected {'text' if kind is str else 'an object'}")
     return value
+
+
+def _is_id(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and -_MAX_ID <= value <= _MAX_ID
+
+
+def _check_open(message: Mapping[str, Any]) -> None:
+    # A token that is none must not open another session: the client would go on in it as if nothing had happened.
+    if "resume" in message and not isinstance(message["resume"], str):
+        raise Invalid("resume", "expected the token of a session, as text")
+    compress = message.get("compress")
+    if compress is not None and not (_is_id(compress) and compress >= 0):
+        raise Invalid("compress", "expected a number of bytes")
+    _check_nonce(_optional(message, "nonce", str))
+    _check_wait(message.get("wait_s"))
 
 
 def _check_nonce(nonce: str | None) -> None:

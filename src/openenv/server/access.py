@@ -3,7 +3,8 @@
 An orchestrator may do everything. An agent may call tools and nothing else: it cannot reset, read the state, or see
 rewards. An observer may look and change nothing. Without tokens every client is an orchestrator.
 
-    request --> Guard (in front of every route) -- OriginPolicy: foreign page? ------> 403 FOREIGN_ORIGIN
+    request --> Guard (in front of every route) -- a head over the limit -------------> 431 HEAD_TOO_LARGE
+                                                -- OriginPolicy: foreign page? ------> 403 FOREIGN_ORIGIN
                                                 -- AccessPolicy: no or unknown token -> 401 UNAUTHORIZED
                                                 -- Area of the route: wrong role ----> 403 FORBIDDEN
                                                 --> handler, with the role in the scope (`role_of`)
@@ -11,6 +12,7 @@ rewards. An observer may look and change nothing. Without tokens every client is
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 import re
@@ -25,7 +27,23 @@ from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from .. import settings
 from ..protocol.json_values import encode
 from ..protocol.jsonrpc import JsonRpcErrorCode, JsonRpcResponse
-from .asgi import Handler, HeaderList, Receive, Scope, Send, cookie, header, respond_json
+from ..runners import loop_local
+from .asgi import (
+    HEAD_TOO_LARGE,
+    MOST_FIELDS,
+    MOST_HEAD_BYTES,
+    Handler,
+    HeaderList,
+    Receive,
+    Scope,
+    Send,
+    cookie,
+    head_bytes,
+    header,
+    respond_json,
+    transport_of,
+)
+from .unread import UnreadReplies
 
 ROLE: Final = "openenv.role"
 ADDRESS_TOKEN: Final = "openenv.address_token"
@@ -377,7 +395,13 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse a request, or pass it on."""
-        refusal = self._refusal(scope)
+        refusal = _head_refusal(scope) or self._refusal(scope)
+        transport = transport_of(receive) if scope["type"] == "http" else None
+        if refusal is None and transport is not None:
+            unread = loop_local(asyncio.get_running_loop(), UnreadReplies)
+            with unread.during(transport, lambda reason: transport.abort()):
+                await self._handler(scope, receive, send)
+            return
         if refusal is None:
             await self._handler(scope, receive, send)
             return
@@ -413,6 +437,14 @@ class Guard:
             return Refusal(403, FORBIDDEN, text, role, [(_CHALLENGE, challenge)])
         scope[ROLE] = role
         return None
+
+
+def _head_refusal(scope: Scope) -> Refusal | None:
+    """Refuse a head over the limit where the server has none of its own: uvicorn's protocols read any."""
+    headers, target = scope["headers"], (scope.get("raw_path") or b"") + scope.get("query_string", b"")
+    if len(headers) <= MOST_FIELDS and head_bytes(target, headers) <= MOST_HEAD_BYTES:
+        return None
+    return Refusal(431, HEAD_TOO_LARGE, f"A head has at most {MOST_HEAD_BYTES} bytes, in at most {MOST_FIELDS} fields.")
 
 
 class AccessGate:

@@ -5,6 +5,7 @@ Builds the options, the service with its sessions, and the routes of a mode; wha
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing_extensions import Unpack
 
 from .. import settings
 from ..env.environment import Environment
+from ..runners import loop_local
 from ..sessions.manager import SessionManager
 from ..types import ConcurrencyConfig, ServerCapacityStatus, ServerMode, SessionInfo, State
 from .access import AccessGate, AccessPolicy, OriginPolicy
@@ -24,6 +26,7 @@ from .mcp.endpoint import McpEndpoint
 from .options import ServerArguments, ServerOptions, ServerOverrides, takes_server_arguments
 from .routes import Documents, MetricsRoutes, TaskRoutes, add_info_routes, gym_routes
 from .service import EnvService
+from .unread import UnreadReplies
 from .ws import WsEndpoint
 
 _TITLE = "OpenEnv Environment HTTP API"
@@ -200,6 +203,8 @@ class HTTPEnvServer:
         @asynccontextmanager
         async def lifespan(application: Any) -> AsyncIterator[Any]:
             self.manager.resume()
+            unread = loop_local(asyncio.get_running_loop(), UnreadReplies)
+            unread.limit = self.service.options.max_unread_bytes
             async with inner(application) as state:
                 self.monitoring.begin()
                 try:

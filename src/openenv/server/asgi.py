@@ -20,13 +20,16 @@ _LISTEN_AFTER_S = 0.02
 
 
 BODY_TOO_LARGE: Final = "BODY_TOO_LARGE"
+HEAD_TOO_LARGE: Final = "HEAD_TOO_LARGE"
+MOST_HEAD_BYTES: Final = 65_536
+MOST_FIELDS: Final = 256
 
 
 class BodyTooLarge(Exception):
     """The request's body is over the limit."""
 
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"The body is larger than {limit} bytes")
+    def __init__(self, limit: int, text: str | None = None) -> None:
+        super().__init__(text or f"The body is larger than {limit} bytes")
         self.limit = limit
 
 
@@ -41,6 +44,17 @@ def header(scope: Scope, name: bytes) -> str | None:
             text: str = value.decode("latin-1")
             return text
     return None
+
+
+def head_bytes(target: bytes, headers: HeaderList) -> int:
+    """Return how long the head of a request is, but for what every one has."""
+    return len(target) + sum(len(name) + len(value) + 4 for name, value in headers)
+
+
+def transport_of(receive: Receive) -> asyncio.Transport | None:
+    """Return the transport of a request, where the server shows it: uvicorn does, unless a layer is in between."""
+    transport = getattr(getattr(receive, "__self__", None), "transport", None)
+    return transport if hasattr(transport, "get_write_buffer_size") else None
 
 
 def origin_of(scope: Scope, request_id: str | int | None = None) -> RequestOrigin:

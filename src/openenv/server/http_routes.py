@@ -31,8 +31,8 @@ from ..errors import (
     StaleRequest,
     message_of,
 )
-from ..protocol.json_values import encode, encode_state, split_observation
-from ..protocol.server_v1 import error_list
+from ..protocol.json_values import TooManyValues, encode, encode_state, split_observation
+from ..protocol.server_v1 import ECHO_LIMIT, error_list
 from ..protocol.server_v2 import NONCE_CHARS
 from ..sessions.events import RequestOrigin
 from ..sessions.ledger import LedgerEntry
@@ -134,7 +134,7 @@ class GymRoutes:
         try:
             request = ResetRequest.model_validate_json(body) if body.strip() else ResetRequest()
         except ValidationError as exc:
-            await self._refuse_body(send, exc, prefix=("body",))
+            await self._refuse_body(send, exc, prefix=("body",), size=len(body))
             return
         await self._run(scope, receive, send, self._operations.reset, request.model_dump(exclude_unset=True))
 
@@ -153,12 +153,12 @@ class GymRoutes:
         try:
             request = StepRequest.model_validate_json(body)
         except ValidationError as exc:
-            await self._refuse_body(send, exc, prefix=("body",))
+            await self._refuse_body(send, exc, prefix=("body",), size=len(body))
             return
         try:
             action = self._service.protocol.action(request.action)
         except Exception as exc:  # a validator may raise anything
-            await self._refuse_body(send, exc, prefix=())
+            await self._refuse_body(send, exc, prefix=(), size=len(body))
             return
         kwargs = dict(request.model_extra or {})
         for name in request.model_fields_set - {"action"}:
@@ -169,9 +169,9 @@ class GymRoutes:
         """Handle `GET /state`."""
         await self._run(scope, receive, echoing(scope, send), self._operations.state, None)
 
-    async def _refuse_body(self, send: Send, exc: Exception, *, prefix: tuple[str, ...]) -> None:
+    async def _refuse_body(self, send: Send, exc: Exception, *, prefix: tuple[str, ...], size: int = 0) -> None:
         self._manager.report_error(WSErrorCode.VALIDATION_ERROR.value)
-        await unprocessable(send, exc, prefix=prefix)
+        await unprocessable(send, exc, prefix=prefix, echo_input=size <= ECHO_LIMIT)
 
     async def _run(self, scope: Scope, receive: Receive, send: Send, operation: Operation, argument: Any) -> None:
         """Find the session that a request is for, run there, answer."""
@@ -311,7 +311,12 @@ class GymRoutes:
 async def _body(service: EnvService, receive: Receive, send: Send) -> bytes | None:
     """Read a request's body; None for one that is too large, which is answered here, and for a client that is gone."""
     try:
-        return await read_body(receive, service.options.max_message_bytes)
+        body = await read_body(receive, service.options.max_message_bytes)
+        try:
+            service.value_limit.check(body)
+        except TooManyValues as exc:
+            raise BodyTooLarge(service.options.max_message_bytes, f"The body holds {exc}") from None
+        return body
     except BodyTooLarge as exc:
         service.manager.report_error(BODY_TOO_LARGE)
         await respond_too_large(send, exc)
@@ -430,9 +435,9 @@ async def refuse(send: Send, exc: OpenEnvError, *, forget_cookie: bool = False, 
     await answer(send, status, described(exc), headers)
 
 
-async def unprocessable(send: Send, exc: Exception, *, prefix: tuple[str, ...]) -> None:
+async def unprocessable(send: Send, exc: Exception, *, prefix: tuple[str, ...], echo_input: bool = True) -> None:
     """Answer 422 for a body or header that does not fit."""
-    errors: list[dict[str, Any]] | list[ErrorDetails] = error_list(exc)
+    errors: list[dict[str, Any]] | list[ErrorDetails] = error_list(exc, echo_input=echo_input)
     if prefix:
         errors = [{**error, "loc": [*prefix, *error.get("loc", ())]} for error in errors]
     await answer(send, 422, {"detail": errors})

@@ -15,10 +15,12 @@ from typing import Any, Final, TypeVar
 from typing_extensions import TypedDict
 
 from .. import settings
+from ..protocol.server_v2 import DEFAULT_MAX_BATCH
 from ..runners import ProcessOptions, Runner
 from ..sessions.lifetime import SessionLimits
 from ..types import ConcurrencyConfig
 from .access import AccessPolicy
+from .unread import DEFAULT_MAX_UNREAD_BYTES
 
 DEFAULT_MAX_MESSAGE_BYTES: Final = 100 * 1024 * 1024
 _FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])
@@ -29,17 +31,21 @@ class ServerArguments(TypedDict, total=False):
 
     `runner` is where environment code runs: `auto` (default), `thread`, `inline`, `process`. `access` holds the tokens
     that clients must show. `redact_errors` keeps the texts of the environment's exceptions from clients.
-    `max_message_bytes` is the largest request that is read (100 MB). `session_grace_s` is how long a session is kept
-    for a client whose connection broke (60 s; 0 ends it at once). `max_agent_sessions` limits the sessions that agents
-    open, so that some are left for the orchestrator. `env_processes` and `sessions_per_process` are for the `process`
-    runner: over how many processes sessions are spread (one per core), and how many one process may hold (any number).
-    `fast` serves on the bare transport where possible (see `server/fast`). `limits` sets all limits at once.
+    `max_message_bytes` is the largest request that is read (100 MB), `max_batch` how many requests one batch may hold
+    (10,000), and `max_unread_bytes` how much clients may leave unread, all together (1 GiB). `session_grace_s` is how
+    long a session is kept for a client whose connection broke (60 s; 0 ends it at once). `max_agent_sessions` limits
+    the sessions that agents open, so that some are left for the orchestrator. `env_processes` and
+    `sessions_per_process` are for the `process` runner: over how many processes sessions are spread (one per core), and
+    how many one process may hold (any number). `fast` serves on the bare transport where possible (see `server/fast`).
+    `limits` sets all limits at once.
     """
 
     runner: Runner | str | None
     access: AccessPolicy | None
     redact_errors: bool | None
     max_message_bytes: int | None
+    max_batch: int | None
+    max_unread_bytes: int | None
     session_grace_s: float | None
     max_agent_sessions: int | None
     env_processes: int | None
@@ -83,6 +89,8 @@ _SETTINGS: Final[Mapping[str, Callable[[], object]]] = {
     "access": AccessPolicy.from_settings,
     "redact_errors": settings.redact_errors,
     "max_message_bytes": lambda: in_bytes(settings.max_message_mb()),
+    "max_batch": settings.max_batch,
+    "max_unread_bytes": lambda: in_bytes(settings.max_unread_mb()),
     "fast": settings.fast_enabled,
 }
 # Options that are a field of `SessionLimits` or `ProcessOptions`.
@@ -104,6 +112,8 @@ class ServerOptions:
     access: AccessPolicy = field(default_factory=AccessPolicy)
     redact_errors: bool = False
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
+    max_batch: int = DEFAULT_MAX_BATCH
+    max_unread_bytes: int = DEFAULT_MAX_UNREAD_BYTES
     fast: bool = True
 
     def __post_init__(self) -> None:
@@ -112,8 +122,9 @@ class ServerOptions:
             raise ValueError(f"the grace period must be a number of seconds, not {grace_s!r}")
         if agents is not None and agents < 0:
             raise ValueError(f"max_agent_sessions must not be negative, not {agents}")
-        if self.max_message_bytes <= 0:
-            raise ValueError(f"max_message_bytes must be positive, not {self.max_message_bytes}")
+        for name in ("max_message_bytes", "max_batch", "max_unread_bytes"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
 
     @classmethod
     def build(

@@ -33,7 +33,7 @@ from ..sessions.manager import SessionManager
 from .access import AccessPolicy
 from .app import HTTPEnvServer, PageArguments
 from .asgi import Receive, Scope, Send, respond
-from .fast.http import FirstRead
+from .fast.http import FirstRead, LimitedHttpProtocol
 from .fast.upgrade import UpgradeProtocol
 from .loading import MANIFEST, TargetError, TargetFailed, load_app, split_target
 from .options import DEFAULT_MAX_MESSAGE_BYTES, ServerOptions, ServerOverrides
@@ -234,7 +234,7 @@ def uvicorn_settings(options: ServeOptions, server: ServerOptions | None = None)
         return {**common, "http": FirstRead, "ws": UpgradeProtocol}
     limit = DEFAULT_MAX_MESSAGE_BYTES if server is None else server.max_message_bytes
     # Uvicorn closes a connection over its limit; the endpoint answers up to twice its own and keeps the session.
-    return {**common, "ws_max_size": 2 * limit, "ws_per_message_deflate": False}
+    return {**common, "http": LimitedHttpProtocol, "ws_max_size": 2 * limit, "ws_per_message_deflate": False}
 
 
 def log_config(options: ServeOptions) -> dict[str, Any]:

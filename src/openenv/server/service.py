@@ -28,6 +28,7 @@ from ..errors import (
     ToolCallError,
     message_of,
 )
+from ..protocol.json_values import ValueLimit
 from ..protocol.schema import json_schema
 from ..protocol.server_v1 import ServerProtocol, observation_frame, state_frame
 from ..protocol.server_v2 import WRITERS, ServerProtocolV2
@@ -133,10 +134,14 @@ class EnvService:
         self._state_cls = state_cls
         self.protocol = ServerProtocol(action_cls)
         self.frame_operations = build_operations(observation_frame, state_frame)
-        self.protocol_v2 = ServerProtocolV2(action_cls)
+        self.value_limit = ValueLimit.within(options.max_message_bytes)
+        self.protocol_v2 = self._protocol_v2()
         self.operations_v2 = {writer: build_operations(writer.observation, writer.state) for writer in WRITERS.values()}
         self._metadata: EnvironmentMetadata | None = None
         self._schema: SchemaResponse | None = None
+
+    def _protocol_v2(self) -> ServerProtocolV2:
+        return ServerProtocolV2(self.action_cls, max_batch=self.options.max_batch, limit=self.value_limit)
 
     def _prepare(self, env: Any) -> None:
         """Set the mode of an environment with tools: some tools exist in one only."""
@@ -149,6 +154,8 @@ class EnvService:
         processes = replace(options.processes, models=self._models)
         self.manager.reconfigure(options.limits, runner=runner, processes=processes)
         self.options = options
+        self.value_limit = ValueLimit.within(options.max_message_bytes)
+        self.protocol_v2 = self._protocol_v2()
 
     @property
     def state_cls(self) -> type[Any]:

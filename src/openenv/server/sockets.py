@@ -9,11 +9,14 @@ import asyncio
 import logging
 from typing import Any, Protocol
 
-from .asgi import Receive, Send
+from ..runners import loop_local
+from .asgi import Receive, Send, transport_of
+from .unread import UnreadReplies
 
 logger = logging.getLogger(__name__)
 
 _MOST_QUEUED = 16
+_MOST_QUEUED_BYTES = 256 * 1024
 
 
 class SocketHandler(Protocol):
@@ -44,9 +47,8 @@ class Socket(Protocol):
     close_code: int | None
     """The code that the peer closed the connection with; None while it has not."""
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the peer reads too slowly for more to be sent now."""
+    is_full: bool
+    """Whether the peer reads too slowly for more to be sent now."""
 
     def start(self, handler: SocketHandler) -> None:
         """Begin to deliver messages."""
@@ -78,7 +80,10 @@ class AsgiSocket:
         self._send = send
         self._max_size = max_size
         self._handler: SocketHandler | None = None
-        self._queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[dict[str, Any], int]] = asyncio.Queue()  # messages, and their sizes
+        self._queued_bytes = 0
+        self._unread = loop_local(asyncio.get_running_loop(), UnreadReplies)
+        self.is_full = False  # the peer reads too slowly for more to be sent now
         self._readable = asyncio.Event()
         self._readable.set()
         self._closing = False
@@ -93,26 +98,42 @@ class AsgiSocket:
         for task in self._tasks:
             task.add_done_callback(_log_failure)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the peer reads too slowly for more to be sent now."""
-        return self._queue.qsize() >= _MOST_QUEUED
-
     def send(self, payload: bytes) -> None:
         """Send a text message."""
         if not self._closing:
-            self._queue.put_nowait({"type": "websocket.send", "text": payload.decode()})
+            self._put({"type": "websocket.send", "text": payload.decode()}, len(payload))
 
     def send_binary(self, payload: bytes) -> None:
         """Send a binary message."""
         if not self._closing:
-            self._queue.put_nowait({"type": "websocket.send", "bytes": payload})
+            self._put({"type": "websocket.send", "bytes": payload}, len(payload))
+
+    def _put(self, message: dict[str, Any], size: int) -> None:
+        self._queue.put_nowait((message, size))
+        self._queued_bytes += size
+        if self._queue.qsize() >= _MOST_QUEUED or self._queued_bytes >= _MOST_QUEUED_BYTES:
+            self.is_full = True
+            self._unread.add(self, self._stop)
+
+    def get_write_buffer_size(self) -> int:
+        """Return the bytes that the peer has not read, as far as they are known here."""
+        transport = transport_of(self._receive)
+        return self._queued_bytes + (0 if transport is None else transport.get_write_buffer_size())
+
+    def _stop(self, reason: str) -> None:
+        """End the connection of a peer that does not read: a close frame would wait behind what it does not read."""
+        self._closing = True
+        transport = transport_of(self._receive)
+        if transport is not None:
+            transport.abort()
+        for task in self._tasks:
+            task.cancel()
 
     def close(self, code: int = 1000, reason: str = "") -> None:
         """Close after what was sent."""
         if not self._closing:
             self._closing = True
-            self._queue.put_nowait({"type": "websocket.close", "code": code, "reason": reason})
+            self._queue.put_nowait(({"type": "websocket.close", "code": code, "reason": reason}, 0))
 
     def pause(self) -> None:
         """Read no more for now."""
@@ -150,11 +171,12 @@ class AsgiSocket:
                     handler.on_message(payload)
         finally:
             self._closing = True
+            self._unread.discard(self)
             handler.on_lost()
 
     async def _write(self) -> None:
         while True:
-            message = await self._queue.get()
+            message, size = await self._queue.get()
             try:
                 await self._send(message)
             except Exception:  # servers differ in what they raise for a client that is gone
@@ -162,7 +184,11 @@ class AsgiSocket:
                 return
             if message["type"] == "websocket.close":
                 return
-            if self._queue.qsize() == _MOST_QUEUED // 2 and self._handler is not None:
+            self._queued_bytes -= size
+            is_low = self._queue.qsize() <= _MOST_QUEUED // 2 and self._queued_bytes <= _MOST_QUEUED_BYTES // 2
+            if self.is_full and is_low and self._handler is not None:
+                self.is_full = False
+                self._unread.discard(self)
                 self._handler.on_writable()
 
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import Forbidden, OpenEnvError, SessionClosedError, SessionLost, SessionNotFoundError
+from ..protocol.json_values import TooManyValues
 from ..protocol.server_v1 import Malformed, error_frame, exception_frame, frame_type, rpc_frame
 from ..runners import Dispatcher
 from ..sessions.events import RequestOrigin
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 # A client that sends ahead is read this far; then the transport makes it wait (see `Backpressure`).
 _AHEAD = 128
 _AHEAD_BYTES = 8 * 1024 * 1024
+_CHECKED_BYTES = 65_536
 
 
 class V1Connection:
@@ -168,12 +170,18 @@ class V1Connection:
             # An agent only borrows a session that it has not opened: the client that has may still be there.
             session.detach(self, client_left=self.role is not Role.AGENT or session.by_agent)
 
+    def holds_back(self, session: Session) -> bool:
+        """Hold nothing back: there is one request at a time."""
+        return False
+
     def let_go(self, session: Session, reason: str) -> None:
         """Keep the socket when the session ends: the next request is answered with the reason."""
 
     # -- requests -------------------------------------------------------------------------------------------------
 
     def _handle(self, payload: bytes) -> None:
+        if len(payload) > _CHECKED_BYTES and not self._is_within_limits(payload):
+            return
         if self.role is not Role.ORCHESTRATOR and (kind := frame_type(payload)) and not may(self.role, kind):
             self._service.manager.report_error(Forbidden.code, self._session)
             self._socket.send(exception_frame(Forbidden(self.role.value)))
@@ -198,6 +206,19 @@ class V1Connection:
         else:  # reset, step or state
             self._submit(getattr(self._service.frame_operations, request.type), request.data)
 
+    def _is_within_limits(self, payload: bytes) -> bool:
+        """Say whether a large message may be parsed; answers one that holds too many values."""
+        try:
+            self._service.value_limit.check(payload)
+        except TooManyValues as exc:
+            self._service.manager.report_error(WSErrorCode.INVALID_JSON.value, self._session)
+            self._socket.send(self._invalid(str(exc)))
+            return False
+        return True
+
+    def _invalid(self, text: str) -> bytes:
+        return error_frame(WSErrorCode.INVALID_JSON, f"Invalid JSON: {text}")
+
     def _submit(self, operation: Operation, argument: Any) -> None:
         session = self._session
         assert session is not None
@@ -219,7 +240,7 @@ class V1Connection:
         self._answer(self._rpc_frame(answer), None)
 
     def _notify(self, note: Mapping[str, Any]) -> None:
-        if not self._lost:
+        if not (self._lost or self._socket.is_full):  # a client that does not read misses progress, but no reply
             self._socket.send(self._rpc_frame(note))
 
     def _rpc_frame(self, message: Mapping[str, Any]) -> bytes:

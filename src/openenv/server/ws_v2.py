@@ -35,12 +35,14 @@ from typing import Any, Final
 from ..errors import (
     Forbidden,
     OpenEnvError,
+    ReplyTooLarge,
     RequestCancelled,
     SessionClosedError,
     SessionLost,
     SessionNotFoundError,
 )
 from ..protocol.codec import Codec
+from ..protocol.server_v1 import ECHO_LIMIT
 from ..protocol.server_v2 import (
     WRITERS,
     Batch,
@@ -69,9 +71,12 @@ logger = logging.getLogger(__name__)
 # A client may send two requests ahead for each session, and some more; then it has to read replies first.
 _MOST_UNDER_WAY = 8192
 _AHEAD = 128
+_AHEAD_BYTES = 16 * 1024 * 1024  # of large messages
+_MOST_READY_BYTES = 1024 * 1024
 _GYM = frozenset({"reset", "step", "state"})
 _NORMAL_CLOSURES = frozenset({1000, 1001, 1005})  # RFC 6455, 7.4.1: the client ended the connection itself
-_LARGE_BATCH = 4096  # bytes
+_LARGE: Final = 4096  # bytes of a message that is not the usual step
+_LONG: Final = 65_536  # of one that takes long to read, whatever is in it
 KEPT: Final = 4  # messages of a connection whose contents are kept, to compare repeated ids
 KEPT_BYTES: Final = 64 * 1024  # of each
 _TWO_REQUESTS: Final = math.nan  # not even equal to itself
@@ -102,7 +107,7 @@ class V2Connection:
         self._rpc = rpc
         self._protocol = service.protocol_v2
         self._operations = service.operations_v2[self.writer]
-        self._limit = service.options.max_message_bytes
+        self.max_bytes = service.options.max_message_bytes
         self._takes_steps = service.mode is ServerMode.SIMULATION
         self._takes_any_step = self._takes_steps and role is Role.ORCHESTRATOR
         self._recent = RecentMessages(self.writer)
@@ -110,16 +115,19 @@ class V2Connection:
         self._pending: set[PendingReply] = set()
         self._groups: set[StepGroup] = set()
         self._grouped = 0  # steps in them
+        self._ahead_bytes = 0  # of large messages whose requests are under way
+        self._held: list[Session] = []  # sessions that start no further call until the client reads
         self._ready: list[bytes] = []
+        self._ready_bytes = 0
         turns = loop_local(dispatcher.loop, LoopTurns)
-        self._backpressure = Backpressure(socket, self._read, self._is_loaded, is_long=_is_large_batch, turns=turns)
+        self._backpressure = Backpressure(socket, self._read, self._is_loaded, is_long=self._is_long, turns=turns)
 
     # -- SocketHandler --------------------------------------------------------------------------------------------
 
     def on_message(self, payload: bytes) -> None:
         """Handle a text message."""
         # Nearly always nothing waits and nothing has to: the common way costs no call.
-        if self._backpressure.is_open and len(payload) < _LARGE_BATCH and not self._socket.is_full:
+        if self._backpressure.is_open and len(payload) < _LARGE and not self._socket.is_full:
             self._read(payload, False)
         else:
             self._backpressure.receive(payload, False)
@@ -130,12 +138,14 @@ class V2Connection:
 
     def on_oversize(self, size: int) -> None:
         """Refuse a message over the limit."""
-        text = f"A message of {size} bytes is over the limit of {self._limit} bytes"
+        text = f"A message of {size} bytes is over the limit of {self.max_bytes} bytes"
         code = WSErrorCode.VALIDATION_ERROR.value
-        self._refuse({"message": text, "code": code, "errors": [], "limit_bytes": self._limit})
+        self._refuse({"message": text, "code": code, "errors": [], "limit_bytes": self.max_bytes})
 
     def on_writable(self) -> None:
         """Continue after the client has read its replies."""
+        if self._held:
+            self._continue_held()
         self._backpressure.resume()
 
     def on_shutdown(self) -> None:
@@ -157,6 +167,20 @@ class V2Connection:
             self.manager.attachments.release(session, self)
 
     # -- SessionHolder --------------------------------------------------------------------------------------------
+
+    def holds_back(self, session: Session) -> bool:
+        """Keep a session from starting its next call while the client does not read. Called from any thread."""
+        if not self._socket.is_full:
+            return False
+        self._held.append(session)
+        if not self._socket.is_full:  # it has read meanwhile, and `on_writable` may have come too early
+            self.dispatcher.loop.call_soon_threadsafe(self._continue_held)
+        return True
+
+    def _continue_held(self) -> None:
+        held, self._held = self._held, []
+        for session in held:
+            session.continue_calls()
 
     def let_go(self, session: Session, reason: str) -> None:
         """Give a session up: another connection has it now, or it has ended. Called from any thread."""
@@ -180,6 +204,31 @@ class V2Connection:
     def _read(self, payload: bytes | Oversize, binary: bool) -> None:
         assert isinstance(payload, bytes)
         message = self._recent.add(payload, binary)
+        if len(payload) >= _LARGE or (binary and self._codec.is_compressed(payload, binary=True)):
+            self._read_large(payload, binary, message)
+        else:
+            self._parse(payload, binary, message, echo_input=True)
+
+    def _read_large(self, payload: bytes, binary: bool, message: SentMessage) -> None:
+        """Read a message whose bytes count for as long as its requests are under way."""
+        before = len(self._pending) + self._grouped
+        try:
+            if self._codec.is_compressed(payload, binary=binary):
+                payload, binary = self._codec.unpacked(payload, self.max_bytes), self._codec.is_binary
+            if self._is_json:
+                self._protocol.limit.check(payload)  # before anything is built for one of its values
+        except ValueError as exc:
+            self._refuse_payload(exc)
+            return
+        self._parse(payload, binary, message, echo_input=len(payload) <= ECHO_LIMIT)
+        message.unanswered = len(self._pending) + self._grouped - before
+        if message.unanswered > 0:
+            message.size = len(payload)
+            self._ahead_bytes += message.size
+            if self._ahead_bytes >= _AHEAD_BYTES:
+                self._backpressure.pause()
+
+    def _parse(self, payload: bytes, binary: bool, message: SentMessage, *, echo_input: bool) -> None:
         if self._is_json and not binary:
             # The two common messages are validated straight from their bytes. What these parsers do not take is decoded
             # and read key by key, which also says what is wrong with it.
@@ -192,15 +241,25 @@ class V2Connection:
                 self._handle_batch(batch, message)
                 return
         try:
-            decoded = self._codec.decode(payload, binary=binary, max_bytes=self._limit)
+            decoded = self._codec.decode(payload, binary=binary, max_bytes=self.max_bytes, limit=self._protocol.limit)
         except ValueError as exc:
-            self._refuse({"message": f"Invalid JSON: {exc}", "code": WSErrorCode.INVALID_JSON.value})
+            self._refuse_payload(exc)
             return
-        parsed = self._protocol.parse_map(decoded)
+        parsed = self._protocol.parse_map(decoded, echo_input=echo_input)
         if isinstance(parsed, Batch):
             self._handle_batch(parsed, message)
         else:
             self._handle(parsed, message, self.send)
+
+    def _refuse_payload(self, problem: ValueError) -> None:
+        self._refuse({"message": f"Invalid JSON: {problem}", "code": WSErrorCode.INVALID_JSON.value})
+
+    def _is_long(self, payload: bytes) -> bool:
+        """Guess whether a message means much work, without reading it."""
+        if len(payload) < _LARGE:
+            return False
+        is_packed = self._codec.is_compressed(payload, binary=payload[:1] != b"{")
+        return len(payload) >= _LONG or is_packed or b"batch" in payload[:40]
 
     def _handle_step(self, step: dict[str, Any], message: SentMessage) -> None:
         """Run a plain, new step: nearly every request, so it skips what the others need."""
@@ -231,7 +290,7 @@ class V2Connection:
     def _handle_batch(self, batch: Batch, message: SentMessage) -> None:
         """Run the requests of a batch side by side (docs/protocol.md, 2.3)."""
         count = len(batch.requests) if batch.steps is None else len(batch.steps)
-        replies = BatchReplies(self, batch.id, count, each=batch.each)
+        replies = BatchReplies(self, batch, count)
         if batch.steps is not None and self._takes_any_step and not batch.each:
             self._run_groups(batch.steps, replies, message)
         else:
@@ -386,6 +445,8 @@ class V2Connection:
 
     async def _answer_rpc(self, request: Request, entry: PendingReply) -> None:
         def notify(note: Mapping[str, Any]) -> None:
+            if self._socket.is_full:  # a client that does not read misses progress, but no reply
+                return
             progress = {key: value for key, value in note.get("params", {}).items() if key != "progressToken"}
             event = {"type": "event", "id": request.id, "event": "progress", **progress}
             if request.session is not None:
@@ -431,6 +492,8 @@ class V2Connection:
         """Forget a request that is answered."""
         entry.call = None  # the call refers to the entry; a cycle would wait for the garbage collector
         self._pending.discard(entry)
+        if entry.request[1].size:
+            self._answered(entry.request[1], 1)
         if self._backpressure.is_paused:
             self._resume_if_few()
 
@@ -438,15 +501,28 @@ class V2Connection:
         """Forget a group that is answered."""
         self._groups.discard(group)
         self._grouped -= len(group.sessions)
+        if group.request[1].size:
+            self._answered(group.request[1], len(group.sessions))
         if self._backpressure.is_paused:
             self._resume_if_few()
 
+    def _answered(self, message: SentMessage, count: int) -> None:
+        """Take off the bytes of a large message when all of its requests are answered."""
+        message.unanswered -= count
+        if message.unanswered <= 0:
+            self._ahead_bytes -= message.size
+            message.size = 0
+
     def _is_loaded(self) -> bool:
         """Whether as much is under way as one client may request before it reads replies."""
-        return len(self._pending) + self._grouped >= min(_MOST_UNDER_WAY, _AHEAD + 2 * len(self.sessions))
+        count = len(self._pending) + self._grouped
+        most = min(_MOST_UNDER_WAY, _AHEAD + 2 * len(self.sessions))
+        return count >= most or self._ahead_bytes >= _AHEAD_BYTES
 
     def _resume_if_few(self) -> None:
-        if len(self._pending) + self._grouped < min(_MOST_UNDER_WAY, _AHEAD + 2 * len(self.sessions)) // 2:
+        count = len(self._pending) + self._grouped
+        most = min(_MOST_UNDER_WAY, _AHEAD + 2 * len(self.sessions))
+        if count < most // 2 and self._ahead_bytes <= _AHEAD_BYTES // 2:
             self._backpressure.resume()
 
     # -- replies --------------------------------------------------------------------------------------------------
@@ -484,10 +560,20 @@ class V2Connection:
         if not self._ready:
             self.dispatcher.loop.call_soon(self._send_ready)
         self._ready.append(reply)
+        self._ready_bytes += len(reply)
+        if self._ready_bytes > _MOST_READY_BYTES:  # the socket shows that it is full only once it has them
+            self._send_ready()
 
     def _send_ready(self) -> None:
         ready, self._ready = self._ready, []
-        self.send_batch(ready, None)
+        self._ready_bytes = 0
+        if ready:
+            self.send_batch(ready, None)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the client has to read before more can be sent."""
+        return self._socket.is_full
 
     def send_message(self, message: Mapping[str, Any]) -> None:
         """Send an event, or a reply outside of a session."""
@@ -566,21 +652,31 @@ class PendingReply(LedgerEntry):
 
 
 class BatchReplies:
-    """The replies to one batch: sent together when the last one is there, or with `each` as they come."""
+    """The replies to one batch: sent together when the last one is there, or with `each` as they come.
 
-    __slots__ = ("_batch_id", "_connection", "_is_streamed", "_missing", "_replies")
+    Together they have at most the size of the largest message, which clients read, too. What would be over that has run
+    and is kept in its session's ledger; the client gets `REPLY_TOO_LARGE` for it, and repeats the request.
+    """
 
-    def __init__(self, connection: V2Connection, batch_id: int, count: int, *, each: bool) -> None:
+    __slots__ = ("_batch", "_connection", "_missing", "_replies", "_size")
+
+    def __init__(self, connection: V2Connection, batch: Batch, count: int) -> None:
         self._connection = connection
-        self._batch_id = batch_id
-        self._is_streamed = each
-        self._replies: list[bytes] = [] if each else [b""] * count
+        self._batch = batch
+        self._replies: list[bytes] = [] if batch.each else [b""] * count
         self._missing = count
+        self._size = 0  # of those that came one by one; with `each`, of those that the client has not read
 
     def put(self, place: int, reply: bytes) -> None:
         """Take the reply to one request."""
-        if self._is_streamed:
-            self._connection.send_soon(reply)
+        connection = self._connection
+        if self._batch.each and not connection.is_behind:
+            self._size = 0
+        if self._size and self._size + len(reply) > connection.max_bytes:
+            reply = self._refusal(place)
+        self._size += len(reply)
+        if self._batch.each:
+            connection.send_soon(reply)
             return
         self._replies[place] = reply
         self._missing -= 1
@@ -605,7 +701,24 @@ class BatchReplies:
 
     def send(self) -> None:
         """Send them."""
-        self._connection.send_batch(self._replies, self._batch_id)
+        replies, most = self._replies, self._connection.max_bytes
+        if sum(map(len, replies)) > most:
+            size = 0
+            for place, reply in enumerate(replies):
+                if size and size + len(reply) > most:
+                    replies[place] = self._refusal(place)
+                size += len(replies[place])
+        self._connection.send_batch(replies, self._batch.id)
+
+    def _refusal(self, place: int) -> bytes:
+        steps, writer = self._batch.steps, self._connection.writer
+        if steps is not None:
+            request_id, name = steps[place]["id"], steps[place].get("session")
+        else:
+            request = self._batch.requests[place]
+            request_id, name = request.id, request.session
+        text = f"The replies to one batch have at most {self._connection.max_bytes} bytes; repeat the request"
+        return writer.message("error", request_id, name, writer.error(ReplyTooLarge(text)))
 
 
 class SentMessage:
@@ -615,9 +728,11 @@ class SentMessage:
     one request for the reply to the other.
     """
 
-    __slots__ = ("_binary", "_contents", "_payload", "writer")
+    __slots__ = ("_binary", "_contents", "_payload", "size", "unanswered", "writer")
 
     def __init__(self, writer: Writer, payload: bytes | None, binary: bool) -> None:
+        self.size = 0  # of a large message while some of its requests are not answered, and how many those are
+        self.unanswered = 0
         self.writer = writer
         self._payload = payload
         self._binary = binary
@@ -679,8 +794,3 @@ class RecentMessages:
             oldest = self._messages.popleft()
             oldest._payload = oldest._contents = None
         return message
-
-
-def _is_large_batch(payload: bytes) -> bool:
-    """Guess whether a message requests much work, without reading it."""
-    return len(payload) >= _LARGE_BATCH and b"batch" in payload[:40]

@@ -63,7 +63,7 @@ class SessionOpener:
         """
         options = request.extra or {}
         token = options.get("resume")
-        if isinstance(token, str):
+        if token is not None:
             session = self._manager.attachments.claimed(token)
             if self._connection.role is Role.AGENT and not session.by_agent:
                 raise Forbidden(self._connection.role.value)  # the replies that are kept for its owner show rewards
@@ -166,5 +166,6 @@ class SessionOpener:
             "resumed": resumed,
             "last_id": session.ledger.last_id,
             "grace_s": self._manager.limits.grace_s,
+            "max_batch": self._connection.service.options.max_batch,
         }
         self._connection.send_message(message)

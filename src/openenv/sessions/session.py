@@ -79,6 +79,13 @@ class SessionHolder(Protocol):
         """Forget the session: it has ended, or another connection has attached to it. Called from any thread."""
         ...
 
+    def holds_back(self, session: Session) -> bool:
+        """Say whether the session must not start its next call, since the client does not read replies.
+
+        The holder then calls `continue_calls` when that has changed. Called from any thread, under the session's lock.
+        """
+        ...
+
 
 class SessionCall:
     """One request to a session, and its outcome.
@@ -241,7 +248,7 @@ class Session:
         self._idle_state = _DETACHED if kind is SessionKind.RESUMABLE else _READY
         self._close_after_detach: str | None = None
         self._dispatcher: Dispatcher | None = None  # of the loop that opened the session
-        self._running: Cancellable | None = None
+        self._running: Cancellable | None = None  # None in BUSY: the next call is held back
         self._waiting: deque[SessionCall] = deque()
         self._async_kinds: frozenset[str] = frozenset()
         self._steps_in_loop = False
@@ -296,6 +303,7 @@ class Session:
             self._idle_state = _READY  # a session that is busy now gets there with the end of its call
             if self.state is _DETACHED:
                 self.state = _READY
+        self.continue_calls()  # the former connection may have held them back
         return None if former is holder else former
 
     def detach(self, holder: SessionHolder, *, client_left: bool = False) -> bool:
@@ -318,6 +326,8 @@ class Session:
             reason = self._close_after_detach
         if reason is not None:
             self.close(reason)
+        else:
+            self.continue_calls()  # replies are kept for a client that comes back
         return True
 
     def close_when_detached(self, reason: str) -> bool:
@@ -483,11 +493,21 @@ class Session:
             following = self._closing_call() if self.env is not None else None
         elif self._waiting:
             self.state = _BUSY
-            following = self._waiting.popleft()
+            if self.holder is None or not self.holder.holds_back(self):
+                following = self._waiting.popleft()
         else:
             self.state = self._idle_state
         self._running = following
         return following
+
+    def continue_calls(self) -> None:
+        """Start the next call, if it was held back; may be called at any time."""
+        with self._lock:
+            if self.state is not _BUSY or self._running is not None:
+                return
+            following = self._next_call()
+        if following is not None:
+            self.start(following)
 
     def _constructed(self, call: SessionCall) -> None:
         """Record that the environment is built, or could not be."""

@@ -252,6 +252,7 @@ class PageRoutes:
     async def _object(self, receive: Receive) -> dict[str, Any]:
         raw = await read_body(receive, self.service.options.max_message_bytes)
         try:
+            self.service.value_limit.check(raw)
             body = decode(raw) if raw.strip() else {}
         except ValueError as exc:
             raise InvalidBody(f"The body is not JSON: {exc}") from exc

@@ -20,7 +20,20 @@ Connect = Callable[[Any], socket.socket]
 
 @pytest.fixture
 def server(serve: Any) -> Any:
-    return serve(create_app(Idle, Action, Observation, access=AccessPolicy(orchestrator="secret")))
+    return serve(application())
+
+
+def application() -> Any:
+    return create_app(Idle, Action, Observation, access=AccessPolicy(orchestrator="secret"))
+
+
+@pytest.fixture(params=["fast", "OPENENV_FAST=0", "uvicorn with httptools", "uvicorn with h11"])
+def any_server(request: pytest.FixtureRequest, serve: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    if request.param == "OPENENV_FAST=0":
+        monkeypatch.setenv("OPENENV_FAST", "0")
+    elif request.param != "fast":
+        return serve(application(), http=request.param.rpartition(" ")[2], ws="auto")
+    return serve(application())
 
 
 @pytest.fixture
@@ -142,3 +155,71 @@ def test_a_request_that_takes_long_is_not_cut_off_by_the_time_for_its_head(
     connection.sendall(b"POST /reset HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-")
     connection.sendall(b"Length: 0\r\n\r\n")
     assert everything(connection).startswith(b"HTTP/1.1 200 OK")
+
+
+# -- before anything of it is handled, on every path ----------------------------------------------------------------
+
+UPGRADE = (
+    b"GET /ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nAuthorization: Bearer secret\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
+)
+MANY_FIELDS = b"".join(b"X-%d: a\r\n" % n for n in range(300))
+HEADS = {
+    "one long field": b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-A: " + b"a" * 100_000 + b"\r\n",
+    "many fields": b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + MANY_FIELDS,
+    "a long address": b"GET /health?" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n",
+    "an upgrade with a long field": UPGRADE + b"X-A: " + b"a" * 100_000 + b"\r\n",
+    "an upgrade with many fields": UPGRADE + MANY_FIELDS,
+}
+
+
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
+def test_a_whole_head_over_the_limit_is_refused_however_it_is_read(
+    any_server: Any, connect: Connect, head: bytes, request: pytest.FixtureRequest
+) -> None:
+    is_uvicorns = "uvicorn" in request.node.callspec.id
+    if is_uvicorns and b"Upgrade" in head:
+        pytest.skip("uvicorn's WebSocket protocol gets these first, and never answers them")
+    connection = connect(any_server)
+    connection.sendall(head + b"\r\n")
+    status = everything(connection)[:13]
+    # uvicorn's HTTP protocols refuse some heads by themselves, with a status of theirs.
+    assert status in ((b"HTTP/1.1 431 ", b"HTTP/1.1 400 ") if is_uvicorns else (b"HTTP/1.1 431 ",)), status
+
+
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
+def test_it_is_refused_behind_another_request_too(server: Any, connect: Connect, head: bytes) -> None:
+    connection = connect(server)
+    connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" + head + b"\r\n")
+    answer = everything(connection)
+    assert answer.count(b" 200 OK") <= 1
+    assert b"HTTP/1.1 431 " in answer
+
+
+def test_the_refusal_arrives_although_the_client_goes_on_sending(server: Any, connect: Connect) -> None:
+    connection = connect(server)
+    connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX-A: ")
+    connection.sendall(b"a" * 4_000_000)
+    assert everything(connection).startswith(b"HTTP/1.1 431 ")
+
+
+def test_a_head_at_the_limit_is_served_and_a_body_is_not_counted(any_server: Any, connect: Connect) -> None:
+    connection = connect(any_server)
+    body = b" " * 300_000
+    connection.sendall(
+        b"POST /reset HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nConnection: close\r\n"
+        + b"".join(b"X-%d: " % n + b"a" * 200 + b"\r\n" for n in range(200))
+        + b"Content-Length: %d\r\n\r\n" % len(body)
+        + body
+    )
+    assert everything(connection).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_a_body_over_the_limit_is_still_413(any_server: Any, connect: Connect) -> None:
+    any_server.app.state.openenv_server.reconfigure(max_message_bytes=1000)
+    connection = connect(any_server)
+    connection.sendall(
+        b"POST /reset HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nConnection: close\r\n"
+        b"Content-Length: 2000\r\n\r\n" + b" " * 2000
+    )
+    assert everything(connection).startswith(b"HTTP/1.1 413 ")

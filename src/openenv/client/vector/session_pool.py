@@ -16,7 +16,7 @@ from math import inf
 from typing import Any, Final
 
 from ...backoff import Backoff
-from ...errors import AccessDenied, ConnectFailed, OpenEnvError, RequestTimeout, SessionLost
+from ...errors import AccessDenied, ConnectFailed, OpenEnvError, ReplyTooLarge, RequestTimeout, SessionLost
 from ...protocol.client_sessions import ResumableSession, error_from_frame
 from ..flows import Attempts, Outage
 from ..network import Address, ConnectionOptions, parse_ws_url, socket_url
@@ -71,7 +71,7 @@ class SharedConnection:
     """The connection that some slots share: one at a time, replaced when it breaks.
 
     What is sent with the next write is collected in `to_open` and `outbox`; `opens` and `batches` have the slots that
-    an answer is for.
+    an answer is for. Requests go in one batch, or in several where the server takes only so many in one.
     """
 
     address: Address
@@ -83,6 +83,7 @@ class SharedConnection:
     batches: dict[int, list[Slot]] = field(default_factory=dict)
     to_open: list[Slot] = field(default_factory=list)
     outbox: list[Slot] = field(default_factory=list)
+    max_batch: int | None = None  # how many requests the server takes in one, if it says so
     _outage: Outage | None = None
 
     def __post_init__(self) -> None:
@@ -171,6 +172,14 @@ class SharedConnection:
         """Record that the server answers."""
         self._outage = None
 
+    def _batch_of(self, slots: list[Slot], each: bool) -> dict[str, Any]:
+        batch_id = self.connection.next_id()
+        self.batches[batch_id] = slots
+        while len(self.batches) > max(_BATCHES_KEPT, len(self.slots)):
+            del self.batches[next(iter(self.batches))]
+        batch: dict[str, Any] = {"type": "batch", "id": batch_id, "requests": [slot.pending for slot in slots]}
+        return {**batch, "each": True} if each else batch
+
     def queue_open(self, slot: Slot) -> None:
         """Open, or resume, a session with the next write."""
         slot.is_opening = True
@@ -189,16 +198,10 @@ class SharedConnection:
             self.opens[open_id] = slot
             messages.append({**slot.open_message(open_id), **self.open_options})
         # A slot may be there twice (`reset(slots=[0, 0])`), with one request.
-        slots = list(dict.fromkeys(slot for slot in self.outbox if slot.pending is not None))
-        if slots:
-            batch_id = connection.next_id()
-            self.batches[batch_id] = slots
-            while len(self.batches) > _BATCHES_KEPT:
-                del self.batches[next(iter(self.batches))]
-            batch: dict[str, Any] = {"type": "batch", "id": batch_id, "requests": [slot.pending for slot in slots]}
-            if each:
-                batch["each"] = True
-            messages.append(batch)
+        waiting = list(dict.fromkeys(slot for slot in self.outbox if slot.pending is not None))
+        most = self.max_batch or max(1, len(waiting))
+        for start in range(0, len(waiting), most):
+            messages.append(self._batch_of(waiting[start : start + most], each))
         self.outbox.clear()
         self.to_open.clear()
         connection.send(messages)
@@ -477,6 +480,9 @@ class SessionPool:
             data = slot.take(reply)
         except SessionLost as error:
             self._give_up(slot, error, kind=kind)
+        except ReplyTooLarge:  # the server keeps it; a batch of fewer has room for it
+            slot.pending = request
+            slot.shared.outbox.append(slot)
         except OpenEnvError as error:
             slot.pending = None
             self._on_answer(slot, kind, None, error)
@@ -497,6 +503,8 @@ class SessionPool:
             return
         slot.is_opening = False
         slot.shared.recovered()
+        max_batch = message.get("max_batch")
+        slot.shared.max_batch = max_batch if isinstance(max_batch, int) and max_batch > 0 else None
         if slot.name is None:
             slot.name = str(message["session"])
             self._by_name[slot.name] = slot

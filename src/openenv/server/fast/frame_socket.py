@@ -21,6 +21,7 @@ from ...protocol.frames import FrameError, FrameReader, Opcode, close_payload, c
 from ...runners import current_dispatcher, loop_local
 from ..asgi import Receive, Send
 from ..sockets import AsgiSocket, Socket, SocketHandler
+from ..unread import UnreadReplies
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class KeepAlive:
 
     def _check(self, connection: FrameSocket, pinged_at: float | None, now: float) -> float | None:
         """Ping or drop a connection when it is time; return when it was pinged, if its answer is still due."""
-        if not connection.can_be_heard(now):
+        if not connection.can_be_heard:
             return None
         if pinged_at is not None and connection.last_heard < pinged_at:
             if now - pinged_at >= self._timeout_s:
@@ -138,10 +139,9 @@ class FrameSocket(asyncio.Protocol):
         self._closing = False
         self._is_reading = True
         self._handler_paused = False
-        self._stalled_since = 0.0
-        self._unsent = 0
         self._keepalive = loop_local(self._loop, KeepAlive)
         self._writes = loop_local(self._loop, WriteBatch)
+        self._unread = loop_local(self._loop, UnreadReplies)
         self.is_full = False  # the peer reads too slowly for more to be sent now
         self._drained: asyncio.Future[None] | None = None
         self._close_timer: asyncio.TimerHandle | None = None
@@ -166,6 +166,8 @@ class FrameSocket(asyncio.Protocol):
         else:
             self._writes.flush()
             self._transport.writelines((text_head(size), payload))
+            if self.is_full:
+                self._unread.check()
 
     def send_binary(self, payload: bytes) -> None:
         """Send a binary message."""
@@ -173,6 +175,8 @@ class FrameSocket(asyncio.Protocol):
             self._writes.flush()
             head = text_head(len(payload))
             self._transport.writelines((b"\x82" + head[1:], payload))
+            if self.is_full:
+                self._unread.check()
 
     async def drained(self) -> None:
         """Wait until the peer has read enough of what was sent."""
@@ -181,14 +185,9 @@ class FrameSocket(asyncio.Protocol):
                 self._drained = self._loop.create_future()
             await asyncio.shield(self._drained)
 
-    def can_be_heard(self, now: float) -> bool:
-        """Say whether an answer to a ping could be read now; drop a peer that has read nothing for too long."""
-        if self.is_full:
-            unsent = self._transport.get_write_buffer_size()
-            if unsent < self._unsent or self._stalled_since == 0.0:
-                self._unsent, self._stalled_since = unsent, now
-            elif now - self._stalled_since > INTERVAL_S + TIMEOUT_S:
-                self.abort()
+    @property
+    def can_be_heard(self) -> bool:
+        """Whether an answer to a ping could be read now."""
         return self._is_reading and not self._closing
 
     def ping(self) -> None:
@@ -316,10 +315,9 @@ class FrameSocket(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Stop reading from a client that does not read its replies: they would pile up here."""
-        if not self.is_full:
-            self.is_full = True
-            self._stalled_since = 0.0
+        self.is_full = True
         self._update_reading()
+        self._unread.add(self._transport, self._stop)
 
     def resume_writing(self) -> None:
         """The client has caught up."""
@@ -328,8 +326,13 @@ class FrameSocket(asyncio.Protocol):
         if self._handler is not None and not self._closing:
             self._handler.on_writable()
 
+    def _stop(self, reason: str) -> None:
+        """End the connection of a client that does not read; it gets the reason if it begins to read now."""
+        self.close(1008, reason)
+
     def _relieve(self) -> None:
         self.is_full = False
+        self._unread.discard(self._transport)
         drained, self._drained = self._drained, None
         if drained is not None and not drained.done():
             drained.set_result(None)

@@ -32,6 +32,7 @@ logger = logging.getLogger("uvicorn.error")
 
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _MOST_EVENTS = 16
+_MOST_EVENT_BYTES = 1024 * 1024
 _PHRASES = {int(status): status.phrase for status in http.HTTPStatus}
 
 
@@ -59,6 +60,7 @@ class UpgradeProtocol(asyncio.Protocol):
         self._key = b""
         self._phase = "connecting"  # accepted, denying, taken, closed
         self._events: deque[dict[str, Any]] = deque()
+        self._event_bytes = 0
         self._event_waiter: asyncio.Future[None] | None = None
         self._socket: FrameSocket | None = None
         self._denial: tuple[int, list[tuple[bytes, bytes]], bytes] | None = None
@@ -235,7 +237,9 @@ class UpgradeProtocol(asyncio.Protocol):
         while not self._events:
             self._event_waiter = self._loop.create_future()
             await self._event_waiter
-        return self._events.popleft()
+        event = self._events.popleft()
+        self._event_bytes -= _size(event)
+        return event
 
     async def send(self, message: dict[str, Any]) -> None:
         """Handle a message of the application."""
@@ -278,7 +282,9 @@ class UpgradeProtocol(asyncio.Protocol):
 
     def _put(self, event: dict[str, Any]) -> None:
         self._events.append(event)
-        if self._socket is not None and len(self._events) >= _MOST_EVENTS:
+        self._event_bytes += _size(event)
+        is_behind = len(self._events) >= _MOST_EVENTS or self._event_bytes >= _MOST_EVENT_BYTES
+        if self._socket is not None and is_behind:
             self._socket.pause()  # the application does not receive: its client has to wait
         waiter, self._event_waiter = self._event_waiter, None
         if waiter is not None and not waiter.done():
@@ -326,3 +332,7 @@ class UpgradeProtocol(asyncio.Protocol):
 
     def on_lost(self) -> None:
         """Nothing to do: `connection_lost` tells the application."""
+
+
+def _size(event: dict[str, Any]) -> int:
+    return len(event.get("bytes") or event.get("text") or "")

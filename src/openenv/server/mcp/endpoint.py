@@ -86,6 +86,7 @@ logger = logging.getLogger(__name__)
 
 COOKIE = "openenv_mcp"
 PING_S = 15.0
+_MOST_QUEUED_BYTES = 1024 * 1024
 _LOOK_S = 0.5
 _SESSION = b"mcp-session-id"
 _HANDLE = SESSION_HEADER.lower().encode()
@@ -169,6 +170,7 @@ class McpEndpoint:
         send = echoing(scope, send)
         try:
             scope[BODY] = await read_body(receive, self._service.options.max_message_bytes)
+            self._service.value_limit.check(scope[BODY])
             data = decode(scope[BODY])
         except ClientGone:
             return
@@ -466,13 +468,18 @@ class McpReply:
     def __init__(self, send: Send, headers: HeaderList = ()) -> None:
         self._send = send
         self._headers = headers
-        self._notifications: deque[Mapping[str, Any]] = deque()
+        self._notifications: deque[bytes] = deque()
+        self._queued_bytes = 0
         self._wake: asyncio.Future[None] | None = None
         self.is_stream = False
 
     def notify(self, notification: Mapping[str, Any]) -> None:
-        """Send a notification before the result."""
-        self._notifications.append(notification)
+        """Send a notification before the result; a client that does not read misses some, but not the result."""
+        if self._queued_bytes > _MOST_QUEUED_BYTES:
+            return
+        encoded = encode(notification)
+        self._queued_bytes += len(encoded)
+        self._notifications.append(encoded)
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
@@ -486,7 +493,9 @@ class McpReply:
             awaited: set[asyncio.Future[Any]] = {work, self._wake} if gone is None else {work, self._wake, gone}
             done, _ = await asyncio.wait(awaited, timeout=PING_S, return_when=asyncio.FIRST_COMPLETED)
             while self._notifications:
-                await self._event(self._notifications.popleft())
+                encoded = self._notifications.popleft()
+                await self._event(encoded)
+                self._queued_bytes -= len(encoded)
             if work.done() or gone in done:
                 return
             if not done:
@@ -498,12 +507,12 @@ class McpReply:
         if not self.is_stream:
             await respond(self._send, status, encode(message), self._headers)
             return
-        await self._event(message)
+        await self._event(encode(message))
         await self._send(_END)
 
-    async def _event(self, message: Mapping[str, Any]) -> None:
+    async def _event(self, encoded: bytes) -> None:
         await self._begin()
-        body = b"event: message\r\ndata: " + encode(message) + b"\r\n\r\n"
+        body = b"event: message\r\ndata: " + encoded + b"\r\n\r\n"
         await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def _begin(self) -> None:
@@ -609,6 +618,7 @@ class RpcConnection(V1Connection):
 
     def _handle(self, payload: bytes) -> None:
         try:
+            self._service.value_limit.check(payload)
             data = decode(payload)
         except ValueError as exc:
             self._service.manager.report_error(JsonRpcErrorCode.PARSE_ERROR.name, self._session)
