@@ -16,10 +16,12 @@ from openenv.cli.__main__ import build
 from openenv.client.env_client import EnvClient
 from openenv.errors import OpenEnvError
 from openenv.protocol import json_values as codec
+from openenv.server.options import ServerArguments
 from openenv.types import Action, Observation, WSErrorCode
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 
 
 def page(name: str) -> str:
@@ -41,6 +43,34 @@ def test_every_command_and_option_is_documented() -> None:
         options = {option for part in parts for param in part.params for option in param.opts if option[0] == "-"}
         documented = set(re.findall(r"`(--?[a-z-]+)`", text.partition(f"## openenv {name}")[2].partition("\n## ")[0]))
         assert documented == options - {"--help"}
+
+
+def test_every_argument_of_a_server_is_documented_and_there_is_no_other() -> None:
+    table = page("howto/serve.md").partition("## Sessions, timeout, runner")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", table, re.MULTILINE)
+    documented = {name.strip("`") for row in rows for name in row.split(", ")}
+    assert documented <= set(inspect.signature(openenv.create_app).parameters)
+    assert documented >= set(ServerArguments.__annotations__)
+
+
+def test_pages_name_no_variable_that_is_not_read() -> None:
+    read = set(re.findall(r'"(OPENENV_\w+)"', inspect.getsource(settings)))
+    for file in PAGES:
+        named = set(re.findall(r"\b(OPENENV_[A-Z_]+)\b", file.read_text(encoding="utf-8")))
+        assert named <= read | {"OPENENV_ENGINE_PYTHON"}, file.name  # of a test that needs an engine
+
+
+def test_pages_name_no_option_that_a_command_does_not_have() -> None:
+    group = typer.main.get_command(build())
+    for file in PAGES:
+        for line in file.read_text(encoding="utf-8").splitlines():
+            for name, rest in re.findall(r"\bopenenv (\w+)((?: [^`#|]*)?)", line):
+                command = group.commands.get(name)  # type: ignore[attr-defined]
+                if command is None:
+                    continue
+                parts = [command, *getattr(command, "commands", {}).values()]
+                options = {one for part in parts for param in part.params for one in param.opts + param.secondary_opts}
+                assert set(re.findall(r"(?<!\S)(--[a-z-]+)", rest)) <= options | {"--help"}, (file.name, line)
 
 
 def test_every_error_code_is_documented() -> None:
@@ -89,9 +119,7 @@ def test_the_encodings_are_those_of_the_codec() -> None:
     assert [kind.replace("`", "") for kind in shown] == kinds
 
 
-@pytest.mark.parametrize(
-    "file", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))], ids=lambda path: path.name
-)
+@pytest.mark.parametrize("file", PAGES, ids=lambda path: path.name)
 def test_links_lead_somewhere(file: Path) -> None:
     text = re.sub(r"```.*?```", "", file.read_text(encoding="utf-8"), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):

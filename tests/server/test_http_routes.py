@@ -350,6 +350,11 @@ def test_limits_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -
     server = HTTPEnvServer(Parrot, Say, Heard)
     assert (server.max_concurrent_envs, server.manager.limits.idle_s) == (9, 33)
     assert server.manager.runner.name == "inline"
+    config = ConcurrencyConfig(max_concurrent_envs=4)  # says nothing of a timeout
+    server = HTTPEnvServer(Parrot, Say, Heard, concurrency_config=config)
+    assert (server.max_concurrent_envs, server.manager.limits.idle_s) == (4, 33)
+    own = HTTPEnvServer(Parrot, Say, Heard, concurrency_config=ConcurrencyConfig(session_timeout=5))
+    assert own.manager.limits.idle_s == 5
 
 
 def test_an_unused_http_session_expires(serve: Callable[..., Any]) -> None:

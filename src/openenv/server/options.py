@@ -149,8 +149,10 @@ class ServerOptions:
         unset = {name for name in _SETTINGS if overrides.get(name) is None}
         if concurrency is not None:
             overrides["sessions"] = concurrency.max_concurrent_envs
-            overrides["session_timeout_s"] = concurrency.session_timeout
-            unset -= {"sessions", "session_timeout_s"}
+            unset -= {"sessions"}
+            if concurrency.session_timeout is not None:
+                overrides["session_timeout_s"] = concurrency.session_timeout
+                unset -= {"session_timeout_s"}
         if limits is not None:
             unset -= {*_LIMITS, "session_timeout_s"}
             overrides = {name: value for name, value in overrides.items() if name not in _LIMITS}
