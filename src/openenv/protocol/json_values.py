@@ -38,6 +38,7 @@ _OMITTED_WHEN_UNSET = {"terminated", "truncated"}
 NONFINITE_REWARD_KEY = "nonfinite_reward"
 _FEWEST_VALUES = 500_000
 _BYTES_PER_VALUE = 50
+_PIECE = 256 * 1024
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b',[{"'))
 
 
@@ -64,21 +65,27 @@ class ValueLimit(NamedTuple):
         return cls(values, values // 4)
 
     def check(self, raw: bytes) -> None:
-        """Look at JSON text before it is parsed.
+        """Look at JSON text before it is parsed, no further than to where it holds too much.
 
         Raises:
             TooManyValues: It holds more.
         """
         if len(raw) <= 2 * self.containers:  # even `[]` takes two bytes, and `0,` too
             return
-        structure = _structure(raw)
-        if len(structure) > self.containers:  # perhaps much of it stands inside of strings
-            quotes = structure.count(b'"')
-            if quotes > 4 * (self.values + 1):  # two for each string, and each value may have a key
-                raise TooManyValues(self._too_many_values)
-            structure = b"".join(structure.split(b'"')[::2])
-        containers = structure.count(b"[") + structure.count(b"{")
-        self.check_counts(containers + structure.count(b","), containers)
+        values = containers = start = 0
+        in_string = False
+        while start < len(raw):
+            piece = raw[start : start + _PIECE]
+            if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # do not cut a backslash off from what it escapes
+                piece += raw[start + _PIECE : start + _PIECE + 1]
+            start += len(piece)
+            between = _structure(piece).split(b'"')  # in turn outside and inside of strings
+            outside = b"".join(between[in_string::2])
+            in_string ^= len(between) % 2 == 0
+            opened = outside.count(b"[") + outside.count(b"{")
+            containers += opened
+            values += opened + outside.count(b",")
+            self.check_counts(values, containers)
 
     def check_counts(self, values: int, containers: int) -> None:
         """Compare what was counted.
@@ -89,16 +96,12 @@ class ValueLimit(NamedTuple):
         if containers > self.containers:
             raise TooManyValues(f"more than {self.containers} lists and objects in one message")
         if values > self.values:
-            raise TooManyValues(self._too_many_values)
-
-    @property
-    def _too_many_values(self) -> str:
-        return f"more than {self.values} values in one message"
+            raise TooManyValues(f"more than {self.values} values in one message")
 
 
-def _structure(raw: bytes) -> bytes:
-    """Return the brackets, braces, commas and quotes of JSON text, without those quotes that are inside of a string."""
-    unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+def _structure(text: bytes) -> bytes:
+    """Return the brackets, braces, commas and quotes of JSON text, but for quotes that are escaped or end nothing."""
+    unescaped = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     # Two quotes with nothing between them do not change which of the other characters are inside of a string.
     return unescaped.translate(None, _NOT_STRUCTURE).replace(b'""', b"")
 

@@ -80,7 +80,7 @@ class AsgiSocket:
         self._send = send
         self._max_size = max_size
         self._handler: SocketHandler | None = None
-        self._queue: asyncio.Queue[tuple[dict[str, Any], int]] = asyncio.Queue()  # messages, and their sizes
+        self._queue: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()  # "text", "bytes" or "close", and its content
         self._queued_bytes = 0
         self._unread = loop_local(asyncio.get_running_loop(), UnreadReplies)
         self.is_full = False  # the peer reads too slowly for more to be sent now
@@ -101,16 +101,16 @@ class AsgiSocket:
     def send(self, payload: bytes) -> None:
         """Send a text message."""
         if not self._closing:
-            self._put({"type": "websocket.send", "text": payload.decode()}, len(payload))
+            self._put("text", payload)
 
     def send_binary(self, payload: bytes) -> None:
         """Send a binary message."""
         if not self._closing:
-            self._put({"type": "websocket.send", "bytes": payload}, len(payload))
+            self._put("bytes", payload)
 
-    def _put(self, message: dict[str, Any], size: int) -> None:
-        self._queue.put_nowait((message, size))
-        self._queued_bytes += size
+    def _put(self, kind: str, payload: bytes) -> None:
+        self._queue.put_nowait((kind, payload))
+        self._queued_bytes += len(payload)
         if self._queue.qsize() >= _MOST_QUEUED or self._queued_bytes >= _MOST_QUEUED_BYTES:
             self.is_full = True
             self._unread.add(self, self._stop)
@@ -133,7 +133,7 @@ class AsgiSocket:
         """Close after what was sent."""
         if not self._closing:
             self._closing = True
-            self._queue.put_nowait(({"type": "websocket.close", "code": code, "reason": reason}, 0))
+            self._queue.put_nowait(("close", {"type": "websocket.close", "code": code, "reason": reason}))
 
     def pause(self) -> None:
         """Read no more for now."""
@@ -176,15 +176,17 @@ class AsgiSocket:
 
     async def _write(self) -> None:
         while True:
-            message, size = await self._queue.get()
+            kind, content = await self._queue.get()
             try:
-                await self._send(message)
+                if kind == "close":
+                    await self._send(content)
+                    return
+                await self._send({"type": "websocket.send", kind: content if kind == "bytes" else content.decode()})
             except Exception:  # servers differ in what they raise for a client that is gone
                 logger.debug("a message could not be sent", exc_info=True)
                 return
-            if message["type"] == "websocket.close":
-                return
-            self._queued_bytes -= size
+            self._queued_bytes -= len(content)
+            content = b""  # or an idle connection would keep its last reply
             is_low = self._queue.qsize() <= _MOST_QUEUED // 2 and self._queued_bytes <= _MOST_QUEUED_BYTES // 2
             if self.is_full and is_low and self._handler is not None:
                 self.is_full = False

@@ -29,7 +29,6 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any, Final
 
 from ..errors import (
@@ -295,7 +294,7 @@ class V2Connection:
             self._run_groups(batch.steps, replies, message)
         else:
             for place, request in enumerate(batch.in_full()):
-                self._handle(request, message, partial(replies.put, place))
+                self._handle(request, message, BatchPlace(replies, place))
         if not count and not batch.each:
             replies.send()
 
@@ -338,7 +337,7 @@ class V2Connection:
         if self._is_loaded():
             self._backpressure.pause()
         for place in alone:
-            self._handle(request_of(steps[place]), message, partial(replies.put, place))
+            self._handle(request_of(steps[place]), message, BatchPlace(replies, place))
 
     def _handle(self, request: Request | RefusedRequest, message: SentMessage, send: Send) -> None:
         if isinstance(request, RefusedRequest):
@@ -399,6 +398,9 @@ class V2Connection:
             return
 
         def answer(kept: bytes) -> None:
+            if isinstance(send, BatchPlace) and not send.has_room(len(kept)):
+                send.refuse()  # not even written: a batch may repeat one request ten thousand times
+                return
             send(self.writer.repeat(kept, first.writer, request.id, session.id, request.session))
 
         entry.on_reply(answer)
@@ -669,19 +671,26 @@ class BatchReplies:
 
     def put(self, place: int, reply: bytes) -> None:
         """Take the reply to one request."""
-        connection = self._connection
-        if self._batch.each and not connection.is_behind:
-            self._size = 0
-        if self._size and self._size + len(reply) > connection.max_bytes:
+        if not self.has_room(len(reply)):
             reply = self._refusal(place)
         self._size += len(reply)
         if self._batch.each:
-            connection.send_soon(reply)
+            self._connection.send_soon(reply)
             return
         self._replies[place] = reply
         self._missing -= 1
         if not self._missing:
             self.send()
+
+    def has_room(self, size: int) -> bool:
+        """Whether a reply of that size fits beside the others; the first one always does."""
+        if self._batch.each and not self._connection.is_behind:
+            self._size = 0
+        return not self._size or self._size + size <= self._connection.max_bytes
+
+    def refuse(self, place: int) -> None:
+        """Take an error in the place of a reply that does not fit."""
+        self.put(place, self._refusal(place))
 
     def put_group(self, group: StepGroup) -> None:
         """Take the replies to steps that ran together, and keep each in its session's ledger."""
@@ -719,6 +728,27 @@ class BatchReplies:
             request_id, name = request.id, request.session
         text = f"The replies to one batch have at most {self._connection.max_bytes} bytes; repeat the request"
         return writer.message("error", request_id, name, writer.error(ReplyTooLarge(text)))
+
+
+class BatchPlace:
+    """Takes the reply to one request of a batch."""
+
+    __slots__ = ("_place", "_replies")
+
+    def __init__(self, replies: BatchReplies, place: int) -> None:
+        self._replies = replies
+        self._place = place
+
+    def __call__(self, reply: bytes) -> None:
+        self._replies.put(self._place, reply)
+
+    def has_room(self, size: int) -> bool:
+        """Whether a reply of that size fits into the answer."""
+        return self._replies.has_room(size)
+
+    def refuse(self) -> None:
+        """Take an error in its place."""
+        self._replies.refuse(self._place)
 
 
 class SentMessage:
