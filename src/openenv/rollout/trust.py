@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Literal
 from openenv.rollout.checks import Check
 from openenv.rollout.shell_syntax import (
     Command,
+    Compound,
     Expansion,
     Node,
     Pipeline,
@@ -164,9 +165,11 @@ class LineReader:
         self._allows_pytest = allows_pytest
         self._cwd: str | None = WORKDIR
         """Where relative paths begin; None after a `cd` that cannot be followed."""
-        self._functions: set[str] = set()
-        self._read: set[str] = set()
-        """The files that are being read or were."""
+        # Folders that are no links of the agent's: the verifier has laid files below them.
+        self._folders = {HOME, WORKDIR, "/", "/tmp", *(folder for path in self._files for folder in _parents(path))}
+        self._functions: dict[str, list[Compound]] = {}
+        self._read: set[tuple[str, str | None]] = set()
+        """The files and functions that are being read or were, and in which folder."""
         self._programs: dict[str, Callable[[Command, tuple[Word, ...]], None]] = {
             "[": self._test,
             "test": self._test,
@@ -218,9 +221,10 @@ class LineReader:
         if isinstance(node, Command):
             self._command(node)
             return
-        if node.kind == "function":
-            self._functions.add(node.name)
-        elif node.name:
+        if node.kind == "function":  # read where it is called: its paths begin there
+            self._functions.setdefault(node.name, []).append(node)
+            return
+        if node.name:
             _check_variable(node.name)
         for part in node.parts:
             self.sequence(part)
@@ -258,7 +262,12 @@ class LineReader:
         arguments = command.words[1:]
         if program is None:
             raise Refusal(f"it runs {command.words[0].text}, which is not one of the system's programs")
-        if program in self._functions or program in _READERS:
+        if program in self._functions:
+            if self._is_new(f"function {program}"):
+                for body in self._functions[program]:
+                    self.sequence(body.parts[0])
+            return
+        if program in _READERS:
             return
         if program in _SHELLS:
             self._shell(command, arguments)
@@ -278,7 +287,8 @@ class LineReader:
         if not all(isinstance(part, str) for part in parts):
             return None
         path = "".join(map(str, parts))
-        if not path.startswith("/") and self._cwd is None:
+        # Of a folder behind a link, `..` is another one than the text says.
+        if re.search(r"[^/.][^/]*/+\.\.(/|$)", path) or (not path.startswith("/") and self._cwd is None):
             return None
         return _absolute(self._cwd or "/", path)
 
@@ -318,7 +328,8 @@ class LineReader:
 
     def _change_folder(self, command: Command, arguments: tuple[Word, ...]) -> None:
         named = len(arguments) == 1 and not arguments[0].start.startswith("-")
-        self._cwd = self._path(arguments[0]) if named else None
+        folder = self._path(arguments[0]) if named else None
+        self._cwd = folder if folder in self._folders else None
 
     def _find_command(self, command: Command, arguments: tuple[Word, ...]) -> None:
         if not arguments or arguments[0].literal != "-v":
@@ -342,6 +353,7 @@ class LineReader:
                 raise Refusal(f"find {option} does more than read")
 
     def _sed(self, command: Command, arguments: tuple[Word, ...]) -> None:
+        self._plain_options(command, arguments)
         scripts, others = [], []
         words = iter(arguments)
         for word in words:
@@ -377,8 +389,8 @@ class LineReader:
         words = list(arguments)
         while words:
             word = words.pop(0)
-            if re.match(r"-\w*L|--library-path", word.start):
-                raise Refusal("jq -L loads other files")
+            if re.match(r"-\w*L|--library-path", word.start) or re.search(r"\b(import|include)\b", word.text):
+                raise Refusal(f"'{command.text}' loads other files")
             if re.fullmatch(r"-\w*f|--from-file", word.literal or "") and words:
                 self._file(words.pop(0), what="jq runs the program")
 
@@ -387,7 +399,7 @@ class LineReader:
         while words and words[0].start.startswith("-"):
             if words.pop(0).literal in ("-k", "-s") and words:
                 words.pop(0)
-        if len(words) < 2:
+        if len(words) < 2 or words[0].literal is None:
             raise Refusal(f"'{command.text}' is not read")
         self._command(Command(command.text, (), tuple(words[1:]), command.redirections))
 
@@ -416,19 +428,23 @@ class LineReader:
             self.read(_standard_input(command))
         self._cwd = before
 
-    def _is_new(self, path: str) -> bool:
-        """Return whether a file was not read before."""
+    def _is_new(self, name: str) -> bool:
+        """Return whether a file or function was not read before, in this folder."""
         before = len(self._read)
-        self._read.add(path)
+        self._read.add((name, self._cwd))
         return len(self._read) > before
 
     # Python
 
     def _python(self, command: Command, arguments: tuple[Word, ...]) -> None:
         words = list(arguments)
+        ignores_folder = False
         while words and _PYTHON_OPTIONS.fullmatch(words[0].literal or ""):
+            ignores_folder = ignores_folder or "I" in words[0].text
             words.pop(0)
         option = words[0].literal if words else "-"
+        if option in ("-c", "-", "-m") and self._cwd is None and not ignores_folder:
+            raise Refusal("Python looks for modules in a folder that is the agent's; python3 -I does not")
         if option == "-c":
             code = words[1].literal if len(words) > 1 else None
             if code is None:
@@ -461,7 +477,8 @@ class LineReader:
         for word in tests:
             name = (word.literal or "").partition("::")[0]
             path, text = self._file(Word(word.text, (name,)), what="pytest runs")
-            self._python_file(path, text, posixpath.dirname(path))
+            # A package of the agent's beside the test would change where other verify files are imported from.
+            self._python_file(path, text, None)
 
     def _python_file(self, path: str, text: str, folder: str | None) -> None:
         if self._is_new(path):
@@ -531,6 +548,13 @@ def _program(word: Word) -> str | None:
     return base if not folder or folder in _SYSTEM else None
 
 
+def _parents(path: str) -> list[str]:
+    folders = []
+    while (path := posixpath.dirname(path)) not in ("", "/"):
+        folders.append(path)
+    return folders
+
+
 def _absolute(folder: str, path: str) -> str:
     return posixpath.normpath(posixpath.join(folder, path))
 
@@ -552,7 +576,10 @@ def _prints_a_number(expansion: Expansion) -> bool:
     words = [word.literal or "" for word in last.words]
     if words[0] == "wc":
         return len(words) <= 2 and all(re.fullmatch(r"-[lwcm]", word) for word in words[1:])
-    return words[0] == "grep" and "-c" in words and "-r" not in words
+    operands = [word for word in last.words[1:] if not word.start.startswith("-")]
+    counts = words[0] == "grep" and any(re.fullmatch(r"-[ciEFwxvq]*c[iEFwxv]*", word) for word in words)
+    # The pattern and a file: of several, it prints the names, too.
+    return counts and len(operands) <= 2 and all(word.literal is not None for word in operands)
 
 
 def _standard_input(command: Command) -> str:
