@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -87,3 +88,10 @@ libc = ctypes.CDLL(None, use_errno=True)
 print(libc.syscall(number, 1, ctypes.byref(ctypes.c_ulong(0))), ctypes.get_errno())
 """
     assert open_box().exec(["python3", "-c", code]).stdout == "-1 38\n"
+
+
+def test_the_processes_of_a_sandbox_cannot_use_up_the_files_of_the_machine(open_box: Open) -> None:
+    soft, hard = map(int, open_box().exec("ulimit -Sn; ulimit -Hn").stdout.split())
+    machine = int(Path("/proc/sys/fs/file-max").read_text())
+    assert soft in (1024, hard)  # runc sometimes raises it
+    assert hard == 1024 or hard * Limits().pids <= machine // 4

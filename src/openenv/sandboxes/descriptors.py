@@ -18,18 +18,25 @@ with contextlib.suppress(ImportError):  # not there on every platform
 LOW = 4096
 """A limit below this is worth a note: it is enough for about a hundred sandboxes."""
 _DEFAULT = 1024
+_UNLIMITED = 1 << 40
 _PER_CONNECTION = 4
 _MOST_SHARED = 1024
 _MOST_INSIDE = 65536
 
 
+def _limits() -> tuple[int, int]:
+    """Return the soft and the hard limit of this process."""
+    try:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    except NameError:
+        return _DEFAULT, _DEFAULT
+    soft, hard = (_UNLIMITED if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    return soft, hard
+
+
 def file_limit() -> int:
     """Return how many descriptors this process may have."""
-    try:
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    except NameError:
-        return _DEFAULT
-    return 1 << 20 if soft == resource.RLIM_INFINITY else soft
+    return _limits()[0]
 
 
 def raise_file_limit() -> int:
@@ -51,8 +58,9 @@ def limit_inside(processes: int) -> int:
     try:
         machine = int(Path("/proc/sys/fs/file-max").read_text())
     except (OSError, ValueError):
-        return _DEFAULT
-    return max(_DEFAULT, min(machine // 4 // processes, _MOST_INSIDE))
+        machine = _UNLIMITED
+    _, hard = _limits()
+    return max(_DEFAULT, min(machine // 4 // processes, _MOST_INSIDE, hard))
 
 
 class ConnectionQuota:

@@ -37,6 +37,7 @@ from openenv.errors import SandboxError, SandboxUnavailable
 from openenv.sandboxes import seccomp
 from openenv.sandboxes.base import Mount, Sandboxes, SandboxSpec
 from openenv.sandboxes.container_cli import OWNER_LABEL, ContainerCli, EngineName, bind_option, first_engine
+from openenv.sandboxes.descriptors import limit_inside
 from openenv.sandboxes.local.cgroups import limit_sockets
 from openenv.sandboxes.namespaces import limit_terminals, listen_in
 from openenv.sandboxes.owners import Owner
@@ -162,6 +163,7 @@ class DockerSandboxes(Sandboxes):
             *("--pids-limit", str(limits.pids), "--cpus", f"{min(limits.cpus, ready.cpus):g}"),
             *("--memory", memory, "--memory-swap", memory, "--shm-size", f"{rest}m"),
             *("--user", "0:0", "--workdir", "/", "--log-driver", "none", "--ulimit", "core=0"),
+            *self._file_limit(ready.engine, limits.pids),
             *("--stop-timeout", "0"),  # it ends at once or not at all, for it handles no signal
             *("--tmpfs", f"{spec.home}:{_TMPFS},size={home}m,{owned}"),
             *("--tmpfs", f"/tmp:{_TMPFS},size={rest}m,mode=1777"),
@@ -173,6 +175,13 @@ class DockerSandboxes(Sandboxes):
             *("--entrypoint", "/bin/sh", ready.image, "-c", _HOLD, "sh"),
             str(max(1, math.ceil(spec.timeout_s))),
         ]
+
+    def _file_limit(self, engine: ContainerCli, processes: int) -> list[str]:
+        """Return the option that keeps a container from using up the open files of the machine, if it is this one."""
+        if engine.kind != "docker" or not engine.is_local:  # podman may have no right to it
+            return []
+        most = limit_inside(processes)
+        return ["--ulimit", f"nofile={min(1024, most)}:{most}"]
 
 
 @dataclass(frozen=True, slots=True)
