@@ -190,10 +190,8 @@ class AgentConnections:
             own = [other for other in self._open if other.key == key]
             if not (self._close_idle(own) and self.quota.take(key)):
                 raise RequestRefused(429, f"this key has {len(own)} connections, and each is waiting for an answer")
-        if connection.key is not None:
-            self.quota.release(connection.key)
+        self._release(connection)
         connection.key = key
-        self._unknown.pop(connection, None)
 
     def _close_idle(self, connections: Iterable[AgentConnection]) -> bool:
         idle = next((connection for connection in connections if connection.is_idle), None)
@@ -208,6 +206,9 @@ class AgentConnections:
         if connection not in self._open:
             return
         del self._open[connection]
+        self._release(connection)
+
+    def _release(self, connection: AgentConnection) -> None:
         self._unknown.pop(connection, None)
         if connection.key is not None:
             self.quota.release(connection.key)
