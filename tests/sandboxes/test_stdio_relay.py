@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from openenv.sandboxes import relay as relay_module
 from openenv.sandboxes.descriptors import ConnectionQuota
 from openenv.sandboxes.relay import StdioTunnel, relay_source
 from openenv.sandboxes.stdio_relay import CUT, DATA, HEAD, OPEN
@@ -190,3 +191,23 @@ def test_a_tunnel_opens_no_more_connections_than_its_quota_allows(echo: Path) ->
     while quota.held(tunnel) or quota.held(neighbour):
         assert time.monotonic() < deadline, "places are not given back"
         time.sleep(0.01)
+
+
+def test_a_tunnel_opens_connections_no_faster_than_a_host_can_bear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_module, "_BURST", 10.0)
+    monkeypatch.setattr(relay_module, "_RATE", 0.001)
+    path = tmp_path / "counted"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen(64)
+        server.settimeout(0.2)
+        tunnel = StdioTunnel(path)
+        for number in range(40):
+            tunnel.received("stdout", HEAD.pack(OPEN, number, 0) + HEAD.pack(CUT, number, 0))
+        for _ in range(10):
+            server.accept()[0].close()
+        with pytest.raises(TimeoutError):
+            server.accept()
+        tunnel.close()

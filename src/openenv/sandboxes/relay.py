@@ -98,6 +98,22 @@ async def _settle() -> None:
         await asyncio.wait(tasks)
 
 
+class _Pace:
+    """Limits how fast the connections of one listener come."""
+
+    def __init__(self) -> None:
+        self._credit, self._at = _BURST, time.monotonic()
+
+    def allows(self) -> bool:
+        """Return whether another connection may be made now."""
+        now = time.monotonic()
+        self._credit, self._at = min(_BURST, self._credit + (now - self._at) * _RATE), now
+        if self._credit < 1:
+            return False
+        self._credit -= 1
+        return True
+
+
 class Exposure:
     """A listening socket whose connections go to a unix socket of the host."""
 
@@ -108,7 +124,7 @@ class Exposure:
         self._listener = listener
         self._target = target
         self._is_full = False
-        self._credit, self._paced_at = _BURST, time.monotonic()
+        self._pace = _Pace()
         self._buffer = bytearray(_CHUNK)  # one for all: the loop reads one connection at a time, and `write` copies
 
     def close(self) -> None:
@@ -129,7 +145,9 @@ class Exposure:
         connections: set[asyncio.Task[None]] = set()
         try:
             while True:
-                await self._pace()
+                if not self._pace.allows():
+                    await asyncio.sleep(1 / _RATE)  # what comes meanwhile waits in the backlog, inside
+                    continue
                 try:
                     near, _ = await loop.sock_accept(self._listener)
                 except OSError:  # the client is gone again, or the host is out of descriptors: do not spin
@@ -150,17 +168,6 @@ class Exposure:
         finally:
             for task in connections:
                 task.cancel()
-
-    async def _pace(self) -> None:
-        """Wait until another connection may be accepted; until then it waits in the backlog, inside."""
-        while True:
-            now = time.monotonic()
-            self._credit = min(_BURST, self._credit + (now - self._paced_at) * _RATE)
-            self._paced_at = now
-            if self._credit >= 1:
-                self._credit -= 1
-                return
-            await asyncio.sleep(1 / _RATE)
 
     async def _place(self) -> bool:
         """Take a place for a connection; False if there is none for it.
@@ -311,6 +318,7 @@ class StdioTunnel(FrameTunnel):
     def __init__(self, target: Path, quota: ConnectionQuota | None = None) -> None:
         super().__init__()
         self._quota = quota or ConnectionQuota()
+        self._pace = _Pace()
         self.ready = threading.Event()
         self._target = str(target)
         self._outgoing: queue.Queue[bytes | None] = queue.Queue(maxsize=256)
@@ -364,7 +372,7 @@ class StdioTunnel(FrameTunnel):
         if number in self._sockets:
             raise ValueError(f"connection {number} was opened twice")
         # Each takes a descriptor and a thread of the host until both sides are done.
-        if not self._quota.take(self):
+        if not self._pace.allows() or not self._quota.take(self):
             self.send(CUT, number)
             return
         end = None
