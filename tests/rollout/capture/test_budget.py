@@ -106,7 +106,7 @@ def test_an_endless_stream_is_cut_off_at_the_budget(open_agent: Any, engine: Any
     (call,) = agent.capture.calls()
     stats = agent.capture.stats()
     assert (call.ended, stats.budget_stops, stats.failures_in_a_row) == ("budget", 1, 0)
-    assert 20 < stats.completion_tokens < 200
+    assert 20 < stats.completion_tokens < 5000
     assert agent.chat().json()["choices"][0]["message"] == STOPPED
 
 

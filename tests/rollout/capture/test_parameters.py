@@ -576,6 +576,24 @@ def test_an_agent_that_hangs_up_does_not_make_its_rollout_one_that_is_not_traine
     assert len(export.trace_entries(recording)) == 1
 
 
+def test_a_model_that_says_nothing_does_not_make_its_rollout_one_that_is_not_trained_on(
+    agent: Any, engine: Any, fake: Any
+) -> None:
+    agent.chat()
+    end, usage = (
+        fake.chat_chunk({}, finish="stop"),
+        {"completion_tokens": 1},
+    )  # llama.cpp counts the end, and names none
+    pieces = [fake.event(end), fake.event({**fake.chat_chunk({}), "choices": [], "usage": usage}), fake.DONE]
+    engine.respond = lambda request: fake.Answer.events(*pieces)
+    agent.chat_stream("other")
+    recording = agent.capture.recording()
+    document = export.document(recording)
+    assert (document["trainable"], document["capture_level"]) == (True, "tokens")
+    assert [finding["code"] for finding in document["validation"] if finding["call"] == 2] == ["empty_turn"]
+    assert len(export.trace_entries(recording)) == 1
+
+
 def test_the_query_of_an_agents_address_reaches_the_endpoint_only_as_far_as_it_is_known(
     ask: Any, open_agent: Any, engine: Any
 ) -> None:
