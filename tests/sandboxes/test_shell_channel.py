@@ -12,7 +12,7 @@ import pytest
 from openenv.sandboxes.shell_command import ProcessChannel
 
 LIMIT_S = 30.0
-HOLDER = "setsid sleep 60 & echo $!; cat >/dev/null"
+HOLDER = "setsid sh -c 'echo $$; exec sleep 60' & cat >/dev/null"
 
 
 def first_line(channel: ProcessChannel) -> bytes:
