@@ -514,3 +514,22 @@ def test_an_agent_cannot_fill_the_disk_with_its_requests(
     outcome = run(agent=agent, model=Model(base_url=endpoint("error").url, name="m"))
     assert (outcome.status, outcome.reward) == ("ok", IDLE)
     assert len(outcome.turns) == 4  # three large ones, and the small one at the end
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_tree_that_fills_the_hosts_disk_is_the_agents_failure_where_the_setups_does_not(
+    run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    real = LocalSandbox.pack
+    full = iter([True] * times)
+
+    def pack(self: LocalSandbox, path: str, archive: Path, **options: Any) -> None:
+        if path.endswith("workdir") and next(full, False):
+            raise OSError(28, "No space left on device")
+        real(self, path, archive, **options)
+
+    monkeypatch.setattr(LocalSandbox, "pack", pack)
+    outcome = run(agent=Shell(["echo 42 > answer.txt"]))
+    expected = ("policy_failed", IDLE) if times == 1 else ("sandbox_failed", None)
+    assert (outcome.status, outcome.reward) == expected
+    assert "No space left" in str(outcome.reason)

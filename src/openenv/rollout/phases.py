@@ -35,7 +35,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import errno
 import logging
 import threading
 import time
@@ -89,8 +88,6 @@ _TAIL = 256 * 1024
 _LOG_TAIL = 2000
 _SLACK_S = COLLECT_S + 120.0
 _POLL_S = 0.25
-_HOST_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EROFS})
-"""What the host runs out of; a sandbox has other files, and limits of its own."""
 
 
 class AgentLog:
@@ -522,24 +519,16 @@ class RolloutRun:
 
         Raises:
             RolloutCancelled: the failure is a consequence of that.
-            OSError: the host itself has failed.
+            OSError: the host's folder of this rollout was removed. (A full disk is no proof: a large tree can fill it.)
         """
         self._cancel.check()
-        if isinstance(exc, OSError) and self._is_of_the_host(exc):
+        if isinstance(exc, OSError) and not self._plan.folder.is_dir():
             raise exc
         self._in_doubt = self._in_doubt or (self._reporter.phase, exc)
         if isinstance(exc, SandboxError | UnusableWorktree | OSError):
             return str(exc)
         logger.error("rollout %s failed", self._plan.rollout_id, exc_info=exc)
         return f"{type(exc).__name__}: {exc}"
-
-    def _is_of_the_host(self, exc: OSError) -> bool:
-        folder = self._plan.folder
-        if not folder.is_dir():  # it was cleaned up
-            return True
-        # Errors that a sandbox reports name a path inside.
-        is_here = exc.filename is None or str(exc.filename).startswith(f"{folder}/")
-        return exc.errno in _HOST_ERRORS and is_here
 
     def _control_run(self, phase: Phase, exc: Exception) -> None:
         """Do in a fresh sandbox, with what the setup left, what failed in the agent's.
