@@ -417,11 +417,10 @@ class _Parser:
                 parts += self.quoted_parts('"')
                 self.at, quoted = self.at + 1, True
             elif char == "\\":
-                if self.line.startswith("\\\n", self.at):
-                    self.at += 2
-                else:
-                    parts.append(self.line[self.at + 1 : self.at + 2])
-                    self.at, quoted = self.at + 2, True
+                if self.line.startswith("\\\n", self.at):  # `i\<newline>f` would be a reserved word
+                    raise ShellSyntaxError("a word goes on in the next line")
+                parts.append(self.line[self.at + 1 : self.at + 2])
+                self.at, quoted = self.at + 2, True
             elif char in "$`":
                 parts.append(self._expansion(quoted=False))
             elif char in "*?" or (char == "[" and _BRACKETS.match(self.line, self.at)):
