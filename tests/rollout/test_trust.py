@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from openenv.rollout import Check, Task, Trust
-from openenv.rollout.trust import reaches, trust_of, weakest
+from openenv.rollout import Check, Task, Trust, run_rollout
+from openenv.rollout.agents import Shell
+from openenv.rollout.trust import _DATA_MODULES, reaches, trust_of, weakest
+from openenv.sandboxes.base import Sandboxes
 
 FILES = {
     "data.py": "import json, sys\nfrom pathlib import Path\n"
@@ -311,3 +313,32 @@ def test_the_weakest_check_decides() -> None:
     assert reaches("isolated", "isolated")
     assert not reaches("shared", "isolated")
     assert not reaches(None, "shared")
+
+
+CANARY = "import os\nos.write(2, b'CANARY')\n"
+
+
+@pytest.mark.slow
+def test_lines_that_are_isolated_run_nothing_of_an_agent_that_plants_code_everywhere(local: Sandboxes) -> None:
+    names = {"helper", "tools", "pytest", "conftest", "sitecustomize", "usercustomize", "posixpath", "encodings"}
+    names |= {module.partition(".")[0] for module in _DATA_MODULES} - {"os", "sys"}
+    program = "#!/bin/sh\necho CANARY >&2\n"
+    plant = [
+        "mkdir -p out expected tests/__pycache__ bin",
+        *(
+            f"for d in . out tests expected; do [ -e $d/{name}.py ] || cp canary.py $d/{name}.py; done"
+            for name in names
+        ),
+        "for d in . out tests; do mkdir -p $d/helper $d/json $d/tests $d/xml; "
+        "for p in helper json tests xml; do cp canary.py $d/$p/__init__.py; done; done",
+        "for p in a.out grep cat python3 sh sort jq; do for d in . out bin; do cp program $d/$p; done; done",
+        "chmod -R 755 .; printf '[pytest]\\naddopts = -p canary\\n' | tee pytest.ini out/pytest.ini > tests/pytest.ini",
+        "echo '[1]' > a.json; touch a.txt b.txt one.txt answer.txt out.txt -- -delete -exec",
+        "ln -s tests link; ln -s data.py greeting.txt; ln -s . here",
+    ]
+    agent = Shell(["cat > canary.py <<'END'\n" + CANARY + "END", f"cat > program <<'END'\n{program}END", *plant])
+    task = Task(instruction="x", verify=tuple(ISOLATED), verify_files=FILES, verify_timeout_s=60)
+    outcome = run_rollout(task, agent=agent, sandbox=local)
+    assert outcome.status == "ok"
+    assert {result.trust for result in outcome.verify_results} == {"isolated"}
+    assert [result.cmd for result in outcome.verify_results if "CANARY" in result.stdout + result.stderr] == []
