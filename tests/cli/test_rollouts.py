@@ -149,7 +149,7 @@ def test_lint_says_how_far_checks_can_be_trusted_and_how_to_write_them(tmp_path:
     [document] = json.loads(lint(path, "--json", "--min-trust", "isolated", code=1))
     assert (document["task_id"], document["trust"]) == ("square", "shared")
     assert [each["trust"] for each in document["checks"]] == ["isolated", "shared", "shared", "judged"]
-    assert document["checks"][1]["suggestion"] == {"python": "check.py", "of": ["square"]}
+    assert document["checks"][1]["suggestion"] == {"python": "check.py", "of": "square"}
     lint(path, "--min-trust", "shared")
     lint(path, "--min-trust", "much", code=2)
     Path(path).write_text("instruction: x\nverify: grep -q x a.txt\nmin_trust: judged\n")

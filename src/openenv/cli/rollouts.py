@@ -501,6 +501,7 @@ _COLORS = {"judged": "green", "isolated": "cyan", "shared": "yellow"}
 def _print_lint(task: Task, readings: tuple[TrustReading, ...]) -> None:
     import yaml
 
+    from ..rollout.lint import ADVICE
     from ..rollout.trust import weakest
 
     trust = weakest(reading.trust for reading in readings)
@@ -509,13 +510,17 @@ def _print_lint(task: Task, readings: tuple[TrustReading, ...]) -> None:
     for number, reading in enumerate(readings, 1):
         mark = typer.style(f"{reading.trust:9}", fg=_COLORS[reading.trust])
         typer.echo(f"  {number}  {mark}  {printable(reading.check)}")
-        if reading.trust == "shared":
-            typer.echo(f"                {printable(reading.reason)}")
-        if reading.trust == "shared" and reading.suggestion is not None:
-            lines = yaml.safe_dump(dict(reading.suggestion), sort_keys=False, width=10_000, allow_unicode=True)
-            typer.echo("                as a check:")
-            for index, text in enumerate(lines.splitlines()):
-                typer.echo(f"                  {'- ' if index == 0 else '  '}{text}")
+        if reading.trust != "shared":
+            continue
+        typer.echo(f"                {printable(reading.reason)}")
+        if reading.suggestion is None:
+            if isinstance(reading.check, str):
+                typer.echo(f"                {ADVICE}")
+            continue
+        lines = yaml.safe_dump(dict(reading.suggestion), sort_keys=False, width=10_000, allow_unicode=True)
+        typer.echo("                as a check:")
+        for index, text in enumerate(lines.splitlines()):
+            typer.echo(f"                  {'- ' if index == 0 else '  '}{text}")
 
 
 def _lint_document(task: Task, path: Path, readings: tuple[TrustReading, ...]) -> dict[str, object]:

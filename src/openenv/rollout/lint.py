@@ -26,7 +26,8 @@ _STDOUT = '"$OUTPUT/stdout"'
 _TEST_LIBRARIES = frozenset(
     {"pytest", "_pytest", "hypothesis", "numpy", "pandas", "scipy", "requests", "httpx", "yaml"}
 )
-_ADVICE = "Write it as a check with `run`, which runs the agent's part, and `judge`, which compares what it printed"
+ADVICE = "Write it as a check with `run`, which runs the agent's part, and `judge`, which compares what it printed"
+"""How to write a line for which no better form can be derived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def require_trust(task: Task, minimum: Trust | None, *, isolated: bool = True) -
         if not isolated:
             raise TrustError(f"{name} needs checks that are {wanted}, and these sandboxes isolate nothing")
         if not reaches(reading.trust, wanted):
-            form = _ADVICE if reading.suggestion is None else f"Write it as {json.dumps(reading.suggestion)}"
+            form = ADVICE if reading.suggestion is None else f"Write it as {json.dumps(reading.suggestion)}"
             raise TrustError(
                 f"Check {number} of {name} is {reading.trust}, and {wanted} is required: {reading.check}\n"
                 f"  {reading.reason}.\n  {form}."
@@ -128,14 +129,18 @@ def _of_python(task: Task, pipeline: Pipeline) -> Suggestion | None:
         if not modules or not files:
             return None
         more = {} if options in ("", "-q") else {"options": options}
-        return {"pytest": files[0] if len(files) == 1 else files, "of": modules, **more}
+        return {"pytest": _short(files), "of": _short(modules), **more}
     if texts[1] == "-c" and len(texts) > 2:
         modules = _modules(task, [texts[2]])
     elif not texts[1].startswith("-"):
         modules = _modules(task, [task.verify_files.get(posixpath.normpath(texts[1]), "")])
     else:
         return None
-    return {"python": shlex.join(texts[1:]), "of": modules} if modules else None
+    return {"python": shlex.join(texts[1:]), "of": _short(modules)} if modules else None
+
+
+def _short(texts: list[str]) -> str | list[str]:
+    return texts[0] if len(texts) == 1 else texts
 
 
 def _test_sources(task: Task, tests: list[str]) -> list[str]:

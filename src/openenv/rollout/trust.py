@@ -476,6 +476,8 @@ class LineReader:
             raise Refusal("pytest looks for tests itself, and loads what they import into its own process")
         for word in tests:
             name = (word.literal or "").partition("::")[0]
+            if self._path(Word(word.text, (name,))) not in self._files:
+                raise Refusal(f"pytest looks for tests in {word.text}, and loads what they import into its own process")
             path, text = self._file(Word(word.text, (name,)), what="pytest runs")
             # A package of the agent's beside the test would change where other verify files are imported from.
             self._python_file(path, text, None)
