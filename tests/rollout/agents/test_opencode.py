@@ -126,6 +126,7 @@ def test_opencode_does_a_task_and_every_token_is_there(play: Play, tmp_path: Pat
     for turn, entry in zip(outcome.turns, played, strict=True):
         assert turn.completion_token_ids == entry.token_ids
         assert turn.per_token_logps == pytest.approx(entry.logprobs)
+        assert turn.not_trainable == []
         assert len(turn.per_token_logps) == len(turn.completion_tokens) == len(turn.completion_token_ids)
     assert "OPENCODE_CONFIG" in log  # it did look around
     assert "the-real-key" not in log

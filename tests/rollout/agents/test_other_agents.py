@@ -35,5 +35,6 @@ def test_the_agent_does_a_task_in_its_sandbox(name: str, local: Sandboxes, lefto
     assert len(outcome.turns) == 2
     for turn in outcome.turns:
         assert len(turn.completion_token_ids) == len(turn.per_token_logps) > 0
+        assert turn.not_trainable == []
     assert "the-real-key" not in outcome.model_dump_json()
     leftovers()

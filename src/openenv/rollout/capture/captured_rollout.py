@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import hmac
 import json
@@ -146,8 +147,8 @@ def _secrets(model: Model) -> Iterator[str]:
     key = model.api_key.get_secret_value()
     if key != "intercepted":  # the default
         yield key
-    password = urlsplit(model.base_url).password
-    if password:
+    with contextlib.suppress(ValueError):  # an address that is none fails when it is called
+        password = urlsplit(model.base_url).password or ""
         yield from (password, unquote(password))
     for name, value in model.extra_headers.items():
         if any(word in name.lower() for word in _SECRET_HEADERS):
