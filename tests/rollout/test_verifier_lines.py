@@ -44,7 +44,7 @@ def test_a_check_that_only_the_agents_work_kills_is_not_passed(
     assert (outcome.status, outcome.reward, second.exit_code) == ("ok", 0.5, 0)
     assert first.exit_code != 0
     assert why in (first.note or "")
-    assert "what the setup left" in (first.note or "")
+    assert "without the agent's work" in (first.note or "")
 
 
 def test_a_check_that_runs_out_of_memory_with_the_agents_work_is_not_passed(roll: Callable[..., Outcome]) -> None:
@@ -62,7 +62,7 @@ def test_a_check_that_dies_by_itself_is_no_verdict(roll: Callable[..., Outcome])
 def test_a_reward_written_before_the_check_was_killed_does_not_count(roll: Callable[..., Outcome]) -> None:
     script = "echo 1.0 > ~/logs/verifier/reward.txt; kill -9 $PPID; sleep 60"
     outcome = roll(script, "sh go.sh; echo 0.0 > ~/logs/verifier/reward.txt", "true")
-    assert (outcome.status, outcome.reward) == ("ok", 0.5)
+    assert (outcome.status, outcome.reward) == ("ok", 0.0)  # and to kill it is not worth more than what it writes
     assert outcome.metadata["ignored_reward_file"] is True
 
 

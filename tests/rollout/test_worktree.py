@@ -151,7 +151,7 @@ def test_modules_that_python_would_take_for_its_own_are_dropped_beside_the_check
     )
     files = {"tests/check.py": "", "/home/user/x/y.py": "", "top.py": ""}
     kept = merged(tmp_path, work, verify_files=files, named=["Write /home/user/workdir/calendar.py."])
-    assert sorted(kept) == ["calendar.py", "json.txt", "pkg/json.py", "tests/code/data.txt", "tests/helper.py"]
+    assert sorted(kept) == ["calendar.py", "json.txt", "pkg/json.py"]  # and nothing in the verifier's own folder
     assert "tests/json.py" in merged(tmp_path, work, verify_files={"tests/check.py": ""}, protected=())
     assert "tests/json.py" in merged(tmp_path, work)
     baseline = archive(tmp_path / "base.tar", member("./workdir/csv.py", b"the setup's own"))

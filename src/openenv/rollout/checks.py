@@ -60,7 +60,8 @@ class Check(BaseModel):
     run: str = Field(min_length=1)
     """A shell line that runs the agent's work, in the work folder. A crash or hang is the agent's failure."""
     judge: str = Field(min_length=1)
-    """A shell line in the work folder as the setup left it, with the `verify_files`. A crash of it gives no verdict."""
+    """A shell line in the work folder as the setup left it, with the `verify_files`. One that also dies without the
+    agent's work gives no verdict."""
     keep: tuple[str, ...] = ()
     """Files and folders below the work folder that are taken out after `run`; links are not."""
     needs: tuple[str, ...] | None = None

@@ -44,9 +44,9 @@ from openenv.rollout.scratch import scratch
 from openenv.rollout.store import Record, RolloutStore
 from openenv.rollout.task import Budget, Check, Model, Task
 from openenv.rollout.trust import Trust
-from openenv.rollout.verifier import Verdict, verify
-from openenv.rollout.worktree import UnusableWorktree, merge
-from openenv.sandboxes.base import HOME, Sandboxes
+from openenv.rollout.verifier import Verdict, merge_for, verify
+from openenv.rollout.worktree import MAX_BYTES, UnusableWorktree
+from openenv.sandboxes.base import HOME, WORKDIR, Sandboxes
 
 if TYPE_CHECKING:
     from openenv.rollout.capture.capture_server import CaptureServer
@@ -499,14 +499,7 @@ def _merged(worktree: Path | None, baseline: Path | None, folder: Path, task: Ta
         return None
     target = folder / "merged.tar"
     try:
-        merge(
-            worktree,
-            baseline,
-            target,
-            protected=task.protected,
-            verify_files=task.verify_files,
-            named=task.texts(),
-        )
+        merge_for(task, worktree, baseline, target, root=WORKDIR, max_bytes=MAX_BYTES)
     except UnusableWorktree:  # as in the rollout itself, what the setup left is verified
         return None
     return target

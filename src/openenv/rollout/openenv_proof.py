@@ -1,10 +1,10 @@
 """Proof, inside a verifier's sandbox, that a check came to its own end: a pytest plug-in, a wrapper for Python that
 runs a script, `-c` or unittest, and `begin` for scripts that prove it themselves.
 
-The verifier copies this file alone into the sandbox, next to passes that are good for one use each. The check takes a
-pass, and removes its traces from the environment, before code of the agent is loaded; the mark at the end must hold the
-pass's secret. Code in the same process that looks for the secret will find it: this stops checks from being ended, not
-from being taken apart. Standard library only: it runs on the sandbox's Python.
+The verifier lays this file into a place of its own in the sandbox, and passes that are good for one use each into
+another. The check takes a pass, and removes its traces from the environment, before code of the agent is loaded; the
+mark at the end must hold the pass's secret. Code in the same process that looks for the secret will find it: this stops
+checks from being ended, not from being taken apart. Standard library only: it runs on the sandbox's Python.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _NAME = "openenv_proof"
-_PLUG_INS, _PATHS, _FOLDER = "PYTEST_PLUGINS", "PYTHONPATH", "OPENENV_PROOF"
+_PLUG_INS, _FOLDER = "PYTEST_PLUGINS", "OPENENV_PROOF"
 _SKIPS = ("Skipped", "XFailed", "SkipTest")
 _COMMAND = "<command>"
 _LOOKS = ("collectonly", "setupplan", "setuponly", "showfixtures", "show_fixtures_per_test", "markers")
@@ -67,21 +67,14 @@ class Pass:
         return "test" not in file[len(root) :]
 
 
-def _without(name: str, word: str, separator: str) -> None:
-    """Remove a word from a list in the environment."""
-    words = [one for one in os.environ.pop(name, "").split(separator) if one and one != word]
-    if words:
-        os.environ[name] = separator.join(words)
-
-
 def _take() -> Pass | None:
     """Take a pass; None where no proof was requested."""
     folder = os.environ.pop(_FOLDER, "")
-    _without(_PLUG_INS, _NAME, ",")  # a pytest that a test starts needs no proof
+    plug_ins = [name for name in os.environ.pop(_PLUG_INS, "").split(",") if name and name != _NAME]
+    if plug_ins:  # a pytest that a test starts needs no proof
+        os.environ[_PLUG_INS] = ",".join(plug_ins)
     if not folder:
         return None
-    _without(_PATHS, folder, os.pathsep)
-    sys.path[:] = [path for path in sys.path if path != folder]
     for name in sorted(os.listdir(folder)):
         if name.startswith("pass-"):
             mine = os.path.join(folder, f"taken-{name}")

@@ -61,13 +61,12 @@ from openenv.rollout.outcome import (
 )
 from openenv.rollout.progress import Cancellation, Reporter
 from openenv.rollout.task import Task
-from openenv.rollout.verifier import Verdict, lay_files, run_line, verify
+from openenv.rollout.verifier import Verdict, lay_files, merge_for, run_line, verify
 from openenv.rollout.worktree import (
     MAX_MEMBERS,
     Merged,
     UnusableWorktree,
     WorktreeFiles,
-    merge,
     read_files,
     worktree_limit,
 )
@@ -503,16 +502,8 @@ class RolloutRun:
         except PermissionError:  # the agent took its own rights away
             sandbox.exec(["chmod", "-R", "u+rwX", "--", sandbox.workdir], cwd="/")
             sandbox.pack(sandbox.workdir, work, max_bytes=limit)
-        return merge(
-            work,
-            self.baseline if self.baseline.exists() else None,
-            merged,
-            protected=self._plan.task.protected,
-            verify_files=self._plan.task.verify_files,
-            named=self._plan.task.texts(),
-            root=sandbox.workdir,
-            max_bytes=limit,
-        )
+        baseline = self.baseline if self.baseline.exists() else None
+        return merge_for(self._plan.task, work, baseline, merged, root=sandbox.workdir, max_bytes=limit)
 
     def _doubt(self, exc: Exception) -> str:
         """Note a failure since the agent started, of which a control run has to show whose it is; return its text.

@@ -6,10 +6,10 @@ Knows `openenv_proof.py`, the half that runs in the verifier's sandbox. Must not
 # Example: the line `pytest -q tests`, where a test imports the agent's `solution.py`, which calls `os._exit(0)`.
 #
 #   host                                       verifier's sandbox
-#   lay:  ~/.openenv-<random>/openenv_proof.py
-#                             pass-000         {"serial": 0, "secret": "8d1f...", "root": ..., "ours": [...]}
-#   run:  PYTEST_PLUGINS=openenv_proof         the plug-in reads pass-000 and deletes it, with its own traces in the
-#         PYTHONPATH=~/.openenv-<random>       environment, before any test is imported; writes {"begun": 0} to mark-*
+#   lay:  ~/.openenv-<random>/pass-000         {"serial": 0, "secret": "8d1f...", "root": ..., "ours": [...]}
+#   run:  PYTEST_PLUGINS=openenv_proof         the plug-in, from the verifier's place (`inside.py`), reads pass-000 and
+#         OPENENV_PROOF=~/.openenv-<random>    deletes it, with its own traces in the environment, before any test is
+#                                              imported; writes {"begun": 0} to mark-*
 #                                              solution.py ends the process: nothing writes the end
 #   read: mark-*                               {"begun": 0} without {"ended": 0, "secret": "8d1f...", "ok": true}
 #   -> exit code 0 does not count: "it was ended from within, before its own end"
@@ -26,13 +26,11 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import resources
 from pathlib import Path
 
 from openenv.rollout.worktree import write_archive
 from openenv.sandboxes.base import Sandbox
 
-_FILE = "openenv_proof.py"
 _MODULE = "openenv_proof"
 _MAX_BYTES = 1024 * 1024
 _READ_S = 30.0
@@ -42,7 +40,6 @@ _REPEATS = re.compile(r"[$`]|\(\)|(?<![\w.-])(?:for|while|until|xargs|-exec|para
 _PYTHON = re.compile(
     r"(?<![\w./-])((?:[\w.~-]*/)*python[\d.]*)(\s+)(-c(?=\s)|-m\s+unittest(?![\w.])|[\w./-]+\.py(?![\w./-]))"
 )
-_PATHS = re.compile(r"(?<![\w$])PYTHONPATH=(?=(\s|$)?)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,23 +77,19 @@ class Proof:
 
     def environment(self) -> dict[str, str]:
         """Return what leads pytest, and scripts that ask, to the proof."""
-        return {"PYTEST_PLUGINS": _MODULE, "PYTHONPATH": self.folder, "OPENENV_PROOF": self.folder}
+        return {"PYTEST_PLUGINS": _MODULE, "OPENENV_PROOF": self.folder}
 
     def command(self) -> str:
-        """Return the line with a wrapper where Python runs a check; a PYTHONPATH that it sets keeps the folder."""
-        return _PATHS.sub(
-            lambda match: f"PYTHONPATH={self.folder}{'' if match[1] is not None else ':'}",
-            with_wrapper(self.line, self.files),
-        )
+        """Return the line with a wrapper where Python runs a check."""
+        return with_wrapper(self.line, self.files)
 
     def lay(self, sandbox: Sandbox, archive: Path) -> None:
-        """Lay the proof's file and its passes into a sandbox, by way of an archive on the host."""
+        """Lay the passes into a sandbox, by way of an archive on the host."""
         places = len(_WORD.findall(self.line)) + len(_PYTHON.findall(self.line))
         count = max(1, places) * (64 if _REPEATS.search(self.line) else 1)
         ours = sorted(posixpath.normpath(posixpath.join(self.root, path)) for path in self.files)
         self._secrets = [secrets.token_hex(16) for _ in range(count)]
-        source = resources.files("openenv.rollout").joinpath(_FILE).read_bytes()
-        files = {_FILE: source}
+        files: dict[str, bytes] = {}
         for serial, secret in enumerate(self._secrets):
             words = {"serial": serial, "secret": secret, "root": self.root, "ours": ours}
             files[f"pass-{serial:03}"] = json.dumps(words).encode()

@@ -6,6 +6,7 @@ Knows values and files. Must not know sandboxes, agents or servers.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,11 +27,14 @@ Seconds = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)]
 
 PROTECTED = (
     "**/sitecustomize.*",
+    "**/sitecustomize/**",
     "**/usercustomize.*",
+    "**/usercustomize/**",
     "**/*.pth",
     "**/*.dist-info/**",
     "**/*.egg-info/**",
     "**/conftest.*",
+    "**/conftest/**",
     "**/pytest.*",
     "**/.pytest.*",
     "**/pytest/**",
@@ -44,6 +48,8 @@ PROTECTED = (
     "**/iniconfig/**",
     "**/openenv_proof.*",
     "**/openenv_proof/**",
+    "**/openenv_imports.*",
+    "**/openenv_imports/**",
     "**/tox.ini",
     "**/__pycache__/**",
 )
@@ -60,8 +66,8 @@ class Task(BaseModel):
     setup: tuple[str, ...] = ()
     """Shell lines that run in the agent's sandbox, all of them before the agent starts."""
     verify: tuple[str | Check, ...] = ()
-    """Shell lines that run in a fresh sandbox with the agent's work tree, or `Check`s, which keep what runs apart from
-    what judges; the reward is the share that exits with 0."""
+    """Shell lines, each of which runs in a fresh sandbox with the agent's work tree, or `Check`s, which keep what runs
+    apart from what judges; the reward is the share that exits with 0."""
     files: Mapping[str, str] = Field(default_factory=dict)
     """Text files for the agent's sandbox, before the setup; paths below the work folder or absolute."""
     min_trust: Trust | None = None
@@ -73,6 +79,8 @@ class Task(BaseModel):
     reward_file: bool | None = None
     """Whether `logs/verifier/reward.txt` in the verifier's home is the reward. None: when a line or a file of the task,
     or what its setup left, names `reward.txt`; code of the agent that a check runs cannot decide to write one."""
+    reward_range: tuple[float, float] = (0.0, 1.0)
+    """The lowest and the highest number that a reward file may hold. It includes 0, what a check earns that fails."""
     proof: bool | None = None
     """Whether a verify line must prove that it came to its own end, and was not ended by code that it loaded. None:
     those that run pytest, unittest, `python -c` or a Python script of `verify_files`. True: all must. False: none."""
@@ -97,6 +105,14 @@ class Task(BaseModel):
     def _short_forms(cls, value: Any) -> Any:
         """Take a check that is written in one of the short forms."""
         return tuple(map(expand, value)) if isinstance(value, list | tuple) else value
+
+    @field_validator("reward_range")
+    @classmethod
+    def _holds_zero(cls, value: tuple[float, float]) -> tuple[float, float]:
+        low, high = value
+        if not (math.isfinite(low) and math.isfinite(high) and low <= 0 <= high and low < high):
+            raise ValueError(f"two finite numbers, the lower first, with 0 between them or one of them; not {value}")
+        return value
 
     def texts(self) -> tuple[str, ...]:
         """Return the texts that say which files are the agent's to write."""

@@ -10,46 +10,66 @@ work tree can be verified again.
 #        |
 #        |  worktree.tar, made by the sandbox's own tar; the host reads it and never unpacks it
 #        v
-#   merged.tar = the agent's files, minus what `worktree.merge` removes (protected patterns, modules that shadow
-#        |       Python's, links to the verifier's files), plus the protected files as the setup left them
+#   merged.tar = the agent's files, with everything that could steer a check as the setup left it (`worktree.merge`)
+#        |
 #        v
-#   a verify LINE ("pytest -q")                     a CHECK in two parts
-#   +-------------------------------------+         +-----------------------+       +---------------------------+
-#   | baseline.tar, merged.tar,           |         | `run`: baseline.tar,  | data  | `judge`: baseline.tar, all|
-#   | verify_files, one after the other   |         | merged.tar, the files | ----> | verify_files, and $OUTPUT |
-#   | The agent's code runs in the same   |         | that `run` names      |       | (read-only, no code)      |
-#   | process tree as the check.          |         +-----------------------+       | The agent's code is not   |
-#   +-------------------------------------+           gone before `judge` starts    | here at all.              |
-#                                                                                   +---------------------------+
+#   a verify LINE ("pytest -q"), each in a         a CHECK in two parts
+#   sandbox of its own                             +-----------------------+       +---------------------------+
+#   +-------------------------------------+        | `run`: what the setup | data  | `judge`: what the setup   |
+#   | what the setup left, merged.tar,    |        | left, merged.tar, the | ----> | left, all verify_files,   |
+#   | verify_files; Python starts in the  |        | files that `run`      |       | and $OUTPUT (read-only)   |
+#   | verifier's own place (`inside`).    |        | names                 |       | The agent's code is not   |
+#   | The agent's code runs in the same   |        +-----------------------+       | here at all.              |
+#   | process tree as the check.          |          gone before `judge` starts    +---------------------------+
+#   +-------------------------------------+
 #
 # The agent's code can still do harm where it runs beside a check, so an exit code of 0 counts only if
 #   - the line proved that it came to its own end (`proof.py`): `os._exit(0)` in the agent's module does not pass;
 #   - the verifier's scripts have the same content as before it ran.
-# A line that dies (timeout, signal, memory) is run once more on what the setup left. If it ends there, the agent's work
-# killed it and the check fails; if it dies there too, the check is broken and there is no verdict (`grader_failed`).
+#
+# Whatever goes wrong with the agent's work in the sandbox is the agent's: a line that is killed, a sandbox that dies, a
+# tree that does not fit. Unless it goes wrong without that work as well, on what the setup left (and, where the task
+# has one, on the solution): then the check is broken, and there is no verdict (`grader_failed`).
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import mmap
 import posixpath
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from openenv.errors import SandboxError, SandboxGone, SandboxTreeError
+from openenv.rollout.inside import VerifierPlace
 from openenv.rollout.live_check import LiveRun
+from openenv.rollout.lookups import Texts
 from openenv.rollout.outcome import CommandResult
 from openenv.rollout.progress import Cancellation
 from openenv.rollout.proof import Evidence, Proof, could_not_load, proves_itself, runs_pytest, with_wrapper
 from openenv.rollout.scratch import scratch
 from openenv.rollout.task import Check, Task
 from openenv.rollout.trust import Trust, trust_of, weakest
-from openenv.rollout.worktree import Patterns, UnusableWorktree, files_of, worktree_limit, write_archive
+from openenv.rollout.worktree import (
+    Merged,
+    Patterns,
+    UnusableWorktree,
+    files_of,
+    merge,
+    worktree_limit,
+    write_archive,
+    write_home,
+)
 from openenv.sandboxes.base import HOME, ExecResult, Sandbox, Sandboxes, SandboxSpec, Stream
+
+logger = logging.getLogger(__name__)
 
 REWARD_FILE = "logs/verifier/reward.txt"
 """Below the home of a verifier's sandbox."""
@@ -59,12 +79,14 @@ MAX_OUTPUT = 256 * 1024
 MAX_STREAM = 16 * 1024 * 1024
 """So much of what `run` prints on either stream reaches the judge."""
 MAX_KEPT = 64 * 1024 * 1024
-_SLACK_S = 120.0
+_SLACK_S = 300.0
 _KILLED = 137
 _REFUSED = 1
 """The exit code of a line that exited with 0 and does not count."""
 _OUT_OF_MEMORY = "ran out of memory with its sandbox"
-_SCRIPTS = frozenset({".py", ".sh", ".bash", ".js", ".mjs", ".cjs", ".ts", ".rb", ".pl", ".ini", ".cfg", ".toml", ""})
+_SCRIPTS = re.compile(
+    r"py|sh|bash|[cm]?[jt]sx?|rb|pl|php|lua|go|rs|c|h|cc|hh|cpp|hpp|java|kt|mk|cmake|ini|cfg|toml|", re.IGNORECASE
+)
 _ESCAPED = frozenset("\\\n\r")
 """Characters that sha256sum does not print as they are."""
 _WORDS = re.compile(r"[^\s'\"<>|;&()=,`]+")
@@ -98,6 +120,12 @@ done
 """Prints for each path `f` for a file, `d` for a folder, `-` for nothing to keep; a link on the way is the latter."""
 
 
+_PROCESSES = "cat /proc/[0-9]*/stat 2> /dev/null; echo $$"
+
+Source = Literal["work", "setup", "solved"]
+"""What a check runs over: the agent's work, what the setup left, or that with the task's solution."""
+
+
 @dataclass(slots=True)
 class Verdict:
     """What the checks came to. `crash` is the reason why there is no reward although there are checks."""
@@ -110,6 +138,29 @@ class Verdict:
     """How far the reward can be trusted: as far as the weakest check."""
     ignored_reward_file: bool = False
     """A reward file was written, but the task does not count it, or the agent's code may have written it."""
+
+
+def merge_for(task: Task, work: Path, baseline: Path | None, target: Path, *, root: str, max_bytes: int) -> Merged:
+    """Write an agent's work tree as the verifier of a task is to see it; see `worktree.merge`.
+
+    Raises:
+        UnusableWorktree: it is no archive, or larger than `max_bytes`.
+    """
+    files = dict(task.verify_files)
+    for check in task.verify:
+        files |= {} if isinstance(check, str) else check.files
+    return merge(
+        work,
+        baseline,
+        target,
+        protected=task.protected,
+        verify_files=files,
+        named=task.texts(),
+        checks=(*task.verify_texts(), *files.values()),
+        asked=(task.instruction, *task.solution),
+        root=root,
+        max_bytes=max_bytes,
+    )
 
 
 def verify(
@@ -125,30 +176,27 @@ def verify(
     """Run a task's checks over a work tree.
 
     Args:
-        worktree: The merged work tree; None leaves the work folder as the setup made it.
+        worktree: The work tree as `merge_for` wrote it; None leaves the work folder as the setup made it.
         baseline: The home as the setup left it, or None.
         home: Where the home is inside.
 
     Raises:
-        SandboxError: a sandbox of the verifier did not start. One that dies later is a `crash`.
+        SandboxError: a sandbox of the verifier did not start. One that dies later is a `crash`, or the agent's doing.
     """
     if not task.verify:
         return Verdict()
     trusts = _trusts(task, backend)
     verdict = Verdict(trust=weakest(trusts))
     try:
-        with scratch() as folder:
-            case = VerificationCase(task, backend, worktree, baseline, folder, home, cancel or Cancellation())
-            with LineChecks(case) as lines:
-                _run_checks(case, lines, verdict, report, trusts)
-                if verdict.crash is None:
-                    _set_reward(verdict, lines, reads_file=reads_reward_file(task, baseline))
+        with scratch() as folder, VerificationCase(task, backend, worktree, baseline, folder, home, cancel) as case:
+            lines = LineChecks(case, reads_file=reads_reward_file(task, baseline))
+            _run_checks(case, lines, verdict, report, trusts)
+            if verdict.crash is None:
+                _set_reward(verdict, lines)
     except _NotStarted as exc:
         raise exc.error from exc
-    except SandboxGone as exc:
-        verdict.crash = f"the verifier's sandbox ended: {exc.reason}"
     except (SandboxError, OSError) as exc:
-        verdict.crash = f"the verifier's sandbox failed: {exc}"
+        verdict.crash = f"the verifier failed: {exc}"
     if cancel is not None:
         cancel.check()
     return verdict
@@ -169,12 +217,14 @@ def _run_checks(
     trusts: list[Trust],
 ) -> None:
     checks = case.task.verify
+    judged = JudgedChecks(case)
     for number, check in enumerate(checks, 1):
         label = f"check {number} of {len(checks)}: "
+        case.begin(check, None if number == len(checks) else checks[number])
         try:
-            result = lines.run(check) if isinstance(check, str) else _run_and_judge(case, check, report, label)
+            result = lines.run(check) if isinstance(check, str) else judged.run(check, report, label)
         except _CheckCrash as exc:
-            what = f"verify line {number}" if isinstance(check, str) else f"the judge of check {number}"
+            what = f"verify line {number}" if isinstance(check, str) else f"{exc.part} of check {number}"
             result, verdict.crash = exc.result, f"{what} {exc}"
         verdict.sandbox_id = case.first_sandbox_id
         verdict.results.append(result.model_copy(update={"trust": trusts[number - 1]}))
@@ -184,14 +234,12 @@ def _run_checks(
         report(f"{label}exit code {result.exit_code}{why}")
 
 
-def _set_reward(verdict: Verdict, lines: LineChecks, *, reads_file: bool) -> None:
-    written = lines.reward()
-    if written is not None and reads_file and not lines.refused:
-        verdict.reward = written
-        return
-    verdict.ignored_reward_file = written is not None
+def _set_reward(verdict: Verdict, lines: LineChecks) -> None:
     scores = [float(result.exit_code == 0) if result.score is None else result.score for result in verdict.results]
-    verdict.reward = sum(scores) / len(scores)
+    share = sum(scores) / len(scores)
+    written = lines.reward(share)
+    verdict.reward = share if written is None else written
+    verdict.ignored_reward_file = lines.ignored_file
 
 
 def reads_reward_file(task: Task, baseline: Path | None = None) -> bool:
@@ -212,7 +260,7 @@ def _contains(archive: Path, name: bytes) -> bool:
 
 
 class _NotStarted(Exception):
-    """A sandbox did not start. Not a `SandboxError` itself, which during a check means that the check crashed."""
+    """A sandbox did not start. Not a `SandboxError` itself, which during a check is the agent's doing."""
 
     def __init__(self, error: SandboxError) -> None:
         super().__init__(str(error))
@@ -220,64 +268,275 @@ class _NotStarted(Exception):
 
 
 class _CheckCrash(Exception):
-    """A line or a judge died, and not because of the agent's work: there is no verdict."""
+    """A line, or a part of a check, dies without the agent's work too: there is no verdict."""
 
-    def __init__(self, why: str, result: CommandResult) -> None:
+    def __init__(self, why: str, result: CommandResult, *, part: str = "the judge") -> None:
         super().__init__(why)
         self.result = result
+        self.part = part
 
 
 # ---- sandboxes of the verifier, and commands in them ----
 
 
-@dataclass(slots=True)
-class VerificationCase:
-    """What is verified, and the fresh sandboxes in which that is done."""
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """Which sandbox a part of a check needs: over what it runs, and which of the verifier's files it sees."""
 
-    task: Task
-    backend: Sandboxes
-    worktree: Path | None
-    baseline: Path | None
-    folder: Path
-    """A folder of the host for archives."""
-    home: str
-    cancel: Cancellation
-    first_sandbox_id: str = ""
+    source: Source
+    files: frozenset[tuple[str, str]]
+    """Their absolute paths, and their texts."""
+    is_guarded: bool = False
+    """Whether Python in it starts in the verifier's place."""
+
+
+@dataclass(slots=True)
+class _Ready:
+    """A sandbox that is laid out, and what frees it."""
+
+    sandbox: Sandbox
+    stack: ExitStack
+    processes: set[tuple[int, int]]
+    """The processes in it before a check runs there."""
+
+
+class VerificationCase:
+    """What is verified, and the fresh sandboxes in which that is done. A context manager.
+
+    While one sandbox is in use, a thread prepares the next that the checks need; there are never more than two.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        backend: Sandboxes,
+        worktree: Path | None,
+        baseline: Path | None,
+        folder: Path,
+        home: str,
+        cancel: Cancellation | None,
+    ) -> None:
+        self.task, self.backend, self.folder = task, backend, folder
+        self.cancel = cancel or Cancellation()
+        self.counts_processes = False
+        """Whether to count the processes in a sandbox before a line runs there."""
+        self.first_sandbox_id = ""
+        self._later: list[_Need] = []
+        self._lock = threading.Lock()
+        self._has_mounted = False
+        self._worktree, self._baseline, self._home = worktree, baseline, home
+        self._root = f"{home}/workdir"
+        self._archives: dict[_Need, Path] = {}
+        self._place: VerifierPlace | None = None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="openenv-verify")
+        self._next: tuple[_Need, Future[_Ready]] | None = None
+
+    def __enter__(self) -> VerificationCase:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._drop_next()
+        self._pool.shutdown()
+
+    def need(self, check: str | Check, source: Source = "work") -> _Need:
+        """Return the first sandbox that a check needs."""
+        if isinstance(check, str):
+            return _Need(source, self._absolute(self.task.verify_files), is_guarded=True)
+        return _Need(source, self._absolute(needed(check, self.task.verify_files, self._root)))
+
+    def judges_need(self, check: Check) -> _Need:
+        """Return the sandbox that a judge needs."""
+        return _Need("setup", self._absolute({**self.task.verify_files, **check.files}))
+
+    def _absolute(self, files: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+        return frozenset((posixpath.normpath(posixpath.join(self._root, path)), text) for path, text in files.items())
+
+    def begin(self, check: str | Check, following: str | Check | None) -> None:
+        """Plan the sandboxes of a check, and of the one after it."""
+        self._later = []
+        if isinstance(check, str) or check.port is None:  # a check with a port uses two at the same time
+            self._later += [] if isinstance(check, str) else [self.judges_need(check)]
+            self._later += [] if following is None else [self.need(following)]
+        if self._next is not None and self._next[0] != self.need(check):
+            self._drop_next()
 
     @contextmanager
-    def sandbox(self, *, with_work: bool, seconds: float) -> Iterator[Sandbox]:
-        """Start a fresh sandbox that holds what the setup left and, `with_work`, what the agent made of it.
+    def use(self, need: _Need) -> Iterator[_Ready]:
+        """Take a fresh sandbox, and let the next one be prepared meanwhile.
 
         Raises:
             _NotStarted: the sandbox did not start.
-            SandboxError: its files could not be laid out.
+            SandboxError, OSError: its files could not be laid out.
         """
         self.cancel.check()
-        spec = SandboxSpec(limits=self.task.limits, timeout_s=seconds + _SLACK_S, home=self.home)
+        if self._next is not None and self._next[0] == need:
+            future, self._next = self._next[1], None
+            ready = future.result()
+        else:
+            ready = self._open(need)
+        with ready.stack:
+            self.first_sandbox_id = self.first_sandbox_id or ready.sandbox.sandbox_id
+            if self._later and self._next is None:
+                following = self._later.pop(0)
+                self._next = following, self._pool.submit(self._open, following)
+            yield ready
+
+    def place(self) -> VerifierPlace:
+        """Return where Python starts in sandboxes that are guarded."""
+        if self._place is None:
+            raise SandboxError("no sandbox was prepared")
+        return self._place
+
+    def is_broken(self, dies: Callable[[Source], bool]) -> bool:
+        """Return whether a check dies without the agent's work, too.
+
+        A program that hangs or crashes until it is repaired kills a check on what the setup left, and is no broken
+        check; so the solution, where there is one, has the last word.
+        """
+        return dies("setup") and (not self.task.solution or dies("solved"))
+
+    def _drop_next(self) -> None:
+        if self._next is None:
+            return
+        _, future = self._next
+        self._next = None
         try:
-            opened = self.backend.open(spec)
+            future.result().stack.close()
+        except Exception as exc:  # of a sandbox that nothing needs any more
+            logger.debug("a sandbox that was prepared is not used: %s", exc)
+
+    def _open(self, need: _Need) -> _Ready:
+        self.cancel.check()
+        with self._lock:
+            archive = self._archive(need)
+        with ExitStack() as stack:
+            sandbox = self._start(need)
+            stack.callback(_close, sandbox)
+            stack.enter_context(self.cancel.on_cancel(sandbox.kill))
+            self._lay_out(sandbox, need, archive)
+            processes = _processes(sandbox) if need.is_guarded and self.counts_processes else set()
+            return _Ready(sandbox, stack.pop_all(), processes)
+
+    def _start(self, need: _Need) -> Sandbox:
+        # It may wait while the check before it runs, and is run again.
+        lifetime = 8 * self.task.verify_timeout_s + _SLACK_S
+        lifetime += self.task.agent_timeout_s if need.source == "solved" else 0
+        place = self._place if need.is_guarded else None
+        try:
+            try:
+                return self._open_sandbox(lifetime, place)
+            except SandboxError:
+                self.cancel.check()
+                if place is None or not place.mounts or self._has_mounted:
+                    raise
+                place.mounts = False  # an engine on another machine cannot mount: then it is laid into the home
+                return self._open_sandbox(lifetime, place)
         except SandboxError as exc:
             self.cancel.check()
             raise _NotStarted(exc) from exc
-        with opened as sandbox, self.cancel.on_cancel(sandbox.kill):
-            self.first_sandbox_id = self.first_sandbox_id or sandbox.sandbox_id
-            self._prepare(sandbox, self.worktree if with_work else None)
-            yield sandbox
 
-    def _prepare(self, sandbox: Sandbox, worktree: Path | None) -> None:
-        if self.baseline is not None:
-            sandbox.unpack(self.baseline, sandbox.home)
-        if worktree is not None:
-            if self.baseline is not None:
-                # The setup may have taken rights on a folder away; files that the agent deleted must be gone.
-                closed = ["-type", "d", "!", "-perm", "-700", "-exec", "chmod", "u+rwx", "{}", ";"]
-                _run_own(sandbox, ["find", sandbox.workdir, *closed])
-                _run_own(sandbox, ["find", sandbox.workdir, "-mindepth", "1", "-delete"])
-            sandbox.unpack(worktree, sandbox.workdir)
-        outside = {path: text for path, text in self.task.files.items() if _is_outside(path, sandbox.home)}
-        lay_files(sandbox, outside)  # the baseline has only the home
-        rewards = posixpath.join(sandbox.home, posixpath.dirname(REWARD_FILE))
-        _run_own(sandbox, ["/bin/sh", "-c", 'rm -rf -- "$1" && mkdir -p -- "$1"', "sh", rewards])
+    def _open_sandbox(self, lifetime: float, place: VerifierPlace | None) -> Sandbox:
+        mounts = () if place is None else place.mount
+        spec = SandboxSpec(limits=self.task.limits, timeout_s=lifetime, home=self._home, mounts=mounts)
+        sandbox = self.backend.open(spec)
+        self._has_mounted = self._has_mounted or bool(mounts)
+        return sandbox
+
+    def _archive(self, need: _Need) -> Path:
+        """Return the home of a sandbox as an archive; those that several checks use are written once."""
+        need = replace(need, is_guarded=False)
+        if need.source == "solved":
+            need = _Need("setup", frozenset())  # the solution runs before the verifier's files are there
+        if need in self._archives:
+            return self._archives[need]
+        path = self.folder / f"home-{len(self._archives)}.tar"
+        below = f"{self._root}/"
+        setup = write_home(
+            path,
+            baseline=self._baseline,
+            worktree=self._worktree if need.source == "work" else None,
+            files={f"workdir/{file[len(below) :]}": text for file, text in need.files if file.startswith(below)},
+            empty=posixpath.dirname(REWARD_FILE),
+        )
+        if self._place is None:
+            self._place = VerifierPlace(
+                self.folder / "inside",
+                root=self._root,
+                setup=setup,
+                verify_files=[
+                    file[len(below) :] for file, _ in self._absolute(self.task.verify_files) if file.startswith(below)
+                ],
+                texts=Texts(asked=self.task.texts(), root=self._root),
+                mounts="mounts" in self.backend.features,
+            )
+        self._archives[need] = path
+        return path
+
+    def _lay_out(self, sandbox: Sandbox, need: _Need, archive: Path) -> None:
+        sandbox.unpack(archive, sandbox.home)
+        lay_files(sandbox, {path: text for path, text in self.task.files.items() if _is_outside(path, sandbox.home)})
+        files = dict(need.files)
+        if need.source == "solved":
+            for line in self.task.solution:
+                done = sandbox.exec(line, cwd=sandbox.workdir, timeout=self.task.agent_timeout_s, max_output=MAX_OUTPUT)
+                if done.exit_code != 0:
+                    raise SandboxError(f"the solution fails with exit code {done.exit_code}")
+            sandbox.stop_processes()
+        else:
+            files = {file: text for file, text in files.items() if not file.startswith(f"{self._root}/")}
+        _lay_files_over(sandbox, {_relative(file, self._root): text for file, text in files.items()})
+        if need.is_guarded and self._place is not None:
+            self._place.lay(sandbox, self.folder / f"inside-{sandbox.sandbox_id}.tar")
+
+
+def _close(sandbox: Sandbox) -> None:
+    try:
+        sandbox.close()
+    except (SandboxError, OSError) as exc:
+        logger.warning("the verifier's sandbox %s could not be closed: %s", sandbox.sandbox_id, exc)
+
+
+def _relative(path: str, root: str) -> str:
+    return path[len(root) + 1 :] if path.startswith(f"{root}/") else path
+
+
+def _processes(sandbox: Sandbox) -> set[tuple[int, int]]:
+    """Return the processes in a sandbox, as their number and time of start, without those that look.
+
+    Raises:
+        SandboxError: the processes hide, or leave no room to look.
+    """
+    done = sandbox.exec(["/bin/sh", "-c", _PROCESSES], cwd="/", timeout=30)
+    *lines, own = done.stdout.splitlines() or [""]
+    parents: dict[int, int] = {}
+    starts: dict[int, int] = {}
+    for line in lines:
+        # "12 (a (b) c) S 1 ...": a process chooses its name, so look for the last parenthesis
+        pid, _, rest = line.partition(" (")
+        fields = rest.rpartition(") ")[2].split()
+        if not pid.isdigit() or len(fields) < 20:
+            raise SandboxError("its processes cannot be listed")
+        if fields[0] not in "ZX":
+            parents[int(pid)], starts[int(pid)] = int(fields[1]), int(fields[19])
+    if not own.isdigit():
+        raise SandboxError("its processes cannot be listed")
+    chain = [int(own)]
+    while parents.get(chain[-1], 0) > 1:
+        chain.append(parents[chain[-1]])
+    # Where our own shell descends from PID 1, what else does are supervisors of commands, not commands.
+    is_supervised = parents.get(chain[-1]) == 1
+    skipped = {1, *chain} | {
+        pid for pid, parent in parents.items() if parent == int(own) or (is_supervised and parent == 1)
+    }
+    return {(pid, start) for pid, start in starts.items() if pid not in skipped}
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenReward:
+    """What is in a reward file; `value` is None where that is no number in the task's range."""
+
+    text: str
+    value: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +549,18 @@ class LineRun:
     timed_out: bool = False
     evidence: Evidence | None = None
     """What a line that has to prove its end proved."""
+    written: WrittenReward | None = None
+    """The reward file that is there after it."""
+    left_processes: bool = False
+    is_lost: bool = False
+    """Its sandbox failed, which may be an accident."""
+
+
+def lost_line(line: str, error: Exception) -> LineRun:
+    """Return what is known of a line whose sandbox failed."""
+    if isinstance(error, SandboxGone) and "memory" in error.reason:
+        return LineRun(CommandResult(cmd=line, exit_code=_KILLED), _OUT_OF_MEMORY)
+    return LineRun(CommandResult(cmd=line, exit_code=_KILLED), f"lost its sandbox: {error}", is_lost=True)
 
 
 def run_line(
@@ -330,18 +601,16 @@ def clean_environment(home: str, more: Mapping[str, str] | None = None) -> dict[
 
     PATH is the sandbox's own, as it was for the setup and the agent: the checks run on the same Python.
     """
+    # A repository in the work tree must not bring commands along.
+    git = {"core.fsmonitor": "false", "core.hooksPath": "/dev/null", "safe.bareRepository": "explicit"}
     return {
         "HOME": home,
         "LANG": "C.UTF-8",
-        "PYTHONNOUSERSITE": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
-        # A repository in the work tree must not bring commands along.
-        "GIT_CONFIG_COUNT": "2",
-        "GIT_CONFIG_KEY_0": "core.fsmonitor",
-        "GIT_CONFIG_VALUE_0": "false",
-        "GIT_CONFIG_KEY_1": "core.hooksPath",
-        "GIT_CONFIG_VALUE_1": "/dev/null",
-        **(more or {}),
+        "GIT_CONFIG_COUNT": str(len(git)),
+        **{f"GIT_CONFIG_KEY_{number}": key for number, key in enumerate(git)},
+        **{f"GIT_CONFIG_VALUE_{number}": value for number, value in enumerate(git.values())},
+        **(more or {"PYTHONNOUSERSITE": "1"}),
     }
 
 
@@ -353,15 +622,23 @@ def _crash(done: ExecResult, timeout: float) -> str | None:
     return None
 
 
-def _read_reward(sandbox: Sandbox) -> float | None:
-    """Return the number in a sandbox's reward file, or None where there is none."""
+def _read_reward(sandbox: Sandbox, task: Task) -> WrittenReward | None:
+    """Return what is in a sandbox's reward file, or None where there is none."""
     try:
-        reward = float(sandbox.read_bytes(posixpath.join(sandbox.home, REWARD_FILE), max_bytes=1024))
+        content = sandbox.read_bytes(posixpath.join(sandbox.home, REWARD_FILE), max_bytes=1024)
+    except FileNotFoundError:
+        return None
     except SandboxGone:
         raise
-    except (SandboxError, OSError, ValueError):  # nothing there, or no file, or no number
-        return None
-    return reward if math.isfinite(reward) else None
+    except (SandboxError, OSError) as exc:
+        return WrittenReward(f"what cannot be read ({exc})", None)
+    text = content.decode("utf-8", "replace").strip()
+    low, high = task.reward_range
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    return WrittenReward(repr(text[:80]), value if low <= value <= high else None)
 
 
 def _run_own(sandbox: Sandbox, argv: list[str]) -> str:
@@ -383,59 +660,70 @@ def _is_outside(path: str, home: str) -> bool:
 # ---- verify lines ----
 
 
+@dataclass(slots=True)
+class _LineReward:
+    """What a line is worth beyond its exit code."""
+
+    line: str
+    value: float | None
+    has_passed: bool
+
+
 class LineChecks:
-    """Runs the verify lines of a case. A context manager: they share a sandbox, which is started with the first."""
+    """Runs the verify lines of a case, each in a sandbox of its own.
 
-    def __init__(self, case: VerificationCase) -> None:
+    Args:
+        case: What is verified.
+        reads_file: Whether a reward file counts.
+    """
+
+    def __init__(self, case: VerificationCase, *, reads_file: bool) -> None:
         self._case = case
-        self._stack = ExitStack()
-        self._sandbox: Sandbox | None = None
-        self.refused = False
-        """Whether a line was refused or killed: the agent's code may have written the reward file then."""
-
-    def __enter__(self) -> LineChecks:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._close()
+        self._reads_file = reads_file
+        # Without isolation, the processes that can be seen are the host's.
+        case.counts_processes = reads_file and {"isolation", "trees"} <= case.backend.features
+        self._rewards: list[_LineReward] = []
+        self.ignored_file = False
+        """Whether a reward file was written that does not count."""
 
     def run(self, line: str) -> CommandResult:
         """Run a line and return its result; the exit code is 0 only where the check is passed.
 
         Raises:
-            _CheckCrash: it died, as it does on what the setup left.
-            SandboxError: the sandbox failed.
+            _CheckCrash: it dies, or writes no valid reward, without the agent's work too.
+            _NotStarted: a sandbox did not start.
         """
-        try:
-            sandbox = self._opened()
-            attempt = self._attempt(sandbox, line, proves=self._must_prove(line))
-            if attempt.crash is None:
-                attempt = self._proven(sandbox, line, attempt)
-            sandbox.stop_processes()  # what the agent's code started must not write after its check
-        except SandboxGone as exc:
-            self._case.cancel.check()
-            if "memory" not in exc.reason:
-                raise
-            self._close()
-            attempt = LineRun(CommandResult(cmd=line, exit_code=_KILLED), _OUT_OF_MEMORY)
+        attempt = _again(lambda: self._attempt(line, "work", proves=self._must_prove(line)))
+        if attempt.crash is None:
+            attempt = self._proven(line, attempt)
         if attempt.crash is not None:
-            return self._killed(line, attempt.result, attempt.crash)
+            attempt = self._killed(line, attempt, attempt.crash)
+        elif self._reads_file:
+            attempt = self._with_valid_reward(line, attempt)
+        value = attempt.written.value if attempt.written is not None and self._reads_file else None
+        self.ignored_file = self.ignored_file or (attempt.written is not None and not self._reads_file)
+        self._rewards.append(_LineReward(line, value, attempt.result.exit_code == 0))
         return attempt.result
 
-    def reward(self) -> float | None:
-        """Return what a line wrote as the reward, or None."""
-        return None if self._sandbox is None else _read_reward(self._sandbox)
+    def reward(self, share: float) -> float | None:
+        """Return the reward that the last line with a reward file wrote, or None where the share of checks counts.
 
-    def _opened(self) -> Sandbox:
-        if self._sandbox is None:
-            task = self._case.task
-            seconds = 4 * len(task.verify) * task.verify_timeout_s
-            self._sandbox = self._stack.enter_context(self._case.sandbox(with_work=True, seconds=seconds))
-        return self._sandbox
+        A line that did not pass, and would have written a reward without the agent's work, counts as the lowest: to
+        keep the verifier from writing is not worth more than what it would have written.
+        """
+        low = self._case.task.reward_range[0]
+        if not self._reads_file:
+            return None
+        for number, one in reversed(list(enumerate(self._rewards))):
+            if one.value is not None:
+                return one.value
+            before = any(other.value is not None for other in self._rewards[:number])
+            if not one.has_passed and (before or share > low) and self._writes_reward(one.line):
+                return low
+        return None
 
-    def _close(self) -> None:
-        self._stack.close()
-        self._sandbox = None
+    def _writes_reward(self, line: str) -> bool:
+        return self._attempt(line, "setup", proves=False).written is not None
 
     def _must_prove(self, line: str) -> bool:
         task = self._case.task
@@ -446,57 +734,95 @@ class LineChecks:
         named = (text for path, text in task.verify_files.items() if posixpath.basename(path) in line)
         return any(proves_itself(text) for text in (line, *named))
 
-    def _attempt(self, sandbox: Sandbox, line: str, *, proves: bool) -> LineRun:
-        task = self._case.task
-        _lay_files_over(sandbox, task.verify_files)  # again for each line: the one before ran the agent's code
+    def _attempt(self, line: str, source: Source, *, proves: bool) -> LineRun:
+        """Run a line in a fresh sandbox, and read what it left there."""
+        try:
+            with self._case.use(self._case.need(line, source)) as ready:
+                return self._run_in(ready, line, proves=proves)
+        except (SandboxError, OSError) as exc:
+            self._case.cancel.check()
+            return lost_line(line, exc)
+
+    def _run_in(self, ready: _Ready, line: str, *, proves: bool) -> LineRun:
+        task, place, sandbox = self._case.task, self._case.place(), ready.sandbox
+        envs, command, proof = place.environment(sandbox), line, None
         if proves:
             proof = Proof(line, sandbox.home, sandbox.workdir, task.verify_files)
             proof.lay(sandbox, self._case.folder / "proof.tar")
-            envs = clean_environment(sandbox.home, proof.environment())
-            attempt = run_line(sandbox, proof.command(), timeout=task.verify_timeout_s, envs=envs, cmd=line)
-            attempt = replace(attempt, evidence=proof.read(sandbox))
-        else:
-            attempt = run_line(sandbox, line, timeout=task.verify_timeout_s, envs=clean_environment(sandbox.home))
+            envs, command = {**envs, **proof.environment()}, proof.command()
+        attempt = run_line(
+            sandbox,
+            place.command(command, sandbox),
+            timeout=task.verify_timeout_s,
+            envs=clean_environment(sandbox.home, envs),
+            cmd=line,
+        )
+        left = self._case.counts_processes and self._left_processes(ready)
+        sandbox.stop_processes()  # nothing may write while the rest is read
+        evidence = None if proof is None else proof.read(sandbox)
+        attempt = replace(attempt, evidence=evidence, left_processes=left, written=_read_reward(sandbox, task))
         if attempt.crash is None and attempt.result.exit_code == 0:
             changed = _changed(sandbox, task.verify_files)
             if changed is not None:
-                attempt = replace(attempt, result=self._refuse(attempt.result, f"{changed} was changed while it ran"))
+                return self._refused(attempt, f"{changed} was changed while it ran")
         return attempt
 
-    def _proven(self, sandbox: Sandbox, line: str, attempt: LineRun) -> LineRun:
+    def _left_processes(self, ready: _Ready) -> bool:
+        """Return whether a process of a line lives longer than the line."""
+        try:
+            return bool(_processes(ready.sandbox) - ready.processes)
+        except SandboxGone:
+            raise
+        except SandboxError:
+            return True
+
+    def _proven(self, line: str, attempt: LineRun) -> LineRun:
         """Refuse a line that exits with 0 and does not prove its end, unless it cannot prove anything."""
         evidence, result = attempt.evidence, attempt.result
         if evidence is None or evidence.problem is None:
             return attempt
         unloaded = result.exit_code != 0 and could_not_load(result.stdout + result.stderr)
         if self._case.task.proof is None and not evidence.seen and (result.exit_code == 0 or unloaded):
-            control = self._control(line, proves=True)
+            control = self._attempt(line, "setup", proves=True)
             if control.evidence is None or not control.evidence.seen:  # the line hides its pytest in any case
-                return self._attempt(sandbox, line, proves=False) if unloaded else attempt
+                return self._attempt(line, "work", proves=False) if unloaded else attempt
         if result.exit_code != 0:
             return attempt
-        return LineRun(self._refuse(result, evidence.problem))
+        return self._refused(attempt, evidence.problem)
 
-    def _refuse(self, result: CommandResult, why: str) -> CommandResult:
-        self.refused = True
-        return result.model_copy(update={"exit_code": _REFUSED, "note": f"exited with 0, but {why}"})
+    def _with_valid_reward(self, line: str, attempt: LineRun) -> LineRun:
+        """Refuse a line whose reward file is not valid, or may have been written or removed after its end."""
+        written = attempt.written
+        if attempt.left_processes and (written is not None or self._writes_reward(line)):
+            return self._refused(attempt, "a process that it started outlived it, and could write the reward")
+        if written is None or written.value is not None:
+            return attempt
 
-    def _killed(self, line: str, result: CommandResult, crash: str) -> CommandResult:
-        if self._control(line, proves=False).crash is not None:
-            raise _CheckCrash(crash, result)
-        self.refused = True
-        note = f"{crash}; on what the setup left it ends by itself, so the agent's work is what killed it"
-        return result.model_copy(update={"exit_code": result.exit_code or _REFUSED, "note": note})
+        def is_invalid(source: Source) -> bool:
+            control = self._attempt(line, source, proves=False)
+            return control.crash is not None or (control.written is not None and control.written.value is None)
 
-    def _control(self, line: str, *, proves: bool) -> LineRun:
-        """Run a line where the agent has done nothing."""
-        task = self._case.task
-        try:
-            with self._case.sandbox(with_work=False, seconds=2 * task.verify_timeout_s) as sandbox:
-                return self._attempt(sandbox, line, proves=proves)
-        except SandboxGone as exc:
-            self._case.cancel.check()
-            return LineRun(CommandResult(cmd=line, exit_code=_KILLED), f"lost its sandbox: {exc.reason}")
+        low, high = self._case.task.reward_range
+        why = f"wrote {written.text} as its reward, which is no number from {low:g} to {high:g}"
+        if self._case.is_broken(is_invalid):
+            raise _CheckCrash(why, attempt.result)
+        return self._refused(attempt, why)
+
+    def _refused(self, attempt: LineRun, why: str) -> LineRun:
+        """Return a line that is not passed, and whose reward file does not count."""
+        self.ignored_file = self.ignored_file or attempt.written is not None
+        code = attempt.result.exit_code
+        note = f"exited with {code}, but {why}"
+        result = attempt.result.model_copy(update={"exit_code": code or _REFUSED, "note": note})
+        return replace(attempt, result=result, written=None)
+
+    def _killed(self, line: str, attempt: LineRun, crash: str) -> LineRun:
+        if self._case.is_broken(lambda source: self._attempt(line, source, proves=False).crash is not None):
+            raise _CheckCrash(crash, attempt.result)
+        self.ignored_file = self.ignored_file or attempt.written is not None
+        note = f"{crash}; without the agent's work it ends by itself, so that work is what killed it"
+        result = attempt.result.model_copy(update={"exit_code": attempt.result.exit_code or _REFUSED, "note": note})
+        return replace(attempt, result=result, written=None)
 
 
 def _changed(sandbox: Sandbox, files: Mapping[str, str]) -> str | None:
@@ -504,7 +830,7 @@ def _changed(sandbox: Sandbox, files: Mapping[str, str]) -> str | None:
     expected = {
         posixpath.normpath(posixpath.join(sandbox.workdir, path)): hashlib.sha256(text.encode()).hexdigest()
         for path, text in files.items()
-        if (posixpath.splitext(path)[1] in _SCRIPTS or text.startswith("#!")) and not _ESCAPED & set(path)
+        if (_SCRIPTS.fullmatch(posixpath.splitext(path)[1][1:]) or text.startswith("#!")) and not _ESCAPED & set(path)
     }
     if not expected:
         return None
@@ -536,6 +862,8 @@ class _RunOutput:
     files: dict[str, bytes] = field(default_factory=dict)
     problem: str | None = None
     """Why there is nothing to judge: the agent's work did not come to an end, or left what cannot be taken."""
+    is_lost: bool = False
+    """Its sandbox failed, which may be an accident."""
 
     def feed(self, stream: Stream, chunk: bytes) -> None:
         received = self.streams[stream]
@@ -555,71 +883,93 @@ class _RunOutput:
         )
 
 
-def _run_and_judge(case: VerificationCase, check: Check, report: Callable[[str], None], label: str) -> CommandResult:
-    """Run both parts of a check; return what the judge did, with what `run` did in it.
+class JudgedChecks:
+    """Runs the checks of a case that have two parts."""
 
-    Where `run` died there is no judge: the result has its exit code.
+    def __init__(self, case: VerificationCase) -> None:
+        self._case = case
 
-    Raises:
-        _CheckCrash: the judge died.
-        SandboxError: a sandbox failed.
-    """
-    if check.port is not None:
-        return _run_live(case, check, check.port)
-    try:
-        with case.sandbox(with_work=True, seconds=2 * case.task.verify_timeout_s) as sandbox:
-            output = _run_part(case, check, sandbox)
-    except SandboxGone as exc:
-        case.cancel.check()
-        if "memory" not in exc.reason:
-            raise
-        output = _RunOutput(problem=_OUT_OF_MEMORY)
-    ran = output.result(check)
-    if output.problem is not None:
-        note = f"not judged: its run {output.problem}"
-        return CommandResult(cmd=check.judge, exit_code=ran.exit_code or 1, run=ran, note=note)
-    report(f"{label}ran with exit code {output.exit_code}, judging")
-    with case.sandbox(with_work=False, seconds=case.task.verify_timeout_s) as sandbox:
-        return _judge_part(case, check, sandbox, output, ran)
+    def run(self, check: Check, report: Callable[[str], None], label: str) -> CommandResult:
+        """Run both parts of a check; return what the judge did, with what `run` did in it.
+
+        Where `run` died there is no judge: the result has its exit code.
+
+        Raises:
+            _CheckCrash: a part dies without the agent's work too.
+            _NotStarted: a sandbox did not start.
+        """
+        if check.port is not None:
+            return self._verdict(check, _again(lambda: self._both_parts(check, "work")))
+        output = self._run_part(check, "work")
+        if output.is_lost:
+            output = self._run_part(check, "work")
+        if output.problem is not None:
+            ran = output.result(check)
+            result = CommandResult(cmd=check.judge, exit_code=ran.exit_code or 1, run=ran, score=self._lowest())
+            if output.is_lost and self._case.is_broken(lambda source: self._run_part(check, source).is_lost):
+                raise _CheckCrash(output.problem, result, part="the run")
+            return result.model_copy(update={"note": f"not judged: its run {output.problem}"})
+        report(f"{label}ran with exit code {output.exit_code}, judging")
+        return self._verdict(check, _again(lambda: self._judge_part(check, output)))
+
+    def _verdict(self, check: Check, judged: LineRun) -> CommandResult:
+        problem = self._problem(judged)
+        if problem is None:
+            score = None if judged.written is None else judged.written.value
+            return judged.result.model_copy(update={"score": score})
+        if self._case.is_broken(lambda source: self._problem(self._both_parts(check, source)) is not None):
+            raise _CheckCrash(problem, judged.result)
+        note = f"its judge {problem}; without the agent's work it does not, so that work is the reason"
+        code = judged.result.exit_code or _REFUSED
+        return judged.result.model_copy(update={"exit_code": code, "note": note, "score": self._lowest()})
+
+    def _lowest(self) -> float | None:
+        """Return what a check earns that is not judged, where a judge could have written less than 0."""
+        low = self._case.task.reward_range[0]
+        return low if low < 0 else None
+
+    def _problem(self, judged: LineRun) -> str | None:
+        """Return why what a judge did is no verdict, or None."""
+        if judged.crash is not None or judged.written is None or judged.written.value is not None:
+            return judged.crash
+        low, high = self._case.task.reward_range
+        return f"wrote {judged.written.text} as its reward, which is no number from {low:g} to {high:g}"
+
+    def _both_parts(self, check: Check, source: Source) -> LineRun:
+        if check.port is None:
+            return self._judge_part(check, self._run_part(check, source))
+        needs = self._case.need(check, source), self._case.judges_need(check)
+        try:
+            with self._case.use(needs[0]) as running, self._case.use(needs[1]) as judging:
+                return _judge_live(self._case, check, check.port, running.sandbox, judging.sandbox)
+        except (SandboxError, OSError) as exc:
+            self._case.cancel.check()
+            return lost_line(check.judge, exc)
+
+    def _run_part(self, check: Check, source: Source) -> _RunOutput:
+        try:
+            with self._case.use(self._case.need(check, source)) as ready:
+                return _run_part(self._case, check, ready.sandbox)
+        except (SandboxError, OSError) as exc:
+            self._case.cancel.check()
+            lost = lost_line(check.run, exc)
+            return _RunOutput(problem=lost.crash, is_lost=lost.is_lost)
+
+    def _judge_part(self, check: Check, output: _RunOutput) -> LineRun:
+        ran = output.result(check)
+        try:
+            with self._case.use(self._case.judges_need(check)) as ready:
+                judged = _judge_part(self._case, check, ready.sandbox, output)
+        except (SandboxError, OSError) as exc:
+            self._case.cancel.check()
+            judged = lost_line(check.judge, exc)
+        return replace(judged, result=judged.result.model_copy(update={"run": ran}))
 
 
-def _run_live(case: VerificationCase, check: Check, port: int) -> CommandResult:
-    """Run both parts of a check at once. A judge that dies is run again over what the setup left, as a line is."""
-    judged = _live_attempt(case, check, port, with_work=True)
-    if judged.crash is None:
-        return judged.result
-    if _live_attempt(case, check, port, with_work=False).crash is not None:
-        raise _CheckCrash(judged.crash, judged.result)
-    note = (
-        f"its judge {judged.crash}; with what the setup left it ends by itself, so the agent's work is what killed it"
-    )
-    return judged.result.model_copy(update={"exit_code": judged.result.exit_code or _REFUSED, "note": note})
-
-
-def _live_attempt(case: VerificationCase, check: Check, port: int, *, with_work: bool) -> LineRun:
-    task = case.task
-    seconds = task.verify_timeout_s
-    with (
-        case.sandbox(with_work=with_work, seconds=2 * seconds) as running,
-        case.sandbox(with_work=False, seconds=2 * seconds) as judging,
-    ):
-        _lay_files_over(running, needed(check, task.verify_files, running.workdir))
-        _lay_files_over(judging, {**task.verify_files, **check.files})
-        with LiveRun(
-            running,
-            judging,
-            line=check.run,
-            port=port,
-            folder=case.folder,
-            envs=clean_environment(running.home),
-            seconds=seconds,
-            isolated="isolation" in case.backend.features,
-        ) as live:
-            judged = run_line(judging, check.judge, timeout=seconds, envs=live.judge_environment)
-            result = judged.result.model_copy(update={"run": live.result()})
-        if judged.crash is None and task.reward_file is not False:
-            result = result.model_copy(update={"score": _read_reward(judging)})
-        return replace(judged, result=result)
+def _again(attempt: Callable[[], LineRun]) -> LineRun:
+    """Try once more where a sandbox failed: accidents do not happen twice."""
+    first = attempt()
+    return attempt() if first.is_lost else first
 
 
 def needed(check: Check, verify_files: Mapping[str, str], workdir: str) -> dict[str, str]:
@@ -634,7 +984,6 @@ def needed(check: Check, verify_files: Mapping[str, str], workdir: str) -> dict[
 
 def _run_part(case: VerificationCase, check: Check, sandbox: Sandbox) -> _RunOutput:
     task, output = case.task, _RunOutput()
-    _lay_files_over(sandbox, needed(check, task.verify_files, sandbox.workdir))
     done = sandbox.exec(
         check.run,
         envs=clean_environment(sandbox.home),
@@ -676,21 +1025,36 @@ def _kept(sandbox: Sandbox, keep: tuple[str, ...], folder: Path, room: int) -> d
     return kept
 
 
-def _judge_part(
-    case: VerificationCase, check: Check, sandbox: Sandbox, output: _RunOutput, ran: CommandResult
-) -> CommandResult:
+def _judge_part(case: VerificationCase, check: Check, sandbox: Sandbox, output: _RunOutput) -> LineRun:
     task = case.task
-    _lay_files_over(sandbox, {**task.verify_files, **check.files})
     place = posixpath.join(sandbox.home, OUTPUT)
     _lay_output(sandbox, output, place, case.folder / "output.tar")
     if "isolation" in case.backend.features:  # without isolation the backend must be able to remove the folder later
         _run_own(sandbox, ["chmod", "-R", "a-w", "--", place])
-    envs = clean_environment(sandbox.home, {"OUTPUT": place})
+    envs = clean_environment(sandbox.home, {"OUTPUT": place, "PYTHONNOUSERSITE": "1"})
     judged = run_line(sandbox, check.judge, timeout=task.verify_timeout_s, envs=envs)
-    result = judged.result.model_copy(update={"run": ran})
-    if judged.crash is not None:
-        raise _CheckCrash(judged.crash, result)
-    return result.model_copy(update={"score": None if task.reward_file is False else _read_reward(sandbox)})
+    sandbox.stop_processes()
+    return judged if task.reward_file is False else replace(judged, written=_read_reward(sandbox, task))
+
+
+def _judge_live(case: VerificationCase, check: Check, port: int, running: Sandbox, judging: Sandbox) -> LineRun:
+    """Run both parts of a check at once."""
+    task = case.task
+    with LiveRun(
+        running,
+        judging,
+        line=check.run,
+        port=port,
+        folder=case.folder,
+        envs=clean_environment(running.home),
+        seconds=task.verify_timeout_s,
+        isolated="isolation" in case.backend.features,
+    ) as live:
+        judged = run_line(judging, check.judge, timeout=task.verify_timeout_s, envs=live.judge_environment)
+        result = judged.result.model_copy(update={"run": live.result()})
+    judging.stop_processes()
+    written = None if task.reward_file is False else _read_reward(judging, task)
+    return replace(judged, result=result, written=written)
 
 
 def _lay_output(sandbox: Sandbox, output: _RunOutput, place: str, archive: Path) -> None:

@@ -11,41 +11,66 @@ import posixpath
 import re
 import sys
 import tarfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from openenv.errors import RolloutError
+from openenv.rollout.lookups import (
+    GIT_CONFIG,
+    GIT_FILES,
+    RUNNERS,
+    SHARED_CONFIG,
+    Lookups,
+    Texts,
+    ancestors,
+    safe_git_config,
+)
 from openenv.sandboxes.base import WORKDIR, Limits
 
-# What `merge` removes from the agent's tree, and why:
+# What `merge` takes from the setup and not from the agent, and why:
 #
 #   conftest.py, *.pth, pytest.py ...   a protected pattern (`task.PROTECTED`): decides how Python and pytest start
-#   random.py, tests/json.py            shadows a module of Python or pytest where a check starts or lies; a name
-#                                       that the task's texts mention is the agent's to write
-#   test_mine.py                        pytest runs every test below its folder; only the verifier's tests count
+#   tests/helper.py                     a folder that is named like tests and holds verify files is the verifier's alone
+#   test_mine.py                        pytest runs every test below its folder; only the verifier's tests count, and
+#                                       tests that the setup left are as it left them
+#   tests/test_it/__init__.py, tests.py would be imported in place of `tests/test_it.py`, or of the folder `tests`
+#   random.py, app/json.py              shadows a module of Python or pytest where a check starts or lies
+#   GNUmakefile, .npmrc, .git/hooks     steers a tool that the checks use (`lookups.FAMILIES`), or makes git run things
+#   .venv/bin/python, node_modules/...  programs and libraries that the setup installed
 #   answer -> tests/expected.txt        a link to a file that only the verifier has would reveal it to the agent's code
-#   pyproject.toml with [tool.pytest]   changed by the agent and able to steer pytest: restored from the baseline
+#   pyproject.toml with [tool.pytest]   changed by the agent and able to steer pytest: restored from the setup
+#
+# What the instruction or the solution names is the agent's to write. The import guard (`inside.py`) does for Python in
+# the verifier's sandbox what no list of names can: installed modules come before those of the agent.
 #
 # The host reads the tar file member by member and writes another one. It never unpacks it: names with `..`, absolute
 # names, devices and pipes are dropped because they are not copied.
 
 MAX_BYTES = 512 * 1024 * 1024
 MAX_MEMBERS = 100_000
-MAX_PARTS = 2_000_000
-"""Parts of all names together: every pattern is tried at each of them."""
-_PYTEST_CONFIG = frozenset({"pyproject.toml", "setup.cfg"})
 _CONFIG_BYTES = 1024 * 1024
 _BESIDE_PYTEST = frozenset(
     {"colorama", "exceptiongroup", "iniconfig", "packaging", "pluggy", "py", "pygments", "tomli"}
 )
 _MODULES = frozenset(sys.stdlib_module_names) | _BESIDE_PYTEST
 _CODE = re.compile(r"py|pyc|(?:.*\.)?so")
-_TEST = re.compile(r"test_.*\.py|.*_test\.py")
-_TEST_FOLDER = re.compile(r"tests?.*|.*[_-]tests?|checks?|verif.*|grad.*", re.IGNORECASE)
-_NAMED = re.compile(r"(?<![\w.-])([A-Za-z_]\w*)(?:/[\w/]*)?\.py\b")
-_NAMED_FILE = re.compile(r"[\w-]+\.py\b")
+_TEST = re.compile(r"test_.*\.py|.*_test\.(?:py|go)|.*\.(?:test|spec)\.[cm]?[jt]sx?|.*Tests?\.(?:java|kt)")
+_TEST_FOLDER = re.compile(
+    r"tests?|__tests__|specs?|.*[_-]tests?|tests?[_-].*|checks?|verif(?:y|ier|ication)|grad(?:er|ing)|judge",
+    re.IGNORECASE,
+)
+_TEST_SCRIPT = re.compile(r"(?:run[_-]?)?(?:all[_-]?)?(?:tests?|checks?|verif(?:y|ier)|grader?)\.\w+", re.IGNORECASE)
+_DOT = re.compile(r"\.")
+_PROGRAMS = frozenset({"bin", ".bin", "Scripts", "sbin"})
+_LANGUAGES = (
+    # an ending of the verifier's files, and what an import could find in their place: json.cpython-311-x86.so
+    (re.compile(r"pyi?"), re.compile(r"py[ciwd]?|(?:[\w-]+\.)?so")),
+    (re.compile(r"[cm]?[jt]sx?"), re.compile(r"(?:d\.)?[cm]?[jt]sx?|json|node")),
+    (re.compile(r"h|hh|hpp"), re.compile(r"(?:h|hh|hpp)\.gch")),
+)
 _BROKEN_ARCHIVE = (tarfile.TarError, EOFError, ValueError, OverflowError)
 """What `tarfile` raises on a forged or torn one."""
 _MAX_LINKS = 40
@@ -59,14 +84,31 @@ class UnusableWorktree(RolloutError):
     code = "UNUSABLE_WORKTREE"
 
 
+Kind = Literal["file", "folder", "link"]
+
+
+@dataclass(slots=True)
+class SetupTree:
+    """The work folder as the setup left it: what is there, and the contents of files that steer tools."""
+
+    files: set[str] = field(default_factory=set)
+    """Files and links."""
+    folders: set[str] = field(default_factory=set)
+    links: dict[str, str] = field(default_factory=dict)
+    contents: dict[str, bytes] = field(default_factory=dict)
+
+
 class WorktreeGuard:
-    """Decides what must not reach the verifier of one task, beyond the patterns that the task protects.
+    """Decides what of the agent's tree must not reach the verifier of one task.
 
     Args:
         verify_files: What the verifier will lay over the tree.
-        named: Texts of the task. A module or test that they name is the agent's to write, whatever it is called.
+        named: All texts of the task. A module or test that they name is the agent's to write, whatever it is called.
         root: Where the work folder is inside.
-        strict: Whether anything is protected at all; if not, only links to `verify_files` are kept away.
+        protected: Patterns of the task; without any, only links to `verify_files` are kept away.
+        setup: What the setup left.
+        checks: The lines of the checks, and the verifier's files: they say which tools are used.
+        asked: Instruction and solution: what they name is the agent's to write.
     """
 
     def __init__(
@@ -75,35 +117,152 @@ class WorktreeGuard:
         named: Sequence[str] = (),
         *,
         root: str = WORKDIR,
-        strict: bool = True,
+        protected: Sequence[str] = (),
+        setup: SetupTree | None = None,
+        checks: Sequence[str] = (),
+        asked: Sequence[str] = (),
     ) -> None:
-        relative = [posixpath.normpath(file) for file in verify_files if not file.startswith("/")]
         self._root = root
         self._unclear = ("/proc/", "/dev/", "/tmp/", "/var/", "/run/", f"{posixpath.dirname(root)}/")
         self._secrets = [posixpath.normpath(posixpath.join(root, file)) for file in verify_files]
-        self._guarded = {"", *(posixpath.dirname(file) for file in relative)} if strict else set()
-        self._test_folders = {folder for file in relative for folder in _test_folders(file)} if strict else set()
-        self._has_tests = strict and any(_TEST.fullmatch(posixpath.basename(file)) for file in relative)
-        if self._has_tests:
-            self._test_folders.add("")  # pytest runs the code of every package above a test
-        texts = [re.sub(rf"[\w./~-]*{re.escape(posixpath.basename(root))}/", "", text) for text in named]
-        self._modules = {match[1] for text in texts for match in _NAMED.finditer(text)}
-        self._files = {match[0] for text in named for match in _NAMED_FILE.finditer(text)}
         self._steps = 0
+        self.setup = setup or SetupTree()
+        self.strict = bool(protected)
+        self._patterns = Patterns(protected)
+        self._texts = Texts(checks, asked, root=root)
+        self._ours = {path[len(root) + 1 :] for path in self._secrets if path.startswith(f"{root}/")}
+        self._named = Texts(asked=named, root=root)
+        self._has_tests = any(_TEST.fullmatch(posixpath.basename(file)) for file in self._ours)
+        self._test_folders = {folder for file in self._ours if (folder := _test_folder(file))}
+        self._setup_tests = {file for file in self.setup.files if self._is_setup_test(file)}
+        self._places = _import_places(self._ours | self._setup_tests)
+        above = {folder for file in self._ours for folder in ancestors(file)}
+        self._lookups = Lookups(
+            self._texts,
+            files=self.setup.files | self.setup.folders | self._ours | above,
+            runners={
+                name: content.decode("utf-8", "replace")
+                for name, content in self.setup.contents.items()
+                if RUNNERS.fullmatch(name)
+            },
+            verify_files=self._ours,
+        )
+        self._guarded = {"", *(posixpath.dirname(file) for file in self._ours), *self._texts.starts()}
+        self._tool_folders = self._find_tool_folders()
+        self._tool_stems: dict[str, set[str]] = {}
+        self._libraries: set[str] = set()
+        for name in self.setup.files | self.setup.folders if self._tool_folders else ():
+            folder, base = posixpath.split(name)
+            self._tool_stems.setdefault(folder, set()).add(base.split(".")[0])
+            if posixpath.basename(folder) in self._lookups.folders:
+                self._libraries.add(base)
 
-    def covers(self, name: str) -> bool:
-        """Return whether a file is taken as the setup left it: other tests, and what makes their folder a package."""
-        folder, base = posixpath.split(name)
-        if folder in self._test_folders and base.startswith("__init__."):
+    def covers(self, name: str, kind: Kind = "file") -> bool:
+        """Return whether something is taken as the setup left it, also where the setup left nothing there."""
+        if self._covers(name, kind):
             return True
-        return self._has_tests and base not in self._files and bool(_TEST.fullmatch(base))
+        return kind == "link" and self._covers(f"{name}/x", "file")  # it may stand for a folder
 
-    def shadows(self, name: str, *, is_link: bool, known: Collection[str] = ()) -> bool:
+    def _covers(self, name: str, kind: Kind) -> bool:
+        if self._patterns.cover(name):
+            return True
+        if not self.strict:
+            return False
+        return (
+            self._is_test(name)
+            or self._takes_place(name, kind)
+            or self._lookups.steers(name)
+            or self._is_git(name, kind)
+            or self._is_tool(name, kind)
+        )
+
+    def names_a_tool(self, content: bytes) -> bool:
+        """Return whether a configuration could steer a tool of the checks."""
+        return self._lookups.names_a_tool(content)
+
+    def _is_agents(self, name: str) -> bool:
+        """Return whether a text of the task wants this file from the agent."""
+        is_new = name not in self._ours and name not in self.setup.files
+        return self._texts.asks_for(name) or (is_new and self._named.asks_for(name))
+
+    def _is_test(self, name: str) -> bool:
+        """Return whether this is a test that is not the agent's to write, or would be loaded with one."""
+        if any(name == folder or name.startswith(f"{folder}/") for folder in self._test_folders):
+            return not self._is_agents(name)
+        folder, base = posixpath.split(name)
+        if not folder and self._has_tests and base.startswith("__init__."):
+            return True  # pytest runs the code of every package above a test
+        if name in self._setup_tests:
+            return True
+        return self._has_tests and bool(_TEST.fullmatch(base)) and not self._named.asks_for(name)
+
+    def _is_setup_test(self, name: str) -> bool:
+        """Return whether the checks run this file of the setup as a test; then it is the verifier's."""
+        base = posixpath.basename(name)
+        if self._texts.asks_for(name):
+            return False
+        if _TEST.fullmatch(base):
+            return True
+        return bool(_TEST_SCRIPT.fullmatch(base)) and any(base in text for text in self._texts.checks)
+
+    def _takes_place(self, name: str, kind: Kind) -> bool:
+        """Return whether an import would find this in the place of a file or folder of the verifier's."""
+        parts = name.split("/")
+        for at, part in enumerate(parts):
+            places = self._places.get("/".join(parts[:at]))
+            if places is None:
+                continue
+            is_last = at == len(parts) - 1
+            stems = [] if is_last and kind == "file" else [(part, "")]
+            if is_last and kind != "folder":
+                stems += [(part[: dot.start()], part[dot.end() :]) for dot in _DOT.finditer(part)]
+            for stem, ending in stems:
+                place = places.get(stem)
+                if place is not None and part not in place.names and place.takes(ending):
+                    return not self._is_agents(name)
+        return False
+
+    def _is_git(self, name: str, kind: Kind) -> bool:
+        if kind == "folder" and posixpath.basename(name) == ".git":
+            return False
+        return bool(GIT_FILES.fullmatch(name)) and not self._texts.asks_for(name)
+
+    def _find_tool_folders(self) -> set[str]:
+        if not self.strict:
+            return set()
+        return {
+            folder
+            for folder in self.setup.folders
+            if posixpath.basename(folder) in self._lookups.folders or f"{folder}/pyvenv.cfg" in self.setup.files
+        }
+
+    def _is_tool(self, name: str, kind: Kind) -> bool:
+        """Return whether this is a program or library that the setup installed, or takes the place of one."""
+        if not self._tool_folders:
+            return False
+        if not any(above in self._tool_folders for above in (*ancestors(name), name)):
+            # lib/node_modules/x is found before node_modules/x by a script in lib
+            tools = self._lookups.folders
+            return any(part in tools and below in self._libraries for part, below in pairwise(name.split("/")))
+        folders, is_program = self.setup.folders, not _PROGRAMS.isdisjoint(name.split("/")[:-1])
+        if self._texts.asks_for(name, by_path=True) and not is_program:
+            return False
+        if name in self.setup.files or name in folders:
+            return name not in folders or kind != "folder"
+        # An addition is the first part of its path that the setup does not have, in the last folder that it has.
+        folder = max((above for above in ancestors(name) if above in folders), key=len, default="")
+        added = name[len(folder) :].lstrip("/").split("/")[0]
+        if is_program or added in _PROGRAMS or added == "node_modules":
+            return True
+        return added.split(".")[0] in self._tool_stems.get(folder, ())
+
+    def shadows(self, name: str, *, is_link: bool) -> bool:
         """Return whether Python would import this file instead of its own module, where checks start or lie.
 
-        Args:
-            known: What the setup left: a module at the top that was there before is the agent's to change.
+        A module at the top that the setup left is the agent's to change.
         """
+        if not self.strict:
+            return False
         folder, base = posixpath.split(name)
         stem, dot, ending = base.partition(".")
         if (dot and not _CODE.fullmatch(ending)) or not (dot or is_link):
@@ -112,7 +271,7 @@ class WorktreeGuard:
             folder, stem = posixpath.split(folder)
         if folder not in self._guarded or stem not in _MODULES:
             return False
-        return bool(folder) or not (stem in self._modules or name in known)
+        return not (stem in self._named.modules or name in self.setup.files or self._is_agents(name))
 
     def reveals(self, name: str, links: Mapping[str, str]) -> bool:
         """Return whether a link leads to one of the verifier's files, a folder of theirs, or to an unknown place.
@@ -164,13 +323,41 @@ class WorktreeGuard:
         return resolved[-1] or "/"
 
 
-def _test_folders(file: str) -> list[str]:
-    """Return the folders above a file from the first on that is named like one of tests."""
-    parts = posixpath.dirname(file).split("/")
-    for start, part in enumerate(parts):
-        if _TEST_FOLDER.fullmatch(part):
-            return ["/".join(parts[: end + 1]) for end in range(start, len(parts))]
-    return []
+def _test_folder(file: str) -> str | None:
+    """Return the first folder above a file that is named like one of tests, or None."""
+    return next((above for above in ancestors(file) if _TEST_FOLDER.fullmatch(posixpath.basename(above))), None)
+
+
+@dataclass(slots=True)
+class _ImportPlace:
+    """What lies under one name in a folder of the verifier's, and which endings could be imported in its place."""
+
+    names: set[str] = field(default_factory=set)
+    endings: list[re.Pattern[str]] = field(default_factory=list)
+
+    def takes(self, ending: str) -> bool:
+        """Return whether a file with this ending would be imported in its place; a folder, which has none, may be."""
+        return not ending or any(pattern.fullmatch(ending) for pattern in self.endings)
+
+
+def _import_places(files: Collection[str]) -> dict[str, dict[str, _ImportPlace]]:
+    """Return the names that imports of these files go through: by folder, then by name without ending."""
+    places: dict[str, dict[str, _ImportPlace]] = {}
+
+    def add(path: str, stem: str, endings: Iterable[re.Pattern[str]]) -> None:
+        folder, base = posixpath.split(path)
+        place = places.setdefault(folder, {}).setdefault(stem, _ImportPlace())
+        place.names.add(base)
+        place.endings.extend(endings)
+
+    for file in files:
+        stem, ending = posixpath.splitext(posixpath.basename(file))
+        found = [others for own, others in _LANGUAGES if own.fullmatch(ending[1:])]
+        if found:
+            add(file, stem, found)
+        for above in ancestors(file)[1:]:
+            add(above, posixpath.basename(above), found)
+    return places
 
 
 def worktree_limit(limits: Limits) -> int:
@@ -180,7 +367,7 @@ def worktree_limit(limits: Limits) -> int:
 
 @dataclass(slots=True)
 class Merged:
-    """What `merge` changed in the agent's work tree."""
+    """What `merge` changed in the agent's work tree; what the agent had left alone is not listed."""
 
     removed: list[str] = field(default_factory=list)
     restored: list[str] = field(default_factory=list)
@@ -197,16 +384,13 @@ class WorktreeFiles:
 class Patterns:
     """Path patterns: `*` stays within a folder, `**` crosses them, a pattern covers a folder and all below it."""
 
-    def __init__(self, patterns: Sequence[str], guard: WorktreeGuard | None = None) -> None:
+    def __init__(self, patterns: Sequence[str]) -> None:
         # Readers may ignore the case: Python accepts `X.DIST-INFO`.
         self._regex = re.compile("|".join(_translate(pattern) for pattern in patterns) or r"(?!)", re.IGNORECASE)
-        self._guard = guard
 
-    def cover(self, name: str, *, folder: bool = False) -> bool:
-        """Return whether a relative path is covered; `folder` when names below it can be reached through it."""
-        if self._guard is not None and self._guard.covers(name):
-            return True
-        return bool(self._regex.fullmatch(name) or (folder and self._regex.fullmatch(f"{name}/x")))
+    def cover(self, name: str) -> bool:
+        """Return whether a relative path is covered."""
+        return bool(self._regex.fullmatch(name))
 
 
 def merge(
@@ -217,6 +401,8 @@ def merge(
     protected: Sequence[str],
     verify_files: Collection[str] = (),
     named: Sequence[str] = (),
+    checks: Sequence[str] = (),
+    asked: Sequence[str] = (),
     root: str = WORKDIR,
     prefix: str = "workdir",
     max_bytes: int = MAX_BYTES,
@@ -230,22 +416,26 @@ def merge(
         protected: Patterns below the work folder that are taken from `baseline` only.
         verify_files: What the verifier will lay over the tree; a link of the agent that leads to one is dropped. What
             else goes is in `WorktreeGuard`, unless nothing is `protected`.
-        named: Texts of the task: what they name is the agent's to write.
+        named: All texts of the task: modules and tests that they name are the agent's to write.
+        checks: Those that say which tools the checks use: their lines, and the verifier's files.
+        asked: Those that say what the agent is to write: instruction and solution.
         root: Where the work folder is inside.
 
     Raises:
         UnusableWorktree: it is no archive, or larger than `max_bytes`.
     """
-    guard = WorktreeGuard(verify_files, named, root=root, strict=bool(protected))
-    patterns = Patterns(protected, guard)
     merged = Merged()
     try:
+        setup = _Baseline(baseline, prefix)
+        guard = WorktreeGuard(
+            verify_files, named, root=root, protected=protected, setup=setup.tree, checks=checks, asked=asked
+        )
         with tarfile.open(target, "w:", format=tarfile.PAX_FORMAT) as out:
             writer = _Writer(out, max_bytes)
-            setup = _Baseline(baseline, prefix, patterns, watch_config=bool(protected))
-            with _Archive(work) as source:
-                merged.removed.extend(_AgentTree(source, patterns, setup, guard).copy(writer))
-            merged.restored.extend(setup.restore(writer))
+            with _Archive(work, max_members=MAX_MEMBERS + len(setup.tree.files)) as source:
+                agents = _AgentTree(source, setup, guard)
+                merged.removed.extend(agents.copy(writer))
+                merged.restored.extend(setup.restore(writer, agents))
     except _BROKEN_ARCHIVE as exc:
         raise UnusableWorktree(f"the work tree cannot be read: {exc}") from exc
     return merged
@@ -257,7 +447,7 @@ def read_files(
     """Return the small text files in the first two levels of a packed work tree, by their path inside."""
     files = WorktreeFiles()
     try:
-        with _Archive(work) as source:
+        with _Archive(work, max_members=MAX_MEMBERS) as source:
             members = {name: member for name, member in source.members if member.isreg() and name.count("/") < 2}
             for name in sorted(members)[:max_files]:
                 path = posixpath.join(root, name)
@@ -281,7 +471,7 @@ def files_of(archive: Path, *, max_bytes: int) -> dict[str, bytes]:
     """
     files: dict[str, bytes] = {}
     try:
-        with _Archive(archive) as source:
+        with _Archive(archive, max_members=MAX_MEMBERS) as source:
             for name, member in source.members:
                 if member.isreg() or member.islnk():
                     content = source.read(source.file(member), max_bytes)
@@ -297,21 +487,82 @@ def files_of(archive: Path, *, max_bytes: int) -> dict[str, bytes]:
 def write_archive(archive: Path, files: Mapping[str, bytes], *, mode: int, folder: str | None = None) -> None:
     """Write a tar file of regular files, and of a folder that is there even where no file lies in it."""
     with tarfile.open(archive, "w:", format=tarfile.PAX_FORMAT) as out:
-        if folder is not None:
-            entry = tarfile.TarInfo(folder)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
-            out.addfile(entry)
-        for name, content in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(content), mode
-            out.addfile(entry, io.BytesIO(content))
+        _add_files(out, files, mode=mode, folder=folder)
+
+
+def _add_files(out: tarfile.TarFile, files: Mapping[str, bytes], *, mode: int, folder: str | None) -> None:
+    if folder is not None:
+        entry = tarfile.TarInfo(folder)
+        entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+        out.addfile(entry)
+    for name, content in files.items():
+        entry = tarfile.TarInfo(name)
+        entry.size, entry.mode = len(content), mode
+        out.addfile(entry, io.BytesIO(content))
+
+
+def write_home(
+    target: Path,
+    *,
+    baseline: Path | None,
+    worktree: Path | None,
+    files: Mapping[str, str],
+    empty: str,
+    prefix: str = "workdir",
+) -> SetupTree:
+    """Write the home of a verifier's sandbox as one archive, and return what the setup left in the work folder.
+
+    Args:
+        target: The archive to write.
+        baseline: The home as the setup left it, or None.
+        worktree: The work folder, in place of the one in `baseline`; None for that one.
+        files: The verifier's files below the home: nothing that lies in their way is written.
+        empty: A folder below the home that is there and holds nothing.
+    """
+    setup = SetupTree()
+    folders = {above for name in (*files, f"{empty}/x") for above in ancestors(name)}
+
+    def is_free(name: str, member: tarfile.TarInfo) -> bool:
+        if name in files or (name in folders and not member.isdir()):
+            return False
+        return not any(above in files or above == empty for above in ancestors(name))
+
+    with tarfile.open(target, "w:", format=tarfile.PAX_FORMAT) as out:
+        if baseline is not None:
+            with _Archive(baseline) as source:
+                for name, member in source.members:
+                    folder, _, below = name.partition("/")
+                    if folder == prefix and below:
+                        (setup.folders if member.isdir() else setup.files).add(below)
+                    if is_free(name, member) and (worktree is None or folder != prefix):
+                        _copy_member(out, name, source, member)
+        if worktree is not None:
+            with _Archive(worktree) as source:
+                for below, member in source.members:
+                    if is_free(f"{prefix}/{below}", member):
+                        _copy_member(out, f"{prefix}/{below}", source, member)
+        _add_files(out, {name: text.encode() for name, text in files.items()}, mode=0o644, folder=empty)
+    return setup
+
+
+def _copy_member(out: tarfile.TarFile, name: str, source: _Archive, member: tarfile.TarInfo) -> None:
+    """Copy a member of an archive of our own; of a hard link, the file that it stands for."""
+    entry = tarfile.TarInfo(name)
+    member = source.file(member)
+    entry.type, entry.mode, entry.mtime = member.type, member.mode & 0o777, max(0, int(member.mtime))
+    entry.linkname = member.linkname
+    entry.size = member.size if member.isreg() else 0
+    if member.isreg():
+        entry.type = tarfile.REGTYPE
+    out.addfile(entry, source.open(member) if member.isreg() else None)
 
 
 class _Archive:
     """An archive that is only read: its files, folders and links with names that stay below the root."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, max_members: int | None = None) -> None:
         self._tar = tarfile.open(path, "r:")  # noqa: SIM115  closed in __exit__
+        self._max_members = max_members
         self.members: list[tuple[str, tarfile.TarInfo]] = []
         self._files: dict[str, tarfile.TarInfo] = {}
 
@@ -328,9 +579,9 @@ class _Archive:
         while (member := self._tar.next()) is not None:
             count += 1
             parts += member.name.count("/")
-            if count > MAX_MEMBERS:
-                raise UnusableWorktree(f"the work tree holds more than {MAX_MEMBERS} entries")
-            if parts > MAX_PARTS:
+            if self._max_members is not None and count > self._max_members:
+                raise UnusableWorktree(f"the work tree holds more than {self._max_members} entries")
+            if self._max_members is not None and parts > 20 * self._max_members:
                 raise UnusableWorktree("the work tree has too many deep folders")
             name = _clean(member.name)
             if name and (member.isreg() or member.isdir() or member.issym() or member.islnk()):
@@ -393,6 +644,13 @@ class _Writer:
         else:  # a forged archive may have a file and a link of one name
             self.files.discard(name)
 
+    def write(self, name: str, content: bytes) -> None:
+        """Add a file."""
+        entry = tarfile.TarInfo(name)
+        entry.mode, entry.size = 0o644, len(content)
+        self._out.addfile(entry, io.BytesIO(content))
+        self.files.add(name)
+
     def link(self, name: str, target: str) -> None:
         """Add a hard link to a member that was written."""
         entry = tarfile.TarInfo(name)
@@ -402,47 +660,56 @@ class _Writer:
 
 
 class _Baseline:
-    """What the setup left: which of its files are protected, and their content."""
+    """What the setup left: which of its files the verifier sees, and their content."""
 
-    def __init__(self, archive: Path | None, prefix: str, patterns: Patterns, *, watch_config: bool) -> None:
-        self._archive, self._prefix, self._patterns = archive, prefix, patterns
-        self._configs: dict[str, bytes] = {}
+    def __init__(self, archive: Path | None, prefix: str) -> None:
+        self._archive, self._prefix = archive, prefix
         self._taken_back: set[str] = set()
-        self.links: dict[str, str] = {}
-        self.names: set[str] = set()
-        self.parents: set[str] = set()
-        self.watch_config = watch_config
-        if archive is not None:
-            with _Archive(archive) as source:
-                for name, member in self._work_files(source):
-                    self.names.add(name)
-                    if member.issym():
-                        self.links[name] = member.linkname
-                    if watch_config and posixpath.basename(name) in _PYTEST_CONFIG and member.isreg():
-                        self._configs[name] = source.read(member, _CONFIG_BYTES) or b""
-                    if patterns.cover(name) and not member.isdir():
-                        self.parents.update(_ancestors(name))
+        self.stamps: dict[str, _Stamp] = {}
+        self.tree = SetupTree()
+        if archive is None:
+            return
+        with _Archive(archive) as source:
+            for name, member in self._work_files(source):
+                if member.isdir():
+                    self.tree.folders.add(name)
+                    continue
+                self.tree.files.add(name)
+                self.stamps[name] = _stamp(member)
+                if member.issym():
+                    self.tree.links[name] = member.linkname
+                elif _steers(name):
+                    self.tree.contents[name] = source.read(source.file(member), _CONFIG_BYTES) or b""
 
-    def refuses_config(self, name: str, content: bytes | None) -> bool:
-        """Return whether the agent may have steered pytest with this file; the setup's is restored then.
+    def parents(self, guard: WorktreeGuard) -> set[str]:
+        """Return the folders of files that are restored in any case."""
+        return {above for name in self.tree.files if guard.covers(name) for above in ancestors(name)}
+
+    def refuses_config(self, name: str, content: bytes | None, guard: WorktreeGuard) -> bool:
+        """Return whether the agent may have steered a tool with this file; the setup's is restored then.
 
         Args:
             content: What the agent made of it; None where that is too large or a link, and cannot be judged.
         """
-        before = self._configs.get(name)
-        if content is not None and (content == before or not _may_steer_pytest(content)):
+        before = self.tree.contents.get(name)
+        if content is not None and content == before:
+            return False
+        if content is not None and not guard.names_a_tool(content) and not guard.names_a_tool(before or b""):
             return False
         if before is not None:
             self._taken_back.add(name)
         return True
 
-    def restore(self, writer: _Writer) -> Iterator[str]:
+    def restore(self, writer: _Writer, agents: _AgentTree) -> Iterator[str]:
+        """Write what the agent could not change or remove; yield the names of the files."""
         if self._archive is None:
             return
         with _Archive(self._archive) as source:
             for name, member in self._work_files(source):
-                if not member.isdir() and (self._patterns.cover(name) or name in self._taken_back):
-                    writer.copy(name, source, member)
+                if not agents.leaves_to_setup(name, _kind(member)) and name not in self._taken_back:
+                    continue
+                writer.copy(name, source, member)
+                if not member.isdir() and agents.stamps.get(name) != self.stamps[name]:
                     yield name
 
     def _work_files(self, source: _Archive) -> Iterator[tuple[str, tarfile.TarInfo]]:
@@ -455,9 +722,13 @@ class _Baseline:
 class _AgentTree:
     """What the agent left: which of its files may reach the verifier."""
 
-    def __init__(self, source: _Archive, patterns: Patterns, baseline: _Baseline, guard: WorktreeGuard) -> None:
-        self._source, self._patterns, self._baseline, self._guard = source, patterns, baseline, guard
+    def __init__(self, source: _Archive, baseline: _Baseline, guard: WorktreeGuard) -> None:
+        self._source, self._baseline, self._guard = source, baseline, guard
+        self._parents = baseline.parents(guard)
         self._links = {name: member.linkname for name, member in reversed(source.members) if member.issym()}
+        self._repositories = {name for name, member in source.members if member.isdir() and name.endswith(".git")}
+        self._written: set[str] = set()
+        self.stamps = {name: _stamp(member) for name, member in source.members if not member.isdir()}
 
     def copy(self, writer: _Writer) -> Iterator[str]:
         """Copy what may reach the verifier; yield the names of the files and links that may not."""
@@ -467,31 +738,68 @@ class _AgentTree:
             if name in seen or name in below:
                 continue  # only a forged archive has a link twice, or something below one
             if member.isdir():
-                if name in self._baseline.parents or not self._patterns.cover(name):
+                if name in self._parents or not self._guard.covers(name, "folder"):
                     writer.copy(name, self._source, member)
                 continue
             if member.issym():
                 seen.add(name)
             if self._refuses(name, member):
-                yield name
+                if self.stamps[name] != self._baseline.stamps.get(name):
+                    yield name
+            elif self._guard.strict and GIT_CONFIG.fullmatch(name):
+                content = self._source.read(self._source.file(member), _CONFIG_BYTES) or b""
+                writer.write(name, safe_git_config(content, self._baseline.tree.contents.get(name, b"")))
+                self._written.add(name)
             elif member.islnk() and (target := _clean(member.linkname)) in writer.files:
                 writer.link(name, str(target))
             else:
                 writer.copy(name, self._source, member)
 
+    def leaves_to_setup(self, name: str, kind: Kind) -> bool:
+        """Return whether something is restored from the setup."""
+        folder, dot_git, _ = name.partition(".git/")
+        if dot_git and f"{folder}.git" not in self._repositories:
+            return False  # the agent removed the whole repository: a part of it would be none
+        if self._guard.strict and GIT_CONFIG.fullmatch(name):
+            return name not in self._written
+        return self._guard.covers(name, kind)
+
     def _refuses(self, name: str, member: tarfile.TarInfo) -> bool:
-        is_link, baseline = member.issym(), self._baseline
-        if self._patterns.cover(name, folder=is_link):
+        guard, baseline, kind = self._guard, self._baseline, _kind(member)
+        if guard.covers(name, kind):
             return True
         # A file where the setup has a folder of protected files would take their place.
-        if name in baseline.parents or self._guard.shadows(name, is_link=is_link, known=baseline.names):
+        if name in self._parents or guard.shadows(name, is_link=kind == "link"):
             return True
-        if is_link and baseline.links.get(name) != member.linkname and self._guard.reveals(name, self._links):
+        if kind == "link" and baseline.tree.links.get(name) != member.linkname and guard.reveals(name, self._links):
             return True
-        if not baseline.watch_config or posixpath.basename(name) not in _PYTEST_CONFIG:
+        if not guard.strict:
             return False
-        content = None if is_link else self._source.read(self._source.file(member), _CONFIG_BYTES)
-        return baseline.refuses_config(name, content)
+        if kind == "link" and GIT_CONFIG.fullmatch(name):
+            return True
+        if posixpath.basename(name) not in SHARED_CONFIG:
+            return False
+        content = None if kind == "link" else self._source.read(self._source.file(member), _CONFIG_BYTES)
+        return baseline.refuses_config(name, content, guard)
+
+
+_Stamp = tuple[bytes, int, int, str]
+
+
+def _stamp(member: tarfile.TarInfo) -> _Stamp:
+    """Return what tells a file that was changed from one that was not; for the report only, since it can be forged."""
+    return member.type, member.size, int(member.mtime), member.linkname
+
+
+def _kind(member: tarfile.TarInfo) -> Kind:
+    return "folder" if member.isdir() else "link" if member.issym() else "file"
+
+
+def _steers(name: str) -> bool:
+    """Return whether the content of a file of the setup has to be known."""
+    if posixpath.basename(name) in SHARED_CONFIG or GIT_CONFIG.fullmatch(name):
+        return True
+    return name.count("/") < 2 and bool(RUNNERS.fullmatch(name))  # not those of everything that was installed
 
 
 def _clean(name: str) -> str | None:
@@ -519,16 +827,6 @@ class _Below:
         for folder in reversed(above):
             answer = self._known[folder] = answer or folder in self._links
         return answer
-
-
-def _ancestors(name: str) -> list[str]:
-    parts = name.split("/")[:-1]
-    return ["/".join(parts[: end + 1]) for end in range(len(parts))]
-
-
-def _may_steer_pytest(content: bytes) -> bool:
-    # An escape in a TOML key could spell the word, so that counts too.
-    return b"pytest" in content.lower() or b"\\u" in content.lower() or b"\\x" in content.lower()
 
 
 def _translate(pattern: str) -> str:

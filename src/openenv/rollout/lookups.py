@@ -1,0 +1,305 @@
+"""What tools look up by name in a work tree, and what the texts of a task say about it.
+
+Knows names and texts: which tools the checks of a task use, in which folders they start, and which files the task asks
+the agent to write. Must not know archives or sandboxes.
+"""
+
+# A check runs `make test`, and make reads GNUmakefile before Makefile. It runs `npm test`, and npm starts the shell
+# that .npmrc names. In both cases a file that the agent adds decides what a check does. `FAMILIES` lists such files per
+# tool. Where the setup or the verify files provide the project, its files are as the setup left them:
+#
+#   setup left           the agent left               the verifier sees
+#   Makefile             Makefile (changed)           Makefile as the setup left it
+#                        GNUmakefile, test            neither: `test` would make the target `test` up to date
+#   package.json         .npmrc, app/package.json     no .npmrc; app/package.json only if no check starts in app/
+#   (no project)         Makefile, package.json       both: the agent's project is what the check is about
+#
+# A file that the instruction or the solution names is the agent's to write, whatever it is called.
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The files that steer tools of one kind; all fields are words or patterns, separated by spaces.
+
+    Args:
+        tools: Words in a check that use a tool of this family.
+        project: Files that make a folder a project; a tool reads those where it starts, or in the next folder above.
+        overrides: Files that change what a tool does with a project.
+        folders: Folders of programs and libraries that a tool runs.
+    """
+
+    tools: str
+    project: str = ""
+    overrides: str = ""
+    folders: str = ""
+
+
+FAMILIES = (
+    # make builds a missing or older Makefile itself: from Makefile.sh, or out of RCS and SCCS
+    Family("make gmake", project="*makefile makefile.* *makefile,v s.*makefile RCS/** SCCS/** *.mk *.mk.*"),
+    Family("cmake ctest", project="CMakeLists.txt CMakePresets.json CMakeUserPresets.json"),
+    Family(
+        "npm npx yarn pnpm bun node jest mocha vitest ava nyc c8",
+        project="package.json package-lock.json npm-shrinkwrap.json yarn.lock pnpm-lock.yaml pnpm-workspace.yaml",
+        overrides=".npmrc .yarnrc* .yarn/** .pnp.* .pnpmfile.* bunfig.toml jest.config.* .mocharc* vitest.* "
+        "vite.config.* babel.config.* .babelrc* .swcrc .nycrc* nyc.config.* .c8rc* ava.config.* node_modules/.bin/**",
+        folders="node_modules",
+    ),
+    Family(
+        "tsc tsx ts-node eslint prettier biome",
+        project="tsconfig*.json jsconfig.json eslint.config.* .eslintrc* biome.json*",
+        overrides=".eslintignore .prettierrc* .prettierignore",
+    ),
+    Family(
+        "cargo rustc",
+        project="Cargo.toml Cargo.lock",
+        overrides=".cargo/** rust-toolchain* clippy.toml .clippy.toml",
+        folders="vendor",
+    ),
+    Family("go", project="go.mod go.sum", overrides="go.work go.work.sum", folders="vendor"),
+    Family(
+        "mvn gradle gradlew",
+        project="pom.xml build.gradle* settings.gradle*",
+        overrides=".mvn/** gradle.properties gradle/**",
+    ),
+    Family("ruby rake rspec bundle", project="Rakefile Gemfile*", overrides=".rspec .bundle/**", folders="vendor"),
+    Family("pytest tox nox", overrides="tox.toml noxfile.py"),
+    Family("coverage pytest", overrides=".coveragerc .coverage .coverage.*"),
+    Family(
+        "ruff mypy flake8 pylint black isort pyright bandit",
+        overrides="ruff.toml .ruff.toml mypy.ini .mypy.ini .flake8 pylintrc pylintrc.toml .pylintrc .pylintrc.toml "
+        ".isort.cfg pyrightconfig.json .bandit",
+    ),
+    Family(  # headers that `-I.` would find before the compiler's own
+        "gcc g++ cc c++ clang clang++ make cmake",
+        overrides="assert.h complex.h ctype.h errno.h fenv.h float.h inttypes.h iso646.h limits.h locale.h math.h "
+        "setjmp.h signal.h stdalign.h stdarg.h stdatomic.h stdbool.h stddef.h stdint.h stdio.h stdlib.h stdnoreturn.h "
+        "string.h strings.h tgmath.h threads.h time.h uchar.h unistd.h wchar.h wctype.h fcntl.h pthread.h",
+    ),
+    Family("g++ c++ clang++", overrides="cassert cmath cstdio cstdlib cstring iostream string vector memory algorithm"),
+)
+_PYTHON_TOOLS = ("tox", "nox", "coverage", "ruff", "mypy", "flake8", "pylint", "black", "isort", "pyright", "bandit")
+SHARED_CONFIG = frozenset({"pyproject.toml", "setup.cfg"})
+"""Files in which every tool has a section; what else they say is the agent's to change."""
+RUNNERS = re.compile(r"(?:.*/)?(?:(?:gnu)?makefile|package\.json|tox\.ini|noxfile\.py|justfile|[^/]*\.(?:sh|mk))", re.I)
+"""Files of a project that start tools: a check that runs `make test` uses what the Makefile uses."""
+
+_WORD = re.compile(r"[\w.@+~$/{}-]+")
+_FILE_NAME = re.compile(r"[./_-]|file$|rc$")
+"""Sets `Makefile` and `answer.txt` apart from words such as "test" and "string"."""
+_ENTERS = re.compile(r"(?:\bcd\s+|\s-C\s*|--(?:prefix|directory|manifest-path|rootdir)[=\s]\s*)([\w.~$/{}-]+)")
+_MODULE = re.compile(r"(?<![\w.-])([A-Za-z_]\w*)(?:/[\w/]*)?\.py\b")
+_RULE = re.compile(r"^([\w. /-]+?)\s*::?(?!=)([^=#\n]*)", re.MULTILINE)
+_MAKE = re.compile(r"(?<![\w./-])g?make((?:[ \t]+[\w./=:+-]+)*)")
+
+
+class Texts:
+    """What a task says in its texts.
+
+    Args:
+        checks: The lines of its checks, and the verifier's files.
+        asked: Instruction and solution: they name the files that the agent is to write.
+        root: The work folder inside.
+    """
+
+    def __init__(self, checks: Sequence[str] = (), asked: Sequence[str] = (), *, root: str) -> None:
+        self.checks, self._root = tuple(checks), root
+        words = {word.rstrip(".,:") for text in asked for word in _WORD.findall(text)}
+        names = {name for word in words if _FILE_NAME.search(word) and (name := self.below_root(word))}
+        self._named = {name.lower() for name in names}
+        self.modules = {match[1] for text in asked for match in _MODULE.finditer(self._relative(text))}
+        """Modules and packages at the top that the texts name as files."""
+        self.python_files = {name for name in names if name.endswith(".py")}
+
+    def asks_for(self, name: str, *, by_path: bool = False) -> bool:
+        """Return whether a file is named, by its path or, unless `by_path`, by its last parts."""
+        parts = name.lower().split("/")
+        # `__init__.py` by itself says nothing: every package has one.
+        starts = range(1 if by_path else len(parts) - parts[-1].startswith("__init__."))
+        return any("/".join(parts[start:]) in self._named for start in starts)
+
+    def starts(self) -> set[str]:
+        """Return the folders that the checks enter."""
+        places = (self.below_root(match[1]) for text in self.checks for match in _ENTERS.finditer(text))
+        return {place for place in places if place}
+
+    def below_root(self, word: str) -> str | None:
+        """Return a path of a text relative to the work folder, or None for one that is not below it."""
+        clean = posixpath.normpath(self._relative(word))
+        return None if clean.startswith(("/", "..", "~", "$")) or clean == "." else clean
+
+    def _relative(self, text: str) -> str:
+        return re.sub(rf"[\w./~${{}}-]*\b{re.escape(posixpath.basename(self._root))}/", "", text)
+
+
+class Lookups:
+    """Decides which files of a tree steer the tools of a task's checks, so that they have to be the setup's.
+
+    Args:
+        texts: What the task says.
+        files: The files and folders that the setup left, and the verifier's own, relative to the work folder.
+        runners: The contents of those that start tools (`RUNNERS`).
+        verify_files: The verifier's own, relative to the work folder.
+    """
+
+    def __init__(
+        self, texts: Texts, *, files: Collection[str], runners: Mapping[str, str], verify_files: Collection[str]
+    ) -> None:
+        self._texts = texts
+        said = "\n".join((*texts.checks, *runners.values()))
+        used = [family for family in FAMILIES if _says(family.tools, said)]
+        self._starts = texts.starts() | {posixpath.dirname(file) for file in verify_files}
+        self._starts |= {above for start in self._starts for above in ancestors(start)}
+        self._projects: list[tuple[re.Pattern[str], set[str]]] = []
+        overrides: list[str] = []
+        for family in used:
+            pattern = any_of(family.project)
+            provided = {posixpath.dirname(file) for file in files if pattern.fullmatch(file)}
+            self._projects.append((pattern, provided))
+            # A project of the agent's own has a configuration of its own, unless the verifier's tests run in it.
+            if provided or verify_files or not family.project:
+                overrides.append(family.overrides)
+        self._overrides = any_of(" ".join(overrides))
+        self.folders = frozenset(" ".join(family.folders for family in used).split())
+        """Names of folders that hold what the tools run."""
+        self._targets = {
+            folder: {target for target in targets if posixpath.join(folder, target) not in files}
+            for folder, targets in _make_targets(texts, runners).items()
+        }
+        self._sections = ["pytest", *(tool for tool in _PYTHON_TOOLS if _says(tool, said))]
+
+    def steers(self, name: str) -> bool:
+        """Return whether a file could decide what a tool of the verifier's does."""
+        if self._is_target(name):
+            return True
+        if self._texts.asks_for(name, by_path="node_modules/" in name):
+            return False
+        if self._overrides.fullmatch(name):
+            return True
+        folder = posixpath.dirname(name)
+        return any(
+            folder in provided or (folder in self._starts and any(_is_above(place, folder) for place in provided))
+            for pattern, provided in self._projects
+            if pattern.fullmatch(name)
+        )
+
+    def names_a_tool(self, content: bytes) -> bool:
+        """Return whether a `SHARED_CONFIG` has something to say to a tool of the checks; pytest always is one."""
+        text = content.decode("utf-8", "replace").lower()
+        # An escape in a TOML key could spell the word, so that counts too.
+        return any(word in text for word in ("\\u", "\\x", *self._sections))
+
+    def _is_target(self, name: str) -> bool:
+        """Return whether make would take this, or a folder that it lies in, for a target that is up to date."""
+        for folder, targets in self._targets.items():
+            if _is_above(folder, name):
+                target, _, below = name[len(folder) :].lstrip("/").partition("/")
+                if target in targets:
+                    return not (below and self._texts.asks_for(name))
+        return False
+
+
+def any_of(patterns: str) -> re.Pattern[str]:
+    """Return what matches a path whose last parts match one of the patterns; `**` crosses folders."""
+    expressions = []
+    for pattern in patterns.split():
+        parts = re.split(r"(\*\*|\*)", pattern)
+        known = {"**": r".*", "*": r"[^/]*"}
+        expressions.append("".join(known.get(part, re.escape(part)) for part in parts))
+    return re.compile(rf"(?s:(?:.*/)?(?:{'|'.join(expressions)}))" if expressions else r"(?!)", re.IGNORECASE)
+
+
+def ancestors(name: str) -> list[str]:
+    """Return the folders above a path, the root first as an empty name."""
+    parts = name.split("/")
+    return ["/".join(parts[:end]) for end in range(len(parts))]
+
+
+def _is_above(folder: str, name: str) -> bool:
+    return not folder or name.startswith(f"{folder}/")
+
+
+def _says(words: str, text: str) -> bool:
+    names = "|".join(re.escape(word) for word in words.split())
+    return re.search(rf"(?<![\w.-])(?:{names})(?![\w+-])", text) is not None
+
+
+def _make_targets(texts: Texts, runners: Mapping[str, str]) -> dict[str, set[str]]:
+    """Return by folder the targets that checks make there, and those that these need.
+
+    Only targets without a dot and of a Makefile that is not the agent's to write: `test`, not `answer.txt`.
+    """
+    goals = [word for text in texts.checks for match in _MAKE.finditer(text) for word in match[1].split()]
+    makefiles = {
+        name: text for name, text in runners.items() if "makefile" in name.lower() and not texts.asks_for(name)
+    }
+    found: dict[str, set[str]] = {}
+    for name, text in makefiles.items() if _says("make gmake", "\n".join(texts.checks)) else ():
+        rules: dict[str, list[str]] = {}
+        for match in _RULE.finditer(text):
+            for target in match[1].split():
+                rules.setdefault(target, []).extend(match[2].split())
+        wanted = [*goals, *list(rules)[:1]]  # the first is made where a line names none
+        reached: set[str] = set()
+        while wanted:
+            target = wanted.pop()
+            if target in rules and target not in reached:
+                reached.add(target)
+                wanted.extend(rules[target])
+        found[posixpath.dirname(name)] = {target for target in reached if "." not in target and "/" not in target}
+    return found
+
+
+# ---- git ----
+
+GIT_FILES = re.compile(
+    r"(?:.*/)?\.git(?:/(?:modules/.+/|worktrees/[^/]+/)?"
+    r"(?:config\.worktree|commondir|gitdir|hooks(?:/.*)?|info/.*|objects/info/(?:http-)?alternates))?",
+    re.DOTALL,
+)
+"""What makes git run a command or look elsewhere: also a `.git` that is a file or a link."""
+GIT_CONFIG = re.compile(r"(?:.*/)?\.git/(?:modules/.+/)?config", re.DOTALL)
+_GIT_SECTION = re.compile(r'\s*\[([A-Za-z0-9-]+)(?: "([^"\\\n]*)")?\]\s*')
+_GIT_VALUE = re.compile(r'\s*([A-Za-z][A-Za-z0-9-]*)\s*=\s*([^"\\#;\n]*?)\s*')
+_GIT_HARMLESS = {
+    "branch": frozenset({"remote", "merge", "rebase"}),
+    "core": frozenset({"repositoryformatversion", "filemode", "bare", "logallrefupdates", "ignorecase"}),
+    "extensions": frozenset({"objectformat"}),
+    "remote": frozenset({"url", "fetch"}),
+    "user": frozenset({"name", "email"}),
+}
+"""Keys with which git runs nothing; the agent's are kept, of all others the setup's."""
+
+
+def safe_git_config(agents: bytes, setups: bytes = b"") -> bytes:
+    """Return a repository's configuration with the agent's harmless keys and everything else of the setup's.
+
+    What is the agent's is written again, and only where it is of the plainest form: git cannot read it in another way.
+    """
+    ours = [line for line, setting in _git_settings(setups) if setting is None]
+    theirs = [setting for _, setting in _git_settings(agents) if setting is not None]
+    if theirs == [setting for _, setting in _git_settings(setups) if setting is not None]:
+        return setups
+    return "\n".join([*ours, *theirs, ""]).encode("utf-8", "surrogateescape")
+
+
+def _git_settings(content: bytes) -> Iterable[tuple[str, str | None]]:
+    """Return each line, with a harmless setting written in the plainest form, or None for any other line."""
+    head, keys = "", frozenset[str]()
+    for line in content.decode("utf-8", "surrogateescape").split("\n"):
+        setting = None
+        if section := _GIT_SECTION.fullmatch(line):
+            name = "" if section[2] is None else f' "{section[2]}"'
+            head, keys = f"[{section[1].lower()}{name}]", _GIT_HARMLESS.get(section[1].lower(), frozenset())
+        elif line.lstrip().startswith("["):
+            keys = frozenset()  # of another form: nothing below it counts
+        elif (value := _GIT_VALUE.fullmatch(line)) and value[1].lower() in keys:
+            setting = f"{head}\n\t{value[1].lower()} = {value[2]}"
+        yield line, setting

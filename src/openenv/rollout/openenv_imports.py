@@ -1,0 +1,187 @@
+"""Which module an import finds, in a verifier's sandbox: one that is installed comes before one of the agent's.
+
+The verifier lays this file into a read-only place of its own and makes every Python of a check run it first, as
+`sitecustomize`. From then on a folder of the agent's work tree is not searched for a top-level module that is found
+without it, unless the setup left a module of that name there or the task asks for it. Standard library only, no more
+modules than Python has loaded by then, no work but `install`: it runs at every start of Python, from 3.8 on.
+"""
+
+# How Python finds `import yaml` in `cd app && python3 -c 'import yaml'`, and where this comes in:
+#
+#   sys.meta_path     builtins, frozen modules, then PathFinder (pytest puts a finder of its own in front, which also
+#                     calls PathFinder; so a finder of ours in `sys.meta_path` could be passed by)
+#   PathFinder        asks one finder per folder of `sys.path`, made by the first of `sys.path_hooks` that wants it
+#   sys.path[0]=app   ours: `_AgentFolder`. It sees app/yaml.py and looks whether `yaml` is found without the agent's
+#                     folders. It is: so it answers "not here"
+#   site-packages     answers
+#
+# `yaml` that is nowhere else is found in app/, unless an import statement in the standard library or an installed
+# package asks for it: those try optional modules (`try: import pygments`), which the agent could provide.
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.machinery import (
+    BYTECODE_SUFFIXES,
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    PathFinder,
+    SourceFileLoader,
+    SourcelessFileLoader,
+)
+
+TYPE_CHECKING = False  # the name that type checkers know; importing it from typing would cost milliseconds
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from importlib.machinery import ModuleSpec
+    from types import FrameType, ModuleType
+
+_INSTALLED = ("/site-packages/", "/dist-packages/")
+_LOADERS = (
+    (ExtensionFileLoader, EXTENSION_SUFFIXES),
+    (SourceFileLoader, SOURCE_SUFFIXES),
+    (SourcelessFileLoader, BYTECODE_SUFFIXES),
+)
+
+
+class ImportGuard:
+    """The agent's folders, and the names that they may answer to.
+
+    Args:
+        root: The work folder.
+        trusted: Folders below it that hold what the setup installed, such as a virtual environment.
+        known: Reads the names that the setup left: `folder/name` relative to the work folder, and `*/name` for those
+            that may be anywhere. Called when it is first needed.
+    """
+
+    def __init__(self, root: str, trusted: Iterable[str], known: Callable[[], set[str]]) -> None:
+        self.root = os.path.realpath(root)
+        self.trusted = tuple(os.path.join(self.root, folder) + os.sep for folder in trusted)
+        self._read_known = known
+        self._known: set[str] | None = None
+        self._searching: set[str] = set()
+        self._standard_library = os.path.dirname(os.__file__) + os.sep
+
+    def folder(self, path: str) -> str | None:
+        """Return a folder of the agent's relative to the work folder; None for one that is not the agent's."""
+        real = os.path.realpath(path or os.curdir) + os.sep
+        if not real.startswith(self.root + os.sep) or real.startswith(self.trusted):
+            return None
+        return real[len(self.root) + 1 : -1]
+
+    def is_elsewhere(self, name: str, folder: str) -> bool:
+        """Return whether a module is not to be taken from a folder of the agent's."""
+        if name in self._searching:  # for `_is_found`, which searches without the agent's folders
+            return True
+        if not self._is_found(name) and not self._is_wanted_by_library(name):
+            return False
+        if self._known is None:
+            self._known = self._read_known()
+        return f"{folder}/{name}" not in self._known and f"*/{name}" not in self._known
+
+    def _is_found(self, name: str) -> bool:
+        """Return whether a module is found without the agent's folders."""
+        self._searching.add(name)
+        try:
+            return any(_is_module(_ask(finder, name)) for finder in sys.meta_path)
+        finally:
+            self._searching.discard(name)
+
+    def _is_wanted_by_library(self, name: str) -> bool:
+        """Return whether an import statement of an installed module asks for it, not a program for its plug-in."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and _is_machinery(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is None:
+            return False
+        file = frame.f_code.co_filename
+        if not file.startswith(self._standard_library) and not any(part in file for part in _INSTALLED):
+            return False
+        from opcode import opmap
+
+        # `importlib.import_module(name)`, with which pytest loads tests, is a call and no such statement.
+        code = frame.f_code
+        is_statement = 0 <= frame.f_lasti < len(code.co_code) and code.co_code[frame.f_lasti] == opmap["IMPORT_NAME"]
+        return is_statement and any(word == name or word.startswith(name + ".") for word in code.co_names)
+
+
+class _AgentFolder(FileFinder):
+    """The finder of one folder of the agent's."""
+
+    def __init__(self, path: str, folder: str, guard: ImportGuard) -> None:
+        super().__init__(path, *_LOADERS)
+        self._folder, self._guard = folder, guard
+
+    def find_spec(self, fullname: str, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Find a module, unless it is a top-level one that is found elsewhere."""
+        spec = super().find_spec(fullname, target)
+        if spec is None or "." in fullname or fullname == "__main__":
+            return spec
+        return None if self._guard.is_elsewhere(fullname, self._folder) else spec
+
+
+def _ask(finder: object, name: str) -> ModuleSpec | None:
+    try:
+        return finder.find_spec(name, None)  # type: ignore[attr-defined,no-any-return]
+    except Exception:  # a finder of another kind, which cannot be asked like this
+        return None
+
+
+def _is_module(spec: ModuleSpec | None) -> bool:
+    """Return whether this is a module; a folder without code counts as one only where packages are installed."""
+    if spec is None:
+        return False
+    if spec.loader is not None and spec.origin is not None:
+        return True
+    return any(part in place + "/" for place in spec.submodule_search_locations or () for part in _INSTALLED)
+
+
+def _is_machinery(file: str) -> bool:
+    return file == _THIS_FILE or file.startswith("<frozen importlib") or "/importlib/_bootstrap" in file
+
+
+_THIS_FILE = _is_machinery.__code__.co_filename
+
+
+def guard_imports(guard: ImportGuard) -> None:
+    """Search the agent's folders with care from now on."""
+
+    def hook(path: str) -> FileFinder:
+        folder = guard.folder(path)
+        if folder is None or not os.path.isdir(path or os.curdir):
+            raise ImportError  # the next hook's
+        return _AgentFolder(path or os.getcwd(), folder, guard)
+
+    sys.path_hooks.insert(0, hook)
+    for path in list(sys.path_importer_cache):
+        if guard.folder(path) is not None:
+            del sys.path_importer_cache[path]
+
+
+def install(place: str) -> None:
+    """Guard the imports of this process with what the verifier wrote down in a folder of its own."""
+    if any(getattr(finder, "_openenv", False) for finder in sys.path_hooks):
+        return
+    with open(os.path.join(place, "root")) as file:
+        root, *trusted = file.read().splitlines()
+
+    def known() -> set[str]:
+        with open(os.path.join(place, "known"), errors="surrogateescape") as file:
+            return set(file.read().split("\n"))
+
+    guard_imports(ImportGuard(os.path.join(place, root), trusted, known))
+    sys.path_hooks[0]._openenv = True  # type: ignore[attr-defined]
+
+
+def run_other_sitecustomize(place: str) -> None:
+    """Run the `sitecustomize` that Python would have found without ours, unless it is the agent's."""
+    paths = [path for path in sys.path if os.path.realpath(path) != os.path.realpath(place)]
+    spec = PathFinder.find_spec("sitecustomize", paths)
+    if spec is not None and spec.loader is not None:
+        from importlib.util import module_from_spec
+
+        sys.modules["sitecustomize"] = module = module_from_spec(spec)
+        spec.loader.exec_module(module)
