@@ -127,9 +127,9 @@ def test_a_task_without_checks_has_no_reward(run: Callable[..., Outcome]) -> Non
 
 @pytest.mark.parametrize(
     ("written", "reward"),
-    [("0.25", 0.25), ("-1", -1.0), (" 3e2\\n", 300.0), ("nan", 1.0), ("inf", 1.0), ("much", 1.0), ("", 1.0)],
+    [("0.25", 0.25), ("0", 0.0), (" 75e-2\\n", 0.75)],
 )
-def test_a_reward_file_of_the_verifier_wins_where_it_is_a_number(
+def test_a_reward_file_of_the_verifier_wins_over_its_exit_codes(
     run: Callable[..., Outcome], written: str, reward: float
 ) -> None:
     graded = task(verify=(f"printf -- '{written}' > ~/logs/verifier/reward.txt",), solution=("true",))
@@ -150,7 +150,7 @@ def test_verify_lines_have_a_clean_environment(run: Callable[..., Outcome]) -> N
     outcome = run(task(verify=("env; pwd",), solution=("true",)))
     lines = outcome.verify_results[0].stdout.splitlines()
     assert "HOME=/home/user" in lines
-    assert "PYTHONNOUSERSITE=1" in lines
+    assert "PYTHONUSERBASE=/opt/openenv" in lines  # nothing that the setup or the agent installed for its user
     assert lines[-1] == "/home/user/workdir"
     path = next(line for line in lines if line.startswith("PATH="))
     assert "user" not in path
@@ -289,7 +289,7 @@ def test_a_sandbox_that_dies_is_sandbox_failed_before_the_agent_and_its_failure_
         assert (outcome.status, outcome.reward) == (expected, 0.5 if expected == "policy_failed" else None)
     outcome = run(SUM, sandbox=Failing(local, dies_after=2, opens=1), verify_sandbox=local)  # nor does a control start
     assert (outcome.status, outcome.phase, outcome.reward) == ("sandbox_failed", "agent", None)
-    outcome = run(SUM, sandbox=local, verify_sandbox=Failing(local, dies_after=2))
+    outcome = run(SUM, sandbox=local, verify_sandbox=Failing(local, dies_after=0))
     assert (outcome.status, outcome.reward) == ("grader_failed", None)
 
 
