@@ -9,7 +9,7 @@ the agent to write. Must not know archives or sandboxes.
 # tool. Where the setup or the verify files provide the project, its files are as the setup left them:
 #
 #   setup left           the agent left               the verifier sees
-#   Makefile             Makefile (changed)           Makefile as the setup left it
+#   Makefile             Makefile (changed)           Makefile as the setup left it, if a check uses make
 #                        GNUmakefile, test            neither: `test` would make the target `test` up to date
 #   package.json         .npmrc, app/package.json     no .npmrc; app/package.json only if no check starts in app/
 #   (no project)         Makefile, package.json       both: the agent's project is what the check is about
@@ -31,13 +31,15 @@ class Family:
     Args:
         tools: Words in a check that use a tool of this family.
         project: Files that make a folder a project; a tool reads those where it starts, or in the next folder above.
-        overrides: Files that change what a tool does with a project.
+        overrides: Files that change what a tool does, and that nothing else reads.
+        hides: Names under which a file hides one of the tool's own.
         folders: Folders of programs and libraries that a tool runs.
     """
 
     tools: str
     project: str = ""
     overrides: str = ""
+    hides: str = ""
     folders: str = ""
 
 
@@ -49,14 +51,11 @@ FAMILIES = (
         "npm npx yarn pnpm bun node jest mocha vitest ava nyc c8",
         project="package.json package-lock.json npm-shrinkwrap.json yarn.lock pnpm-lock.yaml pnpm-workspace.yaml",
         overrides=".npmrc .yarnrc* .yarn/** .pnp.* .pnpmfile.* bunfig.toml jest.config.* .mocharc* vitest.* "
-        "vite.config.* babel.config.* .babelrc* .swcrc .nycrc* nyc.config.* .c8rc* ava.config.* node_modules/.bin/**",
+        "vite.config.* babel.config.* .babelrc* .swcrc .nycrc* nyc.config.* .c8rc* ava.config.* node_modules/.bin/** "
+        "eslint.config.* .eslintrc* .eslintignore .prettierrc* .prettierignore biome.json*",
         folders="node_modules",
     ),
-    Family(
-        "tsc tsx ts-node eslint prettier biome",
-        project="tsconfig*.json jsconfig.json eslint.config.* .eslintrc* biome.json*",
-        overrides=".eslintignore .prettierrc* .prettierignore",
-    ),
+    Family("tsc tsx ts-node", project="tsconfig*.json jsconfig.json"),
     Family(
         "cargo rustc",
         project="Cargo.toml Cargo.lock",
@@ -69,9 +68,10 @@ FAMILIES = (
         project="pom.xml build.gradle* settings.gradle*",
         overrides=".mvn/** gradle.properties gradle/**",
     ),
+    Family("bazel", project="WORKSPACE MODULE.bazel", overrides=".bazelrc"),
     Family("ruby rake rspec bundle", project="Rakefile Gemfile*", overrides=".rspec .bundle/**", folders="vendor"),
-    Family("pytest tox nox", overrides="tox.toml noxfile.py"),
-    Family("coverage pytest", overrides=".coveragerc .coverage .coverage.*"),
+    Family("pytest tox nox coverage", overrides="tox.toml noxfile.py .coveragerc .coverage .coverage.*"),
+    Family("python", overrides=".venv/bin/** venv/bin/**"),
     Family(
         "ruff mypy flake8 pylint black isort pyright bandit",
         overrides="ruff.toml .ruff.toml mypy.ini .mypy.ini .flake8 pylintrc pylintrc.toml .pylintrc .pylintrc.toml "
@@ -79,11 +79,12 @@ FAMILIES = (
     ),
     Family(  # headers that `-I.` would find before the compiler's own
         "gcc g++ cc c++ clang clang++ make cmake",
-        overrides="assert.h complex.h ctype.h errno.h fenv.h float.h inttypes.h iso646.h limits.h locale.h math.h "
+        overrides=".gdbinit",
+        hides="assert.h complex.h ctype.h errno.h fenv.h float.h inttypes.h iso646.h limits.h locale.h math.h "
         "setjmp.h signal.h stdalign.h stdarg.h stdatomic.h stdbool.h stddef.h stdint.h stdio.h stdlib.h stdnoreturn.h "
         "string.h strings.h tgmath.h threads.h time.h uchar.h unistd.h wchar.h wctype.h fcntl.h pthread.h",
     ),
-    Family("g++ c++ clang++", overrides="cassert cmath cstdio cstdlib cstring iostream string vector memory algorithm"),
+    Family("g++ c++ clang++", hides="cassert cmath cstdio cstdlib cstring iostream string vector memory algorithm"),
 )
 _PYTHON_TOOLS = ("tox", "nox", "coverage", "ruff", "mypy", "flake8", "pylint", "black", "isort", "pyright", "bandit")
 SHARED_CONFIG = frozenset({"pyproject.toml", "setup.cfg"})
@@ -125,6 +126,10 @@ class Texts:
         starts = range(1 if by_path else len(parts) - parts[-1].startswith("__init__."))
         return any("/".join(parts[start:]) in self._named for start in starts)
 
+    def asks_for_environment(self, name: str) -> bool:
+        """Return whether a virtual environment that a file lies in is named."""
+        return any(above in self._named for above in ancestors(name.lower()) if "venv" in above)
+
     def starts(self) -> set[str]:
         """Return the folders that the checks enter."""
         places = (self.below_root(match[1]) for text in self.checks for match in _ENTERS.finditer(text))
@@ -137,6 +142,24 @@ class Texts:
 
     def _relative(self, text: str) -> str:
         return re.sub(rf"[\w./~${{}}-]*\b{re.escape(posixpath.basename(self._root))}/", "", text)
+
+
+@dataclass(frozen=True, slots=True)
+class _Project:
+    """The files of one family's projects, the folders in which the setup or the verifier has some, and their use."""
+
+    pattern: re.Pattern[str]
+    provided: set[str]
+    is_used: bool
+
+    def has(self, name: str, starts: set[str], *, is_new: bool) -> bool:
+        """Return whether a file belongs to one of these projects; where no check uses it, only a new one does."""
+        if not (self.is_used or is_new) or not self.provided or not self.pattern.fullmatch(name):
+            return False
+        folder = posixpath.dirname(name)
+        return folder in self.provided or (
+            folder in starts and any(_is_above(place, folder) for place in self.provided)
+        )
 
 
 class Lookups:
@@ -152,22 +175,26 @@ class Lookups:
     def __init__(
         self, texts: Texts, *, files: Collection[str], runners: Mapping[str, str], verify_files: Collection[str]
     ) -> None:
-        self._texts = texts
+        self._texts, self._files = texts, files
         said = "\n".join((*texts.checks, *runners.values()))
-        used = [family for family in FAMILIES if _says(family.tools, said)]
         self._starts = texts.starts() | {posixpath.dirname(file) for file in verify_files}
         self._starts |= {above for start in self._starts for above in ancestors(start)}
-        self._projects: list[tuple[re.Pattern[str], set[str]]] = []
+        self._projects: list[_Project] = []
         overrides: list[str] = []
-        for family in used:
+        folders: list[str] = []
+        for family in FAMILIES:
             pattern = any_of(family.project)
             provided = {posixpath.dirname(file) for file in files if pattern.fullmatch(file)}
-            self._projects.append((pattern, provided))
-            # A project of the agent's own has a configuration of its own, unless the verifier's tests run in it.
+            is_used = _says(family.tools, said)
+            self._projects.append(_Project(pattern, provided, is_used))
+            # A project of the agent's own has a configuration of its own, unless the verifier's files lie in it.
             if provided or verify_files or not family.project:
                 overrides.append(family.overrides)
+            if is_used:
+                overrides.append(family.hides)
+                folders.append(family.folders)
         self._overrides = any_of(" ".join(overrides))
-        self.folders = frozenset(" ".join(family.folders for family in used).split())
+        self.folders = frozenset(" ".join(folders).split())
         """Names of folders that hold what the tools run."""
         self._targets = {
             folder: {target for target in targets if posixpath.join(folder, target) not in files}
@@ -182,13 +209,8 @@ class Lookups:
         if self._texts.asks_for(name, by_path="node_modules/" in name):
             return False
         if self._overrides.fullmatch(name):
-            return True
-        folder = posixpath.dirname(name)
-        return any(
-            folder in provided or (folder in self._starts and any(_is_above(place, folder) for place in provided))
-            for pattern, provided in self._projects
-            if pattern.fullmatch(name)
-        )
+            return not self._texts.asks_for_environment(name)
+        return any(project.has(name, self._starts, is_new=name not in self._files) for project in self._projects)
 
     def names_a_tool(self, content: bytes) -> bool:
         """Return whether a `SHARED_CONFIG` has something to say to a tool of the checks; pytest always is one."""

@@ -252,7 +252,7 @@ class WorktreeGuard:
         # An addition is the first part of its path that the setup does not have, in the last folder that it has.
         folder = max((above for above in ancestors(name) if above in folders), key=len, default="")
         added = name[len(folder) :].lstrip("/").split("/")[0]
-        if is_program or added in _PROGRAMS or added == "node_modules":
+        if is_program or added in _PROGRAMS or added == "node_modules" or added.startswith("."):
             return True
         return added.split(".")[0] in self._tool_stems.get(folder, ())
 
