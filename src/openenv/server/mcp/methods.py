@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..._version import load_package_version
-from ...env.tools.source import ToolEvents, ToolOutcome, ToolSource
+from ...env.tools.source import ToolEvents, ToolOutcome
 from ...errors import OpenEnvError, SessionCapacityError, ToolCallError, ToolNotFoundError, message_of
-from ...protocol.json_values import decode, encode, split_observation
+from ...protocol.json_values import encode
 from ...protocol.jsonrpc import (
     LOG_LEVELS,
     META_LOG_LEVEL,
@@ -31,22 +31,11 @@ from ...protocol.jsonrpc import (
     notification,
     page,
 )
-from ...protocol.schema import takes_tool_actions
 from ...sessions.session import Session
-from ...types import ServerMode
 from ..service import EnvService, Redaction
 from .mcp_sessions import McpSession
 from .openenv_rpc import progress_notification
-from .tool_calls import (
-    NoTools,
-    StepOutcome,
-    StepTools,
-    ToolOperations,
-    origin_of_rpc,
-    raise_error,
-    tool_request,
-    tools_of,
-)
+from .tool_calls import NoTools, StepTools, ToolOperations, origin_of_rpc, tool_request, tools_of
 
 PAGE_SIZE = 100
 # The key of each list in a result, and the method of FastMCP's client that returns it.
@@ -172,11 +161,9 @@ class McpMethods:
         call = tool_request(message.params, _events(message, exchange))
         origin = origin_of_rpc(self._service.manager, message.id, message.params)
         try:
-            if self._is_step(session.env):
-                taken: StepOutcome = await session.run(self._operations.step, call, cancellable=True, origin=origin)
-                session.episode.record(taken.reward, done=taken.done)
-                return _observed(taken.observation)
-            return _observed(await session.run(self._operations.call, call, cancellable=True, origin=origin))
+            # For every role alike: what standard MCP shows is made for agents.
+            mode = self._service.mode
+            return _tool_result(await self._operations.run_for_agent(session, call, mode=mode, origin=origin))
         except ToolNotFoundError as exc:
             raise invalid_params(f"Unknown tool: {exc.tool_name}") from exc
         except ToolCallError as exc:
@@ -185,14 +172,6 @@ class McpMethods:
             raise
         except Exception as exc:  # an environment's own `step` may raise anything
             return failure(self._service.errors.text(exc))
-
-    def _is_step(self, env: Any) -> bool:
-        """Whether a tool call counts as a step: in a simulation, where the environment takes tool actions."""
-        if self._service.mode is not ServerMode.SIMULATION or not takes_tool_actions(self._service.action_cls):
-            return False
-        return isinstance(getattr(env, "tools", None), ToolSource) or isinstance(
-            tools_of(env, self._service.action_cls), StepTools
-        )
 
     # -- resources, prompts, completions: the FastMCP server's ----------------------------------------------------
 
@@ -293,19 +272,13 @@ def mcp_error(exc: Exception, errors: Redaction, *, prefix: str = "") -> McpErro
     return McpError(code.value, str(shown), {"code": shown.code, **shown.details})
 
 
-def _observed(observation: Any) -> dict[str, Any]:
-    """Return an agent's view of an observation: the tool's result, never reward or end."""
-    if isinstance(observation, ToolOutcome):
-        return observation.as_mcp()
-    raise_error(observation)
-    outcome = getattr(observation, "result", None)
-    if isinstance(outcome, ToolOutcome):
-        return outcome.as_mcp()
-    fields = decode(split_observation(observation).fields)
-    fields.pop("metadata", None)
-    fields.pop("tool_name", None)
-    shown = fields.get("result") if fields.keys() <= {"result", "error"} else fields
-    text = shown if isinstance(shown, str) else encode(shown).decode()
+def _tool_result(shown: ToolOutcome | dict[str, Any]) -> dict[str, Any]:
+    """Return the result of `tools/call` from what an agent may see; an observation becomes text."""
+    if isinstance(shown, ToolOutcome):
+        return shown.as_mcp()
+    fields = {name: value for name, value in shown.items() if name != "tool_name"}
+    value = fields.get("result") if fields.keys() <= {"result", "error"} else fields
+    text = value if isinstance(value, str) else encode(value).decode()
     return {"content": [{"type": "text", "text": text}], "isError": False}
 
 

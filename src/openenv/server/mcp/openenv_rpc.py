@@ -1,13 +1,14 @@
 """OpenEnv's own JSON-RPC: `tools/list`, `tools/call`, `openenv/session/create`, `openenv/session/close`.
 
 Served on `POST /mcp`, `WS /mcp` and in the `mcp` frames of `/ws`, byte for byte as existing clients expect. A tool's
-failure is a JSON-RPC error. Knows the session manager; must not know transports.
+failure is a JSON-RPC error. An agent's call is a step of the episode, as over standard MCP, and shows it as little; an
+orchestrator's calls the tool itself. Knows the session manager; must not know transports.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -35,14 +36,15 @@ from ...protocol.jsonrpc import (
     method_not_found,
     notification,
 )
+from ...sessions.events import RequestOrigin
 from ...sessions.lifetime import CLOSED_BY_CLIENT
-from ...sessions.operations import Operation
 from ...sessions.session import Session, SessionKind, SessionState
 from ..access import Role
 from ..service import EnvService
 from .tool_calls import NoTools, ToolOperations, origin_of_rpc, tool_request
 
 Notify = Callable[[dict[str, Any]], None]
+InSession = Callable[[Session, RequestOrigin | None], Awaitable[Any]]
 _ALL_FIELDS = ("title", "description", "inputSchema", "outputSchema", "icons", "annotations", "meta", "execution")
 
 
@@ -50,6 +52,7 @@ class OpenEnvRpc:
     """Answers OpenEnv's JSON-RPC for one served environment."""
 
     def __init__(self, service: EnvService) -> None:
+        self._service = service
         self._manager = service.manager
         self._errors = service.errors
         self._operations = ToolOperations(service.action_cls)
@@ -92,27 +95,36 @@ class OpenEnvRpc:
         params = request.params
         match request.method:
             case McpMethod.TOOLS_LIST.value:
-                tools = await self._run(self._operations.list, None, request, own)
+                tools = await self._run(request, own, self._list)
                 return {"tools": [_described(tool) for tool in tools]}
             case McpMethod.TOOLS_CALL.value:
                 call = _tool_call(params, notify)
-                return await self._run(self._operations.call, call, request, own)
+                return await self._run(request, own, self._call_of(role, call))
             case "openenv/session/create":
                 return await self._create(own, role)
             case "openenv/session/close":
                 return self._close(params, own, role)
         raise method_not_found(request.method)
 
-    async def _run(self, operation: Operation, argument: Any, request: JsonRpcRequest, own: Session | None) -> Any:
+    async def _list(self, session: Session, origin: RequestOrigin | None) -> Any:
+        return await session.run(self._operations.list, cancellable=True, origin=origin)
+
+    def _call_of(self, role: Role, call: ToolRequest) -> InSession:
+        operations, mode = self._operations, self._service.mode
+        if role is Role.ORCHESTRATOR:
+            return lambda session, origin: session.run(operations.call, call, cancellable=True, origin=origin)
+        return lambda session, origin: operations.run_for_agent(session, call, mode=mode, origin=origin)
+
+    async def _run(self, request: JsonRpcRequest, own: Session | None, work: InSession) -> Any:
         """Run on the connection's session, the named one, or an environment for this request alone."""
         params = request.params
         origin = origin_of_rpc(self._manager, request.id, params)
         try:
             session = own if own is not None else self._named(params)
             if session is not None:
-                return await session.run(operation, argument, cancellable=True, origin=origin)
+                return await work(session, origin)
             async with self._manager.borrow() as borrowed:
-                return await borrowed.run(operation, argument, cancellable=True, origin=origin)
+                return await work(borrowed, origin)
         except NoTools as exc:
             raise internal_error(str(exc)) from exc
         except ToolCallError as exc:

@@ -1,4 +1,4 @@
-"""The tools of any environment, and the session operations that list and call them.
+"""The tools of any environment, the session operations that list and call them, and what agents see of a call.
 
 An environment has tools as an `MCPEnvironment`, by an attribute `mcp_server`, or by taking tool actions in `step`.
 Knows environments and operations; must not know requests.
@@ -9,16 +9,20 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from ...env.binding import bind, run_blocking
-from ...env.tools.source import EVENTS, ToolEvents, ToolRequest, ToolSource, find_tools
+from ...env.tools.source import EVENTS, ToolEvents, ToolOutcome, ToolRequest, ToolSource, find_tools
 from ...errors import ToolArgumentsError, ToolCallError, ToolNotFoundError, ToolTimeout, ToolTransportError
+from ...protocol.json_values import decode, split_observation
 from ...protocol.jsonrpc import invalid_params
+from ...protocol.schema import takes_tool_actions
 from ...sessions.events import RequestOrigin
 from ...sessions.manager import SessionManager
-from ...sessions.operations import Operation, interrupt_tools
+from ...sessions.operations import Operation, build_operations, interrupt_tools
+from ...sessions.session import Session, SessionKind
 from ...tool_types import CallToolAction, CallToolObservation, ListToolsAction, ToolErrorType
+from ...types import Observation, ServerMode
 
 _ERRORS: Mapping[ToolErrorType, type[ToolCallError]] = {
     ToolErrorType.EXECUTION_ERROR: ToolCallError,
@@ -27,6 +31,17 @@ _ERRORS: Mapping[ToolErrorType, type[ToolCallError]] = {
     ToolErrorType.TOOL_NOT_FOUND: ToolNotFoundError,
     ToolErrorType.TIMEOUT: ToolTimeout,
 }
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+RESET: Final = build_operations(_same, _same).reset
+"""Begins an episode, and keeps its first observation as it is."""
+
+# Of an observation: the orchestrator's. `metadata` may hold anything, such as the solution.
+_HIDDEN: Final = frozenset({"reward", "done", "terminated", "truncated", "metadata"})
 
 
 class NoTools(Exception):
@@ -89,6 +104,27 @@ def raise_error(observation: Any) -> None:
         raise _ERRORS[ToolErrorType(error.error_type)](observation.tool_name, error.message)
 
 
+def agent_view(observation: Any) -> ToolOutcome | dict[str, Any]:
+    """Return what an agent may see of a tool call: the tool's own result, never reward, end or metadata of a step.
+
+    Every reply to an agent passes here, whatever surface it takes.
+
+    Raises:
+        ToolCallError: The call failed.
+    """
+    if isinstance(observation, ToolOutcome):
+        return observation
+    raise_error(observation)
+    result = getattr(observation, "result", None)
+    if isinstance(result, ToolOutcome):
+        return result
+    fields = decode(split_observation(observation).fields)
+    shown = {name: value for name, value in fields.items() if name not in _HIDDEN}
+    if isinstance(result, Observation) and "result" in shown:
+        shown["result"] = agent_view(result)
+    return shown
+
+
 def tool_request(params: Mapping[str, Any], events: ToolEvents | None, timeout_s: Any = None) -> ToolRequest:
     """Read the parameters of `tools/call`.
 
@@ -121,6 +157,32 @@ class ToolOperations:
         self.call = Operation("tool", self._call_blocking, self._call, self._only_blocks, interrupt_tools)
         self.ask = Operation("tool", _never, self._ask)
         self.step = Operation("step", self._step, self._step_async, _step_only_blocks, interrupt_tools)
+
+    async def run_for_agent(
+        self, session: Session, call: ToolRequest, *, mode: ServerMode, origin: RequestOrigin | None
+    ) -> ToolOutcome | dict[str, Any]:
+        """Call a tool as agents do, and return what they may see.
+
+        In a simulation the call is a step of the episode, where the environment takes tool actions: its reward and
+        end are recorded for the orchestrator. The first step of a session that an agent has opened comes after a
+        reset, which the agent cannot ask for.
+
+        Raises:
+            ToolCallError: The tool failed.
+            NoTools: The environment has no tools.
+        """
+        if mode is ServerMode.SIMULATION and self._is_step(session.env):
+            if not session.was_reset and (session.by_agent or session.kind is SessionKind.ONCE):
+                await session.run(RESET, {})
+            taken: StepOutcome = await session.run(self.step, call, cancellable=True, origin=origin)
+            session.episode.record(taken.reward, done=taken.done)
+            return agent_view(taken.observation)
+        return agent_view(await session.run(self.call, call, cancellable=True, origin=origin))
+
+    def _is_step(self, env: Any) -> bool:
+        if isinstance(getattr(env, "tools", None), ToolSource):
+            return takes_tool_actions(self._action_cls)
+        return isinstance(tools_of(env, self._action_cls), StepTools)
 
     async def _list(self, env: Any, _: Any) -> list[dict[str, Any]]:
         return await tools_of(env, self._action_cls).describe()
