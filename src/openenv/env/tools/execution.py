@@ -68,8 +68,8 @@ class BackgroundLoop:
         return self.submit(work).result()
 
     def call_soon(self, function: Callable[[], None]) -> None:
-        """Call a function on the loop."""
-        self._running().call_soon_threadsafe(function)
+        """Call a function on the loop, without the caller's context variables: they may hold an environment."""
+        self._running().call_soon_threadsafe(function, context=contextvars.Context())
 
     def call_later(self, delay_s: float, function: Callable[[], None]) -> None:
         """Call a function on the loop after a delay; only for code that runs there."""
@@ -297,8 +297,9 @@ def make_cancellable(server: FastMCP[Any]) -> None:
 
     FastMCP waits for the thread of a synchronous function even if its call is cancelled.
     """
-    for tool in _function_tools(server, set()):
-        if getattr(tool, "run_in_thread", True):  # else the tool asks for the loop's own thread
+    for tool in _components(server, set()):
+        # Without `run_in_thread` a tool asks for the loop's own thread.
+        if isinstance(tool, FunctionTool) and getattr(tool, "run_in_thread", True):
             tool.fn = cancellable(tool.fn)
 
 
@@ -336,7 +337,13 @@ def blocking(function: Callable[..., Any]) -> Callable[..., Any]:
     return original
 
 
-def _function_tools(server: FastMCP[Any], seen: set[int]) -> Iterator[FunctionTool]:
+def functions_of(server: FastMCP[Any]) -> list[Callable[..., Any]]:
+    """Return the functions behind a server's tools, resources and prompts, those of mounted servers included."""
+    functions = (getattr(component, "fn", None) for component in _components(server, set()))
+    return [variant for function in functions if function is not None for variant in (function, blocking(function))]
+
+
+def _components(server: FastMCP[Any], seen: set[int]) -> Iterator[Any]:
     if id(server) in seen:
         return
     seen.add(id(server))
@@ -345,9 +352,8 @@ def _function_tools(server: FastMCP[Any], seen: set[int]) -> Iterator[FunctionTo
             provider = inner
         mounted = getattr(provider, "server", None)
         if isinstance(mounted, FastMCP):
-            yield from _function_tools(mounted, seen)
+            yield from _components(mounted, seen)
         for component in list(getattr(provider, "_components", {}).values()):
             while component is not None:  # a tool may be made from another one
-                if isinstance(component, FunctionTool):
-                    yield component
+                yield component
                 component = getattr(component, "parent_tool", None)

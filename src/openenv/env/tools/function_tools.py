@@ -5,6 +5,7 @@ A direct call costs a fraction of one through FastMCP's client. Knows FastMCP; m
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import inspect
 import typing
@@ -34,6 +35,8 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Validator = Callable[[Any], Arguments]
 
 _NAP_S = 0.05
+_REPORTS = 16  # after which a tool that reports without a pause lets others run
+_LOCAL = "<locals>"  # in the name of what a function has made
 _MAX_VARIANTS = 8  # of one function: annotations that every constructor makes again must not pile up
 
 
@@ -46,6 +49,7 @@ class EnvContext(Context):
         self._env_events = events
         self._env_token: Token[Any] | None = None
         self._env_request_id: str | None = None
+        self._env_reports = 0
 
     def __enter__(self) -> Self:
         """Become the current context. `async with` also prepares FastMCP's injections, and costs more."""
@@ -73,6 +77,7 @@ class EnvContext(Context):
         """Report progress to the caller."""
         if self._env_events is not None:
             self._env_events.progress(progress, total, message)
+            await self._let_others_run()
 
     async def log(
         self, message: str, level: Any = None, logger_name: str | None = None, extra: Any = None, **_: Any
@@ -80,6 +85,13 @@ class EnvContext(Context):
         """Send a log message to the caller."""
         if self._env_events is not None:
             self._env_events.log(level or "info", logger_name, {"msg": message, "extra": extra})
+            await self._let_others_run()
+
+    async def _let_others_run(self) -> None:
+        """Leave the loop now and then: a report waits for nothing, so a tool that only reports would block it."""
+        self._env_reports += 1
+        if not self._env_reports % _REPORTS:
+            await asyncio.sleep(0)
 
 
 class PreparedTool:
@@ -105,6 +117,11 @@ class PreparedTool:
         self.is_plain = not injected or (len(injected) == 1 and _is_context(function, injected[0]))
         self._context_name = injected[0].name if injected and self.is_plain else None
         self._validate = _validator(function, signature, frozenset(offered))
+
+    def functions(self) -> list[Callable[..., Any]]:
+        """Return the functions that FastMCP has been given of this tool."""
+        tools = [self.tool] if self._cancellable is None else [self.tool, self._cancellable]
+        return [function for tool in tools for function in (tool.fn, blocking(tool.fn))]
 
     def check(self, arguments: Mapping[str, Any]) -> Arguments:
         """Validate arguments.
@@ -228,7 +245,7 @@ def _validator(fn: Callable[..., Any], signature: inspect.Signature, offered: fr
     hints = {p.name: hints.get(p.name, Any) for p in parameters}
     defaults = tuple(parameter.default for parameter in parameters)
     code = getattr(inspect.unwrap(fn), "__code__", None)
-    if code is None:
+    if code is None or _may_hold_environment(fn, hints, defaults):
         return _build(parameters, hints)
     known = _VALIDATORS.setdefault(code, [])
     for built in tuple(known):
@@ -238,6 +255,16 @@ def _validator(fn: Callable[..., Any], signature: inspect.Signature, offered: fr
     known.append(_Built(hints, defaults, validate))
     del known[:-_MAX_VARIANTS]
     return validate
+
+
+def _may_hold_environment(fn: Callable[..., Any], hints: dict[str, Any], defaults: tuple[Any, ...]) -> bool:
+    """Whether a function that a constructor makes has a class or a default that was made there, too."""
+    if _LOCAL not in getattr(inspect.unwrap(fn), "__qualname__", _LOCAL):
+        return False  # of a class or a module: made before there was an environment
+    plain = (None, inspect.Parameter.empty)
+    return _LOCAL in repr(hints) or not all(
+        isinstance(default, (str, int, float)) or any(default is value for value in plain) for default in defaults
+    )
 
 
 def _same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
@@ -300,6 +327,10 @@ class ServerTools:
         if prepared is None or prepared.tool is not tool:
             prepared = self._prepared[name] = PreparedTool(tool)
         return prepared
+
+    def prepared(self) -> list[PreparedTool]:
+        """List the tools that were found so far."""
+        return list(self._prepared.values())
 
     def has(self, name: str) -> bool:
         """Whether a tool of any kind is registered with the server itself."""

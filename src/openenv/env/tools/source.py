@@ -6,17 +6,23 @@ Light to import: environments load FastMCP, this module does not.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, Final
+
+MOST_WAITING: Final = 1024
+"""How many reports of one call wait for the loop to listen."""
 
 
 @dataclass(slots=True)
 class ToolEvents:
     """Listeners to the progress and log messages of one call, called on the loop where this was made.
+
+    A tool may report faster than the loop can listen: then the oldest reports are dropped.
 
     Args:
         on_progress: Called with progress, total and message.
@@ -26,15 +32,33 @@ class ToolEvents:
     on_progress: Callable[[float, float | None, str | None], None]
     on_log: Callable[[str, str | None, Any], None] | None = None
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _waiting: deque[tuple[Callable[..., None], tuple[Any, ...]]] = field(
+        default_factory=lambda: deque(maxlen=MOST_WAITING), init=False
+    )
+    _is_scheduled: bool = field(default=False, init=False)
 
     def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Report progress, from any thread."""
-        self.loop.call_soon_threadsafe(self.on_progress, progress, total, message)
+        self._post(self.on_progress, progress, total, message)
 
     def log(self, level: str, logger: str | None, data: Any) -> None:
         """Report a log message, from any thread."""
         if self.on_log is not None:
-            self.loop.call_soon_threadsafe(self.on_log, level, logger, data)
+            self._post(self.on_log, level, logger, data)
+
+    def _post(self, listener: Callable[..., None], *arguments: Any) -> None:
+        """Call a listener soon; one callback of the loop is for all that wait."""
+        self._waiting.append((listener, arguments))
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and the call's client with it
+                self.loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._is_scheduled = False  # first: what is posted after this is delivered by another callback
+        while self._waiting:
+            listener, arguments = self._waiting.popleft()
+            listener(*arguments)
 
 
 EVENTS: ContextVar[ToolEvents | None] = ContextVar("openenv_tool_events", default=None)
@@ -77,13 +101,28 @@ class ToolSource(ABC):
         """Stop the running blocking call, as far as that is possible."""
         return
 
+    def close(self) -> None:
+        """Free what the tools hold, once the environment is closed."""
+        return
+
     @abstractmethod
     async def ask_server(self, work: Callable[[Any], Awaitable[Any]]) -> Any:
         """Run a coroutine with FastMCP's client of the server behind the tools."""
 
 
-# By FastMCP server, for environments that have one but no registry.
-_REGISTRIES: WeakKeyDictionary[Any, ToolSource] = WeakKeyDictionary()
+# The attribute of an environment with a FastMCP server but no registry of its own. A table by server would keep both
+# alive for ever: the registry refers to the server, and its tools to the environment.
+_REGISTRY: Final = "_openenv_tools"
+
+
+def tools_to_close(env: Any) -> ToolSource | None:
+    """Return the tools that end with an environment; looks at its attributes alone, and at no property of its class."""
+    attributes = getattr(env, "__dict__", {})
+    own = attributes.get("tools")
+    if isinstance(own, ToolSource):
+        return own
+    has_server = hasattr(attributes.get("mcp_server"), "local_provider")
+    return find_tools(env) if has_server else attributes.get(_REGISTRY)  # its `mcp_server` may be gone already
 
 
 def find_tools(env: Any) -> ToolSource | None:
@@ -96,11 +135,13 @@ def find_tools(env: Any) -> ToolSource | None:
         return server
     if server is None or not hasattr(server, "local_provider"):
         return None
-    registry = _REGISTRIES.get(server)
-    if registry is None:
+    holder = env if hasattr(env, "__dict__") else server
+    registry: ToolSource | None = getattr(holder, _REGISTRY, None)
+    if registry is None or getattr(registry, "server", server) is not server:
         from .tool_registry import ToolRegistry  # loads FastMCP, which this environment has loaded already
 
-        registry = _REGISTRIES[server] = ToolRegistry(server)
+        registry = ToolRegistry(server)
+        setattr(holder, _REGISTRY, registry)
     return registry
 
 

@@ -23,12 +23,15 @@ from fastmcp.tools.function_tool import FunctionTool
 from ...errors import ToolCallError, ToolNotFoundError, ToolTimeout, ToolTransportError, message_of
 from ...tool_types import RESERVED_TOOL_NAMES, Tool
 from ..binding import run_blocking
-from .execution import TOOL_LOOP, WATCHDOG, Interrupted, Interruptible, blocking
+from .execution import TOOL_LOOP, WATCHDOG, Interrupted, Interruptible, blocking, functions_of
+from .fastmcp_caches import forget_functions
 from .fastmcp_client import ServerConnection
 from .function_tools import Arguments, EnvContext, PreparedTool, ServerTools, is_unguarded, wraps_result
 from .source import ToolOutcome, ToolRequest, ToolSource
 
 logger = logging.getLogger(__name__)
+
+_USERS = "_openenv_users"  # the attribute of a server that says which registries use it
 
 
 class ToolRegistry(ToolSource):
@@ -47,8 +50,11 @@ class ToolRegistry(ToolSource):
         self._connection = ServerConnection(server)
         self._session_id = uuid.uuid4().hex
         self._is_closed = False
+        self._was_called_by_server = False
         self._stop: Callable[[], Any] | None = None
         self._blocking: dict[str, bool] = {}
+        self._users: set[int] = vars(server).setdefault(_USERS, set()) if hasattr(server, "__dict__") else set()
+        self._users.add(id(self))
 
     # -- listing --------------------------------------------------------------------------------------------------
 
@@ -150,9 +156,19 @@ class ToolRegistry(ToolSource):
         return await self._connection.use(work)
 
     def close(self) -> None:
-        """Close the connection to the server; calls fail from now on."""
+        """Close the connection to the server, and leave no trace of the tools in FastMCP; calls fail from now on."""
+        if self._is_closed:
+            return
         self._is_closed = True
         self._connection.close()
+        self._users.discard(id(self))
+        tools = [tool for of_mode in self._of_mode.values() for tool in of_mode.values()]
+        functions = []
+        if not self._users:  # else the tools are those of other environments as well
+            tools += self._of_server.prepared()
+            functions = functions_of(self.server)
+        functions += [function for tool in tools for function in tool.functions()]
+        forget_functions(functions, with_wrappers=self._was_called_by_server)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -186,10 +202,12 @@ class ToolRegistry(ToolSource):
         limits = (request.timeout_s, None if tool is None else tool.timeout_s)
         limit = min((limit for limit in limits if limit is not None), default=None)
         if tool is None or not self._is_own(tool):
+            self._was_called_by_server = True
             return _ToolCall(name, limit, work=self._call_through_server(request, tool))
         checked = tool.check(request.arguments)
         context = EnvContext(self.server, self._session_id, request.events)
         if not tool.is_plain:
+            self._was_called_by_server = True
             return _ToolCall(name, limit, work=_guarded(name, tool.run_injected(request.arguments, context)))
         if tool.is_async:
             return _ToolCall(name, limit, work=_run_async(tool, checked, context))
