@@ -25,6 +25,7 @@ ALONE = {
     "async_env.py": "{'answer': 'WHY?'}\n",
     "guess.py": "",
     "limits.py": "",
+    "mounted_app.py": "",
     "observation_encodings.py": (
         "{'observation': {'metadata': {}, 'raw': 'AP8=', 'pixels': [[0.0, 0.0], [0.0, 0.0]], 'depth': None}, "
         "'reward': None, 'done': False, 'metadata': {'nonfinite_reward': 'inf'}}\n"

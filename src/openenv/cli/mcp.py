@@ -32,7 +32,7 @@ def mcp(
     from ..server.app import parse_mode  # servers load only for this command
     from ..server.loading import TargetError, load_app
     from ..server.mcp.stdio import serve_stdio
-    from ..server.run import environment_server
+    from ..server.run import check_closed, environment_server
 
     check_choice("--mode", mode, ("simulation", "production"))
     check_choice("--log-level", log_level, ("critical", "error", "warning", "info", "debug"))
@@ -43,3 +43,4 @@ def mcp(
             raise TargetError(f"{target} was not made by create_app, so its environment is not known")
         server.service.mode = parse_mode(mode)
         serve_stdio(server.service)
+        check_closed(server.manager)

@@ -84,6 +84,11 @@ def serve(
         min=0.0,
         help="How long a session waits for a client whose connection broke; by default 60. 0: it ends at once.",
     ),
+    close_timeout: float | None = _of_sessions(
+        metavar="SECONDS",
+        min=0.001,
+        help="How long the close of an environment may take before its slot is given to others; by default 30.",
+    ),
     max_agent_sessions: int | None = _of_sessions(
         metavar="N", min=0, help="How many of the sessions agents may open; by default any number."
     ),
@@ -144,6 +149,7 @@ def serve(
         "sessions": max_sessions,
         "session_timeout_s": session_timeout,
         "session_grace_s": grace,
+        "close_timeout_s": close_timeout,
         "max_agent_sessions": max_agent_sessions,
         "runner": runner,
         "env_processes": env_processes,
@@ -183,7 +189,7 @@ class Introduction:
 
     def __call__(self, app: Any, actual: int) -> None:
         """Announce an application and its actual port, from its running server."""
-        _leave_on_second_interrupt()
+        _leave_on_second_interrupt(app)
         self.announce(app, actual)
 
     def announce(self, app: Any, actual: int) -> None:
@@ -250,16 +256,23 @@ class Introduction:
             console.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)
 
 
-def _leave_on_second_interrupt() -> None:
+def _leave_on_second_interrupt(app: Any) -> None:
     """Let the first Ctrl-C shut the server down, and the second end the process at once.
 
-    A running call of an environment cannot be interrupted, so a gentler second step would wait for it.
+    A running call of an environment cannot be interrupted, so a gentler second step would wait for it. What is not
+    closed then is named.
     """
+    from ..server.run import environment_server
+
+    server = environment_server(app)
     stop = signal.getsignal(signal.SIGINT)
     if not callable(stop) or threading.current_thread() is not threading.main_thread():
         return
 
     def leave(signum: int, frame: FrameType | None) -> None:
+        sessions = [] if server is None else [session.id for session in server.manager.slots.all()]
+        if sessions:
+            sys.stderr.write(f"Not closed: the environments of the sessions {', '.join(sessions)}\n")
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(128 + signum)

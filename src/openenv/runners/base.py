@@ -65,6 +65,16 @@ class Lane:
         """Run a call after those submitted before it; may be called from any thread."""
         raise NotImplementedError
 
+    def submit_close(self, call: LaneCall) -> None:
+        """Run the environment's own `close`, which may hang, so that its caller does not hang with it."""
+        self.submit(call)
+
+    def make_way(self, call: object) -> None:
+        """Let calls of other sessions pass the one that runs, where it keeps a thread that they share."""
+
+    def abandon(self, call: object) -> None:
+        """Free the lane of a session whose last call hangs; where it runs in a process of its own, that is killed."""
+
     def construct(self, factory: Callable[[], Any]) -> Any:
         """Build the environment, or a stub of it; called in the lane."""
         return factory()
@@ -146,7 +156,7 @@ def make_runner(
     if name in ("auto", "thread"):
         return ThreadRunner(max_threads=max_threads, single_thread=single_thread)
     if name == "inline":
-        return InlineRunner()
+        return InlineRunner(closes_apart=not single_thread)
     if name == "process" and factory is not None:
         from .process import ProcessRunner
 

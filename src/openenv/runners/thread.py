@@ -81,8 +81,13 @@ class WorkerThread:
         self.submit = self._calls.put  # no method of its own: every step passes here
         self._profile = profile
         self._began: float | None = None
+        self._call: LaneCall | None = None
+        self._name = name
+        self._start()
+
+    def _start(self) -> None:
         # A daemon: an environment that hangs must not keep the process from ending.
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self.thread.start()
 
     @property
@@ -91,19 +96,32 @@ class WorkerThread:
         began = self._began
         return began is not None and time.perf_counter() - began > SLOW_S
 
+    def runs(self, call: object) -> bool:
+        """Whether a call is the one that runs now."""
+        return self._call is call
+
+    def replace_thread(self) -> None:
+        """Let a new thread run the calls that wait; the old one ends with the call that it hangs in."""
+        self._began = self._call = None
+        self._start()
+
     def stop(self) -> None:
         """End the thread after the calls that are queued."""
         self.submit(None)
 
     def _run(self) -> None:
         take, record, clock = self._calls.get, self._profile.record, time.perf_counter
+        thread = threading.current_thread()
         while (call := take()) is not None:
+            self._call = call
             began = self._began = clock()
             try:
                 call.run()
             except BaseException:
                 logger.exception("a call raised in its lane")
-            self._began = None
+            if self.thread is not thread:  # replaced: the other thread has the rest
+                return
+            self._began = self._call = None
             record(call.kind, (clock() - began) / call.count)
             del call  # or an idle thread would keep the last action alive
 
@@ -111,11 +129,13 @@ class WorkerThread:
 class ThreadLane(Lane):
     """A session's place on a thread."""
 
-    __slots__ = ("_runner", "host", "submit")
+    __slots__ = ("_has_left", "_keeps_thread", "_runner", "host", "submit")
 
     def __init__(self, worker: WorkerThread, runner: ThreadRunner) -> None:
         self.host: WorkerThread = worker
         self._runner = runner
+        self._has_left = False
+        self._keeps_thread = False
         self.submit = worker.submit  # type: ignore[method-assign, assignment]  # no call between: every step passes here
 
     @property
@@ -123,9 +143,23 @@ class ThreadLane(Lane):
         """Whether other sessions run on the same thread."""
         return self.host.sessions > 1
 
+    def make_way(self, call: object) -> None:
+        """Move the other sessions of the thread to a new one, if the call still runs."""
+        self._runner.make_way(self.host, call)
+
+    def abandon(self, call: object) -> None:
+        """Leave the thread to the call that hangs, and the other sessions to a new one."""
+        if not self._has_left:
+            self._has_left = True
+            self._keeps_thread = self._runner.leave_hanging(self.host, call)
+
     def release(self) -> None:
         """Leave the thread."""
-        self._runner.leave(self.host)
+        if self._keeps_thread:
+            self.host.stop()
+        elif not self._has_left:
+            self._has_left = True
+            self._runner.leave(self.host)
 
 
 class ThreadRunner:
@@ -199,13 +233,40 @@ class ThreadRunner:
             worker.sessions -= 1
             if worker.sessions or worker is self._single or worker not in self._workers:
                 return
-            self._workers.remove(worker)
-            if worker is self._shared:
-                self._shared = None
+            self._forget(worker)
             if len(self._parked) < PARKED:
                 self._parked.append(worker)
                 return
         worker.stop()
+
+    def leave_hanging(self, worker: WorkerThread, call: object) -> bool:
+        """Take a session off its thread whose last call is given up.
+
+        Returns:
+            Whether it keeps the thread, since it was alone there and the call still runs; else others have it.
+        """
+        with self._lock:
+            is_alone = worker.sessions == 1 and worker is not self._single and worker in self._workers
+            if is_alone and worker.runs(call):
+                worker.sessions = 0
+                self._forget(worker)
+                return True
+            if worker.runs(call):
+                worker.replace_thread()
+        self.leave(worker)
+        return False
+
+    def _forget(self, worker: WorkerThread) -> None:
+        self._workers.remove(worker)
+        if worker is self._shared:
+            self._shared = None
+
+    def make_way(self, worker: WorkerThread, call: object) -> None:
+        """Give the other sessions of a thread a new one while a call hangs; not where all need the same thread."""
+        with self._lock:
+            if worker.sessions > 1 and worker is not self._single and worker.runs(call):
+                logger.warning("thread %s hangs in close(); its other sessions get a new one", worker.thread.name)
+                worker.replace_thread()
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Stop the threads; one that is stuck in a call is abandoned when the time is up."""

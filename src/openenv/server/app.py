@@ -6,6 +6,9 @@ Builds the options, the service with its sessions, and the routes of a mode; wha
 from __future__ import annotations
 
 import asyncio
+import atexit
+import logging
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,6 +21,7 @@ from typing_extensions import Unpack
 from .. import settings
 from ..env.environment import Environment
 from ..runners import loop_local
+from ..sessions.events import SessionEvent
 from ..sessions.manager import SessionManager
 from ..types import ConcurrencyConfig, ServerCapacityStatus, ServerMode, SessionInfo, State
 from .access import AccessGate, AccessPolicy, OriginPolicy
@@ -28,6 +32,8 @@ from .routes import Documents, MetricsRoutes, TaskRoutes, add_info_routes, gym_r
 from .service import EnvService
 from .unread import UnreadReplies
 from .ws import WsEndpoint
+
+logger = logging.getLogger(__name__)
 
 _TITLE = "OpenEnv Environment HTTP API"
 _API_VERSION = "1.0.0"
@@ -118,6 +124,7 @@ class HTTPEnvServer:
         self.monitoring = MetricsRoutes(self.service)
         self._gate = AccessGate(OriginPolicy(settings.allowed_origins()), options.access)
         self._mcp: McpEndpoint | None = None
+        self._has_lifespan = False
 
     @property
     def manager(self) -> SessionManager:
@@ -192,6 +199,8 @@ class HTTPEnvServer:
         Documents(app, lambda: self._gate.access, self._gate.guarded).install(ours)
         self._gate.enclose(ours, report=self.manager.report_error, documents=documents)
         self._add_lifespan(app)
+        self.manager.listeners.append(self._warn_without_lifespan)
+        atexit.register(_close_at_exit, weakref.ref(self.manager))
 
     def _gym_routes(self) -> GymRoutes:  # `openenv_core` has others
         return GymRoutes(self.service)
@@ -202,6 +211,7 @@ class HTTPEnvServer:
 
         @asynccontextmanager
         async def lifespan(application: Any) -> AsyncIterator[Any]:
+            self._has_lifespan = True
             self.manager.resume()
             unread = loop_local(asyncio.get_running_loop(), UnreadReplies)
             unread.limit = self.service.options.max_unread_bytes
@@ -213,6 +223,15 @@ class HTTPEnvServer:
                     await self.manager.drain()
 
         app.router.lifespan_context = lifespan
+
+    def _warn_without_lifespan(self, event: SessionEvent) -> None:
+        """Warn at the first session if nothing will close the environments: a mount does not run our lifespan."""
+        if event.name == "opened" and not self._has_lifespan:
+            self._has_lifespan = True  # once is enough
+            logger.warning(
+                "The lifespan of this application does not run, so a shutdown may not close its environments; an "
+                "application that mounts it has to run it (docs/howto/serve.md)"
+            )
 
     def guard(self, routes: Iterable[BaseRoute]) -> None:
         """Put the gate in front of further routes: those of the web page."""
@@ -337,6 +356,11 @@ def parse_mode(mode: ServerMode | str) -> ServerMode:
         return ServerMode(mode.lower() if isinstance(mode, str) and not isinstance(mode, ServerMode) else mode)
     except ValueError:
         raise ValueError(f"Invalid mode {mode!r}: choose 'simulation' or 'production'") from None
+
+
+def _close_at_exit(manager: weakref.ref[SessionManager]) -> None:
+    if (running := manager()) is not None:
+        running.close_at_exit()
 
 
 def _concurrency(options: ServerOptions, arguments: ServerArguments) -> ConcurrencyConfig:

@@ -497,7 +497,7 @@ class SessionRoutes:
         """Handle `GET /sessions/{session_id}`."""
         session_id = scope["path_params"]["session_id"]
         try:
-            session = self._manager.find(session_id)
+            session = self._manager.abandoned.get(session_id) or self._manager.find(session_id)
         except OpenEnvError as exc:
             await refuse(send, exc)
             return

@@ -33,11 +33,12 @@ class ServerArguments(TypedDict, total=False):
     that clients must show. `redact_errors` keeps the texts of the environment's exceptions from clients.
     `max_message_bytes` is the largest request that is read (100 MB), `max_batch` how many requests one batch may hold
     (10,000), and `max_unread_bytes` how much clients may leave unread, all together (1 GiB). `session_grace_s` is how
-    long a session is kept for a client whose connection broke (60 s; 0 ends it at once). `max_agent_sessions` limits
-    the sessions that agents open, so that some are left for the orchestrator. `env_processes` and
-    `sessions_per_process` are for the `process` runner: over how many processes sessions are spread (one per core), and
-    how many one process may hold (any number). `fast` serves on the bare transport where possible (see `server/fast`).
-    `limits` sets all limits at once.
+    long a session is kept for a client whose connection broke (60 s; 0 ends it at once). `close_timeout_s` is how long
+    the `close` of an environment may take before its slot is given to others (30 s). `max_agent_sessions` limits the
+    sessions that agents open, so that some are left for the orchestrator. `env_processes` and `sessions_per_process`
+    are for the `process` runner: over how many processes sessions are spread (one per core), and how many one process
+    may hold (any number). `fast` serves on the bare transport where possible (see `server/fast`). `limits` sets all
+    limits at once.
     """
 
     runner: Runner | str | None
@@ -47,6 +48,7 @@ class ServerArguments(TypedDict, total=False):
     max_batch: int | None
     max_unread_bytes: int | None
     session_grace_s: float | None
+    close_timeout_s: float | None
     max_agent_sessions: int | None
     env_processes: int | None
     sessions_per_process: int | None
@@ -82,6 +84,7 @@ _SETTINGS: Final[Mapping[str, Callable[[], object]]] = {
     "sessions": settings.max_sessions,
     "session_timeout_s": settings.session_timeout,
     "session_grace_s": settings.session_grace,
+    "close_timeout_s": settings.close_timeout,
     "max_agent_sessions": settings.max_agent_sessions,
     "runner": settings.runner_name,
     "env_processes": settings.env_processes,
@@ -94,7 +97,12 @@ _SETTINGS: Final[Mapping[str, Callable[[], object]]] = {
     "fast": settings.fast_enabled,
 }
 # Options that are a field of `SessionLimits` or `ProcessOptions`.
-_LIMITS: Final = {"sessions": "sessions", "session_grace_s": "grace_s", "max_agent_sessions": "agents"}
+_LIMITS: Final = {
+    "sessions": "sessions",
+    "session_grace_s": "grace_s",
+    "close_timeout_s": "close_s",
+    "max_agent_sessions": "agents",
+}
 _PROCESSES: Final = {"env_processes": "processes", "sessions_per_process": "sessions_each"}
 
 
@@ -120,6 +128,8 @@ class ServerOptions:
         grace_s, agents = self.limits.grace_s, self.limits.agents
         if not (grace_s >= 0 and isfinite(grace_s)):
             raise ValueError(f"the grace period must be a number of seconds, not {grace_s!r}")
+        if not (self.limits.close_s > 0 and isfinite(self.limits.close_s)):
+            raise ValueError(f"the close timeout must be a number of seconds above 0, not {self.limits.close_s!r}")
         if agents is not None and agents < 0:
             raise ValueError(f"max_agent_sessions must not be negative, not {agents}")
         for name in ("max_message_bytes", "max_batch", "max_unread_bytes"):

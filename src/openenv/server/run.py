@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 import uvicorn
 from uvicorn.config import LOGGING_CONFIG
@@ -68,6 +68,8 @@ logger = logging.getLogger("uvicorn.error")
 # opening one.
 _GARBAGE_THRESHOLD = 10_000
 _LOOK_S = 0.05
+UNCLOSED_EXIT: Final = 3
+"""The exit status of a server that could not close every environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +179,20 @@ def environment_server(app: Any) -> HTTPEnvServer | None:
 
 
 class _Server(uvicorn.Server):
-    """Calls back once the port is open."""
+    """Calls back once the port is open, and closes every environment before it ends."""
 
     def __init__(self, config: uvicorn.Config, on_started: Callable[[int], None]) -> None:
         super().__init__(config)
         self._on_started = on_started
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Shut down; after a second signal, only the ends of environments are waited for, and not for long."""
+        if self.should_exit:
+            self.force_exit = True  # uvicorn does so for SIGINT alone
+            server = environment_server(self.config.app)
+            if server is not None:
+                server.manager.hurry()
+        super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         server = environment_server(self.config.app)
@@ -189,6 +200,8 @@ class _Server(uvicorn.Server):
             server.end_streams()  # they would be waited for otherwise
             await self._finish_calls(server.manager)
         await super().shutdown(sockets=sockets)
+        if server is not None and self.force_exit:  # then uvicorn leaves out the lifespan, and its drain
+            await server.manager.drain()
 
     async def _finish_calls(self, manager: SessionManager) -> None:
         """Refuse new sessions and let running calls end while the port is still open, so that `/ready` can say so."""
@@ -285,6 +298,9 @@ def run_app(
         options: How.
         on_started: Called with the application and its port once that is open.
         sockets: Where to listen instead of the address in the options.
+
+    Raises:
+        SystemExit: Some environment could not be closed; the log names its session.
     """
     keep_freed_memory()
     _mark_logs(app, options)
@@ -294,8 +310,20 @@ def run_app(
     server = environment_server(app)
     uses = uvicorn_settings(options, None if server is None else server.service.options)
     config = uvicorn.Config(app, log_config=log_config(options), **uses)
-    with _ended_well_by_sigterm():
-        _Server(config, lambda port: on_started(app, port)).run(sockets)
+    try:
+        with _ended_well_by_sigterm():
+            _Server(config, lambda port: on_started(app, port)).run(sockets)
+    finally:
+        if server is not None:
+            check_closed(server.manager)
+
+
+def check_closed(manager: SessionManager) -> None:
+    """End the process with `UNCLOSED_EXIT` if the shutdown could not close every environment."""
+    if manager.unclosed:
+        names = ", ".join(manager.unclosed)
+        logger.error("Shut down without closing %d environment(s), of the sessions %s", len(manager.unclosed), names)
+        sys.exit(UNCLOSED_EXIT)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-EventName = Literal["opened", "ready", "failed", "closed", "error"]
+EventName = Literal["opened", "ready", "failed", "abandoned", "closed", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,8 @@ class SessionEvent:
     """One event in a session's life.
 
     Args:
-        name: What happened; `error` means that a request was answered with an error.
+        name: What happened; `error` means that a request was answered with an error, `abandoned` that a session that
+            is to end hangs and has lost its slot. `closed` may still follow that.
         session_id: Of the session; empty for a request that reached none.
         reason: Why; the code of an error.
         steps: Steps taken, once the session is closed.

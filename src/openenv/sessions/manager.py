@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from ..env.binding import class_of, factory_class, factory_name
 from ..errors import (
@@ -28,12 +28,27 @@ from ..errors import (
 from ..runners import Lane, ProcessOptions, Runner, current_dispatcher, make_runner
 from ..types import SessionInfo
 from .events import SessionEvent, SessionListener
-from .lifetime import CANCELLED, SHUTTING_DOWN, Reaper, SessionLimits, client_reason, close_expired
+from .lifetime import (
+    CANCELLED,
+    SHUTTING_DOWN,
+    ClosedEnvironments,
+    CloseWatch,
+    Reaper,
+    SessionLimits,
+    client_reason,
+    close_expired,
+)
 from .resume import Attachments, Openings
 from .session import CallFactory, ObserveStep, Session, SessionCall, SessionKind, SessionState
 from .slots import CapacityQueue, OnPosition, Slots
 
 logger = logging.getLogger(__name__)
+
+HURRIED_S: Final = 2.0
+"""How long a drain takes at most after a second signal."""
+_LOOK_S: Final = 0.25  # how long a drain does not notice that it is hurried
+EXIT_S: Final = 5.0
+"""How long the end of a process waits for environments that no drain has closed."""
 
 Factory = Callable[[], Any]
 
@@ -80,7 +95,19 @@ class SessionManager:
         self._wall_clock = wall_clock or clock or time.time
         self._lock = threading.Lock()
         self._endings = CapacityQueue()  # a drain waits for the ends of sessions
-        self.slots = Slots(limits, self._new_session, is_unsure=lambda: self.env_cls is None, report=self.report_error)
+        self.abandoned: dict[str, Session] = {}
+        self._is_full_of_abandoned = False
+        self.unclosed: list[str] = []
+        self._is_hurried = False
+        self._close_watch = CloseWatch(lambda: self.limits, self._clock, self._abandon)
+        self._closed_environments = ClosedEnvironments(lambda: self.slots.used)
+        self.slots = Slots(
+            limits,
+            self._new_session,
+            is_unsure=lambda: self.env_cls is None,
+            report=self.report_error,
+            abandon=self._abandon,
+        )
         self.queue = self.slots.queue
         self.attachments = Attachments(self.slots.lookup, lambda: self.limits.grace_s)
         self.openings = Openings(self.slots.lookup, lambda: self.limits.grace_s)
@@ -181,8 +208,8 @@ class SessionManager:
         raise SessionLost(client_reason(ended))
 
     def info(self, session_id: str) -> SessionInfo | None:
-        """Describe a session, or return None when there is none of that id."""
-        session, _ = self.slots.lookup(session_id)
+        """Describe a session, one that is abandoned too, or return None when there is none of that id."""
+        session = self.slots.lookup(session_id)[0] or self.abandoned.get(session_id)
         if session is None:
             return None
         shift = self._wall_clock() - self._clock()
@@ -300,7 +327,9 @@ class SessionManager:
             on_ready=self._on_ready,
             on_closed=self._on_closed,
             on_error=self._on_error,
+            on_closing=self._close_watch.add,
         )
+        session.on_dropped = self._closed_environments.add
         session.make_call, session.observe_step = self._make_call, self.observe_step
         session.lane.on_lost(session.close)
         return session
@@ -382,12 +411,48 @@ class SessionManager:
         self.slots.look_again()
 
     def _on_closed(self, session: Session) -> None:
+        self._close_watch.discard(session)
+        if self.abandoned.pop(session.id, None) is not None:
+            logger.warning("session %s: its environment is closed after all", session.id)
+        self._give_up(session)
+        self._notify(SessionEvent("closed", session.id, session.close_reason, session.step_count, session.ledger.hits))
+
+    def _give_up(self, session: Session) -> None:
+        """Take back the slot of a session, and let its holder and a drain know."""
         self.slots.give_back(session)
         holder = session.holder
         if holder is not None and session.detach(holder):
             holder.let_go(session, client_reason(session.close_reason))
         self._endings.call_all()
-        self._notify(SessionEvent("closed", session.id, session.close_reason, session.step_count, session.ledger.hits))
+
+    def _abandon(self, session: Session, passed_s: float) -> bool:
+        """Give up a session that is to end and hangs; return False where that is not possible.
+
+        Its environment stays in memory, and its thread too. So there are never more of them than slots: after that,
+        they keep theirs.
+        """
+        if len(self.abandoned) >= self.slots.count:
+            if not self._is_full_of_abandoned:
+                self._is_full_of_abandoned = True
+                logger.error("%d sessions do not end; further ones keep their slots", len(self.abandoned))
+            return False
+        self._is_full_of_abandoned = False
+        hangs_in = session.hangs_in
+        if not session.abandon():
+            return False
+        self.abandoned[session.id] = session
+        logger.error(
+            "session %s (%s) is abandoned: %s has not returned for %.1f s; its slot is free, its environment is not",
+            session.id,
+            session.close_reason,
+            hangs_in,
+            passed_s,
+        )
+        self._give_up(session)
+        self._emit("abandoned", session, session.close_reason)
+        if session.state is SessionState.CLOSED:  # meanwhile
+            self.abandoned.pop(session.id, None)
+        return True
 
     def _emit(self, name: Any, session: Session, reason: str | None = None) -> None:
         self._notify(SessionEvent(name, session.id, reason))
@@ -412,29 +477,71 @@ class SessionManager:
         """Open no more sessions, and refuse clients that wait for one; running sessions go on."""
         self.slots.close()
 
-    async def drain(self) -> None:
-        """Stop admitting, let running calls finish within the limit, close every environment, stop the threads."""
+    async def drain(self, limit_s: float | None = None) -> list[str]:
+        """Stop admitting, let running calls finish within the limit, close every environment, stop the threads.
+
+        Args:
+            limit_s: How long that may take; by default `drain_s` of the limits.
+
+        Returns:
+            The ids of sessions whose environment could not be closed; `unclosed` has them, too.
+        """
         self.stop_admitting()
         self._reaper.stop()
-        deadline = asyncio.get_running_loop().time() + self.limits.drain_s
+        limit_s = self.limits.drain_s if limit_s is None else limit_s
+        limit_s = min(limit_s, HURRIED_S) if self._is_hurried else limit_s
+        deadline = asyncio.get_running_loop().time() + limit_s
         for session in self.slots.all():
             session.close(SHUTTING_DOWN)
         ticket = self._endings.join()
         assert ticket is not None
         try:
-            while (left := self.slots.all()) and await ticket.wait(deadline):
+            while (left := self.slots.all()) and (now := ticket.loop.time()) < deadline:
+                await ticket.wait(min(deadline, now + _LOOK_S))
                 self._endings.wait_again(ticket)
+                if self._is_hurried:
+                    deadline = min(deadline, ticket.loop.time() + HURRIED_S)
         finally:
             self._endings.leave(ticket)
-        if left:
-            logger.warning("%d session(s) did not end within %.0f s of shutdown", len(left), self.limits.drain_s)
-        await asyncio.get_running_loop().run_in_executor(None, self.runner.close, 1.0 if left else 5.0)
+        self.unclosed = self._report_unclosed(left, limit_s)
+        await asyncio.get_running_loop().run_in_executor(None, self.runner.close, 1.0 if self.unclosed else 5.0)
+        return self.unclosed
+
+    def hurry(self) -> None:
+        """Let a drain that goes on, or begins, wait for `HURRIED_S` at most."""
+        self._is_hurried = True  # and nothing else: a signal handler calls this, perhaps in the midst of a lock
+
+    def close_at_exit(self) -> None:
+        """Close what is left when the process ends without a drain, and report what could not be closed.
+
+        So it is where an application is mounted in another one, whose lifespan knows nothing of it.
+        """
+        sessions = self.slots.all()
+        if not sessions:
+            return
+        self.stop_admitting()
+        for session in sessions:  # in threads: a coroutine would run in this one, since its loop has ended
+            threading.Thread(target=session.close, args=(SHUTTING_DOWN,), daemon=True).start()
+        deadline = time.monotonic() + min(self.limits.drain_s, EXIT_S)
+        while (left := self.slots.all()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self.unclosed = self._report_unclosed(left, EXIT_S)
+
+    def _report_unclosed(self, left: list[Session], limit_s: float) -> list[str]:
+        """Name the sessions whose environment is not closed at the end of a shutdown."""
+        unclosed = {session.id: session for session in (*self.abandoned.values(), *left)}
+        for session in unclosed.values():
+            logger.error("session %s: its environment was not closed: %s does not return", session.id, session.hangs_in)
+        if unclosed:
+            logger.warning("%d session(s) did not end within %.0f s of shutdown", len(unclosed), limit_s)
+        return list(unclosed)
 
     def resume(self) -> None:
         """Admit again after a drain, for an application that is started a second time."""
         if self.slots.is_closed:
             self.runner = self._make_runner()
-            self.slots.is_closed = False
+            self.slots.is_closed = self._is_hurried = False
+            self.unclosed = []
 
 
 def _is_concurrent(env_cls: type[Any]) -> bool:

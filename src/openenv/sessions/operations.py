@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..env.binding import Encoder, RemoteEnvironment, bind
-from ..env.tools.source import ToolSource
+from ..env.binding import Encoder, RemoteEnvironment, bind, run_blocking
+from ..env.environment import Environment
+from ..env.tools.source import ToolSource, tools_to_close
 
 OperationKind = Literal["construct", "reset", "step", "state", "tool", "call", "close"]
 
@@ -135,17 +136,33 @@ def _construct(_: Any, factory: Callable[[], Any]) -> Any:
 
 
 def _close(env: Any, _: Any) -> None:
-    close = getattr(env, "close", None)
-    if callable(close):
-        close()
+    tools = tools_to_close(env)
+    try:
+        close = getattr(env, "close", None)
+        if callable(close):
+            close()
+    finally:
+        if tools is not None:  # an environment that is no `MCPEnvironment` does not know of them
+            tools.close()
 
 
 async def _close_async(env: Any, _: Any) -> None:
-    await env.close()
+    tools = None if isinstance(env, RemoteEnvironment) else tools_to_close(env)
+    try:
+        await env.close()
+    finally:
+        if tools is not None:
+            await run_blocking(tools.close)
 
 
 def _call(env: Any, function: Callable[[Any], Any]) -> Any:
     return function(env)
+
+
+def closes_at_once(env: Any) -> bool:
+    """Whether an environment has nothing to do in `close`, so that it cannot hang there."""
+    overrides = getattr(type(env), "close", Environment.close) is not Environment.close
+    return not overrides and "mcp_server" not in getattr(env, "__dict__", ())
 
 
 CONSTRUCT = Operation("construct", _construct)

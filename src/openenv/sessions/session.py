@@ -6,10 +6,13 @@
                │     v  │                     │
                └──> DETACHED <──── call ──────┘
 
-    every state ── close ──> CLOSING ──> CLOSED
+    every state ── close ──> CLOSING ─────────────> CLOSED
+                                │                     ^
+                                └─ abandon ─> ABANDONED (its code ends after all, or never)
 
 READY and DETACHED are idle. DETACHED exists for resumable sessions only: no connection holds the session, and its token
-attaches it again. A session that is BUSY when its connection goes stays BUSY until its last call has ended.
+attaches it again. A session that is BUSY when its connection goes stays BUSY until its last call has ended. ABANDONED
+holds no slot: its last call, or the environment's own `close`, hangs.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from ..errors import ExecutionError, OpenEnvError, RequestCancelled, SessionClos
 from ..runners import Dispatcher, Lane, current_dispatcher
 from .events import EpisodeStats, RequestOrigin
 from .ledger import Ledger
-from .operations import CLOSE, CONSTRUCT, Operation
+from .operations import CLOSE, CONSTRUCT, Operation, closes_at_once
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +46,14 @@ class SessionState(str, Enum):
     BUSY = "busy"
     DETACHED = "detached"
     CLOSING = "closing"
+    ABANDONED = "abandoned"
     CLOSED = "closed"
 
 
 # A member looked up in its class costs four times a global, and every step needs several.
 _CREATING, _READY, _BUSY = SessionState.CREATING, SessionState.READY, SessionState.BUSY
 _DETACHED, _CLOSING, _CLOSED = SessionState.DETACHED, SessionState.CLOSING, SessionState.CLOSED
+_ABANDONED = SessionState.ABANDONED
 
 _INTERRUPT_AGAIN_S: Final = 0.05
 _NEVER_RESET: Final = " (reset() has not been called in this session yet)"
@@ -157,7 +162,7 @@ class SessionCall:
 
     def _start_task(self) -> None:
         session = self._session
-        if session.state is _CLOSING and self.kind != "close":  # closed before the coroutine could begin
+        if session.is_ending and self.kind != "close":  # closed before the coroutine could begin
             self.error = session.closed_error()
             session._finished(self)
             return
@@ -181,6 +186,24 @@ class SessionCall:
     def deliver(self) -> None:
         """Hand the outcome over; called on the requester's loop."""
         self._done(self.result, self.error)
+
+
+class ClosingCall(SessionCall):
+    """The environment's own `close`, which comes last; nothing waits for its outcome."""
+
+    __slots__ = ()
+
+    def __init__(self, session: Session, dispatcher: Dispatcher) -> None:
+        super().__init__(session, CLOSE, None, lambda result, error: None, dispatcher)
+
+    def run(self) -> None:
+        """Close the environment, in the lane."""
+        self._session.close_began()
+        super().run()
+
+    async def _run_in_loop(self) -> None:
+        self._session.close_began()
+        await super()._run_in_loop()
 
 
 CallFactory = Callable[["Session", Operation, Any, Done, Dispatcher, "RequestOrigin | None"], SessionCall]
@@ -210,6 +233,7 @@ class Session:
         on_ready: Called when the constructor has ended, with its error or None.
         on_closed: Called when the environment is closed.
         on_error: Called for each request that fails.
+        on_closing: Called when the session begins to end.
     """
 
     def __init__(
@@ -222,6 +246,7 @@ class Session:
         on_ready: Callable[[Session, BaseException | None], None],
         on_closed: Callable[[Session], None],
         on_error: Callable[[Session, BaseException], None] | None = None,
+        on_closing: Callable[[Session], None] | None = None,
     ) -> None:
         self.id = session_id
         self.kind = kind
@@ -231,6 +256,8 @@ class Session:
         self.created_at = self.last_activity_at = clock()
         self.step_count = 0
         self.close_reason: str | None = None
+        self.closing_at: float | None = None  # since when it is to end
+        self.close_began_at: float | None = None  # since when the environment's own `close` runs
         self.holder: SessionHolder | None = None  # only `attach` and `detach` write it
         self.client_left = False
         self.secret = ""
@@ -240,10 +267,12 @@ class Session:
         self.was_reset = False
         self.make_call: CallFactory = SessionCall
         self.observe_step: ObserveStep | None = None
+        self.on_dropped: Callable[[Any], None] | None = None  # takes the environment once it is closed
         self._clock = clock
         self._on_ready = on_ready
         self._on_closed = on_closed
         self._on_error = on_error
+        self._on_closing = on_closing
         # The state without a call: one attribute instead of a decision at the end of every step.
         self._idle_state = _DETACHED if kind is SessionKind.RESUMABLE else _READY
         self._close_after_detach: str | None = None
@@ -257,7 +286,7 @@ class Session:
     @property
     def is_ending(self) -> bool:
         """Whether the session is closing or closed."""
-        return self.state is _CLOSING or self.state is _CLOSED
+        return self.state is _CLOSING or self.state is _CLOSED or self.state is _ABANDONED
 
     @property
     def is_idle(self) -> bool:
@@ -368,10 +397,10 @@ class Session:
                 self._waiting.append(call)
                 return call
         # Not under the lock: the inline runner runs the call here and now, and its end takes the lock again.
-        if state is _CLOSING or state is _CLOSED:
-            call.settle(self.closed_error())
-        else:
+        if state is _READY or state is _DETACHED:
             self.start(call)
+        else:
+            call.settle(self.closed_error())
         return call
 
     def start(self, call: SessionCall) -> None:
@@ -382,7 +411,10 @@ class Session:
             or call.kind not in self._async_kinds
             or (operation.prefers_lane is not None and operation.prefers_lane(self.env, call.argument))
         ):
-            self.lane.submit(call)
+            if call.kind == "close" and not closes_at_once(self.env):
+                self.lane.submit_close(call)
+            else:
+                self.lane.submit(call)
         else:
             call.launch()
 
@@ -489,7 +521,7 @@ class Session:
     def _next_call(self) -> SessionCall | None:
         """Choose what runs next; the caller holds the lock."""
         following: SessionCall | None = None
-        if self.state is _CLOSING:
+        if self.is_ending:
             following = self._closing_call() if self.env is not None else None
         elif self._waiting:
             self.state = _BUSY
@@ -524,7 +556,8 @@ class Session:
         with self._lock:
             self.last_activity_at = self._clock()
             if error is not None:
-                self.state = _CLOSING
+                if self.state is not _ABANDONED:
+                    self.state = _CLOSING
                 self.close_reason = self.close_reason or "factory failed"
             following = self._next_call()
         call.settle()
@@ -542,6 +575,7 @@ class Session:
                 return
             self.state = _CLOSING
             self.close_reason = reason
+            self.closing_at = self._clock()
             refused, self._waiting = self._waiting, deque()
             running = self._running
             is_built = self._dispatcher is not None
@@ -550,6 +584,8 @@ class Session:
                 closing = self._running = self._closing_call()
         for call in refused:
             call.settle(self.closed_error())
+        if self._on_closing is not None:
+            self._on_closing(self)
         self.lane.ending()  # before the environment's own `close`, which may hang
         if not is_built:  # its client left before the constructor was called
             self._end(None)
@@ -560,20 +596,60 @@ class Session:
 
     def _closing_call(self) -> SessionCall:
         assert self._dispatcher is not None
-        return SessionCall(self, CLOSE, None, lambda result, error: None, self._dispatcher)
+        return ClosingCall(self, self._dispatcher)
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop that opened the session; None before its constructor was called."""
+        return None if self._dispatcher is None else self._dispatcher.loop
+
+    @property
+    def hangs_in(self) -> str:
+        """What a session that does not end is busy with, for the log."""
+        if self.close_began_at is not None:
+            return "close()"
+        kind = getattr(self._running, "kind", None)
+        return "its constructor" if kind == "construct" else f"a call ({kind})"
+
+    def close_began(self) -> None:
+        """Record that the environment's own `close` runs now."""
+        self.close_began_at = self._clock()
+
+    def make_way(self) -> None:
+        """Let other sessions pass, where their calls wait behind this one's `close`."""
+        running = self._running
+        if running is not None:
+            self.lane.make_way(running)
+
+    def abandon(self) -> bool:
+        """Give up a session whose last call, or whose `close`, hangs; return False where it has ended after all.
+
+        Should its code return one day, the environment is closed and the session ends as any other.
+        """
+        with self._lock:
+            if self.state is not _CLOSING:
+                return False
+            self.state = _ABANDONED
+            running = self._running
+        if running is not None:
+            running.cancel(self)  # a `close` that is a coroutine can be ended
+            self.lane.abandon(running)
+        return True
 
     def _end(self, error: BaseException | None) -> None:
         with self._lock:
             self.state = _CLOSED
             self._running = None
             refused, self._waiting = self._waiting, deque()  # calls that waited for a constructor that has failed
-        self.env = None
+        env, self.env = self.env, None
         for waiting in refused:
             waiting.settle(self.closed_error())
         if error is not None:
             logger.error("session %s: close() of the environment failed", self.id, exc_info=error)
         self.lane.release()
         self._on_closed(self)
+        if self.on_dropped is not None and env is not None:
+            self.on_dropped(env)
 
 
 class _LanePart:

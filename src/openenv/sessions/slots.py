@@ -183,6 +183,7 @@ class Slots:
         make: Makes a session that is not built yet.
         is_unsure: Whether the environment's class, and so the number of slots, is unknown until the first one is built.
         report: Called with the code of each refusal.
+        abandon: Gives up a session that is to end and hangs, which gives its slot back; says whether it did.
     """
 
     def __init__(
@@ -192,11 +193,13 @@ class Slots:
         *,
         is_unsure: Callable[[], bool],
         report: Callable[[str], None],
+        abandon: Callable[[Session, float], bool],
     ) -> None:
         self._limits = limits
         self._make = make
         self._is_unsure = is_unsure
         self._report = report
+        self._abandon = abandon
         self.count = limits.sessions
         self.queue = CapacityQueue(limits.queue)
         self._closing_queue = CapacityQueue()
@@ -268,7 +271,7 @@ class Slots:
                     raise self._refusal(by_agent=by_agent)
                 # A constructor takes the time it takes; a session that is closing is not waited for as long.
                 is_called = await ticket.wait(None if wait_for == "class" else deadline)
-                if not is_called and not self._drop_stuck_soft():
+                if not is_called and not self._abandon_soft():
                     raise self._refusal(by_agent=by_agent)
         finally:
             queue.leave(ticket)
@@ -400,14 +403,11 @@ class Slots:
             and session.state is not SessionState.CLOSING
         ]
 
-    def _drop_stuck_soft(self) -> bool:
-        """Stop counting a soft session whose `close` hangs: it must not take another client's slot."""
+    def _abandon_soft(self) -> bool:
+        """Give up a soft session that does not end: it must not take another client's slot."""
         with self._lock:
-            for session in self._live.values():
-                if session.kind is SessionKind.SOFT and session.state is SessionState.CLOSING:
-                    self._forget(session, EVICTED)
-                    return True
-        return False
+            stuck = [s for s in self._live.values() if s.kind is SessionKind.SOFT and s.state is SessionState.CLOSING]
+        return any(self._abandon(session, self._limits.closing_wait_s) for session in stuck[:1])
 
     # -- giving one back ------------------------------------------------------------------------------------------
 

@@ -44,6 +44,7 @@ class ServerMetrics:
         self._started_at = clock()
         self._lock = threading.Lock()
         self._opened = 0
+        self._abandoned = 0
         self._closed: Counter[str] = Counter()
         self._errors: Counter[str] = Counter()
         self._ended_steps = 0
@@ -57,6 +58,8 @@ class ServerMetrics:
         with self._lock:
             if event.name == "opened":
                 self._opened += 1
+            elif event.name == "abandoned":
+                self._abandoned += 1
             elif event.name == "closed":
                 _count(self._closed, event.reason or "closed")
                 self._ended_steps += event.steps
@@ -73,17 +76,17 @@ class ServerMetrics:
         manager = self._manager
         with self._lock:  # ended sessions before live ones, so that none is counted twice
             opened, closed, errors = self._opened, sorted(self._closed.items()), sorted(self._errors.items())
-            steps, repeats = self._ended_steps, self._ended_repeats
+            steps, repeats, abandoned = self._ended_steps, self._ended_repeats, self._abandoned
         sessions = manager.sessions()
         steps += sum(session.step_count for session in sessions)
         repeats += sum(session.ledger.hits for session in sessions)
-        states = Counter(map(_state, sessions))
+        states = Counter(map(_state, (*sessions, *list(manager.abandoned.values()))))
         ready = int(not manager.is_draining)
         resumes, hits = manager.attachments.resumes, self._growing("repeats", repeats)
         return [
             Family("openenv_info", "gauge", "Name, version and mode of the server, as labels.").add(1, self._info()),
             Family("openenv_ready", "gauge", "1 while the server opens sessions, 0 while it shuts down.").add(ready),
-            Family("openenv_sessions", "gauge", "Open sessions, by state.").add_all(
+            Family("openenv_sessions", "gauge", "Open sessions, by state; abandoned ones hold no slot.").add_all(
                 "state", ((state, states[state]) for state in _STATES)
             ),
             Family("openenv_session_slots", "gauge", "Limit of open sessions.").add(manager.max_sessions),
@@ -91,6 +94,7 @@ class ServerMetrics:
             Family("openenv_queue_length", "gauge", "Clients waiting for a slot.").add(len(manager.queue)),
             Family("openenv_sessions_opened_total", "counter", "Sessions opened.").add(opened),
             Family("openenv_sessions_closed_total", "counter", "Ended sessions, by reason.").add_all("reason", closed),
+            Family("openenv_sessions_abandoned_total", "counter", "Sessions that were to end and hung.").add(abandoned),
             Family("openenv_steps_total", "counter", "Steps taken.").add(self._growing("steps", steps)),
             Family("openenv_errors_total", "counter", "Requests answered with an error, by code.").add_all(
                 "code", errors

@@ -444,7 +444,8 @@ class Visitors:
         """Handle the end of a session, on any thread."""
         # Most sessions belong to no visitor; for those, nothing is scheduled on the loop.
         loop = self._loop
-        if event.name == "closed" and event.session_id in self.by_session and loop is not None:
+        is_over = event.name in ("closed", "abandoned")
+        if is_over and event.session_id in self.by_session and loop is not None:
             try:
                 loop.call_soon_threadsafe(self._ended, event)
             except RuntimeError:  # the loop is closed

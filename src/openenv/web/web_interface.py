@@ -249,7 +249,7 @@ class WebInterfaceManager:
             except concurrent.futures.TimeoutError:
                 if call.done.done():
                     continue
-                if session.state is SessionState.CLOSED:
+                if session.state in (SessionState.CLOSED, SessionState.ABANDONED):
                     raise SessionLost(client_reason(session.close_reason)) from None
 
 

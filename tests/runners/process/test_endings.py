@@ -171,6 +171,27 @@ def test_a_worker_whose_only_session_does_not_end_is_killed_after_a_while(
     assert other.step({}).observation["count"] == 1
 
 
+def test_a_close_that_hangs_gives_its_slot_up_and_its_worker_ends_with_the_other_sessions(
+    perilous: Callable[..., Any], connect: Callable[..., Any], eventually: Callable[..., Any], is_alive: Any
+) -> None:
+    server = perilous(sessions=2, env_processes=1, close_timeout_s=0.3)
+    hanging, other = connect(server, "v1"), connect(server)
+    pid = hanging.reset().observation["pid"]
+    assert other.reset().observation["pid"] == pid
+    hanging.step({"what": "hang in close"})
+    hanging.close()
+    eventually(lambda: len(server.manager.abandoned) == 1)
+    assert server.manager.active == 1
+    late = connect(server)
+    assert late.reset().observation["pid"] != pid, "no session comes to a worker that is to end"
+    assert other.step({}).observation["count"] == 1, "and none is lost with it"
+    other.close()
+    eventually(lambda: not is_alive(pid))
+    eventually(lambda: not server.manager.abandoned)
+    assert late.step({}).observation["count"] == 1
+    assert server.manager.active == 1
+
+
 PROGRAM = """
 import uvicorn
 from openenv import Action, Environment, Observation, State, create_app

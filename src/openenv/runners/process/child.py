@@ -31,6 +31,7 @@ from typing import Any, Final
 
 from ...env.binding import Encoder
 from ...env.tools.source import EVENTS, ToolEvents, ToolRequest, ToolSource, find_tools
+from ...sessions.lifetime import ClosedEnvironments
 from ...sessions.operations import Operation, StepInput, build_operations, interrupt_tools
 from ...sessions.session import Session, SessionCall, SessionKind, SessionState
 from ..base import NotSendable
@@ -267,6 +268,7 @@ class SessionHost:
         self._closing: dict[str, int] = {}
         self._running: dict[int, tuple[int, SessionCall]] = {}
         self._encoders: dict[int, Encoder] = {}
+        self._closed_environments = ClosedEnvironments(lambda: len(self._sessions))
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> None:
@@ -343,6 +345,7 @@ class SessionHost:
             on_ready=lambda *_: None,
             on_closed=self._closed,
         )
+        session.on_dropped = self._closed_environments.add
 
         def built(_: Any, error: BaseException | None) -> None:
             if error is not None:

@@ -103,6 +103,7 @@ class ProcessLane(Lane):
         self.worker = worker
         self.number = number
         self.ending_since: float | None = None
+        self.is_abandoned = False
         self._runner = runner
         self._on_lost: Callable[[str], None] | None = None
         self._lock = threading.Lock()
@@ -125,6 +126,11 @@ class ProcessLane(Lane):
     def ending(self) -> None:
         """Note when the session began to close."""
         self.ending_since = time.monotonic()
+
+    def abandon(self, call: object) -> None:
+        """Give the session up; its process is killed as soon as it holds no other."""
+        self.is_abandoned = True
+        self._runner.kill_abandoned(self.worker)
 
     def release(self) -> None:
         """Leave the worker."""
@@ -277,6 +283,7 @@ class ProcessRunner:
             for worker, lanes in self._lanes.items()
             if not (worker.is_gone or worker.is_leaving or self._is_stuck(lanes))
             and (most is None or len(lanes) < most)
+            and not any(lane.is_abandoned for lane in lanes)  # so that it can be killed one day
         ]
         emptiest = min(available, key=lambda worker: len(self._lanes[worker]), default=None)
         if emptiest is None or (self._lanes[emptiest] and len(self._lanes) < self._processes):
@@ -337,6 +344,18 @@ class ProcessRunner:
                 del self._lanes[worker]
         if is_spare:
             worker.leave()
+        else:
+            self.kill_abandoned(worker)
+
+    def kill_abandoned(self, worker: WorkerProcess) -> None:
+        """Kill a worker whose sessions are all abandoned."""
+        with self._lock:
+            lanes = self._lanes.get(worker)
+            is_abandoned = bool(lanes) and all(lane.is_abandoned for lane in lanes or ())
+        if is_abandoned and not worker.is_leaving:
+            logger.warning("worker process %d holds only sessions that do not end, and is killed", worker.pid)
+            worker.is_leaving = True
+            worker.kill()
 
     def _forget(self, worker: WorkerProcess) -> set[ProcessLane]:
         with self._lock:

@@ -87,6 +87,7 @@ logger = logging.getLogger(__name__)
 COOKIE = "openenv_mcp"
 PING_S = 15.0
 _MOST_QUEUED_BYTES = 1024 * 1024
+MAX_RUNNING = 256  # requests of one client at once
 _LOOK_S = 0.5
 _SESSION = b"mcp-session-id"
 _HANDLE = SESSION_HEADER.lower().encode()
@@ -232,7 +233,7 @@ class McpEndpoint:
             await self._refuse(send, 400, exc)
             return
         if message.method == "initialize" and message.is_request and "mcp-session-id" not in headers:
-            await self._initialize(scope, message, send)
+            await self._initialize(scope, message, receive, send)
             return
         client = await self._client(headers, send, request_id=message.id)
         if client is None:
@@ -251,6 +252,9 @@ class McpEndpoint:
         if call is not None and call.is_repeated:
             await call.repeat(send, session_header)
             return
+        if len(client.running) >= MAX_RUNNING:
+            await self._refuse(send, 429, f"{MAX_RUNNING} requests of this client are under way", id=message.id)
+            return
         exchange = McpExchange("handshake", client.session, reply.notify, client)
         work = asyncio.ensure_future(self._methods.answer(message, exchange))
         assert message.id is not None
@@ -260,7 +264,8 @@ class McpEndpoint:
             await reply.follow(work)
         finally:
             watch.cancel()
-            client.running.pop(message.id, None)
+            if client.running.get(message.id) is work:  # a client may use an id twice
+                del client.running[message.id]
             response = self._settled(message, work, call)
         await reply.finish(response)
 
@@ -282,11 +287,17 @@ class McpEndpoint:
         else:
             work.cancel()
 
-    async def _initialize(self, scope: Scope, message: McpMessage, send: Send) -> None:
-        """Open a session. A refusal has status 200 too: older clients ignore the body of any other status."""
+    async def _initialize(self, scope: Scope, message: McpMessage, receive: Receive, send: Send) -> None:
+        """Open a session, if its client is still there to learn its id.
+
+        A refusal has status 200 too: older clients ignore the body of any other status.
+        """
         try:
             version, by_agent = negotiated_version(message.params), role_of(scope) is Role.AGENT
-            client = await self.sessions.begin(version, _handle(scope, message), by_agent=by_agent)
+            beginning = self.sessions.begin(version, _handle(scope, message), by_agent=by_agent)
+            client = await while_connected(receive, beginning)
+        except ClientGone:
+            return
         except Exception as exc:
             await respond_json(send, 200, error_message(message.id, self._opening_failure(exc)))
             return
@@ -492,11 +503,11 @@ class McpReply:
                 self._wake.set_result(None)
             awaited: set[asyncio.Future[Any]] = {work, self._wake} if gone is None else {work, self._wake, gone}
             done, _ = await asyncio.wait(awaited, timeout=PING_S, return_when=asyncio.FIRST_COMPLETED)
-            while self._notifications:
+            while self._notifications and not (gone is not None and gone.done()):
                 encoded = self._notifications.popleft()
                 await self._event(encoded)
                 self._queued_bytes -= len(encoded)
-            if work.done() or gone in done:
+            if work.done() or (gone is not None and gone.done()):
                 return
             if not done:
                 await self._begin()
@@ -592,6 +603,10 @@ class IdempotentCall:
         if session is None or message.method != "tools/call":
             return None
         key = request_key(scope)
+        if key is not None and role_of(scope) is Role.AGENT:
+            # Keys of its own: a reply that is kept for the orchestrator shows rewards, and an agent that guesses a key
+            # must not take it away from the orchestrator either.
+            key = RequestKey(f"agent {key.name}", key.digest)
         return None if key is None else cls(manager, session, key, message)
 
     def finish(self, status: int, response: Mapping[str, Any]) -> None:

@@ -11,15 +11,14 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import SessionNotFoundError
+from ...errors import SessionCapacityError, SessionNotFoundError
 from ...sessions.lifetime import CLOSED_BY_CLIENT, NOT_BEGUN
-from ...sessions.operations import build_operations
 from ...sessions.session import Session, SessionKind, SessionState
 from ...types import ServerMode
 from ..service import EnvService
-from .tool_calls import tools_of
+from .tool_calls import RESET, tools_of
 
-MAX_ATTACHED = 64  # clients of one session; beyond that, the oldest idle ones are dropped
+MAX_ATTACHED = 64  # clients of one session; beyond that, the oldest idle ones are dropped, or newcomers refused
 
 
 @dataclass(slots=True)
@@ -52,7 +51,6 @@ class McpSessions:
         self._service = service
         self._manager = service.manager
         self._known: dict[str, McpSession] = {}
-        self._plain = build_operations(_same, _same)
 
     async def open(self, kind: SessionKind, *, by_agent: bool = False) -> Session:
         """Open a session and reset it, so that its tools work on a real episode.
@@ -65,7 +63,7 @@ class McpSessions:
         try:
             tools_of(session.env, self._service.action_cls)
             if self._service.mode is ServerMode.SIMULATION:
-                await session.run(self._plain.reset, {})
+                await session.run(RESET, {})
         except BaseException:
             session.close(NOT_BEGUN)
             raise
@@ -82,7 +80,7 @@ class McpSessions:
         """Return the session of a new handshake.
 
         A session that `handle` names is attached as its owner has prepared it, without a reset. Raises as `open` and
-        the manager's `find` do.
+        the manager's `find` do; `SessionCapacityError` for a session that has as many clients as it may.
         """
         self._forget_ended()
         if handle is None:
@@ -134,15 +132,14 @@ class McpSessions:
     def _make_room(self, session: Session) -> None:
         """Drop the oldest idle clients of a session that has too many."""
         attached = [client for client in self._known.values() if client.session is session and not client.is_owner]
-        idle = (client for client in attached if not client.running and client.stream_ended is None)
-        for client in list(idle)[: max(0, len(attached) - MAX_ATTACHED + 1)]:
+        idle = [client for client in attached if not client.running and client.stream_ended is None]
+        too_many = max(0, len(attached) - MAX_ATTACHED + 1)
+        if len(idle) < too_many:
+            raise SessionCapacityError(len(attached), MAX_ATTACHED, "The session has as many clients as it may.")
+        for client in idle[:too_many]:
             self._drop(client)
 
     def _forget_ended(self) -> None:
         for client in list(self._known.values()):
-            if client.session.state is SessionState.CLOSED:
+            if client.session.state in (SessionState.CLOSED, SessionState.ABANDONED):
                 self._drop(client)
-
-
-def _same(value: Any) -> Any:
-    return value
