@@ -188,7 +188,9 @@ def test_sigterm_with_an_open_connection_exits_with_0(started: Start, fast: str)
 
 
 @pytest.mark.parametrize("client_stays", [True, False])
-def test_a_second_ctrl_c_ends_it_at_once_and_without_a_word(started: Start, folder: Path, client_stays: bool) -> None:
+def test_a_second_ctrl_c_ends_it_at_once_and_names_what_is_not_closed(
+    started: Start, folder: Path, client_stays: bool
+) -> None:
     served = started("walk.py", "--port", "0")
     with connect(f"ws{served.url.removeprefix('http')}/ws", proxy=None) as client:
         client.send('{"type": "step", "data": {"where": "for ever"}}')
@@ -200,7 +202,9 @@ def test_a_second_ctrl_c_ends_it_at_once_and_without_a_word(started: Start, fold
         shown = served.output.index("Shutting down")
         assert served.stop(signal.SIGINT) == 130
     assert "Traceback" not in served.output
-    assert all(line.startswith("INFO:") for line in served.output[shown:].splitlines()[1:])
+    *lines, last = served.output[shown:].splitlines()[1:]
+    assert all(line.startswith("INFO:") for line in lines)
+    assert last.startswith("Not closed: the environments of the sessions ")
 
 
 @pytest.mark.parametrize(
