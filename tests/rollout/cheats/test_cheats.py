@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import runpy
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from openenv.rollout import Check, Task
-from openenv.sandboxes.base import Sandbox, Sandboxes, SandboxSpec
+from openenv.rollout import Task
+from openenv.sandboxes.base import Sandboxes, SandboxSpec
 from openenv.testing import Cheat, CheatResult, all_cheats, run_cheats
 
+ONE_SANDBOX = Path(__file__).resolve().parents[3] / "benchmarks" / "cheats_in_one_sandbox.py"
 PAID_WHEN_PUBLISHED = (
     *("planted-reward", "background-writer", "edited-verify-script", "sitecustomize"),
     *("exit-when-loaded", "exit-hooks", "skipped-tests", "faked-report", "judged-exit", "judged-by-itself"),
@@ -109,44 +112,9 @@ def test_one_that_pays_is_found_among_those_that_share_its_rollout(local: Sandbo
     assert [result.name for result in report.wins] == ["first/and-1-more"]
 
 
-def in_one_line(check: Check) -> str:
-    """A check as it would have to be written there: what runs and what judges share everything."""
-    copies = "".join(f'cp -r {path} "$OUTPUT/files/"; ' for path in check.keep)
-    return (
-        f'export OUTPUT="$HOME/logs/output"; mkdir -p "$OUTPUT/files"; ({check.run}) > "$OUTPUT/stdout"; '
-        f"{copies}{check.judge}"
-    )
-
-
-def published_reward(sandbox: Sandbox, cheat: Cheat) -> float:
-    """What the order of the published environment pays: all in one sandbox, the agent still there, one reward file."""
-    task = cheat.task
-    for path, text in task.files.items():
-        sandbox.write_text(f"{sandbox.workdir}/{path}", text)
-    for line in cheat.lines:
-        sandbox.exec(line, cwd=sandbox.workdir, timeout=20, max_output=1000)
-    if task.proof:  # the published order asks for no proof
-        sandbox.write_text(f"{sandbox.workdir}/tests/openenv_proof.py", "def begin():\n    return lambda: None\n")
-    passed = 0
-    sandbox.exec("sleep 1.3", cwd="/")  # the verify lines start a little later: what runs on has time to write
-    for line in task.verify:
-        files = {
-            path: text for path, text in task.verify_files.items() if not sandbox.exists(f"{sandbox.workdir}/{path}")
-        }
-        for path, text in files.items():
-            sandbox.write_text(f"{sandbox.workdir}/{path}", text)
-        shell = line if isinstance(line, str) else in_one_line(line)
-        passed += sandbox.exec(shell, cwd=sandbox.workdir, timeout=20, max_output=1000).exit_code == 0
-    reward = sandbox.exec("cat /home/user/logs/verifier/reward.txt", cwd="/").stdout
-    try:
-        return float(reward)
-    except ValueError:
-        return passed / len(task.verify)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PAID_WHEN_PUBLISHED)
 def test_the_same_cheat_pays_where_agent_and_verifier_share_a_sandbox(local: Sandboxes, name: str) -> None:
     cheat = next(cheat for cheat in all_cheats() if cheat.name == name)
     with local.open(SandboxSpec(limits=cheat.task.limits)) as sandbox:
-        assert published_reward(sandbox, cheat) > 0
+        assert runpy.run_path(str(ONE_SANDBOX))["published_reward"](sandbox, cheat) > 0
