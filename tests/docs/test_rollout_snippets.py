@@ -17,8 +17,10 @@ from openenv.sandboxes.base import backend
 from openenv.testing import all_cheats
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "rollouts.md"
+THREATS = PAGE.parents[1] / "topics" / "threat_model.md"
 PRINTED = {
     "own_agent.py": "ok 1.0\n['I', 't', ' is', ' ', 'P', 'ar', 'is', '.', '<|end|>']\nTrue\n",
+    "own_cheat.py": "[('exit-code', None, 0.0)]\n",
     "readme_rollout.py": "ok 1.0\ntool_calls 245 245\nstop 20 20\n",
     "use_check.py": "1.0\n0.0 [1, 1]\n",
     "use_checks.py": "['judged', 'judged']\n1.0 judged\n0.0\n",
@@ -38,14 +40,12 @@ def test_a_snippet_about_rollouts_prints_what_it_should(file: str, run_snippet: 
     assert run_snippet(file) == PRINTED[file]
 
 
-def test_the_page_names_only_cheats_that_exist() -> None:
+def test_the_pages_name_only_cheats_that_exist() -> None:
+    families = {cheat.family for cheat in all_cheats()}
     section = PAGE.read_text("utf-8").partition("## Cheating")[2]
     rows = [line for line in section.splitlines() if line.startswith("| `")]
-    named = {name for row in rows for name in re.findall(r"`([a-z-]+)`", row)}
-    assert named <= {cheat.name for cheat in all_cheats()}
-    assert f"{sum(not cheat.calls_model for cheat in all_cheats())} cheats that need no proxy" in " ".join(
-        section.split()
-    )
+    assert {name for row in rows for name in re.findall(r"`([a-z-]+)`", row)} <= families
+    assert set(re.findall(r"--family ([a-z-]+)", section + THREATS.read_text("utf-8"))) <= families
 
 
 def test_the_task_file_on_the_page_can_be_solved_and_not_ended(tmp_path: Path) -> None:
