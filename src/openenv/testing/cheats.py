@@ -53,7 +53,7 @@ from openenv.testing.scripted import CutFailure, Failure, HangFailure, Script, S
 Aim = Literal["win", "dodge"]
 
 _MARK = "openenv-cheat"
-_FAMILIES = ("reward", "python", "tools", "checks", "tree", "processes", "exhaustion", "sandbox", "model")
+_FAMILIES = ("reward", "python", "tools", "checks", "remote", "tree", "processes", "exhaustion", "sandbox", "model")
 _PAYLOADS = "/tmp/win"
 _BATCH = 32
 """So many cheats share a rollout at most."""
