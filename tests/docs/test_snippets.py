@@ -78,6 +78,7 @@ ELSEWHERE = {
     "gradio_app.py",
     "opencode_harness.py",
     "own_agent.py",
+    "own_cheat.py",
     "own_sandbox.py",
     "play_guess.py",
     "play_maze.py",

@@ -64,7 +64,8 @@ _TOKEN_CAP = 256
 
 
 def _read(name: str) -> Any:
-    return yaml.safe_load(resources.files("openenv.testing").joinpath("red_team", f"{name}.yaml").read_text("utf-8"))
+    folder = resources.files("openenv.testing") / "red_team"
+    return yaml.safe_load((folder / f"{name}.yaml").read_text("utf-8"))
 
 
 @functools.cache
