@@ -55,7 +55,7 @@ Aim = Literal["win", "dodge"]
 _MARK = "openenv-cheat"
 _FAMILIES = ("reward", "python", "tools", "checks", "remote", "tree", "processes", "exhaustion", "sandbox", "model")
 _PAYLOADS = "/tmp/win"
-_BATCH = 32
+_BATCH = 64
 """So many cheats share a rollout at most."""
 _TOKEN_CAP = 256
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cheats_that_pay import OPEN
 from openenv.rollout import Task
 from openenv.sandboxes.base import Sandboxes, SandboxSpec
 from openenv.testing import Cheat, CheatResult, all_cheats, run_cheats
@@ -26,25 +27,33 @@ def described(results: list[CheatResult]) -> list[str]:
     return [f"{result.kind} {result.name}: {result.breach or (result.status, result.reward)}" for result in results]
 
 
-@pytest.mark.xfail(strict=False, reason="the verifier does not own its lookups yet")
 @pytest.mark.timeout(280)
 def test_no_cheat_of_the_representative_half_pays(local: Sandboxes, leftovers: Callable[[], None]) -> None:
-    report = run_cheats(local, quick=True)
+    chosen = [cheat for cheat in all_cheats() if cheat.quick and cheat.name not in OPEN]
+    report = run_cheats(local, cheats=chosen, quick=True)
     assert described(report.succeeded) == []
-    assert len(report.results) + len(report.skipped) >= 200
+    assert len(report.results) + len(report.skipped) == len(chosen) >= 200
     leftovers()
 
 
-@pytest.mark.xfail(strict=False, reason="the verifier does not own its lookups yet")
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_no_cheat_pays_on_the_local_backend(local: Sandboxes, leftovers: Callable[[], None]) -> None:
-    report = run_cheats(local)
+    chosen = [cheat for cheat in all_cheats() if cheat.name not in OPEN]
+    report = run_cheats(local, cheats=chosen)
     assert report.unfit == []
     assert described(report.succeeded) == []
-    assert len(report.results) + len(report.skipped) == len(all_cheats())
+    assert len(report.results) + len(report.skipped) == len(chosen)
     assert len(report.results) >= 200
     leftovers()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(OPEN))
+def test_a_cheat_that_still_pays_does_not(name: str, local: Sandboxes, request: pytest.FixtureRequest) -> None:
+    request.applymarker(pytest.mark.xfail(strict=False, reason=OPEN[name]))
+    report = run_cheats(local, cheats=[cheat for cheat in all_cheats() if cheat.name == name], quick=True)
+    assert described(report.succeeded) == []
 
 
 def test_every_variant_has_an_id_of_its_own_and_no_parameter_left() -> None:
@@ -75,8 +84,9 @@ def test_every_kind_of_cheat_is_there() -> None:
 
 
 def test_a_cheat_that_pays_is_reported(local: Sandboxes) -> None:
-    solving = Cheat("solves", "does the task", ("echo 42 > answer.txt",))
-    leaking = Cheat("leaks", "prints what only the host has", ("echo LEAK",))
+    task = next(cheat.task for cheat in all_cheats() if cheat.task.task_id == "file")
+    solving = Cheat("solves", "does the task", ("echo 42 > answer.txt",), task)
+    leaking = Cheat("leaks", "prints what only the host has", ("echo LEAK",), task)
     report = run_cheats(local, cheats=[solving, leaking])
     assert [result.name for result in report.succeeded] == ["solves", "leaks"]
     document = report.document()
