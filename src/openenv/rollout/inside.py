@@ -7,7 +7,7 @@ read-only where the backend can mount, and laid into the home where it cannot.
 # /opt/openenv                       read-only
 #   sitecustomize.py                 found through PYTHONPATH: guards the imports (`openenv_imports`)
 #   openenv_imports.py, openenv_proof.py
-#   root, known                      the work folder; the modules that the setup left there
+#   root, known                      where the agent's files are; the modules that the setup left there
 #   lib/python3.N/site-packages/     found through PYTHONUSERBASE: the same once more for a script or a Makefile that
 #     openenv.pth                    sets PYTHONPATH itself. Python without either (`-I`, `env -i`) has no guard
 
@@ -25,6 +25,8 @@ from openenv.sandboxes.base import Mount, Sandbox
 
 MOUNTED_AT = "/opt/openenv"
 IN_HOME = ".openenv"
+OUTPUT = "logs/output"
+"""Below the home of a judge's sandbox: the folder that `$OUTPUT` names."""
 _MODULES = ("openenv_imports.py", "openenv_proof.py")
 _MINORS = range(8, 21)
 _PATHS = re.compile(r"(?<![\w$])PYTHONPATH=(?=(\s|$)?)")
@@ -78,7 +80,7 @@ class VerifierPlace:
     def lay(self, sandbox: Sandbox, archive: Path) -> None:
         """Lay the files into a sandbox that has not mounted them, by way of an archive on the host."""
         if not self.mounts:
-            files = self._files(self.path(sandbox), sandbox.workdir)
+            files = self._files(self.path(sandbox), sandbox.home)
             write_archive(archive, {name: text.encode() for name, text in files.items()}, mode=0o444)
             sandbox.unpack(archive, self.path(sandbox))
 
@@ -96,7 +98,7 @@ class VerifierPlace:
         return _PATHS.sub(lambda match: f"PYTHONPATH={place}{'' if match[1] is not None else ':'}", line)
 
     def _write(self) -> None:
-        for name, text in self._files(MOUNTED_AT, self._root).items():
+        for name, text in self._files(MOUNTED_AT, posixpath.dirname(self._root)).items():
             path = self._folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, errors="surrogateescape")
@@ -104,13 +106,13 @@ class VerifierPlace:
         for folder in (self._folder, *(path for path in self._folder.rglob("*") if path.is_dir())):
             folder.chmod(0o755)  # the sandbox's user is another one
 
-    def _files(self, place: str, root: str) -> Mapping[str, str]:
+    def _files(self, place: str, home: str) -> Mapping[str, str]:
         load = f"sys.path.insert(0, {place!r}); import openenv_imports; sys.path.remove({place!r})"
         start = f"import sys; {load}; openenv_imports.install({place!r})\n"
         source = resources.files("openenv.rollout")
         return {
             "sitecustomize.py": _SITECUSTOMIZE,
-            "root": "\n".join([root, *self._trusted]),
+            "root": "\n".join([f"{home}/{posixpath.basename(self._root)}", f"{home}/{OUTPUT}", *self._trusted]),
             "known": "\n".join(sorted(self._known)),
             **{name: source.joinpath(name).read_text("utf-8") for name in _MODULES},
             **{f"lib/python3.{minor}/site-packages/openenv.pth": start for minor in _MINORS},

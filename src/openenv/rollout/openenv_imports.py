@@ -52,13 +52,17 @@ class ImportGuard:
 
     Args:
         root: The work folder.
+        more: Other folders that hold what the agent wrote.
         trusted: Folders below it that hold what the setup installed, such as a virtual environment.
         known: Reads the names that the setup left: `folder/name` relative to the work folder, and `*/name` for those
             that may be anywhere. Called when it is first needed.
     """
 
-    def __init__(self, root: str, trusted: Iterable[str], known: Callable[[], set[str]]) -> None:
+    def __init__(
+        self, root: str, trusted: Iterable[str], known: Callable[[], set[str]], *, more: Iterable[str] = ()
+    ) -> None:
         self.root = os.path.realpath(root)
+        self.more = tuple(os.path.realpath(folder) + os.sep for folder in more)
         self.trusted = tuple(os.path.join(self.root, folder) + os.sep for folder in trusted)
         self._read_known = known
         self._known: set[str] | None = None
@@ -68,6 +72,8 @@ class ImportGuard:
     def folder(self, path: str) -> str | None:
         """Return a folder of the agent's relative to the work folder; None for one that is not the agent's."""
         real = os.path.realpath(path or os.curdir) + os.sep
+        if self.more and real.startswith(self.more):
+            return real  # nothing is known of it
         if not real.startswith(self.root + os.sep) or real.startswith(self.trusted):
             return None
         return real[len(self.root) + 1 : -1]
@@ -166,13 +172,13 @@ def install(place: str) -> None:
     if any(getattr(finder, "_openenv", False) for finder in sys.path_hooks):
         return
     with open(os.path.join(place, "root")) as file:
-        root, *trusted = file.read().splitlines()
+        root, more, *trusted = file.read().splitlines()
 
     def known() -> set[str]:
         with open(os.path.join(place, "known"), errors="surrogateescape") as file:
             return set(file.read().split("\n"))
 
-    guard_imports(ImportGuard(os.path.join(place, root), trusted, known))
+    guard_imports(ImportGuard(root, trusted, known, more=[more]))
     sys.path_hooks[0]._openenv = True  # type: ignore[attr-defined]
 
 

@@ -48,7 +48,7 @@ from pathlib import Path
 from typing import Literal
 
 from openenv.errors import SandboxError, SandboxGone, SandboxTreeError
-from openenv.rollout.inside import VerifierPlace
+from openenv.rollout.inside import OUTPUT, VerifierPlace
 from openenv.rollout.live_check import LiveRun
 from openenv.rollout.lookups import Texts
 from openenv.rollout.outcome import CommandResult
@@ -73,8 +73,6 @@ logger = logging.getLogger(__name__)
 
 REWARD_FILE = "logs/verifier/reward.txt"
 """Below the home of a verifier's sandbox."""
-OUTPUT = "logs/output"
-"""Below the home of a judge's sandbox: the folder that `$OUTPUT` names."""
 MAX_OUTPUT = 256 * 1024
 MAX_STREAM = 16 * 1024 * 1024
 """So much of what `run` prints on either stream reaches the judge."""
@@ -346,7 +344,8 @@ class VerificationCase:
 
     def judges_need(self, check: Check) -> _Need:
         """Return the sandbox that a judge needs."""
-        return _Need("setup", self._absolute({**self.task.verify_files, **check.files}))
+        # Guarded, because a judge may enter the folder of the agent's output.
+        return _Need("setup", self._absolute({**self.task.verify_files, **check.files}), is_guarded=True)
 
     def _absolute(self, files: Mapping[str, str]) -> frozenset[tuple[str, str]]:
         return frozenset((posixpath.normpath(posixpath.join(self._root, path)), text) for path, text in files.items())
@@ -1031,8 +1030,10 @@ def _judge_part(case: VerificationCase, check: Check, sandbox: Sandbox, output: 
     _lay_output(sandbox, output, place, case.folder / "output.tar")
     if "isolation" in case.backend.features:  # without isolation the backend must be able to remove the folder later
         _run_own(sandbox, ["chmod", "-R", "a-w", "--", place])
-    envs = clean_environment(sandbox.home, {"OUTPUT": place, "PYTHONNOUSERSITE": "1"})
-    judged = run_line(sandbox, check.judge, timeout=task.verify_timeout_s, envs=envs)
+    inside = case.place()
+    envs = clean_environment(sandbox.home, {"OUTPUT": place, **inside.environment(sandbox)})
+    line = inside.command(check.judge, sandbox)
+    judged = run_line(sandbox, line, timeout=task.verify_timeout_s, envs=envs, cmd=check.judge)
     sandbox.stop_processes()
     return judged if task.reward_file is False else replace(judged, written=_read_reward(sandbox, task))
 

@@ -182,8 +182,11 @@ class WorktreeGuard:
 
     def _is_agents(self, name: str) -> bool:
         """Return whether a text of the task wants this file from the agent."""
-        is_new = name not in self._ours and name not in self.setup.files
-        return self._texts.asks_for(name) or (is_new and self._named.asks_for(name))
+        if self._texts.asks_for(name):
+            return True
+        # A check that runs a test which nobody else brings wants it from the agent.
+        is_new_test = _TEST.fullmatch(posixpath.basename(name)) and name not in self._ours | self.setup.files
+        return bool(is_new_test) and self._named.asks_for(name)
 
     def _is_test(self, name: str) -> bool:
         """Return whether this is a test that is not the agent's to write, or would be loaded with one."""
