@@ -300,12 +300,12 @@ def lint(
 
     Nothing is run. Each check is one of
 
-      judged     what the agent wrote runs in one sandbox and is judged in another:
-                 nothing that its code does reaches the decision
+      judged     what the agent wrote runs in one sandbox, its output is judged
+                 in another: nothing that its code does reaches the decision
       isolated   a plain line that runs nothing of the agent's, such as
                  grep -qx 42 answer.txt
-      shared     the agent's code may run where the decision is made, as under pytest:
-                 code that is out to cheat can decide it
+      shared     the agent's code may run where the decision is made, as under
+                 pytest: code that is out to cheat can decide it
 
     A line that cannot be read for certain is shared. Where the same check can be derived in a form that is judged, it
     is printed as a task file has it. A task with `min_trust: judged` is refused when it is run with a weaker check.
