@@ -247,5 +247,6 @@ def test_the_first_process_outlives_every_signal_from_inside(box: Sandbox) -> No
 
 def test_commands_have_the_default_actions_of_signals(box: Sandbox) -> None:
     ignored = box.exec("grep SigIgn /proc/self/status").stdout.split()[1]
-    assert int(ignored, 16) == 0
+    of_libc = 0b11 << 31  # signals 32 and 33: they are as whatever started the tests left them
+    assert int(ignored, 16) & ~of_libc == 0
     assert box.exec("kill -TERM $$").exit_code == 128 + signal.SIGTERM

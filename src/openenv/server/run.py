@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
@@ -68,6 +69,7 @@ logger = logging.getLogger("uvicorn.error")
 # opening one.
 _GARBAGE_THRESHOLD = 10_000
 _LOOK_S = 0.05
+_SAME_SIGNAL_S = 0.5
 UNCLOSED_EXIT: Final = 3
 """The exit status of a server that could not close every environment."""
 
@@ -184,9 +186,14 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, on_started: Callable[[int], None]) -> None:
         super().__init__(config)
         self._on_started = on_started
+        self._signalled_at = 0.0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Shut down; after a second signal, only the ends of environments are waited for, and not for long."""
+        now = time.monotonic()
+        if self.should_exit and sig == signal.SIGTERM and now - self._signalled_at < _SAME_SIGNAL_S:
+            return  # under --reload it comes twice: from the reloader, and to the whole group
+        self._signalled_at = now
         if self.should_exit:
             self.force_exit = True  # uvicorn does so for SIGINT alone
             server = environment_server(self.config.app)
