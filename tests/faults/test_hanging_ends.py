@@ -396,6 +396,7 @@ def test_a_second_sigterm_closes_environments_too_and_does_not_wait_for_calls(
     time.sleep(0.3)
     server.process.send_signal(signal.SIGTERM)
     server.wait_for("running calls have")
+    time.sleep(0.7)  # at once it would be the same signal, sent twice
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(12) == 3, "sooner than the 15 s that calls have"
     assert "closed one" in server.log
