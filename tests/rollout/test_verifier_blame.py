@@ -235,6 +235,22 @@ def test_a_line_that_cannot_write_its_reward_is_not_worth_more(roll: Callable[..
     assert (outcome.status, outcome.reward) == ("ok", 0.0)
 
 
+@pytest.mark.parametrize("act", ["rm -rf ~/logs/verifier", "chmod 0 ~/logs/verifier"])
+def test_a_line_that_passes_without_the_reward_that_it_would_write_earns_the_lowest(
+    roll: Callable[..., Outcome], act: str
+) -> None:
+    line = f"sh go.sh; echo 0.1 > {REWARD}; exit 0"
+    assert roll(act, line).reward == 0.0
+    assert roll(act, f"test -e go.sh && {line}", solution=("touch go.sh",)).reward == 0.0
+
+
+def test_a_line_that_writes_a_reward_only_where_it_fails_passes_without_one(roll: Callable[..., Outcome]) -> None:
+    line = f"sh go.sh || echo 0 > {REWARD}"
+    assert roll("exit 0", line, solution=("echo exit 0 > go.sh",)).reward == 1.0
+    assert roll("exit 1", line, solution=("echo exit 0 > go.sh",)).reward == 0.0
+    assert roll("echo 42", f"grep -q 42 go.sh || echo 0 > {REWARD}").reward == 1.0  # runs nothing of the agent's
+
+
 def test_the_last_line_that_writes_a_reward_wins(roll: Callable[..., Outcome]) -> None:
     outcome = roll("exit 0", f"echo 0.2 > {REWARD}", f"test ! -e {REWARD} && echo 0.7 > {REWARD}", "false")
     assert (outcome.status, outcome.reward) == ("ok", 0.7)

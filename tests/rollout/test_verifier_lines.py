@@ -74,6 +74,40 @@ def test_a_script_of_the_verifier_that_is_changed_while_it_runs_is_not_passed(ro
         assert "was changed while it ran" in (outcome.verify_results[0].note or "")
 
 
+@pytest.mark.parametrize(
+    "edit",
+    [
+        "echo 0 > tests/data.txt",
+        "echo 'echo exit 1 > tests/b.sh; exit 0' > tests/b.sh",
+        "(setsid sh -c 'sleep 0.3; echo exit 1 > tests/b.sh' > /dev/null 2>&1 &); echo 'sleep 1; exit 0' > tests/b.sh",
+        "mv tests own; mkdir tests; echo 'rm -r tests; mv own tests; exit 0' > tests/b.sh",
+        "ln tests/b.sh b; mv tests/b.sh c; echo 'mv c tests/b.sh; rm b; exit 0' > tests/b.sh",
+    ],
+)
+def test_files_of_the_verifier_that_are_changed_and_put_back_are_noticed(
+    roll: Callable[..., Outcome], edit: str
+) -> None:
+    check = "sh go.sh; grep -qx 0 tests/data.txt && exit 0; sh tests/b.sh\n"
+    files = {"tests/a.sh": check, "tests/b.sh": "exit 1\n", "tests/data.txt": "49\n"}
+    outcome = roll(edit, "sh tests/a.sh", verify_files=files)
+    assert outcome.reward == 0.0
+    assert "was changed while it ran" in (outcome.verify_results[0].note or "")
+
+
+def test_a_check_that_changes_its_files_is_excused_for_what_it_changes_with_the_solution(
+    roll: Callable[..., Outcome],
+) -> None:
+    files = {
+        "tests/run.sh": "#!/bin/sh\nsed -i s/0/1/ tests/log.txt; echo x > tests/new; sh go.sh\n",
+        "tests/log.txt": "0\n",
+    }
+    line = "test -e go.sh && chmod 755 tests/run.sh && tests/run.sh"  # without the work it changes nothing
+    fields = {"verify_files": files, "solution": ("echo exit 0 > go.sh",)}
+    assert roll("exit 0", line, **fields).reward == 1.0
+    assert roll("touch tests/run.sh; exit 0", line, **fields).reward == 1.0  # no more than the check does itself
+    assert roll("echo x >> tests/run.sh; exit 0", line, **fields).reward == 0.0
+
+
 def test_a_check_may_change_modes_and_data_of_its_own(roll: Callable[..., Outcome]) -> None:
     files = {"check.sh": "#!/bin/sh\necho 1 >> cases/seen.txt\nsh go.sh\n", "cases/seen.txt": "0\n"}
     assert roll("exit 0", "chmod 755 check.sh && ./check.sh", verify_files=files).reward == 1.0

@@ -10,7 +10,7 @@ import pytest
 
 from openenv.rollout import worktree
 from openenv.rollout.task import PROTECTED
-from openenv.rollout.worktree import Patterns, UnusableWorktree, merge, read_files
+from openenv.rollout.worktree import Patterns, UnusableWorktree, merge, read_files, write_home
 
 
 def member(name: str, content: bytes | None = b"", **fields: object) -> tuple[tarfile.TarInfo, bytes | None]:
@@ -156,6 +156,46 @@ def test_modules_that_python_would_take_for_its_own_are_dropped_beside_the_check
     assert "tests/json.py" in merged(tmp_path, work)
     baseline = archive(tmp_path / "base.tar", member("./workdir/csv.py", b"the setup's own"))
     assert "csv.py" in merged(tmp_path, work, baseline)
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept"),
+    [
+        ("Write answer.txt.", {"answer.txt"}),
+        ("Write answer.txt and lib/helper.", {"answer.txt", "lib/helper", "lib/deep/check.o"}),
+        ("Write answer.txt, and tools in lib.", {"answer.txt", "lib/helper", "lib/deep/check.o"}),
+    ],
+)
+def test_a_folder_of_verify_files_is_the_verifiers_unless_the_task_speaks_of_it(
+    tmp_path: Path, asked: str, kept: set[str]
+) -> None:
+    work = archive(tmp_path / "work.tar", member("answer.txt"), member("lib/helper"), member("lib/deep/check.o"))
+    files = {"lib/helper.js": "", "lib/deep/check.c": ""}
+    assert merged(tmp_path, work, verify_files=files, asked=[asked]).keys() == kept
+    setup = archive(tmp_path / "setup.tar", folder("workdir/lib"))
+    with_setup = merged(tmp_path, work, setup, verify_files=files, asked=["Write answer.txt."])
+    assert with_setup.keys() == {"answer.txt", "lib/helper"}  # a folder of the setup's is one to work in
+
+
+def test_what_a_makefile_of_the_verifier_builds_is_dropped_unless_it_is_asked_for(tmp_path: Path) -> None:
+    files = {
+        "verify.mk": "check: result.txt\n\tgrep -qx 42 result.txt\nresult.txt: solve.sh out/x\n\tsh solve.sh > $@\n"
+    }
+    work = archive(tmp_path / "work.tar", *(member(name) for name in ("check", "result.txt", "solve.sh", "other.txt")))
+    kept = merged(tmp_path, work, verify_files=files, asked=["Write solve.sh."])
+    assert kept.keys() == {"solve.sh", "other.txt"}
+    kept = merged(tmp_path, work, verify_files=files, asked=["Write solve.sh, and its output to result.txt."])
+    assert kept.keys() == {"solve.sh", "other.txt", "result.txt"}
+
+
+def test_the_verifiers_files_are_newer_than_all_others(tmp_path: Path) -> None:
+    work = archive(tmp_path / "work.tar", member("check.o", mtime=2**31), member("old.c", mtime=7))
+    setup = archive(tmp_path / "setup.tar", folder("workdir"), member(".cache", mtime=2**31))
+    target = tmp_path / "home.tar"
+    write_home(target, baseline=setup, worktree=work, files={"workdir/check.c": "x"}, empty="logs", date=1000)
+    with tarfile.open(target, "r:") as home:
+        dates = {info.name: info.mtime for info in home.getmembers() if info.isreg()}
+    assert dates == {".cache": 999, "workdir/check.o": 999, "workdir/old.c": 7, "workdir/check.c": 1000}
 
 
 def test_names_that_leave_the_tree_are_dropped(tmp_path: Path) -> None:

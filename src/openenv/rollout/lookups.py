@@ -11,6 +11,7 @@ the agent to write. Must not know archives or sandboxes.
 #   setup left           the agent left               the verifier sees
 #   Makefile             Makefile (changed)           Makefile as the setup left it, if a check uses make
 #                        GNUmakefile, test            neither: `test` would make the target `test` up to date
+#   (tests/Makefile)     tests/grade.out              not it, where the verifier's own Makefile has a rule for it
 #   package.json         .npmrc, app/package.json     no .npmrc; app/package.json only if no check starts in app/
 #   (no project)         Makefile, package.json       both: the agent's project is what the check is about
 #
@@ -115,6 +116,7 @@ class Texts:
         words = {word.rstrip(".,:") for text in asked for word in _WORD.findall(text)}
         names = {name for word in words if _FILE_NAME.search(word) and (name := self.below_root(word))}
         self._named = {name.lower() for name in names}
+        self._parts = {part.lower() for word in words for part in re.split(r"[/.]", word)}
         self.modules = {match[1] for text in asked for match in _MODULE.finditer(self._relative(text))}
         """Modules and packages at the top that the texts name as files."""
         self.python_files = {name for name in names if name.endswith(".py")}
@@ -125,6 +127,10 @@ class Texts:
         # `__init__.py` by itself says nothing: every package has one.
         starts = range(1 if by_path else len(parts) - parts[-1].startswith("__init__."))
         return any("/".join(parts[start:]) in self._named for start in starts)
+
+    def mentions(self, folder: str) -> bool:
+        """Return whether the name of a folder is a word of the texts, by itself or as a part of a path."""
+        return posixpath.basename(folder).lower() in self._parts
 
     def asks_for_environment(self, name: str) -> bool:
         """Return whether a virtual environment that a file lies in is named."""
@@ -169,11 +175,11 @@ class Lookups:
         texts: What the task says.
         files: The files and folders that the setup left, and the verifier's own, relative to the work folder.
         runners: The contents of those that start tools (`RUNNERS`).
-        verify_files: The verifier's own, relative to the work folder.
+        verify_files: The verifier's own and their texts, relative to the work folder.
     """
 
     def __init__(
-        self, texts: Texts, *, files: Collection[str], runners: Mapping[str, str], verify_files: Collection[str]
+        self, texts: Texts, *, files: Collection[str], runners: Mapping[str, str], verify_files: Mapping[str, str]
     ) -> None:
         self._texts, self._files = texts, files
         said = "\n".join((*texts.checks, *runners.values()))
@@ -200,6 +206,7 @@ class Lookups:
             folder: {target for target in targets if posixpath.join(folder, target) not in files}
             for folder, targets in _make_targets(texts, runners).items()
         }
+        self._built = _built_files(verify_files) - set(files)
         self._sections = ["pytest", *(tool for tool in _PYTHON_TOOLS if _says(tool, said))]
 
     def steers(self, name: str) -> bool:
@@ -220,6 +227,8 @@ class Lookups:
 
     def _is_target(self, name: str) -> bool:
         """Return whether make would take this, or a folder that it lies in, for a target that is up to date."""
+        if not self._built.isdisjoint((*ancestors(name), name)):
+            return not self._texts.asks_for(name)
         for folder, targets in self._targets.items():
             if _is_above(folder, name):
                 target, _, below = name[len(folder) :].lstrip("/").partition("/")
@@ -277,6 +286,17 @@ def _make_targets(texts: Texts, runners: Mapping[str, str]) -> dict[str, set[str
                 wanted.extend(rules[target])
         found[posixpath.dirname(name)] = {target for target in reached if "." not in target and "/" not in target}
     return found
+
+
+def _built_files(verify_files: Mapping[str, str]) -> set[str]:
+    """Return what the verifier's own makefiles have rules for, beside them (`make -C`) and at the top (`make -f`)."""
+    built: set[str] = set()
+    for name, text in verify_files.items():
+        if RUNNERS.fullmatch(name) and ("makefile" in name.lower() or name.endswith(".mk")):
+            targets = [target for match in _RULE.finditer(text) for target in match[1].split()]
+            folders = {"", posixpath.dirname(name)}
+            built |= {posixpath.normpath(posixpath.join(folder, target)) for folder in folders for target in targets}
+    return built
 
 
 # ---- git ----

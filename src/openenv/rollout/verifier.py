@@ -25,7 +25,8 @@ work tree can be verified again.
 #
 # The agent's code can still do harm where it runs beside a check, so an exit code of 0 counts only if
 #   - the line proved that it came to its own end (`proof.py`): `os._exit(0)` in the agent's module does not pass;
-#   - the verifier's scripts have the same content as before it ran.
+#   - the verifier's files are as before it ran: their content, and also inode and date of the last change, which show
+#     what was put back; a line that changes its own files without the agent's work as well is excused.
 #
 # Whatever goes wrong with the agent's work in the sandbox is the agent's: a line that is killed, a sandbox that dies, a
 # tree that does not fit. Unless it goes wrong without that work as well, on what the setup left (and, where the task
@@ -40,6 +41,7 @@ import mmap
 import posixpath
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -50,7 +52,7 @@ from typing import Literal
 from openenv.errors import SandboxError, SandboxGone, SandboxTreeError
 from openenv.rollout.inside import OUTPUT, VerifierPlace
 from openenv.rollout.live_check import LiveRun
-from openenv.rollout.lookups import Texts
+from openenv.rollout.lookups import Texts, ancestors
 from openenv.rollout.outcome import CommandResult
 from openenv.rollout.progress import Cancellation
 from openenv.rollout.proof import Evidence, Proof, could_not_load, proves_itself, runs_pytest, with_wrapper
@@ -82,9 +84,6 @@ _KILLED = 137
 _REFUSED = 1
 """The exit code of a line that exited with 0 and does not count."""
 _OUT_OF_MEMORY = "ran out of memory with its sandbox"
-_SCRIPTS = re.compile(
-    r"py|sh|bash|[cm]?[jt]sx?|rb|pl|php|lua|go|rs|c|h|cc|hh|cpp|hpp|java|kt|mk|cmake|ini|cfg|toml|", re.IGNORECASE
-)
 _ESCAPED = frozenset("\\\n\r")
 """Characters that sha256sum does not print as they are."""
 _WORDS = re.compile(r"[^\s'\"<>|;&()=,`]+")
@@ -118,7 +117,28 @@ done
 """Prints for each path `f` for a file, `d` for a folder, `-` for nothing to keep; a link on the way is the latter."""
 
 
+_IS_PLAIN = """
+cd -- "$1" || exit 1
+path=$2
+if [ ! -f "$path" ] || [ ! -w "$path" ]; then exit 1; fi
+while [ "$path" != . ]; do
+  if [ -L "$path" ]; then exit 1; fi
+  path=$(dirname -- "$path")
+done
+"""
+"""Returns whether a file below a folder can be written, and is not behind a link."""
 _PROCESSES = "cat /proc/[0-9]*/stat 2> /dev/null; echo $$"
+_STATES = """
+stat -c '%i %z %F %n' -- "$@" 2> /dev/null
+echo --
+count=$#
+for path do
+  if [ -f "$path" ] && [ ! -L "$path" ]; then set -- "$@" "$path"; fi
+done
+shift "$count"
+[ $# = 0 ] || exec sha256sum -- "$@"
+"""
+"""Prints inode, date of the last change, kind and name of each path, and below a line `--` the hashes of files."""
 
 Source = Literal["work", "setup", "solved"]
 """What a check runs over: the agent's work, what the setup left, or that with the task's solution."""
@@ -220,7 +240,10 @@ def _run_checks(
         label = f"check {number} of {len(checks)}: "
         case.begin(check, None if number == len(checks) else checks[number])
         try:
-            result = lines.run(check) if isinstance(check, str) else judged.run(check, report, label)
+            if isinstance(check, str):
+                result = lines.run(check, trusts[number - 1])
+            else:
+                result = judged.run(check, report, label)
         except _CheckCrash as exc:
             what = f"verify line {number}" if isinstance(check, str) else f"{exc.part} of check {number}"
             result, verdict.crash = exc.result, f"{what} {exc}"
@@ -456,6 +479,7 @@ class VerificationCase:
             worktree=self._worktree if need.source == "work" else None,
             files={f"workdir/{file[len(below) :]}": text for file, text in need.files if file.startswith(below)},
             empty=posixpath.dirname(REWARD_FILE),
+            date=int(time.time()),
         )
         if self._place is None:
             self._place = VerifierPlace(
@@ -538,6 +562,10 @@ class WrittenReward:
     value: float | None
 
 
+_Change = tuple[str, Literal["inode", "date", "content", "place"]]
+"""One of the verifier's files, or a folder of theirs, and what of it is another than before."""
+
+
 @dataclass(frozen=True, slots=True)
 class LineRun:
     """What a shell line did."""
@@ -551,6 +579,8 @@ class LineRun:
     written: WrittenReward | None = None
     """The reward file that is there after it."""
     left_processes: bool = False
+    changes: frozenset[_Change] = frozenset()
+    """What is another with the verifier's files than before it."""
     is_lost: bool = False
     """Its sandbox failed, which may be an accident."""
 
@@ -640,6 +670,12 @@ def _read_reward(sandbox: Sandbox, task: Task) -> WrittenReward | None:
     return WrittenReward(repr(text[:80]), value if low <= value <= high else None)
 
 
+def _is_plain(sandbox: Sandbox, file: str) -> bool:
+    """Return whether a file below the home can be written over, and is not behind a link."""
+    done = sandbox.exec(["/bin/sh", "-c", _IS_PLAIN, "sh", sandbox.home, file], cwd="/", timeout=30)
+    return done.exit_code == 0
+
+
 def _run_own(sandbox: Sandbox, argv: list[str]) -> str:
     """Run a command of the verifier's own; return what it printed.
 
@@ -666,6 +702,8 @@ class _LineReward:
     line: str
     value: float | None
     has_passed: bool
+    is_isolated: bool
+    """Whether it runs nothing of the agent's."""
 
 
 class LineChecks:
@@ -685,7 +723,7 @@ class LineChecks:
         self.ignored_file = False
         """Whether a reward file was written that does not count."""
 
-    def run(self, line: str) -> CommandResult:
+    def run(self, line: str, trust: Trust) -> CommandResult:
         """Run a line and return its result; the exit code is 0 only where the check is passed.
 
         Raises:
@@ -695,20 +733,22 @@ class LineChecks:
         attempt = _again(lambda: self._attempt(line, "work", proves=self._must_prove(line)))
         if attempt.crash is None:
             attempt = self._proven(line, attempt)
+        if attempt.crash is None:
+            attempt = self._with_own_files(line, attempt)
         if attempt.crash is not None:
             attempt = self._killed(line, attempt, attempt.crash)
         elif self._reads_file:
             attempt = self._with_valid_reward(line, attempt)
         value = attempt.written.value if attempt.written is not None and self._reads_file else None
         self.ignored_file = self.ignored_file or (attempt.written is not None and not self._reads_file)
-        self._rewards.append(_LineReward(line, value, attempt.result.exit_code == 0))
+        self._rewards.append(_LineReward(line, value, attempt.result.exit_code == 0, trust == "isolated"))
         return attempt.result
 
     def reward(self, share: float) -> float | None:
         """Return the reward that the last line with a reward file wrote, or None where the share of checks counts.
 
-        A line that did not pass, and would have written a reward without the agent's work, counts as the lowest: to
-        keep the verifier from writing is not worth more than what it would have written.
+        A line that wrote none, and would have without the agent's work, counts as the lowest: to keep the verifier from
+        writing is not worth more than what it would have written.
         """
         low = self._case.task.reward_range[0]
         if not self._reads_file:
@@ -717,12 +757,21 @@ class LineChecks:
             if one.value is not None:
                 return one.value
             before = any(other.value is not None for other in self._rewards[:number])
-            if not one.has_passed and (before or share > low) and self._writes_reward(one.line):
+            if (before or share > low) and self._is_withheld(one):
                 return low
         return None
 
-    def _writes_reward(self, line: str) -> bool:
-        return self._attempt(line, "setup", proves=False).written is not None
+    def _is_withheld(self, reward: _LineReward) -> bool:
+        """Return whether a line without a reward would have written one if it were not for the agent's work."""
+        if not reward.has_passed:
+            return self._writes_reward(reward.line)
+        # A line may write a reward only where it fails: `make test || echo 0 > reward.txt`. The solution shows what it
+        # does where it passes; one that runs nothing of the agent's has shown it.
+        source: Source = "solved" if self._case.task.solution else "setup"
+        return not reward.is_isolated and self._writes_reward(reward.line, source)
+
+    def _writes_reward(self, line: str, source: Source = "setup") -> bool:
+        return self._attempt(line, source, proves=False).written is not None
 
     def _must_prove(self, line: str) -> bool:
         task = self._case.task
@@ -749,6 +798,7 @@ class LineChecks:
             proof = Proof(line, sandbox.home, sandbox.workdir, task.verify_files)
             proof.lay(sandbox, self._case.folder / "proof.tar")
             envs, command = {**envs, **proof.environment()}, proof.command()
+        before = _file_states(sandbox, task.verify_files)
         attempt = run_line(
             sandbox,
             place.command(command, sandbox),
@@ -759,12 +809,12 @@ class LineChecks:
         left = self._case.counts_processes and self._left_processes(ready)
         sandbox.stop_processes()  # nothing may write while the rest is read
         evidence = None if proof is None else proof.read(sandbox)
-        attempt = replace(attempt, evidence=evidence, left_processes=left, written=_read_reward(sandbox, task))
-        if attempt.crash is None and attempt.result.exit_code == 0:
-            changed = _changed(sandbox, task.verify_files)
-            if changed is not None:
-                return self._refused(attempt, f"{changed} was changed while it ran")
-        return attempt
+        written = _read_reward(sandbox, task)
+        if written is not None and self._reads_file and not _is_plain(sandbox, REWARD_FILE):
+            # The agent's code can close the file that it wrote, or make it a link to one that holds a 1.
+            written = WrittenReward("a link, or a closed file,", None)
+        changes = _changes(before, _file_states(sandbox, task.verify_files), sandbox.workdir)
+        return replace(attempt, evidence=evidence, left_processes=left, written=written, changes=changes)
 
     def _left_processes(self, ready: _Ready) -> bool:
         """Return whether a process of a line lives longer than the line."""
@@ -788,6 +838,18 @@ class LineChecks:
         if result.exit_code != 0:
             return attempt
         return self._refused(attempt, evidence.problem)
+
+    def _with_own_files(self, line: str, attempt: LineRun) -> LineRun:
+        """Refuse a line while which the verifier's files were changed, unless it does that without the agent's work."""
+        if not attempt.changes or (attempt.result.exit_code != 0 and attempt.written is None):
+            return attempt
+        changes = attempt.changes
+        controls: list[Source] = ["setup", "solved"] if self._case.task.solution else ["setup"]
+        for source in controls:
+            changes -= self._attempt(line, source, proves=False).changes
+            if not changes:
+                return attempt
+        return self._refused(attempt, f"{min(changes)[0]} was changed while it ran")
 
     def _with_valid_reward(self, line: str, attempt: LineRun) -> LineRun:
         """Refuse a line whose reward file is not valid, or may have been written or removed after its end."""
@@ -824,21 +886,54 @@ class LineChecks:
         return replace(attempt, result=result, written=None)
 
 
-def _changed(sandbox: Sandbox, files: Mapping[str, str]) -> str | None:
-    """Return one of the verifier's scripts that is not as it was laid out, or None."""
-    expected = {
-        posixpath.normpath(posixpath.join(sandbox.workdir, path)): hashlib.sha256(text.encode()).hexdigest()
-        for path, text in files.items()
-        if (_SCRIPTS.fullmatch(posixpath.splitext(path)[1][1:]) or text.startswith("#!")) and not _ESCAPED & set(path)
-    }
-    if not expected:
-        return None
-    done = sandbox.exec(["sha256sum", "--", *expected], cwd="/", timeout=60)
-    if done.exit_code == 127:  # no such program: one by one
-        actual = {path: _digest(sandbox, path) for path in expected}
-    else:
-        actual = {line[66:]: line[:64] for line in done.stdout.splitlines()}
-    return next((path for path, digest in expected.items() if actual.get(path) != digest), None)
+@dataclass(frozen=True, slots=True)
+class _FileState:
+    """What tells whether a file was changed, and put back: no user can choose the number or the date of the change."""
+
+    inode: str = ""
+    """With the kind: a link in the place of a file is another."""
+    date: str = ""
+    content: str = ""
+    """Its hash; none for a folder."""
+
+
+def _file_states(sandbox: Sandbox, files: Mapping[str, str]) -> dict[str, _FileState]:
+    """Return the states of the verifier's files and of the folders above them, as far as the work folder."""
+    root = sandbox.workdir
+    paths = [posixpath.normpath(posixpath.join(root, path)) for path in files if not _ESCAPED & set(path)]
+    if not paths:
+        return {}
+    below = [path for path in paths if path.startswith(f"{root}/")]
+    folders = {f"{root}/{above}".rstrip("/") for path in below for above in ancestors(path[len(root) + 1 :])}
+    done = sandbox.exec(["/bin/sh", "-c", _STATES, "sh", *folders, *paths], cwd="/", timeout=60)
+    about, _, hashes = done.stdout.partition("--\n")
+    digests = {line[66:]: line[:64] for line in hashes.splitlines()}
+    if done.exit_code == 127:  # no sha256sum
+        digests = {path: _digest(sandbox, path) for path in paths}
+    states = {path: _FileState(content=digest) for path, digest in digests.items()}
+    for line in about.splitlines():  # 123 2026-11-16 13:48:12.123456789 +0000 regular file /home/user/workdir/check.sh
+        state, _, path = line.partition(" /")
+        inode, date, clock, zone, kind = (*state.split(" ", 4), *[""] * 5)[:5]
+        content = digests.get(f"/{path}", "")
+        states[f"/{path}"] = _FileState(f"{inode} {kind}", f"{date} {clock} {zone}", content)
+    return states
+
+
+def _changes(before: Mapping[str, _FileState], after: Mapping[str, _FileState], root: str) -> frozenset[_Change]:
+    """Return what is another than before with the verifier's files."""
+    changes: set[_Change] = set()
+    for path, old in before.items():
+        new = after.get(path, _FileState())
+        changes |= {(path, "inode")} if old.inode != new.inode else set()
+        if old.content:
+            changes |= {(path, "date")} if old.date != new.date else set()
+            changes |= {(path, "content")} if old.content != new.content else set()
+        elif path != root and old.date != new.date:
+            # Something new in a folder changes its date. To move it away and back changes that of the one above, too.
+            above = posixpath.dirname(path)
+            if before[above].date != after.get(above, _FileState()).date:
+                changes.add((path, "place"))
+    return frozenset(changes)
 
 
 def _digest(sandbox: Sandbox, path: str) -> str:

@@ -33,7 +33,9 @@ from openenv.sandboxes.base import WORKDIR, Limits
 # What `merge` takes from the setup and not from the agent, and why:
 #
 #   conftest.py, *.pth, pytest.py ...   a protected pattern (`task.PROTECTED`): decides how Python and pytest start
-#   tests/helper.py                     a folder that is named like tests and holds verify files is the verifier's alone
+#   tests/helper.py, lib/check.o        a folder of verify files is the verifier's alone if it is named like tests, or
+#                                       if the setup has none there and neither instruction nor solution speak of it
+#   grade.out                           a rule of the verifier's makefile builds it: it would be taken for up to date
 #   test_mine.py                        pytest runs every test below its folder; only the verifier's tests count, and
 #                                       tests that the setup left are as it left them
 #   tests/test_it/__init__.py, tests.py would be imported in place of `tests/test_it.py`, or of the folder `tests`
@@ -113,7 +115,7 @@ class WorktreeGuard:
 
     def __init__(
         self,
-        verify_files: Collection[str] = (),
+        verify_files: Mapping[str, str] | None = None,
         named: Sequence[str] = (),
         *,
         root: str = WORKDIR,
@@ -124,16 +126,20 @@ class WorktreeGuard:
     ) -> None:
         self._root = root
         self._unclear = ("/proc/", "/dev/", "/tmp/", "/var/", "/run/", f"{posixpath.dirname(root)}/")
-        self._secrets = [posixpath.normpath(posixpath.join(root, file)) for file in verify_files]
+        texts = {posixpath.normpath(posixpath.join(root, file)): text for file, text in (verify_files or {}).items()}
+        self._secrets = list(texts)
         self._steps = 0
         self.setup = setup or SetupTree()
         self.strict = bool(protected)
         self._patterns = Patterns(protected)
         self._texts = Texts(checks, asked, root=root)
-        self._ours = {path[len(root) + 1 :] for path in self._secrets if path.startswith(f"{root}/")}
+        own = {path[len(root) + 1 :]: text for path, text in texts.items() if path.startswith(f"{root}/")}
+        self._ours = set(own)
         self._named = Texts(asked=named, root=root)
         self._has_tests = any(_TEST.fullmatch(posixpath.basename(file)) for file in self._ours)
-        self._test_folders = {folder for file in self._ours if (folder := _test_folder(file))}
+        self._own_folders = {
+            folder for file in self._ours for folder in (_test_folder(file), self._new_folder(file)) if folder
+        }
         self._setup_tests = {file for file in self.setup.files if self._is_setup_test(file)}
         self._places = _import_places(self._ours | self._setup_tests)
         above = {folder for file in self._ours for folder in ancestors(file)}
@@ -145,7 +151,7 @@ class WorktreeGuard:
                 for name, content in self.setup.contents.items()
                 if RUNNERS.fullmatch(name)
             },
-            verify_files=self._ours,
+            verify_files=own,
         )
         self._guarded = {"", *(posixpath.dirname(file) for file in self._ours), *self._texts.starts()}
         self._tool_folders = self._find_tool_folders()
@@ -190,7 +196,7 @@ class WorktreeGuard:
 
     def _is_test(self, name: str) -> bool:
         """Return whether this is a test that is not the agent's to write, or would be loaded with one."""
-        if any(name == folder or name.startswith(f"{folder}/") for folder in self._test_folders):
+        if any(name == folder or name.startswith(f"{folder}/") for folder in self._own_folders):
             return not self._is_agents(name)
         folder, base = posixpath.split(name)
         if not folder and self._has_tests and base.startswith("__init__."):
@@ -198,6 +204,14 @@ class WorktreeGuard:
         if name in self._setup_tests:
             return True
         return self._has_tests and bool(_TEST.fullmatch(base)) and not self._named.asks_for(name)
+
+    def _new_folder(self, file: str) -> str | None:
+        """Return the outermost folder of a verify file that is there for the verifier alone, or None.
+
+        One that the setup left may hold what the agent works on, and one that the task speaks of what it is to write.
+        """
+        new = [folder for folder in ancestors(file)[1:] if folder not in self.setup.folders]
+        return new[0] if new and not any(map(self._texts.mentions, new)) else None
 
     def _is_setup_test(self, name: str) -> bool:
         """Return whether the checks run this file of the setup as a test; then it is the verifier's."""
@@ -402,7 +416,7 @@ def merge(
     target: Path,
     *,
     protected: Sequence[str],
-    verify_files: Collection[str] = (),
+    verify_files: Mapping[str, str] | None = None,
     named: Sequence[str] = (),
     checks: Sequence[str] = (),
     asked: Sequence[str] = (),
@@ -493,14 +507,16 @@ def write_archive(archive: Path, files: Mapping[str, bytes], *, mode: int, folde
         _add_files(out, files, mode=mode, folder=folder)
 
 
-def _add_files(out: tarfile.TarFile, files: Mapping[str, bytes], *, mode: int, folder: str | None) -> None:
+def _add_files(
+    out: tarfile.TarFile, files: Mapping[str, bytes], *, mode: int, folder: str | None, date: int = 0
+) -> None:
     if folder is not None:
         entry = tarfile.TarInfo(folder)
         entry.type, entry.mode = tarfile.DIRTYPE, 0o755
         out.addfile(entry)
     for name, content in files.items():
         entry = tarfile.TarInfo(name)
-        entry.size, entry.mode = len(content), mode
+        entry.size, entry.mode, entry.mtime = len(content), mode, date
         out.addfile(entry, io.BytesIO(content))
 
 
@@ -511,6 +527,7 @@ def write_home(
     worktree: Path | None,
     files: Mapping[str, str],
     empty: str,
+    date: int,
     prefix: str = "workdir",
 ) -> SetupTree:
     """Write the home of a verifier's sandbox as one archive, and return what the setup left in the work folder.
@@ -521,6 +538,8 @@ def write_home(
         worktree: The work folder, in place of the one in `baseline`; None for that one.
         files: The verifier's files below the home: nothing that lies in their way is written.
         empty: A folder below the home that is there and holds nothing.
+        date: When this is: the verifier's files are from now, all others from before. What make or a compiler would
+            build of the verifier's files is older than they are, whatever date the agent set.
     """
     setup = SetupTree()
     folders = {above for name in (*files, f"{empty}/x") for above in ancestors(name)}
@@ -538,21 +557,22 @@ def write_home(
                     if folder == prefix and below:
                         (setup.folders if member.isdir() else setup.files).add(below)
                     if is_free(name, member) and (worktree is None or folder != prefix):
-                        _copy_member(out, name, source, member)
+                        _copy_member(out, name, source, member, before=date)
         if worktree is not None:
             with _Archive(worktree) as source:
                 for below, member in source.members:
                     if is_free(f"{prefix}/{below}", member):
-                        _copy_member(out, f"{prefix}/{below}", source, member)
-        _add_files(out, {name: text.encode() for name, text in files.items()}, mode=0o644, folder=empty)
+                        _copy_member(out, f"{prefix}/{below}", source, member, before=date)
+        _add_files(out, {name: text.encode() for name, text in files.items()}, mode=0o644, folder=empty, date=date)
     return setup
 
 
-def _copy_member(out: tarfile.TarFile, name: str, source: _Archive, member: tarfile.TarInfo) -> None:
+def _copy_member(out: tarfile.TarFile, name: str, source: _Archive, member: tarfile.TarInfo, *, before: int) -> None:
     """Copy a member of an archive of our own; of a hard link, the file that it stands for."""
     entry = tarfile.TarInfo(name)
     member = source.file(member)
-    entry.type, entry.mode, entry.mtime = member.type, member.mode & 0o777, max(0, int(member.mtime))
+    entry.type, entry.mode = member.type, member.mode & 0o777
+    entry.mtime = min(max(0, int(member.mtime)), before - 1)
     entry.linkname = member.linkname
     entry.size = member.size if member.isreg() else 0
     if member.isreg():

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from cheats_that_pay import OPEN
 from openenv.rollout import Task
 from openenv.sandboxes.base import Sandboxes, SandboxSpec
 from openenv.testing import Cheat, CheatResult, all_cheats, run_cheats
@@ -29,7 +28,7 @@ def described(results: list[CheatResult]) -> list[str]:
 
 @pytest.mark.timeout(280)
 def test_no_cheat_of_the_representative_half_pays(local: Sandboxes, leftovers: Callable[[], None]) -> None:
-    chosen = [cheat for cheat in all_cheats() if cheat.quick and cheat.name not in OPEN]
+    chosen = [cheat for cheat in all_cheats() if cheat.quick]
     report = run_cheats(local, cheats=chosen, quick=True)
     assert described(report.succeeded) == []
     assert len(report.results) + len(report.skipped) == len(chosen) >= 200
@@ -39,21 +38,13 @@ def test_no_cheat_of_the_representative_half_pays(local: Sandboxes, leftovers: C
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_no_cheat_pays_on_the_local_backend(local: Sandboxes, leftovers: Callable[[], None]) -> None:
-    chosen = [cheat for cheat in all_cheats() if cheat.name not in OPEN]
+    chosen = all_cheats()
     report = run_cheats(local, cheats=chosen)
     assert report.unfit == []
     assert described(report.succeeded) == []
     assert len(report.results) + len(report.skipped) == len(chosen)
     assert len(report.results) >= 200
     leftovers()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(OPEN))
-def test_a_cheat_that_still_pays_does_not(name: str, local: Sandboxes, request: pytest.FixtureRequest) -> None:
-    request.applymarker(pytest.mark.xfail(strict=False, reason=OPEN[name]))
-    report = run_cheats(local, cheats=[cheat for cheat in all_cheats() if cheat.name == name], quick=True)
-    assert described(report.succeeded) == []
 
 
 def test_every_variant_has_an_id_of_its_own_and_no_parameter_left() -> None:

@@ -5,19 +5,23 @@ The sandboxes, the proxy and the rollouts are real; only the guard's own functio
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
-from openenv.rollout import verifier, worktree
+from openenv.rollout import Check, Task, lookups, verifier, worktree
 from openenv.rollout.capture import model_call
 from openenv.rollout.engine import Engine
+from openenv.rollout.inside import VerifierPlace
 from openenv.rollout.phases import ModelAccess, PhaseFailed, RolloutRun
 from openenv.rollout.proof import Evidence, Proof
+from openenv.rollout.verifier import LineChecks, VerificationCase
 from openenv.sandboxes.base import Sandboxes
 from openenv.sandboxes.local import bubblewrap
-from openenv.testing import all_cheats, run_cheats
+from openenv.testing import Cheat, all_cheats, run_cheats
 
 Disable = Callable[[pytest.MonkeyPatch], None]
 
@@ -28,7 +32,7 @@ class Mutation:
 
     guard: str
     disable: Disable
-    cheat: str
+    cheat: str | Cheat
     kind: str = "win"
 
 
@@ -36,8 +40,81 @@ def no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Proof, "judge", lambda self, marks: Evidence(seen=True))
 
 
-def no_look_at_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifier, "_changed", lambda *args: None)
+def no_look_at_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifier, "_changes", lambda *args: frozenset())
+
+
+def only_contents_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = verifier._changes
+    monkeypatch.setattr(
+        verifier, "_changes", lambda *args: frozenset(change for change in changes(*args) if change[1] == "content")
+    )
+
+
+def no_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookups.Lookups, "steers", lambda *args: False)
+
+
+def folders_of_tests_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worktree, "_test_folder", lambda file: None)
+    monkeypatch.setattr(worktree.WorktreeGuard, "_new_folder", lambda self, file: None)
+
+
+def the_agents_dates_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    copy_member, add_files = worktree._copy_member, worktree._add_files
+    monkeypatch.setattr(
+        worktree, "_copy_member", lambda *args, **options: copy_member(*args, **{**options, "before": 2**40})
+    )
+    monkeypatch.setattr(worktree, "_add_files", lambda *args, **options: add_files(*args, **{**options, "date": 0}))
+
+
+def imports_are_not_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = VerifierPlace._files
+
+    def unguarded(self: VerifierPlace, place: str, home: str) -> Mapping[str, str]:
+        return {**files(self, place, home), "root": "/nowhere\n/nowhere"}
+
+    monkeypatch.setattr(VerifierPlace, "_files", unguarded)
+
+
+def all_lines_share_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_once(self: VerificationCase, need: Any) -> Any:
+        with self._lock:
+            kept = self.__dict__.setdefault("kept", {})
+        if need not in kept:
+            kept[need] = open_sandbox(self, need)
+        ready = kept[need]
+        return verifier._Ready(ready.sandbox, ExitStack(), ready.processes)
+
+    def close(self: VerificationCase, *exc_info: object) -> None:
+        leave(self, *exc_info)
+        for ready in self.__dict__.get("kept", {}).values():
+            ready.stack.close()
+
+    open_sandbox, leave = VerificationCase._open, VerificationCase.__exit__
+    monkeypatch.setattr(VerificationCase, "_open", open_once)
+    monkeypatch.setattr(VerificationCase, "__exit__", close)
+
+
+def processes_may_outlive_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LineChecks, "_left_processes", lambda *args: False)
+
+
+def a_reward_may_be_withheld(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LineChecks, "_is_withheld", lambda *args: False)
+
+
+def a_reward_may_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifier, "_is_plain", lambda *args: True)
+
+
+def rewards_have_no_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = verifier._read_reward
+
+    def wide(sandbox: Any, task: Task) -> Any:
+        return read(sandbox, task.model_copy(update={"reward_range": (-1e9, 1e9)}))
+
+    monkeypatch.setattr(verifier, "_read_reward", wide)
 
 
 def links_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,9 +161,33 @@ def the_network_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+SCORED = Cheat(
+    "more-than-the-most",
+    "prints a score that is out of range, where the judge takes its word",
+    ("echo 'echo 100' > score.sh",),
+    Task(
+        instruction="Write score.sh.",
+        verify=(Check(run="sh score.sh", judge='cat "$OUTPUT/stdout" > ~/logs/verifier/reward.txt'),),
+        files={"score.sh": "echo 0\n"},
+        solution=("echo 'echo 1' > score.sh",),
+        task_id="scored",
+    ),
+)
+"""A judge that pays what the agent says is no good one; the range bounds even that."""
+
 MUTATIONS = (
     Mutation("the proof of a line's end", no_proof, "ended-check/exit"),
-    Mutation("the look at the verifier's scripts", no_look_at_the_scripts, "edited-as-it-runs/next-script"),
+    Mutation("the comparison of files", no_look_at_the_files, "edited-as-it-runs/next-script"),
+    Mutation("dates and inodes in it", only_contents_are_compared, "edited-as-it-runs/folder-and-back"),
+    Mutation("the lookups of tools", no_lookups, "make-file/GNUmakefile"),
+    Mutation("the verifier's folders are its own", folders_of_tests_are_shared, "node-module/tests:helper"),
+    Mutation("the verifier's files are newer", the_agents_dates_are_kept, "c-object-beside/check.o"),
+    Mutation("the guard of imports", imports_are_not_guarded, "judge-finds/json.py"),
+    Mutation("a fresh sandbox per line", all_lines_share_a_sandbox, "left-for-the-next-line/answer"),
+    Mutation("no process outlives a line", processes_may_outlive_a_line, "reward-value/after-one"),
+    Mutation("a reward that is not written", a_reward_may_be_withheld, "reward-withheld/removed-folder"),
+    Mutation("a reward that cannot be written over", a_reward_may_be_closed, "reward-kept/closed"),
+    Mutation("the range of rewards", rewards_have_no_range, SCORED),
     Mutation("links to the verifier's files are dropped", links_are_kept, "linked-answer/relative"),
     Mutation("settings are the setup's", settings_are_kept, "pytest-settings/pytest.ini-collect-only"),
     Mutation("the endpoint is asked", the_endpoint_is_not_asked, "endpoint-blamed/status-500", "dodge"),
@@ -98,11 +199,11 @@ MUTATIONS = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.cheat)
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.guard.replace(" ", "-"))
 def test_a_cheat_pays_when_its_guard_is_taken_out(
     mutation: Mutation, local: Sandboxes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cheats = [cheat for cheat in all_cheats() if cheat.name == mutation.cheat]
+    cheats = [cheat for cheat in (*all_cheats(), SCORED) if mutation.cheat in (cheat, cheat.name)]
     held = run_cheats(local, cheats=cheats, quick=True)
     assert [result.kind for result in held.results] == [None]
     mutation.disable(monkeypatch)
