@@ -8,7 +8,7 @@ import pytest
 
 from openenv.rollout import Check, Task, Trust, run_rollout
 from openenv.rollout.agents import Shell
-from openenv.rollout.trust import _DATA_MODULES, reaches, trust_of, weakest
+from openenv.rollout.trust import _DATA_MODULES, only_reads, reaches, trust_of, weakest
 from openenv.sandboxes.base import Sandboxes
 
 FILES = {
@@ -90,6 +90,30 @@ ISOLATED = [
 @pytest.mark.parametrize("line", ISOLATED)
 def test_a_line_that_only_reads_data_is_isolated(line: str) -> None:
     assert trust(line) == "isolated"
+
+
+MAY_WRITE = ("python", "pytest", "uniq", "awk", "reward.txt")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *ISOLATED,
+        *(
+            "sort -o a.txt b.txt",
+            "cat a > b",
+            "cat a >> b",
+            "cat 3<> a",
+            "echo x >| a",
+            "sh writes.sh",
+            "sh -c 'ls > a'",
+        ),
+        *("uniq a b", "xxd a b", "awk '{ print > \"b\" }' a", "sed -n 'w b' a", "tee a < b", "touch a", "./a.out"),
+    ],
+)
+def test_a_line_that_leaves_all_as_it_was_is_told_from_one_that_may_not(line: str) -> None:
+    task = Task(instruction="x", verify=(line,), verify_files={**FILES, "writes.sh": "cat a > b\n"})
+    assert only_reads(line, task) == (line in ISOLATED and not any(word in line for word in MAY_WRITE))
 
 
 SHARED = [

@@ -93,6 +93,18 @@ def test_each_line_has_a_sandbox_of_its_own_and_there_are_never_more_than_two(
     assert (watched.opened, watched.most, watched.open_now) == (5, 2, 0)
 
 
+def test_a_line_that_only_reads_hands_its_sandbox_on(roll: Callable[..., Outcome], local: Sandboxes) -> None:
+    watched = Watched(local)
+    lines = ("grep -q exit go.sh", "test -e go.sh && cat go.sh | wc -l", "sh go.sh; touch left", "test ! -e left")
+    outcome = roll("exit 0", *lines, verify_sandbox=watched)
+    assert (outcome.status, outcome.reward) == ("ok", 1.0)
+    assert (watched.opened, watched.open_now) == (2, 0)
+    watched = Watched(local)
+    endless = roll("exit 0", "tail -f go.sh", "grep -q exit go.sh", verify_sandbox=watched, verify_timeout_s=2)
+    assert (endless.status, endless.reward) == ("ok", 0.5)
+    assert (watched.opened, watched.open_now) == (3, 0)  # one of them for the control run
+
+
 @pytest.mark.parametrize("check", ["sh go.sh", Check(run="sh go.sh", judge="true")])
 def test_a_sandbox_that_dies_with_the_agents_work_is_the_agents_failure(
     roll: Callable[..., Outcome], local: Sandboxes, check: str | Check

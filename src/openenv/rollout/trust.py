@@ -63,6 +63,8 @@ _READERS = _words(
     "wait"
 )
 """Programs that execute nothing, whatever their arguments are."""
+_WRITERS = _words("uniq xxd awk gawk mawk")
+"""Those of them, and others that are read, that can write a file: `uniq FROM TO`."""
 _SHELL_OPTIONS = re.compile(r"-[eufx]+")
 _PYTHON_OPTIONS = re.compile(r"-[IuBbqsO]+")
 _PYTEST_OPTIONS = re.compile(r"-[qvxsl]+|-r\w+|--tb=\w+|--no-header|--color=\w+|--maxfail=\d+|--strict-markers")
@@ -148,6 +150,15 @@ def line_problem(line: str, task: Task) -> str | None:
     except Refusal as refusal:
         return str(refusal)
     return None
+
+
+def only_reads(line: str, task: Task) -> bool:
+    """Return whether a plain line leaves all as it was: a sandbox in which it ran is as good as a fresh one."""
+    try:
+        _ReadingLine(task.verify_files, allows_pytest=False).read(line)
+    except Refusal:
+        return False
+    return True
 
 
 class Refusal(Exception):
@@ -539,6 +550,26 @@ class LineReader:
             )
         if module not in _DATA_MODULES and module not in _OTHER_MODULES:
             raise Refusal(f"it imports {module}, which can run other code")
+
+
+class _ReadingLine(LineReader):
+    """Reads a line for programs that could write anything: fewer are known not to than to run nothing."""
+
+    def _redirection(self, redirection: Redirection) -> None:
+        super()._redirection(redirection)
+        if ">" in redirection.operator and not re.fullmatch(r"\d+|-|/dev/null", redirection.word.literal or ""):
+            raise Refusal(f"it writes to {redirection.word.text}")
+
+    def _command(self, command: Command) -> None:
+        if command.words and _program(command.words[0]) in _WRITERS:
+            raise Refusal(f"'{command.text}' may write a file")
+        super()._command(command)
+
+    def _python(self, command: Command, arguments: tuple[Word, ...]) -> None:
+        raise Refusal("Python may write files")
+
+    def _pytest(self, command: Command, arguments: tuple[Word, ...]) -> None:
+        raise Refusal("pytest writes files")
 
 
 def _program(word: Word) -> str | None:

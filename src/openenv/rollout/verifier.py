@@ -14,7 +14,7 @@ work tree can be verified again.
 #        |
 #        v
 #   a verify LINE ("pytest -q"), each in a         a CHECK in two parts
-#   sandbox of its own                             +-----------------------+       +---------------------------+
+#   sandbox of its own (see `begin`)               +-----------------------+       +---------------------------+
 #   +-------------------------------------+        | `run`: what the setup | data  | `judge`: what the setup   |
 #   | what the setup left, merged.tar,    |        | left, merged.tar, the | ----> | left, all verify_files,   |
 #   | verify_files; Python starts in the  |        | files that `run`      |       | and $OUTPUT (read-only)   |
@@ -58,7 +58,7 @@ from openenv.rollout.progress import Cancellation
 from openenv.rollout.proof import Evidence, Proof, could_not_load, proves_itself, runs_pytest, with_wrapper
 from openenv.rollout.scratch import scratch
 from openenv.rollout.task import Check, Task
-from openenv.rollout.trust import Trust, trust_of, weakest
+from openenv.rollout.trust import Trust, only_reads, trust_of, weakest
 from openenv.rollout.worktree import (
     Merged,
     Patterns,
@@ -319,6 +319,8 @@ class _Ready:
     stack: ExitStack
     processes: set[tuple[int, int]]
     """The processes in it before a check runs there."""
+    is_unchanged: bool = False
+    """Whether all that ran in it came to its end, and changed nothing that is known."""
 
 
 class VerificationCase:
@@ -343,6 +345,7 @@ class VerificationCase:
         """Whether to count the processes in a sandbox before a line runs there."""
         self.first_sandbox_id = ""
         self._later: list[_Need] = []
+        self._kept: _Need | None = None
         self._lock = threading.Lock()
         self._has_mounted = False
         self._worktree, self._baseline, self._home = worktree, baseline, home
@@ -374,9 +377,15 @@ class VerificationCase:
         return frozenset((posixpath.normpath(posixpath.join(self._root, path)), text) for path, text in files.items())
 
     def begin(self, check: str | Check, following: str | Check | None) -> None:
-        """Plan the sandboxes of a check, and of the one after it."""
-        self._later = []
-        if isinstance(check, str) or check.port is None:  # a check with a port uses two at the same time
+        """Plan the sandboxes of a check, and of the one after it.
+
+        A line that only reads leaves its sandbox as it was, so it is kept for a line that follows: to start another
+        takes ten times as long as `grep`.
+        """
+        self._later, self._kept = [], None
+        if isinstance(check, str) and isinstance(following, str) and only_reads(check, self.task):
+            self._kept = self.need(check)
+        elif isinstance(check, str) or check.port is None:  # a check with a port uses two at the same time
             self._later += [] if isinstance(check, str) else [self.judges_need(check)]
             self._later += [] if following is None else [self.need(following)]
         if self._next is not None and self._next[0] != self.need(check):
@@ -402,6 +411,10 @@ class VerificationCase:
                 following = self._later.pop(0)
                 self._next = following, self._pool.submit(self._open, following)
             yield ready
+            if ready.is_unchanged and need == self._kept and self._next is None:
+                kept: Future[_Ready] = Future()
+                kept.set_result(replace(ready, stack=ready.stack.pop_all(), is_unchanged=False))
+                self._next = need, kept
 
     def place(self) -> VerifierPlace:
         """Return where Python starts in sandboxes that are guarded."""
@@ -441,7 +454,7 @@ class VerificationCase:
 
     def _start(self, need: _Need) -> Sandbox:
         # It may wait while the check before it runs, and is run again.
-        lifetime = 8 * self.task.verify_timeout_s + _SLACK_S
+        lifetime = (8 + len(self.task.verify)) * self.task.verify_timeout_s + _SLACK_S
         lifetime += self.task.agent_timeout_s if need.source == "solved" else 0
         place = self._place if need.is_guarded else None
         try:
@@ -562,7 +575,7 @@ class WrittenReward:
     value: float | None
 
 
-_Change = tuple[str, Literal["inode", "date", "content", "place"]]
+_Change = tuple[str, Literal["inode", "date", "content", "entries"]]
 """One of the verifier's files, or a folder of theirs, and what of it is another than before."""
 
 
@@ -813,7 +826,8 @@ class LineChecks:
         if written is not None and self._reads_file and not _is_plain(sandbox, REWARD_FILE):
             # The agent's code can close the file that it wrote, or make it a link to one that holds a 1.
             written = WrittenReward("a link, or a closed file,", None)
-        changes = _changes(before, _file_states(sandbox, task.verify_files), sandbox.workdir)
+        changes = _changes(before, _file_states(sandbox, task.verify_files))
+        ready.is_unchanged = attempt.crash is None and proof is None and not changes
         return replace(attempt, evidence=evidence, left_processes=left, written=written, changes=changes)
 
     def _left_processes(self, ready: _Ready) -> bool:
@@ -843,12 +857,18 @@ class LineChecks:
         """Refuse a line while which the verifier's files were changed, unless it does that without the agent's work."""
         if not attempt.changes or (attempt.result.exit_code != 0 and attempt.written is None):
             return attempt
-        changes = attempt.changes
+        # Something new in a folder changes its date. To move it away and back changes that of the folder above, too.
+        changes = frozenset(
+            (path, what)
+            for path, what in attempt.changes
+            if what != "entries" or (posixpath.dirname(path), "entries") in attempt.changes
+        )
         controls: list[Source] = ["setup", "solved"] if self._case.task.solution else ["setup"]
         for source in controls:
-            changes -= self._attempt(line, source, proves=False).changes
-            if not changes:
-                return attempt
+            if changes:
+                changes -= self._attempt(line, source, proves=False).changes
+        if not changes:
+            return attempt
         return self._refused(attempt, f"{min(changes)[0]} was changed while it ran")
 
     def _with_valid_reward(self, line: str, attempt: LineRun) -> LineRun:
@@ -919,20 +939,14 @@ def _file_states(sandbox: Sandbox, files: Mapping[str, str]) -> dict[str, _FileS
     return states
 
 
-def _changes(before: Mapping[str, _FileState], after: Mapping[str, _FileState], root: str) -> frozenset[_Change]:
-    """Return what is another than before with the verifier's files."""
+def _changes(before: Mapping[str, _FileState], after: Mapping[str, _FileState]) -> frozenset[_Change]:
+    """Return what is another than before with the verifier's files and their folders."""
     changes: set[_Change] = set()
     for path, old in before.items():
         new = after.get(path, _FileState())
         changes |= {(path, "inode")} if old.inode != new.inode else set()
-        if old.content:
-            changes |= {(path, "date")} if old.date != new.date else set()
-            changes |= {(path, "content")} if old.content != new.content else set()
-        elif path != root and old.date != new.date:
-            # Something new in a folder changes its date. To move it away and back changes that of the one above, too.
-            above = posixpath.dirname(path)
-            if before[above].date != after.get(above, _FileState()).date:
-                changes.add((path, "place"))
+        changes |= {(path, "content")} if old.content != new.content else set()
+        changes |= {(path, "date" if old.content else "entries")} if old.date != new.date else set()
     return frozenset(changes)
 
 

@@ -58,6 +58,7 @@ def no_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
 def folders_of_tests_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worktree, "_test_folder", lambda file: None)
     monkeypatch.setattr(worktree.WorktreeGuard, "_new_folder", lambda self, file: None)
+    no_look_at_the_files(monkeypatch)  # it would see that the code that is found writes beside the verifier's files
 
 
 def the_agents_dates_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +189,7 @@ MUTATIONS = (
     Mutation("a reward that is not written", a_reward_may_be_withheld, "reward-withheld/removed-folder"),
     Mutation("a reward that cannot be written over", a_reward_may_be_closed, "reward-kept/closed"),
     Mutation("the range of rewards", rewards_have_no_range, SCORED),
-    Mutation("links to the verifier's files are dropped", links_are_kept, "linked-answer/relative"),
+    Mutation("links to the verifier's files are dropped", links_are_kept, "link-to-expected/tests:expected.txt"),
     Mutation("settings are the setup's", settings_are_kept, "pytest-settings/pytest.ini-collect-only"),
     Mutation("the endpoint is asked", the_endpoint_is_not_asked, "endpoint-blamed/status-500", "dodge"),
     Mutation("the truncated are verified", the_truncated_are_not_verified, "exit-of-the-agent/hangs", "dodge"),
