@@ -35,8 +35,10 @@
     │   └── SandboxGone                    SANDBOX_GONE        killed, closed or expired
     ├── ProviderError (RuntimeError)       PROVIDER_ERROR      a server could not be started or stopped
     │   ├── ProviderUnavailable            PROVIDER_UNAVAILABLE what starts it is missing; the text says what to install
+    │   ├── ImagePullFailed                IMAGE_PULL_FAILED   a node of the cluster cannot get the image
     │   ├── ServerDied                     SERVER_DIED         it ended before it answered
     │   └── ServerNotReady (TimeoutError)  SERVER_NOT_READY    it runs, but does not answer in time
+    │       └── Unschedulable              UNSCHEDULABLE       no node of the cluster took it in time
     ├── RolloutError (RuntimeError)        ROLLOUT_ERROR
     │   ├── AgentUnavailable               AGENT_UNAVAILABLE   the agent cannot be installed here; the text says why
     │   ├── CaptureError                   CAPTURE_ERROR       the capture proxy or its records
@@ -425,6 +427,18 @@ class ServerNotReady(ProviderError, TimeoutError):
     """The server was started, but did not answer in time."""
 
     code = "SERVER_NOT_READY"
+
+
+class ImagePullFailed(ProviderError):
+    """A node of the cluster cannot get the image; the text has the cluster's own words."""
+
+    code = "IMAGE_PULL_FAILED"
+
+
+class Unschedulable(ServerNotReady):
+    """No node of the cluster took the server in time; the text says what the nodes lack, in the cluster's words."""
+
+    code = "UNSCHEDULABLE"
 
 
 class RolloutError(OpenEnvError, RuntimeError):

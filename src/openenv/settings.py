@@ -150,6 +150,13 @@ def client_token(environ: Mapping[str, str] | None = None) -> str | None:
     return next(iter(_tokens("OPENENV_TOKEN", environ)), None)
 
 
+# -- clusters -------------------------------------------------------------------------------------------------------
+
+kubeconfig = Setting("KUBECONFIG", str)
+"""The file that names Kubernetes clusters, as `kubectl` reads it."""
+kubernetes_service_host = Setting("KUBERNETES_SERVICE_HOST", str)
+"""Set by Kubernetes in every container: the address of its API."""
+
 # -- rollouts and sandboxes -----------------------------------------------------------------------------------------
 
 capture_admin_key = Setting("OPENENV_CAPTURE_ADMIN_KEY", str)

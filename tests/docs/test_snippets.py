@@ -95,6 +95,7 @@ ELSEWHERE = {
     "readme_rollout.py",
     "use_check.py",
     "use_checks.py",
+    "use_kubernetes.py",
     "use_opencode.py",
     "use_processes.py",
     "use_provider.py",

@@ -1,4 +1,4 @@
-"""Providers: start a server somewhere and return its address. As a process, under uv, in a container, as a service."""
+"""Providers: start a server somewhere and return its address: as a process, under uv, in containers, in a cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from openenv._lazy import lazy_exports
 _EXPORTS = {
     "ContainerProvider": "openenv.providers.provider",
     "RuntimeProvider": "openenv.providers.provider",
-    "KubernetesProvider": "openenv.providers.provider",
+    "KubernetesProvider": "openenv.providers.kubernetes",
+    "IngressRoute": "openenv.providers.manifests",
     "ProcessProvider": "openenv.providers.server_process",
     "UVProvider": "openenv.providers.uv",
     "LocalDockerProvider": "openenv.providers.local_docker",
@@ -19,9 +20,10 @@ _EXPORTS = {
 
 if TYPE_CHECKING:  # the table above, for type checkers
     from openenv.providers.health import wait_for_ready as wait_for_ready
+    from openenv.providers.kubernetes import KubernetesProvider as KubernetesProvider
     from openenv.providers.local_docker import LocalDockerProvider as LocalDockerProvider
+    from openenv.providers.manifests import IngressRoute as IngressRoute
     from openenv.providers.provider import ContainerProvider as ContainerProvider
-    from openenv.providers.provider import KubernetesProvider as KubernetesProvider
     from openenv.providers.provider import RuntimeProvider as RuntimeProvider
     from openenv.providers.server_process import ProcessProvider as ProcessProvider
     from openenv.providers.swarm import DockerSwarmProvider as DockerSwarmProvider

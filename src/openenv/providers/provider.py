@@ -105,19 +105,6 @@ class RuntimeProvider(ABC):
         self.stop()
 
 
-class KubernetesProvider(ContainerProvider):
-    """A base class for subclasses: this release starts nothing in Kubernetes, so it has no instances of its own."""
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        if getattr(cls, "__abstractmethods__", None):
-            raise TypeError(
-                f"{cls.__name__} is abstract: this release starts no servers in Kubernetes. Subclass it and write "
-                "start_container, stop_container and wait_for_ready; or start the server with a manifest of your own "
-                "and pass its address to the client as base_url."
-            )
-        return super().__new__(cls)
-
-
 def refuse_unknown(provider: object, unknown: dict[str, Any], start: Callable[..., str]) -> None:
     """Raise ValueError for options that `start` does not have: to ignore one would start something else."""
     if unknown:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from openenv._lazy import export_imports
+from openenv.providers.kubernetes import KubernetesProvider as KubernetesProvider
 from openenv.providers.local_docker import LocalDockerProvider as LocalDockerProvider
 from openenv.providers.provider import ContainerProvider as ContainerProvider
-from openenv.providers.provider import KubernetesProvider as KubernetesProvider
 from openenv.providers.provider import RuntimeProvider as RuntimeProvider
 from openenv.providers.swarm import DockerSwarmProvider as DockerSwarmProvider
 

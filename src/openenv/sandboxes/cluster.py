@@ -1,0 +1,672 @@
+"""A Kubernetes cluster through lightkube: which one, requests, errors in the cluster's own words, pods and streams.
+
+For the provider, the sandbox backend and `openenv deploy k8s`. lightkube is imported when a cluster is opened. Must not
+know what a pod is for.
+
+    Cluster     requests of this thread               create, apply, list, delete, log
+    PodWatch    a thread with an event loop           the pods of a selector as the cluster reports them (list, watch),
+                                                      and ports of this machine that lead to them (`PortForward`)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import ssl
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from urllib.parse import urlencode
+
+from openenv import settings
+from openenv.backoff import Backoff
+from openenv.errors import SandboxError, SandboxUnavailable, message_of
+
+if TYPE_CHECKING:
+    import httpx2
+    from lightkube import Client
+    from lightkube.config.kubeconfig import SingleConfig
+    from lightkube.models.core_v1 import ContainerStatus
+    from lightkube.resources.core_v1 import Pod
+    from websockets.asyncio.client import ClientConnection as AsyncSocket
+    from websockets.sync.client import ClientConnection as BlockingSocket
+
+log = logging.getLogger("openenv.kubernetes")
+
+FIELD_MANAGER = "openenv"
+INSTALL = "pip install 'openenv[kubernetes]'"
+_REQUEST_S = 30.0
+_WATCH_S = 240
+_RETRY = Backoff(first_pause_s=0.2, longest_pause_s=5.0)
+_CHUNK = 1 << 15
+_OPEN_S = 30.0
+T = TypeVar("T")
+
+ProblemKind = Literal["image", "unschedulable", "crashed", "config", "failed"]
+_NO_IMAGE = frozenset({"ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"})
+_NO_CONTAINER = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"})
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterAddress:
+    """Which cluster and namespace, in the words of `kubectl`'s options; what is None comes from the configuration.
+
+    Without a file the service account of this pod is used, else `KUBECONFIG`, else `~/.kube/config`.
+    """
+
+    kubeconfig: str | Path | None = None
+    context: str | None = None
+    namespace: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PodProblem:
+    """Why a pod does not run, in the cluster's words."""
+
+    kind: ProblemKind
+    text: str
+    has_previous: bool = False
+    """Whether the log of the container's previous run is the one to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodState:
+    """What matters of a pod."""
+
+    name: str
+    uid: str
+    created: str
+    ip: str | None
+    labels: Mapping[str, str]
+    is_running: bool
+    is_ready: bool
+    is_ending: bool
+    problem: PodProblem | None
+
+
+class Cluster:
+    """A cluster and one of its namespaces.
+
+    Args:
+        address: Which one.
+        error: What a refused request raises.
+        unavailable: What is raised where lightkube is missing, there is no configuration, or the cluster does not
+            answer.
+    """
+
+    def __init__(
+        self,
+        address: ClusterAddress | None = None,
+        *,
+        error: type[RuntimeError] = SandboxError,
+        unavailable: type[RuntimeError] = SandboxUnavailable,
+    ) -> None:
+        self.error = error
+        self.unavailable = unavailable
+        address = address or ClusterAddress()
+        self.config = _find_config(address, unavailable)
+        self.namespace = address.namespace or self.config.namespace
+
+    @property
+    def server(self) -> str:
+        """The address of the API server."""
+        return self.config.cluster.server
+
+    @cached_property
+    def client(self) -> Client:
+        """lightkube's client of this cluster."""
+        import httpx2
+        from lightkube import Client
+
+        timeout = httpx2.Timeout(_REQUEST_S)
+        return Client(self.config, namespace=self.namespace, timeout=timeout, field_manager=FIELD_MANAGER)
+
+    @cached_property
+    def _raw(self) -> httpx2.Client:
+        """For the few requests that lightkube has no method for."""
+        import httpx2
+        from lightkube.config import client_adapter
+
+        return client_adapter.Client(self.config, client_adapter.ConnectionParams(timeout=httpx2.Timeout(_REQUEST_S)))
+
+    def close(self) -> None:
+        """Close the connections."""
+        for name in ("client", "_raw"):
+            if name in self.__dict__:
+                self.__dict__.pop(name).close()
+
+    @contextlib.contextmanager
+    def asking(self, what: str) -> Iterator[None]:
+        """Turn the failures of a block into `error`, with the cluster's words, or `unavailable` if there are none."""
+        import httpx2
+        from lightkube import ApiError
+        from lightkube.core.exceptions import ConfigError
+
+        try:
+            yield
+        except ApiError as error:
+            raise self.error(f"The cluster refused to {what}: {error.status.message or error}") from error
+        except httpx2.HTTPStatusError as error:  # a proxy in between, which does not speak Kubernetes
+            answer = f"{error.response.status_code} {error.response.reason_phrase}"
+            raise self.error(f"{self.server} refused to {what}: {answer}") from error
+        except (httpx2.HTTPError, ConfigError, OSError) as error:
+            raise self.unavailable(
+                f"The cluster at {self.server} does not answer ({message_of(error)}). Try: kubectl cluster-info"
+            ) from error
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def create(self, manifest: Mapping[str, Any]) -> str:
+        """Create an object in the namespace and return its uid."""
+        from lightkube.codecs import from_dict
+
+        resource: Any = from_dict(dict(manifest))
+        with self.asking(f"create {_named(manifest)}"):
+            made: Any = self.client.create(resource, namespace=self.namespace)
+        return str(made.metadata.uid)
+
+    def delete(self, kind: type[Any], name: str, *, grace_s: int | None = None, waits: bool = False) -> bool:
+        """Delete an object with all that it owns; False when there is none.
+
+        Args:
+            kind: lightkube's class of it.
+            name: Its name.
+            grace_s: How long its containers get; by default what their pod says.
+            waits: Whether it stays, marked, until all that it owns is gone.
+        """
+        from lightkube import ApiError
+        from lightkube.types import CascadeType
+
+        cascade = CascadeType.FOREGROUND if waits else CascadeType.BACKGROUND
+        with self.asking(f"delete {kind.__name__} {name}"):
+            try:
+                self.client.delete(kind, name, namespace=self.namespace, grace_period=grace_s, cascade=cascade)
+            except ApiError as error:
+                if error.status.code != 404:
+                    raise
+                return False
+        return True
+
+    def pod(self, name: str) -> PodState | None:
+        """Return a pod, None when there is none."""
+        from lightkube import ApiError
+        from lightkube.resources.core_v1 import Pod
+
+        with self.asking(f"read pod {name}"):
+            try:
+                return pod_state(self.client.get(Pod, name, namespace=self.namespace))
+            except ApiError as error:
+                if error.status.code != 404:
+                    raise
+                return None
+
+    def log(self, pod: str, *, lines: int, previous: bool = False, container: str | None = None) -> str:
+        """Return the end of what a pod has written; nothing where there is none, or no right to read it."""
+        import httpx2
+
+        options = {"tailLines": str(lines), "previous": str(previous).lower()}
+        options |= {"container": container} if container else {}
+        path = f"api/v1/namespaces/{self.namespace}/pods/{pod}/log"
+        try:
+            answer = self._raw.get(path, params=options)
+        except httpx2.HTTPError:
+            return ""
+        return answer.text.rstrip() if answer.status_code == 200 else ""
+
+    def warnings(self, uid: str, *, most: int = 3) -> list[str]:
+        """Return the last warnings that the cluster's events have about an object: `FailedScheduling: ...`."""
+        from lightkube.resources.core_v1 import Event
+
+        fields: dict[str, Any] = {"involvedObject.uid": uid, "type": "Warning"}
+        try:
+            events = list(self.client.list(Event, namespace=self.namespace, fields=fields))
+        except Exception as error:  # the right to read events is often missing, and the problem is known without them
+            log.debug("events of %s: %s", uid, message_of(error))
+            return []
+        events.sort(key=lambda event: str(event.lastTimestamp or event.eventTime or event.firstTimestamp))
+        texts = dict.fromkeys(f"{event.reason}: {event.message}" for event in events)
+        return list(texts)[-most:]
+
+    def serves(self, group_version: str) -> bool:
+        """Return whether the cluster has a version of an API group: `policy/v1`."""
+        with self.asking(f"list its APIs of {group_version}"):
+            answer = self._raw.get(f"apis/{group_version}")
+            if answer.status_code in (403, 404):
+                return False
+            answer.raise_for_status()
+        return True
+
+    # -- streams -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _tls(self) -> ssl.SSLContext | None:
+        from lightkube.config.client_adapter import verify_cluster
+
+        if not self.server.startswith("https:"):
+            return None
+        assert self.config.user is not None
+        return verify_cluster(self.config.cluster, self.config.user, self.config.abs_file)
+
+    def _stream_url(self, pod: str, action: str, parameters: list[tuple[str, str]]) -> str:
+        base = self.server.rstrip("/").replace("http", "ws", 1)
+        return f"{base}/api/v1/namespaces/{self.namespace}/pods/{pod}/{action}?{urlencode(parameters)}"
+
+    def _credentials(self) -> Iterator[dict[str, str]]:
+        """Yield the headers of a request; once more, with newer ones, after a refusal: tokens are rotated."""
+        import httpx2
+        from lightkube.config.client_adapter import user_auth
+
+        auth = user_auth(self.config.user)
+        if auth is None:
+            yield {}
+            return
+        request = httpx2.Request("GET", self.server)
+        flow = auth.sync_auth_flow(request)
+        try:
+            request = next(flow)
+            while True:
+                yield {"Authorization": request.headers["Authorization"]}
+                request = flow.send(httpx2.Response(401, request=request))
+        except StopIteration:
+            return
+
+    def exec_socket(self, pod: str, container: str, command: list[str]) -> BlockingSocket:
+        """Start a command in a container; the messages of the socket are those of `v5.channel.k8s.io` or `v4`.
+
+        Raises:
+            RuntimeError: `error` or `unavailable`; the cluster refused it, or does not answer.
+        """
+        from websockets.exceptions import InvalidStatus, WebSocketException
+        from websockets.sync.client import connect
+        from websockets.typing import Subprotocol
+
+        flags = [("container", container), *((name, "true") for name in ("stdin", "stdout", "stderr"))]
+        url = self._stream_url(pod, "exec", [*(("command", word) for word in command), *flags])
+        refusal = ""
+        for headers in self._credentials():
+            try:
+                return connect(
+                    url,
+                    ssl=self._tls,
+                    additional_headers=headers,
+                    subprotocols=[Subprotocol("v5.channel.k8s.io"), Subprotocol("v4.channel.k8s.io")],
+                    compression=None,
+                    open_timeout=_OPEN_S,
+                    close_timeout=1,
+                    ping_timeout=None,  # a server whose command does not read its input answers no ping either
+                    max_size=None,
+                )
+            except InvalidStatus as error:
+                refusal = _refusal(error)
+                if error.response.status_code != 401:
+                    break
+            except (OSError, WebSocketException) as error:
+                raise self.unavailable(
+                    f"The cluster at {self.server} does not answer ({message_of(error)}). Try: kubectl cluster-info"
+                ) from error
+        raise self.error(f"The cluster refused to run a command in pod {pod}: {refusal}")
+
+    async def forward_socket(self, pod: str, port: int) -> AsyncSocket:
+        """Connect to a port of a pod; the messages are those of `v4.channel.k8s.io`: 0 has data, 1 has errors.
+
+        Raises:
+            OSError: The cluster refused it, or does not answer.
+        """
+        from websockets.asyncio.client import connect
+        from websockets.exceptions import InvalidStatus, WebSocketException
+        from websockets.typing import Subprotocol
+
+        url = self._stream_url(pod, "portforward", [("ports", str(port))])
+        credentials = self._credentials()
+        refusal = ""
+        while (headers := await asyncio.to_thread(next, credentials, None)) is not None:  # it may run a program
+            try:
+                return await connect(
+                    url,
+                    ssl=self._tls,
+                    additional_headers=headers,
+                    subprotocols=[Subprotocol("v4.channel.k8s.io")],
+                    compression=None,
+                    open_timeout=_OPEN_S,
+                    close_timeout=1,
+                    ping_timeout=None,
+                    max_size=None,
+                )
+            except InvalidStatus as error:
+                refusal = _refusal(error)
+                if error.response.status_code != 401:
+                    break
+            except WebSocketException as error:
+                raise ConnectionError(message_of(error)) from error
+        raise ConnectionRefusedError(f"the cluster refused a port-forward to pod {pod}: {refusal}")
+
+
+def _refusal(error: Any) -> str:
+    """Return the words of the `Status` in a refused upgrade, or its HTTP status."""
+    import json
+
+    try:
+        return str(json.loads(error.response.body)["message"])
+    except (TypeError, ValueError, KeyError):
+        return message_of(error)
+
+
+def _named(manifest: Mapping[str, Any]) -> str:
+    return f"{manifest['kind']} {manifest['metadata'].get('name', '')}".strip()
+
+
+def _find_config(address: ClusterAddress, unavailable: type[RuntimeError]) -> SingleConfig:
+    """Read the configuration that an address names."""
+    try:
+        from lightkube.config.kubeconfig import DEFAULT_KUBECONFIG, KubeConfig
+        from lightkube.config.models import User
+        from lightkube.core.exceptions import ConfigError
+    except ImportError as error:
+        raise unavailable(f"Kubernetes needs the package `lightkube`. Install it: {INSTALL}") from error
+    path = address.kubeconfig
+    try:
+        if path is None and address.context is None and in_cluster():
+            found = KubeConfig.from_service_account()
+        else:
+            found = KubeConfig.from_file(path or settings.kubeconfig() or DEFAULT_KUBECONFIG)
+        config = found.get(address.context)
+    except (ConfigError, KeyError, TypeError, ValueError, OSError) as error:
+        # lightkube takes the file apart without looking whether it is one
+        raise unavailable(
+            f"There is no usable Kubernetes configuration ({message_of(error)}). Name a file: kubeconfig=, KUBECONFIG "
+            "or ~/.kube/config, and a context in it: context="
+        ) from error
+    assert config is not None
+    return config if config.user is not None else config._replace(user=User())
+
+
+def in_cluster() -> bool:
+    """Return whether this process runs in a pod that has a service account."""
+    return settings.kubernetes_service_host() is not None and Path(SERVICE_ACCOUNT, "token").exists()
+
+
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+
+# -- the state of a pod ----------------------------------------------------------------------------------------------
+
+
+def pod_state(pod: Pod) -> PodState:
+    """Return what matters of a pod."""
+    metadata, status = pod.metadata, pod.status
+    assert metadata is not None
+    conditions = {one.type: one for one in (status.conditions if status else None) or ()}
+    ready = conditions.get("Ready")
+    phase = status.phase if status else None
+    return PodState(
+        name=str(metadata.name),
+        uid=str(metadata.uid),
+        created=str(metadata.creationTimestamp),
+        ip=status.podIP if status else None,
+        labels=dict(metadata.labels or {}),
+        is_running=phase == "Running",
+        is_ready=ready is not None and ready.status == "True",
+        is_ending=metadata.deletionTimestamp is not None or phase in ("Failed", "Succeeded"),
+        problem=_problem(pod),
+    )
+
+
+def _problem(pod: Pod) -> PodProblem | None:
+    status = pod.status
+    if status is None:
+        return None
+    for container in (*(status.initContainerStatuses or ()), *(status.containerStatuses or ())):
+        if (problem := _container_problem(container)) is not None:
+            return problem
+    if status.phase == "Failed":
+        return PodProblem("failed", f"{status.reason or 'it failed'}: {status.message or 'no message'}")
+    for condition in status.conditions or ():
+        if condition.type == "PodScheduled" and condition.status == "False":
+            return PodProblem("unschedulable", condition.message or condition.reason or "no node takes it")
+    return None
+
+
+def _container_problem(container: ContainerStatus) -> PodProblem | None:
+    """Return why a container does not run; None also for one that has not been tried yet, or is being pulled."""
+    state, last = container.state, container.lastState
+    waiting = state.waiting if state else None
+    reason = (waiting.reason if waiting else None) or ""
+    text = f"{reason}: {waiting.message}" if waiting and waiting.message else reason
+    if reason in _NO_IMAGE:
+        return PodProblem("image", text)
+    if reason in _NO_CONTAINER:
+        return PodProblem("config", text)
+    ended = state.terminated if state else None
+    has_previous = ended is None
+    if ended is None and not container.ready and last is not None:
+        ended = last.terminated
+    if ended is None or (ended.exitCode == 0 and ended.reason == "Completed" and container.ready):
+        return None
+    how = f"exit code {ended.exitCode}" if not ended.signal else f"signal {ended.signal}"
+    name = ended.reason if ended.reason not in (None, "Error", "Completed") else None
+    words = [f"its container ended with {how}", *([name] if name else []), *([ended.message] if ended.message else [])]
+    if reason:
+        words.append(text)
+    return PodProblem("crashed", "; ".join(words), has_previous=has_previous)
+
+
+# -- following pods --------------------------------------------------------------------------------------------------
+
+
+class PodWatch:
+    """Follows the pods of a selector in a thread of its own, and forwards local ports to them. A context manager.
+
+    Args:
+        cluster: Where they are.
+        labels: The labels that select them.
+    """
+
+    def __init__(self, cluster: Cluster, labels: Mapping[str, str]) -> None:
+        self._cluster = cluster
+        self._labels = dict(labels)
+        self._changed = threading.Condition()
+        self._pods: dict[str, PodState] = {}
+        self._failure: Exception | None = None
+        self._listed = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="openenv-kubernetes", daemon=True)
+        self._thread.start()
+        self._forwards: list[PortForward] = []
+        asyncio.run_coroutine_threadsafe(self._follow(), self._loop)
+
+    def __enter__(self) -> PodWatch:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the thread and close every connection."""
+        if self._loop.is_closed():
+            return
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    @property
+    def pods(self) -> list[PodState]:
+        """The pods as they were last reported, the oldest first."""
+        with self._changed:
+            return sorted(self._pods.values(), key=lambda pod: (pod.created, pod.name))
+
+    def wait(self, look: Callable[[list[PodState]], T | None], timeout_s: float) -> T | None:
+        """Wait until `look`, called with the pods after each change, returns something; None when the time is over.
+
+        Raises:
+            RuntimeError: The cluster refuses to list pods.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with self._changed:
+                listed, failure = self._listed, self._failure
+                pods = sorted(self._pods.values(), key=lambda pod: (pod.created, pod.name))
+                if failure is not None:
+                    raise self._cluster.error(f"The cluster refused to list pods: {message_of(failure)}") from failure
+                left = deadline - time.monotonic()
+                if listed and (answer := look(pods)) is not None:
+                    return answer
+                if left <= 0:
+                    return None
+                self._changed.wait(left)
+
+    def wait_for_change(self, timeout_s: float) -> None:
+        """Wait for the next change of any pod."""
+        with self._changed:
+            self._changed.wait(timeout_s)
+
+    def forward(self, port: int, *, local_port: int = 0) -> int:
+        """Listen on a port of 127.0.0.1 whose connections go to one pod, a different one for each call; return it.
+
+        It leads to the same pod until that is gone, so a session is resumed where it is; then to another.
+        """
+        forward = PortForward(self._cluster, self, port)
+        self._forwards.append(forward)
+        return self._run(forward.listen(local_port))
+
+    def forwarded(self, forward: PortForward) -> PodState | None:
+        """Return the pod of a forward: the one it has had, while that exists, or one that no other forward has."""
+        with self._changed:
+            if (held := self._pods.get(forward.uid or "")) is not None:
+                return held
+            taken = {other.uid for other in self._forwards if other is not forward}
+            free = [pod for pod in self._pods.values() if pod.uid not in taken and pod.is_running and not pod.is_ending]
+            return min(free, key=lambda pod: (not pod.is_ready, pod.created, pod.name), default=None)
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _follow(self) -> None:
+        """List, then watch from there; again after each interruption, for a watch may have missed the end of a pod."""
+        import httpx2
+        from lightkube import ApiError, AsyncClient
+
+        async with contextlib.AsyncExitStack() as stack:
+            client = AsyncClient(self._cluster.config, namespace=self._cluster.namespace)
+            stack.push_async_callback(client.close)
+            for attempt in itertools.count():
+                try:
+                    await self._list_and_watch(client)
+                except ApiError as error:
+                    if error.status.code in (401, 403):
+                        self._fail(error)
+                        return
+                    log.debug("the watch of %s ended: %s", self._labels, message_of(error))
+                except (httpx2.HTTPError, OSError) as error:
+                    log.debug("the watch of %s broke: %s", self._labels, message_of(error))
+                    await asyncio.sleep(_RETRY.pause_s(attempt))
+                except Exception as error:
+                    log.exception("the watch of %s failed", self._labels)
+                    self._fail(error)
+                    return
+
+    async def _list_and_watch(self, client: Any) -> None:
+        from lightkube.resources.core_v1 import Pod
+
+        labels: Any = self._labels
+        listing = client.list(Pod, labels=labels)
+        pods = {state.uid: state async for state in _states(listing)}
+        with self._changed:
+            self._pods, self._listed = pods, True
+            self._changed.notify_all()
+        version = listing.resourceVersion
+        async for event, pod in client.watch(Pod, labels=labels, server_timeout=_WATCH_S, resource_version=version):
+            state = pod_state(pod)
+            with self._changed:
+                if event == "DELETED":
+                    self._pods.pop(state.uid, None)
+                else:
+                    self._pods[state.uid] = state
+                self._changed.notify_all()
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            self._failure = error
+            self._changed.notify_all()
+
+
+async def _states(listing: Any) -> Any:
+    async for pod in listing:
+        yield pod_state(pod)
+
+
+async def _cancel_others() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=5)
+
+
+class PortForward:
+    """A port of 127.0.0.1 that leads to a port of one pod, through the API server; one WebSocket per connection."""
+
+    def __init__(self, cluster: Cluster, watch: PodWatch, port: int) -> None:
+        self._cluster = cluster
+        self._watch = watch
+        self._port = port
+        self.uid: str | None = None
+        """The pod that it leads to."""
+
+    async def listen(self, local_port: int) -> int:
+        """Begin to listen, on any free port if it is 0."""
+        server = await asyncio.start_server(self._carry, "127.0.0.1", local_port, limit=_CHUNK)
+        return int(server.sockets[0].getsockname()[1])
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        pod = self._watch.forwarded(self)
+        try:
+            if pod is None:
+                return  # there is none yet: the client sees its connection close, and tries again
+            self.uid = pod.uid
+            socket = await self._cluster.forward_socket(pod.name, self._port)
+            async with socket:
+                sending = asyncio.ensure_future(_send(reader, socket))
+                receiving = asyncio.ensure_future(self._receive(socket, writer, pod.name))
+                try:
+                    await asyncio.wait((sending, receiving), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for task in (sending, receiving):
+                        task.cancel()
+                    await asyncio.gather(sending, receiving, return_exceptions=True)
+        except OSError as error:
+            log.debug("port-forward: %s", message_of(error))
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                writer.transport.abort() if writer.transport.is_closing() else writer.close()
+
+    async def _receive(self, socket: AsyncSocket, writer: asyncio.StreamWriter, pod: str) -> None:
+        """Pass on what the pod sends. The first message of either channel repeats the port, in two bytes."""
+        begun: set[int] = set()
+        async for message in socket:
+            if not isinstance(message, bytes) or not message:
+                continue
+            channel, data = message[0], message[1:]
+            if channel not in begun:
+                begun.add(channel)
+                data = data[2:]
+            if channel == 0 and data:
+                writer.write(data)
+                await writer.drain()
+            elif channel == 1 and data:
+                log.debug("port-forward to pod %s: %s", pod, data.decode("utf-8", "replace").strip())
+                return
+
+
+async def _send(reader: asyncio.StreamReader, socket: AsyncSocket) -> None:
+    from websockets.exceptions import ConnectionClosed
+
+    with contextlib.suppress(ConnectionClosed, OSError):
+        while data := await reader.read(_CHUNK):
+            await socket.send(b"\0" + data)
