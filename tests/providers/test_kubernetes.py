@@ -36,7 +36,14 @@ from openenv.errors import (
 )
 from openenv.providers import IngressRoute, KubernetesProvider
 from openenv.providers.kubernetes import servers_in, sweep
-from openenv.providers.manifests import EXPIRES_ANNOTATION, OWNER_ANNOTATION, ServerManifests, ServerPods, server_name
+from openenv.providers.manifests import (
+    EXPIRES_ANNOTATION,
+    IMAGE_ANNOTATION,
+    OWNER_ANNOTATION,
+    ServerManifests,
+    ServerPods,
+    server_name,
+)
 from openenv.sandboxes import cluster as cluster_module
 from openenv.sandboxes.cluster import Cluster, ClusterAddress
 
@@ -350,7 +357,7 @@ def test_every_option_is_in_the_manifest(make: Callable[..., KubernetesProvider]
     assert [one["kind"] for one in double.manifests] == ["Service", "Deployment"]
     assert service["metadata"]["ownerReferences"] == [owner]
     assert deployment["metadata"]["ownerReferences"][0]["kind"] == "Service"
-    assert set(service["metadata"]["annotations"]) == {OWNER_ANNOTATION, EXPIRES_ANNOTATION}
+    assert set(service["metadata"]["annotations"]) == {OWNER_ANNOTATION, EXPIRES_ANNOTATION, IMAGE_ANNOTATION}
     assert service["metadata"]["labels"]["team"] == "rl"
     assert deployment["spec"]["replicas"] == 3
     template = deployment["spec"]["template"]

@@ -11,7 +11,7 @@ import typer
 from ..sandboxes.descriptors import raise_file_limit
 from .command import HelpCommand, HelpGroup
 
-COMMANDS = ("init", "serve", "validate", "build", "mcp", "top", "rollouts", "sandboxes", "doctor")
+COMMANDS = ("init", "serve", "validate", "build", "mcp", "top", "ps", "gc", "rollouts", "sandboxes", "doctor")
 """Each is a function, or a Typer group, in the module of its name."""
 
 _EXAMPLES = """
@@ -20,6 +20,7 @@ Write an RL environment once, serve it, step it from fast typed clients.
   openenv init my_env              make a new environment package
   openenv serve my_env.py          serve the environment in a file
   openenv top                      watch the server on this machine
+  openenv ps                       list the servers and sandboxes that run
   openenv rollouts run task.yaml   let a coding agent work on a task
   openenv doctor                   show what is missing on this machine
 

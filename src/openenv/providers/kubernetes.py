@@ -32,6 +32,7 @@ from openenv.errors import (
 from openenv.providers.health import quoted, wait_for_ready
 from openenv.providers.manifests import (
     EXPIRES_ANNOTATION,
+    IMAGE_ANNOTATION,
     OWNER_ANNOTATION,
     PROVIDER_LABEL,
     IngressRoute,
@@ -213,7 +214,7 @@ class KubernetesProvider(ContainerProvider):
             stop_s=stop_timeout_s,
             pod_spec=dict(pod_spec or {}),
         )
-        marks = {OWNER_ANNOTATION: str(Owner.current())}
+        marks = {OWNER_ANNOTATION: str(Owner.current()), IMAGE_ANNOTATION: image}
         marks |= {} if ttl_s is None else {EXPIRES_ANNOTATION: _after(ttl_s)}
         manifests = ServerManifests(
             name=server_name(image),
@@ -513,6 +514,7 @@ class ClusterServer:
 
     name: str
     namespace: str
+    image: str
     created: datetime | None
     owner: Owner | None
     expires: datetime | None
@@ -540,8 +542,8 @@ def servers_in(cluster: Cluster, *, everywhere: bool = False) -> list[ClusterSer
             continue  # it belongs to another one
         notes = metadata.annotations or {}
         owner, expires = Owner.parse(notes.get(OWNER_ANNOTATION, "")), _time(notes.get(EXPIRES_ANNOTATION))
-        created = metadata.creationTimestamp
-        servers.append(ClusterServer(str(metadata.name), str(metadata.namespace), created, owner, expires))
+        image, created = notes.get(IMAGE_ANNOTATION, ""), metadata.creationTimestamp
+        servers.append(ClusterServer(str(metadata.name), str(metadata.namespace), image, created, owner, expires))
     return servers
 
 

@@ -25,8 +25,11 @@ from openenv.errors import ProviderError, ProviderUnavailable
 from openenv.providers import guardian
 from openenv.providers.health import wait_for_ready
 from openenv.providers.provider import READY_S, RuntimeProvider, refuse_unknown
+from openenv.sandboxes.owners import Owner
 
 GRACE_S = 10.0
+OWNER_VARIABLE = "OPENENV_OWNER"
+"""Set in every server and all that it starts: the process that it belongs to, as the label of a container."""
 _KILL_S = 10.0
 _TAIL_BYTES = 16_384
 _TAIL_LINES = 40
@@ -87,7 +90,7 @@ class ServerProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env=dict(environ),
+                    env={**environ, OWNER_VARIABLE: str(Owner.current())},
                     cwd=cwd,
                     pass_fds=() if end is None else (end,),
                     start_new_session=True,

@@ -154,7 +154,7 @@ def first_engine(name: EngineName, host: str | None) -> ContainerCli:
     Raises:
         SandboxUnavailable: It does not answer, or none is installed.
     """
-    engine = _installed_engines(name, host)[0]
+    engine = installed_engines(name, host)[0]
     engine.check()
     return engine
 
@@ -166,7 +166,7 @@ def find_engine(name: EngineName, host: str | None) -> ContainerCli:
         SandboxUnavailable: None answers; the text is the reason of each that is installed, or how to install one.
     """
     reasons = []
-    for engine in _installed_engines(name, host):
+    for engine in installed_engines(name, host):
         try:
             engine.check()
             return engine
@@ -175,7 +175,12 @@ def find_engine(name: EngineName, host: str | None) -> ContainerCli:
     raise SandboxUnavailable(" ".join(reasons))
 
 
-def _installed_engines(name: EngineName, host: str | None) -> list[ContainerCli]:
+def installed_engines(name: EngineName, host: str | None) -> list[ContainerCli]:
+    """Return the engines that are installed, whether they answer or not.
+
+    Raises:
+        SandboxUnavailable: There is none; the text says how to install one.
+    """
     kinds: tuple[Literal["docker", "podman"], ...] = ("docker", "podman") if name == "auto" else (name,)
     engines = [ContainerCli(kind, program, host) for kind in kinds if (program := shutil.which(kind)) is not None]
     if not engines:

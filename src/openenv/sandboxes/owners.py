@@ -34,9 +34,14 @@ class Owner:
     def __str__(self) -> str:
         return f"{self.place}/{self.pid}/{self.started}"
 
+    @property
+    def is_here(self) -> bool:
+        """Whether it is, or was, a process of this machine that this one can see."""
+        return self.place == _place()
+
     def is_dead(self) -> bool:
         """Return whether the process has certainly ended; False also where that cannot be known from here."""
-        if self.place != _place() or self.started == "0":
+        if not self.is_here or self.started == "0":
             return False
         return _start_time(self.pid) != self.started
 

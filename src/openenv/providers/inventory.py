@@ -1,0 +1,330 @@
+"""What providers and sandboxes have started and still runs, here and in a cluster: for `openenv ps` and `openenv gc`.
+
+Everything that is started names its owner, the process that started it:
+
+    containers, services   the label `openenv.owner`          processes    the variable `OPENENV_OWNER`
+    local sandboxes        the name of their control group    kubernetes   the annotation `openenv.owner`
+
+A leftover is what belongs to a process that has certainly ended, or whose time (`ttl_s`) is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from openenv.errors import ProviderError, ProviderUnavailable, SandboxError, SandboxUnavailable
+from openenv.providers import guardian
+from openenv.providers.kubernetes import ClusterServer, servers_in
+from openenv.providers.local_docker import PROVIDER_LABEL
+from openenv.providers.server_process import GRACE_S, OWNER_VARIABLE
+from openenv.sandboxes.cluster import Cluster, ClusterAddress
+from openenv.sandboxes.container_cli import OWNER_LABEL, ContainerCli, failure_of, installed_engines
+from openenv.sandboxes.local import cgroups
+from openenv.sandboxes.owners import Owner
+
+Place = Literal["docker", "podman", "swarm", "process", "local", "kubernetes"]
+PLACES: tuple[Place, ...] = ("docker", "podman", "swarm", "process", "local", "kubernetes")
+_REMOVE_S = 20.0
+_LOOK_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryItem:
+    """A server or a sandbox that runs, or what is left of one."""
+
+    place: Place
+    use: Literal["server", "sandbox"]
+    name: str
+    what: str
+    """The image or the command."""
+    address: str
+    created: datetime | None
+    owner: Owner | None
+    is_leftover: bool
+    remove: Callable[[], None] = field(compare=False, repr=False)
+    """Ends and removes it; raises RuntimeError with the reason where that fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What was found, and what could not be asked."""
+
+    items: list[InventoryItem]
+    notes: list[str]
+
+
+def take_inventory(
+    places: tuple[Place, ...] = PLACES,
+    address: ClusterAddress | None = None,
+    *,
+    everywhere: bool = False,
+    needs_cluster: bool = False,
+) -> Inventory:
+    """List what runs.
+
+    Args:
+        places: Where to look.
+        address: The cluster, and the namespace in it.
+        everywhere: Whether to look into all namespaces.
+        needs_cluster: Whether a cluster that is not configured is worth a note.
+    """
+    found = Inventory([], [])
+    sources: dict[tuple[Place, ...], Callable[[], Iterator[InventoryItem]]] = {
+        ("docker", "podman", "swarm"): partial(_containers, places, found.notes),
+        ("process",): _processes,
+        ("local",): _local_sandboxes,
+        ("kubernetes",): partial(_cluster_servers, address or ClusterAddress(), everywhere),
+    }
+    for kinds, source in sources.items():
+        if not set(kinds) & set(places):
+            continue
+        try:
+            found.items.extend(source())
+        except (ProviderUnavailable, SandboxUnavailable) as error:
+            if kinds[0] == "kubernetes" and needs_cluster:
+                found.notes.append(str(error))
+        except (ProviderError, SandboxError) as error:
+            found.notes.append(f"{kinds[0]}: {error}")
+    return found
+
+
+# -- containers and services -------------------------------------------------------------------------------------------
+
+
+def _containers(places: tuple[Place, ...], notes: list[str]) -> Iterator[InventoryItem]:
+    for engine in installed_engines("auto", None):
+        if engine.kind not in places and not (engine.kind == "docker" and "swarm" in places):
+            continue
+        try:
+            engine.check()
+        except SandboxError as error:
+            notes.append(str(error))
+            continue
+        if engine.kind in places:
+            names = engine.output("ps", "-aq", "--no-trunc", "--filter", f"label={OWNER_LABEL}").split()
+            for details in _inspected(engine, "container", names):
+                yield _container(engine, details)
+        if engine.kind == "docker" and "swarm" in places:
+            yield from _services(engine)
+
+
+def _inspected(engine: ContainerCli, kind: str, names: list[str]) -> list[dict[str, Any]]:
+    if not names:
+        return []
+    done = engine.run("inspect", "--type", kind, *names)  # one that ended meanwhile makes it fail, and is left out
+    try:
+        listed: list[dict[str, Any]] = json.loads(done.stdout or b"[]")
+    except ValueError:
+        return []
+    return listed
+
+
+def _container(engine: ContainerCli, details: dict[str, Any]) -> InventoryItem:
+    labels = details["Config"].get("Labels") or {}
+    owner = Owner.parse(labels.get(OWNER_LABEL, ""))
+    published = (details.get("NetworkSettings") or {}).get("Ports") or {}
+    ports = [f"{one['HostIp']}:{one['HostPort']}" for bindings in published.values() for one in bindings or ()]
+    name = str(details["Name"]).lstrip("/")
+
+    def remove() -> None:
+        problem = engine.remove(name, within_s=_REMOVE_S)
+        if problem is not None:
+            raise ProviderError(problem)
+
+    return InventoryItem(
+        place=engine.kind,
+        use="server" if PROVIDER_LABEL in labels else "sandbox",
+        name=name,
+        what=str(details["Config"].get("Image") or details.get("ImageName") or ""),
+        address=", ".join(dict.fromkeys(ports)),
+        created=_time(str(details.get("Created", ""))),
+        owner=owner,
+        is_leftover=owner is not None and owner.is_dead(),
+        remove=remove,
+    )
+
+
+def _services(engine: ContainerCli) -> Iterator[InventoryItem]:
+    listing = engine.run("service", "ls", "--quiet", "--filter", f"label={OWNER_LABEL}")
+    if listing.returncode != 0:  # this engine is in no swarm
+        return
+    for details in _inspected(engine, "service", listing.stdout.decode().split()):
+        spec = details["Spec"]
+        owner = Owner.parse(spec.get("Labels", {}).get(OWNER_LABEL, ""))
+        name = str(spec["Name"])
+
+        def remove(name: str = name) -> None:
+            done = engine.run("service", "rm", name)
+            if done.returncode != 0 and "not found" not in failure_of(done):
+                raise ProviderError(failure_of(done))
+
+        yield InventoryItem(
+            place="swarm",
+            use="server",
+            name=name,
+            what=str(spec["TaskTemplate"]["ContainerSpec"]["Image"]),
+            address="",
+            created=_time(str(details.get("CreatedAt", ""))),
+            owner=owner,
+            is_leftover=owner is not None and owner.is_dead(),
+            remove=remove,
+        )
+
+
+def _time(text: str) -> datetime | None:
+    """Read a time as engines write it, with nanoseconds: `2026-11-16T13:39:05.123456789Z`."""
+    found = re.match(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.\d+)?\s*(Z|[+-]\d\d:?\d\d)?", text)
+    if found is None:
+        return None
+    zone = (found[3] or "Z").replace("Z", "+0000").replace(":", "")
+    return datetime.strptime(f"{found[1]} {found[2]} {zone}", "%Y-%m-%d %H:%M:%S %z")
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def _processes() -> Iterator[InventoryItem]:
+    """Yield the process groups of servers: a guardian leads each; where that was killed, the server is left."""
+    if sys.platform != "linux":
+        return
+    groups: dict[int, list[_Process]] = {}
+    for name in os.listdir("/proc"):
+        process = _Process.read(int(name)) if name.isdigit() else None
+        if process is not None:
+            groups.setdefault(process.group, []).append(process)
+    for group, members in sorted(groups.items()):
+        leader = next((one for one in members if one.pid == group), None)
+        if leader is not None and not leader.is_guardian:
+            continue  # it was started by a server, in a group of its own, and inherited the variable
+        server = min((one for one in members if not one.is_guardian), key=lambda one: one.pid, default=None)
+        shown = server or members[0]
+        port = re.search(r"--port[ =](\d+)", shown.command)
+        yield InventoryItem(
+            place="process",
+            use="server",
+            name=str(shown.pid),
+            what=shown.command,
+            address=f"127.0.0.1:{port[1]}" if port else "",
+            created=shown.created,
+            owner=shown.owner,
+            is_leftover=shown.owner.is_dead(),
+            remove=partial(_end_group, group),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """A process with the variable of an owner."""
+
+    pid: int
+    group: int
+    command: str
+    owner: Owner
+    created: datetime
+
+    @property
+    def is_guardian(self) -> bool:
+        return Path(guardian.__file__).name in self.command and "openenv" in self.command
+
+    @classmethod
+    def read(cls, pid: int) -> _Process | None:
+        """Return a process of this user; None where it has no such variable, has ended, or is another's."""
+        try:
+            environ = Path(f"/proc/{pid}/environ").read_bytes()
+            prefix = f"{OWNER_VARIABLE}=".encode()
+            text = next((one for one in environ.split(b"\0") if one.startswith(prefix)), None)
+            owner = None if text is None else Owner.parse(text.removeprefix(prefix).decode("utf-8", "replace"))
+            if owner is None:
+                return None
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+            created = datetime.fromtimestamp(os.stat(f"/proc/{pid}").st_ctime, timezone.utc)
+            return cls(pid, os.getpgid(pid), command, owner, created)
+        except OSError:
+            return None
+
+
+def _end_group(group: int) -> None:
+    """End a process group: gently, then by force."""
+    for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
+        deadline = time.monotonic() + patience_s
+        try:
+            os.killpg(group, number)
+            while time.monotonic() < deadline:
+                os.killpg(group, 0)
+                time.sleep(_LOOK_S)
+        except ProcessLookupError:
+            return
+        except PermissionError as error:
+            raise ProviderError(f"the processes of group {group} belong to another user") from error
+    raise ProviderError(f"the processes of group {group} do not end")
+
+
+# -- local sandboxes ---------------------------------------------------------------------------------------------------
+
+
+def _local_sandboxes() -> Iterator[InventoryItem]:
+    """Yield the control groups of local sandboxes; their processes end with their owner."""
+    hierarchy = cgroups.find()
+    for name, owner in hierarchy.names():
+        folder = hierarchy.parents[0] / name
+        created = None
+        with contextlib.suppress(OSError):
+            created = datetime.fromtimestamp(folder.stat().st_ctime, timezone.utc)
+        group = cgroups.Group(tuple(parent / name for parent in hierarchy.parents), hierarchy.version)
+        yield InventoryItem(
+            place="local",
+            use="sandbox",
+            name=name.rpartition("~")[2],
+            what="bubblewrap",
+            address="",
+            created=created,
+            owner=owner,
+            is_leftover=owner.is_dead(),
+            remove=partial(group.remove, within_s=_REMOVE_S),
+        )
+
+
+# -- clusters ----------------------------------------------------------------------------------------------------------
+
+
+def _cluster_servers(address: ClusterAddress, everywhere: bool) -> Iterator[InventoryItem]:
+    cluster = Cluster(address, error=ProviderError, unavailable=ProviderUnavailable)
+    try:
+        servers = servers_in(cluster, everywhere=everywhere)
+    finally:
+        cluster.close()
+    for server in servers:
+        yield InventoryItem(
+            place="kubernetes",
+            use="server",
+            name=server.name,
+            what=server.image,
+            address=f"{server.name}.{server.namespace}.svc",
+            created=server.created,
+            owner=server.owner,
+            is_leftover=server.is_leftover,
+            remove=partial(_delete_server, address, server),
+        )
+
+
+def _delete_server(address: ClusterAddress, server: ClusterServer) -> None:
+    from lightkube.resources.core_v1 import Service
+
+    there = ClusterAddress(address.kubeconfig, address.context, server.namespace)
+    cluster = Cluster(there, error=ProviderError, unavailable=ProviderUnavailable)
+    try:
+        cluster.delete(Service, server.name)
+    finally:
+        cluster.close()

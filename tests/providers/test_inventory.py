@@ -1,0 +1,172 @@
+"""What runs and what is left over: of processes, containers, local sandboxes and clusters, by `openenv ps` and `gc`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from openenv.cli.__main__ import build
+from openenv.errors import SandboxUnavailable
+from openenv.providers import LocalDockerProvider, ProcessProvider
+from openenv.providers.inventory import take_inventory
+from openenv.sandboxes import LocalSandboxes
+from openenv.sandboxes.container_cli import OWNER_LABEL, ContainerCli
+from openenv.sandboxes.owners import Owner
+
+SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(300)", "--port", "{port}"]
+# Starts a server, and is killed together with its guardian, so that nothing ends the server.
+ORPHAN = """
+import os, signal, sys, time
+from openenv.providers import ProcessProvider
+provider = ProcessProvider(command=sys.argv[1:])
+provider.start()
+guardian = provider._server.pid
+while not open(f"/proc/{guardian}/task/{guardian}/children").read().strip():
+    time.sleep(0.01)
+time.sleep(0.3)  # it becomes the command
+os.kill(guardian, signal.SIGKILL)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+DEAD = str(Owner(Owner.current().place, 999_999_999, "1"))
+
+
+def call(*arguments: str, **variables: str) -> Result:
+    return CliRunner().invoke(build(arguments), list(arguments), env={"COLUMNS": "200", **variables})
+
+
+def listed(*arguments: str, **variables: str) -> dict[str, Any]:
+    result = call("ps", "--json", *arguments, **variables)
+    assert result.exit_code == 0, result.output
+    return {item["name"]: item for item in json.loads(result.stdout)["items"]}
+
+
+@pytest.fixture
+def orphan() -> Iterator[int]:
+    """The group of a server whose owner and guardian were killed."""
+    word = f"orphan-{os.getpid()}-{time.monotonic_ns()}"
+    subprocess.run([sys.executable, "-c", ORPHAN, *SLEEP, word], timeout=60, check=False)
+    deadline = time.monotonic() + 10
+    found: list[int] = []
+    while not found and time.monotonic() < deadline:
+        for one in take_inventory(("process",)).items:
+            if word in one.what:
+                found.append(os.getpgid(int(one.name)))
+        time.sleep(0.05)
+    (group,) = found
+    yield group
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def test_a_server_process_is_listed_with_its_owner_while_it_runs() -> None:
+    provider = ProcessProvider(command=SLEEP)
+    url = provider.start()
+    try:
+        ours = [one for one in listed("--only", "process").values() if one["address"] == url.removeprefix("http://")]
+        assert len(ours) == 1
+        assert ours[0]["owner"] == str(Owner.current())
+        assert ours[0]["leftover"] is False
+        assert "time.sleep(300)" in ours[0]["what"]
+        assert str(os.getpid()) in call("ps", "--only", "process").stdout
+    finally:
+        provider.stop()
+    assert not any(one["address"] == url.removeprefix("http://") for one in listed("--only", "process").values())
+
+
+def test_a_server_process_without_an_owner_is_left_over_and_removed(orphan: int) -> None:
+    provider = ProcessProvider(command=SLEEP)
+    provider.start()
+    try:
+        dry = call("gc", "--only", "process", "--dry-run")
+        assert "would remove process server" in dry.stdout
+        os.killpg(orphan, 0)  # it is still there
+        done = call("gc", "--only", "process")
+        assert done.exit_code == 0, done.output
+        assert "removed process server" in done.stdout
+        with pytest.raises(ProcessLookupError):
+            os.killpg(orphan, 0)
+        assert provider._server is not None
+        assert provider._server.ended(0) is None  # what has a living owner stays
+    finally:
+        provider.stop()
+
+
+def test_a_local_sandbox_is_listed(tmp_path: Path) -> None:
+    backend = LocalSandboxes()
+    try:
+        backend.check()
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    with backend.open():
+        ours = [one for one in listed("--only", "local").values() if one["owner"] == str(Owner.current())]
+        assert [(one["use"], one["leftover"]) for one in ours] == [("sandbox", False)]
+
+
+def test_servers_in_a_cluster_are_listed_and_leftovers_removed(tmp_path: Path) -> None:
+    pytest.importorskip("lightkube")
+    pytest.importorskip("kubernetes_validate")
+    from kubernetes_double import Image, KubernetesDouble
+    from openenv.providers import KubernetesProvider
+    from openenv.providers.manifests import OWNER_ANNOTATION
+
+    with KubernetesDouble({"sleep": Image([sys.executable, "-S", "-c", "import time; time.sleep(300)"])}) as double:
+        path = str(double.kubeconfig(tmp_path / "config"))
+        with KubernetesProvider(kubeconfig=path) as mine, KubernetesProvider(kubeconfig=path) as theirs:
+            mine.start_container("sleep")
+            theirs.start_container("sleep")
+
+            def orphan(service: Any) -> None:
+                service["metadata"]["annotations"][OWNER_ANNOTATION] = DEAD
+
+            double.update("Service", str(theirs.name), orphan)
+            items = listed("--only", "kubernetes", KUBECONFIG=path)
+            assert {name: (one["what"], one["leftover"]) for name, one in items.items()} == {
+                str(mine.name): ("sleep", False),
+                str(theirs.name): ("sleep", True),
+            }
+            assert listed("--kubeconfig", path, "--all-namespaces", "--only", "kubernetes").keys() == items.keys()
+            assert listed("--kubeconfig", path, "--namespace", "other", "--only", "kubernetes") == {}
+            done = call("gc", "--only", "kubernetes", "--kubeconfig", path)
+            assert f"removed kubernetes server {theirs.name}" in done.stdout
+            assert listed("--only", "kubernetes", KUBECONFIG=path).keys() == {mine.name}
+            double.forbidden = {("list", "services")}
+            noted = call("gc", "--only", "kubernetes", "--kubeconfig", path)
+            assert 'cannot list resource "services"' in noted.stderr
+
+
+def test_without_a_cluster_there_is_a_note_only_where_it_was_asked_for(tmp_path: Path) -> None:
+    missing = str(tmp_path / "none")
+    asked = call("ps", "--only", "kubernetes", KUBECONFIG=missing)
+    assert "Note:" in asked.stdout
+    assert "Nothing runs." in asked.stdout
+    result = call("ps", "--only", "nowhere")
+    assert result.exit_code == 2
+    assert "docker, podman, swarm, process, local, kubernetes" in result.output
+
+
+@pytest.mark.slow
+def test_containers_are_listed_and_leftovers_removed(
+    use_engine: str, engine: ContainerCli, image: str, left_behind: Callable[[], list[str]]
+) -> None:
+    with LocalDockerProvider(engine="docker") as provider:
+        url = provider.start_container(image)
+        orphan = engine.output("create", "--label", f"{OWNER_LABEL}={DEAD}", "--name", "openenv-orphan", image)
+        items = listed("--only", "docker")
+        mine = items[str(provider.container_name)]
+        assert (mine["use"], mine["what"], mine["leftover"]) == ("server", image, False)
+        assert mine["address"] == url.removeprefix("http://").replace("localhost", "127.0.0.1")
+        assert items["openenv-orphan"]["leftover"] is True
+        assert "removed docker sandbox openenv-orphan" in call("gc", "--only", "docker").stdout
+        assert orphan not in left_behind()
+        assert listed("--only", "docker").keys() == {provider.container_name}
