@@ -83,13 +83,18 @@ clients:
 	@$(MAKE) --no-print-directory -j4 \
 		$(CLIENTS)/mcp1/ready $(CLIENTS)/mcp2/ready $(CLIENTS)/gradio/ready .bench/published/complete
 
+# Where FastMCP is called; `make test-all` and `make test-fastmcp3` run every MCP test with the older one.
+FASTMCP3_TESTS := tests/env/test_mcp*.py tests/env/tools tests/mcp
+QUICK_FASTMCP3_TESTS := tests/env/test_mcp_environment.py tests/env/test_mcp_errors.py tests/env/test_mcp_servers.py tests/env/tools/test_tool_registry.py \
+	$(addprefix tests/mcp/test_,content.py failing_tools.py freed_environments.py mcp_sessions.py real_clients.py)
+
 # What stands beside the main run of tests, two jobs at a time.
 check-and-others:
 	@$(MAKE) --no-print-directory -j2 check test-fastmcp3 test-gradio WORKERS=2
 
 # Tests wait for processes and sockets now and then; the type checker and the other environments have the cores meanwhile.
 test: $(VENV)/ready test-packages clients ## the checks, and every test that is quick
-	@scripts/beside "$(MAKE) --no-print-directory check-and-others" \
+	@scripts/beside "$(MAKE) --no-print-directory check-and-others FASTMCP3_TESTS='$(QUICK_FASTMCP3_TESTS)'" \
 		env WORKERS=$(WORKERS) scripts/run-tests $(BIN)/python -m "not slow"
 
 test-all: $(VENV)/ready test-packages clients .engine/ready ## the slow tests too
@@ -97,7 +102,7 @@ test-all: $(VENV)/ready test-packages clients .engine/ready ## the slow tests to
 		env STRICT=1 WORKERS=$(WORKERS) scripts/run-tests $(BIN)/python
 
 test-fastmcp3: $(CLIENTS)/mcp1/ready ## the MCP tests with the older FastMCP
-	@WORKERS=$(WORKERS) scripts/run-tests $(CLIENTS)/mcp1/bin/python -m "not slow" tests/env/test_mcp*.py tests/env/tools tests/mcp
+	@WORKERS=$(WORKERS) scripts/run-tests $(CLIENTS)/mcp1/bin/python -m "not slow" $(FASTMCP3_TESTS)
 
 test-gradio: $(CLIENTS)/gradio/ready ## the tests of pages that are made with Gradio
 	@WORKERS=2 scripts/run-tests $(CLIENTS)/gradio/bin/python tests/web/test_gradio.py

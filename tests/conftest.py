@@ -35,9 +35,16 @@ IS_PUBLISHED = "from importlib.metadata import version; assert version('openenv'
 NOT_INHERITED = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "OPENENV_MODE", "ENABLE_WEB_INTERFACE"}
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` is applied
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests of the published package time: it may have to be installed first, and takes long to import."""
+    """Mark the cases that `slow_but_for` does not name; give tests of the published package time.
+
+    That package may have to be installed first, and takes long to import.
+    """
     for item in items:
+        quick = item.get_closest_marker("slow_but_for")
+        if quick is not None and item.name.partition("[")[2].removesuffix("]") not in quick.args:
+            item.add_marker(pytest.mark.slow)
         wants_it = item.get_closest_marker("published") or "published" in getattr(item, "fixturenames", ())
         if wants_it and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(600))

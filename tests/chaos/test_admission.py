@@ -161,5 +161,6 @@ async def test_four_hundred_sessions_take_turns_on_a_hundred_slots(start_server:
     await check_a_crowd(start_server, 400, 100, limit_mb=40)
 
 
+@pytest.mark.slow
 async def test_four_thousand_sessions_take_turns_on_a_thousand_slots(start_server: Any) -> None:
     await check_a_crowd(start_server, 4000, 1000, limit_mb=120)

@@ -173,6 +173,7 @@ def test_every_client_learns_that_its_episode_is_lost(start_server: Any, pool: T
     assert max(loss.seconds for loss in losses) < MESSAGE_TIMEOUT_S
 
 
+@pytest.mark.slow
 def test_a_server_that_comes_back_says_that_it_was_restarted(
     start_server: Any, pool: ThreadPoolExecutor, tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ HERE = Path(__file__).resolve().parent
 
 
 # Where a fault finds no victim is a matter of timing: the vector plays half as many episodes again as its faults need.
+@pytest.mark.slow_but_for("ours-40-40-20", "mcp-16-16-6")
 @pytest.mark.parametrize(
     ("package", "episodes", "judged", "faults"),
     [

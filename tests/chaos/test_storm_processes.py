@@ -36,6 +36,7 @@ def others(result: Result, *expected: str) -> dict[str, Any]:
     return {name: count for name, count in result.errors.items() if not name.startswith((*expected, *CONNECTIONS))}
 
 
+@pytest.mark.slow
 def test_the_episodes_of_a_killed_worker_end_as_that_and_nothing_is_left_of_it() -> None:
     result = Run(Storm("workers", 16, at_once=8), lambda _: None).run()
     check(result, 16)

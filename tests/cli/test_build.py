@@ -73,6 +73,7 @@ def temporary(tmp_path: Path) -> Path:
 # -- with an engine -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_new_package_is_built_by_its_own_dockerfile(
     maze: Path, engine: str, docker: Callable[..., str], openenv_command: Run, temporary: Path
 ) -> None:
@@ -95,6 +96,7 @@ def test_a_new_package_is_built_by_its_own_dockerfile(
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_name_file_context_and_arguments_can_be_given(
     maze: Path, engine: str, docker: Callable[..., str], openenv_command: Run, tmp_path: Path
 ) -> None:
@@ -111,6 +113,7 @@ def test_name_file_context_and_arguments_can_be_given(
     assert docker("run", "--rm", "--network", "none", "mine:7", "cat", "/made") == "made\n"
 
 
+@pytest.mark.slow
 def test_a_package_of_this_repository_gets_its_openenv(
     engine: str, docker: Callable[..., str], openenv_command: Run
 ) -> None:
@@ -125,6 +128,7 @@ def test_a_package_of_this_repository_gets_its_openenv(
     assert (folder / "pyproject.toml").read_text().count("file://") == 0
 
 
+@pytest.mark.slow
 def test_a_build_that_fails_is_reported_with_the_engines_words(
     maze: Path, engine: str, openenv_command: Run, temporary: Path
 ) -> None:
@@ -136,6 +140,7 @@ def test_a_build_that_fails_is_reported_with_the_engines_words(
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sign", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_build_that_is_interrupted_leaves_nothing(
     sign: signal.Signals, code: int, maze: Path, engine: str, command: Callable[..., Any], temporary: Path

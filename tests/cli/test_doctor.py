@@ -82,6 +82,7 @@ def test_an_engine_that_does_not_answer_is_distinguished_from_one_that_is_not_th
     }
 
 
+@pytest.mark.slow
 def test_npm_fetches_opencode_and_what_was_fetched_is_found(doctor: Callable[..., Any], tmp_path: Path) -> None:
     program(tmp_path, "npm", "echo 11.2")
     findings, _ = doctor()

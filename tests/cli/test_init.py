@@ -212,6 +212,7 @@ def test_its_tests_pass_in_its_folder_and_the_readme_shows_what_happens(maze: Pa
     assert run_python("-c", script, folder=maze.parent) == "hello 0.5\n"
 
 
+@pytest.mark.slow
 def test_it_can_be_installed_and_has_a_command_of_its_own(maze: Path, tmp_path: Path) -> None:
     target = tmp_path / "site"
     pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation"]

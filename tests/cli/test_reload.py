@@ -68,6 +68,7 @@ def save(path: Path, text: str) -> None:
     os.replace(path.with_suffix(".new"), path)
 
 
+@pytest.mark.slow_but_for("in the working folder")
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["in the working folder", "elsewhere"])
 def test_the_new_code_is_served_and_introduced_when_a_file_changes(
     command: Callable[..., Any],
@@ -115,6 +116,7 @@ def test_while_the_source_is_broken_requests_fail_at_once_with_the_reason(
     assert served.stop(signal.SIGINT) == 130
 
 
+@pytest.mark.slow
 def test_a_long_traceback_is_shown_by_its_last_lines(
     command: Callable[..., Any], source: Path, free_port: Callable[[], int]
 ) -> None:
@@ -129,6 +131,7 @@ def test_a_long_traceback_is_shown_by_its_last_lines(
     assert "ValueError: the deepest" in report
 
 
+@pytest.mark.slow
 def test_a_server_with_tokens_keeps_to_itself_what_is_wrong_with_its_source(
     command: Callable[..., Any], source: Path, free_port: Callable[[], int]
 ) -> None:
@@ -141,6 +144,7 @@ def test_a_server_with_tokens_keeps_to_itself_what_is_wrong_with_its_source(
     assert "log" in answer["detail"]
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_is_reported_and_requests_do_not_wait_for_it(
     command: Callable[..., Any], source: Path, free_port: Callable[[], int]
 ) -> None:

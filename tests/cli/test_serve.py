@@ -187,6 +187,7 @@ def test_sigterm_with_an_open_connection_exits_with_0(started: Start, fast: str)
     assert "Traceback" not in served.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client_stays", [True, False])
 def test_a_second_ctrl_c_ends_it_at_once_and_names_what_is_not_closed(
     started: Start, folder: Path, client_stays: bool
@@ -273,6 +274,7 @@ def test_help_and_version(run: Run, folder: Path) -> None:
     assert "serve" in run("--help").stdout
 
 
+@pytest.mark.slow
 def test_the_banner_notes_what_a_newcomer_has_left_out(started: Start, folder: Path) -> None:
     (folder / "bare.py").write_text(
         "from openenv import Environment, Observation, State\n"

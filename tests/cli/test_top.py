@@ -111,6 +111,7 @@ def test_the_live_view_is_drawn_again_and_again_until_ctrl_c(server: Any, tmp_pa
     assert "Traceback" not in (tmp_path / "shown").read_text()
 
 
+@pytest.mark.slow
 def test_a_server_that_goes_away_is_waited_for_and_its_last_figures_stay(
     command: Callable[..., Any], tmp_path: Path, free_port: Callable[[], int]
 ) -> None:
@@ -179,6 +180,7 @@ class _Page(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None: ...
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("status", "message"), [(200, "is no OpenEnv server"), (404, "has no metrics (404)")])
 def test_another_server_is_not_mistaken_for_one_of_ours(status: int, message: str) -> None:
     page = HTTPServer(("127.0.0.1", 0), type("Page", (_Page,), {"status": status}))

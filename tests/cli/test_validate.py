@@ -210,6 +210,7 @@ FAULTS: dict[str, tuple[tuple[Change, ...], set[str], str]] = {
 }
 
 
+@pytest.mark.slow_but_for("chance in a step")
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found_by_its_check_and_no_other(name: str, package: Callable[..., Path]) -> None:
     changes, expected, message = FAULTS[name]
@@ -232,6 +233,7 @@ def test_an_environment_that_hangs_is_given_the_time_that_it_declares(package: C
     assert "an episode" in results["runtime.seed_control"].evidence[0]
 
 
+@pytest.mark.slow
 def test_what_only_another_process_shows_is_found(package: Callable[..., Path]) -> None:
     folder = package(
         (RULES_FILE, "echoed_message=action.message", 'echoed_message=str(hash("x"))'),
@@ -404,6 +406,7 @@ def test_a_report_that_cannot_be_written_is_an_error_of_the_command(
     assert "could not be run" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_command_that_is_ended_takes_its_server_and_its_files_with_it(
     package: Callable[..., Path], command: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ from openenv.cli.validation.package import check_package
 ENVS = Path(__file__).resolve().parents[2] / "envs"
 
 
+@pytest.mark.slow_but_for("echo_env")
 @pytest.mark.parametrize("name", ["echo_env", "gridworld_env", "notes_env", "opencode_env"])
 def test_a_reference_environment_keeps_what_it_promises(name: str) -> None:
     report = check_package(ENVS / name, level="runtime", policy="v2", listen=lambda _: None)

@@ -135,6 +135,7 @@ def test_blocking_use_starts_no_thread_and_no_event_loop(our_url: str) -> None:
         assert shelf.async_client._driver._private_loop is None
 
 
+@pytest.mark.slow_but_for("frames-ours", "steps-ours", "steps-published")
 def test_tools_are_listed_with_their_schemas_also_one_without_a_description(shelf: Any) -> None:
     tools = {tool.name: tool for tool in shelf.list_tools()}
     assert list(tools) == NAMES

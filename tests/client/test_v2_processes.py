@@ -154,6 +154,7 @@ def test_every_client_of_a_killed_server_gets_a_lost_session_in_time(served: Ser
         client.close()
 
 
+@pytest.mark.slow
 def test_a_restarted_server_is_the_reason_of_a_lost_session(served: Served) -> None:
     client = GenericEnvClient(served.url).sync()
     client.reset()
@@ -241,6 +242,7 @@ def wait_until_gone(one: weakref.ref[Any]) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["step", "reset"])
 def test_an_error_of_a_server_out_of_reach_does_not_keep_a_forgotten_client_alive(served: Served, method: str) -> None:
     gc.collect()

@@ -243,6 +243,7 @@ def comparable(value: Any) -> Any:
     return kept
 
 
+@pytest.mark.slow_but_for("serve")
 @pytest.mark.parametrize("how", ["uvicorn", "serve"])
 def test_both_servers_answer_each_frame_alike(ours: Any, published: Any, server: Any, how: str) -> None:
     expected, expected_code = converse(server(published, **MANY).url, FRAMES)
@@ -263,6 +264,7 @@ def refusal(url: str) -> tuple[dict[str, Any], int | None]:
         return frame, ws.close_code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["uvicorn", "serve"])
 def test_both_servers_refuse_alike_when_the_factory_fails(ours: Any, published: Any, server: Any, how: str) -> None:
     expected, expected_code = refusal(server(published, **BROKEN).url)
@@ -271,6 +273,7 @@ def test_both_servers_refuse_alike_when_the_factory_fails(ours: Any, published: 
     assert frame["data"].items() >= expected["data"].items()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["uvicorn", "serve"])
 def test_both_servers_refuse_alike_when_they_are_full(ours: Any, published: Any, server: Any, how: str) -> None:
     refusals = []

@@ -23,6 +23,7 @@ def test_it_plays_shows_the_rewards_and_ends(
     assert drawing.read_text(encoding="utf-8").startswith("<svg")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 def test_it_takes_its_server_with_it_when_it_is_stopped(start_python: Callable[..., subprocess.Popen[str]]) -> None:
     process = start_python("scripts/demo.py", "--episodes", "100000")

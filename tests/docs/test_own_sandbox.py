@@ -26,6 +26,7 @@ def namespaces(monkeypatch: pytest.MonkeyPatch) -> Sandboxes:
     return sandboxes
 
 
+@pytest.mark.slow
 def test_the_backend_of_the_guide_keeps_the_contract(namespaces: Sandboxes) -> None:
     results = self_check(namespaces, only=CHECKED)
     assert {result.id: result.detail for result in results if result.status == "failed"} == {}

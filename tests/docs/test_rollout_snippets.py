@@ -29,6 +29,7 @@ PRINTED = {
 }
 
 
+@pytest.mark.slow_but_for("use_rollout.py", "own_agent.py")
 @pytest.mark.parametrize("file", sorted(PRINTED))
 def test_a_snippet_about_rollouts_prints_what_it_should(file: str, run_snippet: Callable[..., str]) -> None:
     try:

@@ -132,6 +132,7 @@ def test_a_snippet_that_needs_no_server_prints_what_it_should(file: str, run_sni
     assert run_snippet(file) == ALONE[file]
 
 
+@pytest.mark.slow
 def test_the_snippets_of_clients_print_what_they_should(
     run_snippet: RunSnippet, serve_snippet: Callable[[str], str]
 ) -> None:
@@ -146,6 +147,7 @@ def test_the_first_environment_is_served_as_a_bare_class(
     assert run_snippet("play_guess.py", serve_snippet("guess.py")) == "It was 3, reward 1.0\n"
 
 
+@pytest.mark.slow
 def test_the_snippets_with_tools_print_what_they_should(
     run_snippet: RunSnippet, serve_snippet: Callable[[str], str]
 ) -> None:
@@ -164,12 +166,14 @@ def test_the_example_with_tokens_prints_what_it_should(
         assert answer.status_code == status
 
 
+@pytest.mark.slow
 def test_the_example_with_processes_prints_what_it_should(
     run_snippet: RunSnippet, serve_snippet: Callable[[str], str]
 ) -> None:
     assert run_snippet("use_processes.py", serve_snippet("fragile_app.py")) == "worker crashed\nFalse\n"
 
 
+@pytest.mark.slow
 def test_the_snippets_with_gymnasium_print_what_they_should(
     run_snippet: RunSnippet, serve_snippet: Callable[[str], str]
 ) -> None:
@@ -178,6 +182,7 @@ def test_the_snippets_with_gymnasium_print_what_they_should(
     assert printed == WITH_CART_POLE
 
 
+@pytest.mark.slow
 def test_the_example_of_agent_and_orchestrator_prints_what_it_should(
     run_snippet: RunSnippet, serve_snippet: Callable[[str], str]
 ) -> None:

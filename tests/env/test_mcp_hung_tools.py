@@ -176,6 +176,7 @@ def test_context_variables_reach_the_function(make_env: Any, call: Any) -> None:
     assert call.data(env, "session_of") == call.data(env, "session_of") != ""
 
 
+@pytest.mark.slow
 def test_a_function_that_never_returns_from_c_keeps_neither_close_nor_exit() -> None:
     program = f"""
 import time

@@ -245,6 +245,7 @@ def check_nothing_is_left(server: Any, cycles: int, seed: int) -> None:
     assert server.process.poll() is None
 
 
+@pytest.mark.slow_but_for("SlowlyAsync")
 @pytest.mark.parametrize("env_class", ["Slowly", "SlowlyAsync"])
 def test_vanishing_clients_leave_nothing_behind(serve_process: Any, env_class: str) -> None:
     """W5, W9, W13: three hundred clients that vanish at random moments, over threads and over coroutines."""

@@ -245,6 +245,7 @@ def test_a_client_that_sent_far_ahead_and_vanished_is_noticed_while_its_step_run
     server.wait_for(lambda: server.manager.active == 0)
 
 
+@pytest.mark.slow
 def test_starlettes_test_client_ends_a_websocket_without_an_error() -> None:
     for _ in range(20):
         with TestClient(app_of(Plain)) as client, client.websocket_connect("/ws") as socket_:

@@ -374,6 +374,7 @@ def test_serve_ends_with_a_status_of_its_own_when_an_environment_is_not_closed(
     assert "Traceback" not in server.log
 
 
+@pytest.mark.slow
 def test_a_second_sigterm_closes_environments_too_and_does_not_wait_for_calls(
     program: Callable[..., Program],
 ) -> None:
@@ -403,6 +404,7 @@ def test_a_second_sigterm_closes_environments_too_and_does_not_wait_for_calls(
     assert f"session {busy}: its environment was not closed: a call (step) does not return" in server.log
 
 
+@pytest.mark.slow_but_for("app-numbers0")
 @pytest.mark.parametrize(
     ("target", "numbers"),
     [

@@ -116,6 +116,7 @@ async def test_a_step_that_timed_out_loses_the_episode_for_an_awaiting_client(
 # -- servers that die ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_but_for("v2")
 @pytest.mark.parametrize("protocol", ["v1", "v2"])
 def test_a_server_killed_in_mid_episode_is_a_lost_session_for_a_blocking_client(
     serve_process: Any, protocol: Any
@@ -142,6 +143,7 @@ def test_a_server_killed_in_mid_episode_is_a_lost_session_for_a_blocking_client(
     client.close()
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.parametrize("protocol", ["v1", "v2"])
 async def test_a_server_killed_during_a_step_is_a_lost_session_for_an_awaiting_client(

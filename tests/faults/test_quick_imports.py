@@ -30,6 +30,7 @@ def printed(run_script: Any, program: str) -> Any:
     return json.loads(run_script(f"import json\n{program}").splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_the_description_of_the_api_is_the_same(run_script: Any) -> None:
     show = f"{APP}\nprint(json.dumps(app.openapi()))"

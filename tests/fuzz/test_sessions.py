@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -362,8 +363,10 @@ class AsyncSessions(Sessions):
 
 _STEPS = settings(max_examples=60, stateful_step_count=30, suppress_health_check=list(HealthCheck))
 TestInlineSessions = Sessions.TestCase
+TestInlineSessions.pytestmark = [pytest.mark.slow]
 TestInlineSessions.settings = settings(_STEPS, max_examples=150)
 TestThreadedSessions = ThreadedSessions.TestCase
 TestThreadedSessions.settings = _STEPS
 TestAsyncSessions = AsyncSessions.TestCase
+TestAsyncSessions.pytestmark = [pytest.mark.slow]
 TestAsyncSessions.settings = _STEPS

@@ -130,6 +130,7 @@ TABLE = [
 ]
 
 
+@pytest.mark.slow_but_for("Methods-by_steps", "Guarded-by_handshake")
 @pytest.mark.parametrize(("kind", "way"), TABLE)
 def test_a_closed_environment_is_freed(serve: Any, clients: Any, kind: type[Any], way: Callable[..., None]) -> None:
     app = app_of(kind)
@@ -140,6 +141,7 @@ def test_a_closed_environment_is_freed(serve: Any, clients: Any, kind: type[Any]
     server.wait_for(lambda: alive() == 0, SOON_S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Methods, Guarded])
 @pytest.mark.parametrize("way", [by_handshake, by_steps])
 def test_it_is_freed_with_the_inline_runner_too(serve: Any, clients: Any, kind: type[Any], way: Any) -> None:
@@ -149,6 +151,7 @@ def test_it_is_freed_with_the_inline_runner_too(serve: Any, clients: Any, kind: 
     server.wait_for(lambda: alive() == 0, SOON_S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_freed_in_one_process_without_a_server(kind: type[Any]) -> None:
     with LocalEnv[Any, Any, Any](kind, CallToolAction).sync() as local:
@@ -171,6 +174,7 @@ def test_an_environment_that_is_closed_by_hand_is_freed() -> None:
     wait_for(lambda: alive() == 0, SOON_S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Methods, Guarded, Attribute])
 def test_it_is_freed_in_a_worker_process(serve: Any, handshake: Any, kind: type[Any]) -> None:
     factory = functools.partial(census_first, kind)
@@ -209,6 +213,7 @@ def test_an_environment_keeps_its_tools_while_others_are_closed(serve: Any, hand
     assert {tool["name"] for tool in kept.request("tools/list").result["tools"]} >= {*TOOLS}
 
 
+@pytest.mark.slow
 def test_garbage_of_closed_environments_does_not_pile_up(serve: Any, handshake: Any) -> None:
     """Nothing but a circle holds them; the collector would not look for long, since they are few objects."""
     server = serve(app_of(Methods))

@@ -73,6 +73,7 @@ def interpreter(ours: Any) -> Callable[[str], Any]:
     return find
 
 
+@pytest.mark.slow_but_for("FastMCP 4, auto")
 @pytest.mark.parametrize(("venv", "client", "mode"), CLIENTS)
 def test_a_client_of_mcp_plays(
     server: Any, interpreter: Any, play: Any, venv: str, client: str, mode: str | None

@@ -71,6 +71,7 @@ def test_an_open_stream_does_not_keep_the_server_from_stopping(served: Served, h
     assert "Traceback" not in served.log
 
 
+@pytest.mark.slow
 def test_an_open_stream_does_not_keep_plain_uvicorn_from_stopping_either(on_uvicorn: Served, handshake: Any) -> None:
     client = handshake(on_uvicorn.url)
     with client.http.stream("GET", "/mcp", headers=client.headers) as stream:
@@ -82,6 +83,7 @@ def test_an_open_stream_does_not_keep_plain_uvicorn_from_stopping_either(on_uvic
     assert "Traceback" not in on_uvicorn.log
 
 
+@pytest.mark.slow
 def test_a_call_that_runs_is_answered_before_the_server_stops(served: Served, handshake: Any) -> None:
     client = handshake(served.url)
     params = {"name": "test_tool_with_progress", "_meta": {"progressToken": 1}}

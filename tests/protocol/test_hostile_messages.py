@@ -107,6 +107,7 @@ def counted(value: Any) -> tuple[int, int]:
     return 1 + commas + sum(one[0] for one in inner), 1 + sum(one[1] for one in inner)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, derandomize=True, database=None)
 @given(values, st.booleans(), st.sampled_from([None, 1]), st.sampled_from([1, 2, 3, 7, 10_000]))
 def test_values_are_counted_whatever_stands_in_strings(
@@ -147,6 +148,7 @@ MANY = {
 }
 
 
+@pytest.mark.slow_but_for("empty objects", "empty lists", "numbers", "objects", "text", "punctuation")
 @pytest.mark.parametrize("item", MANY.values(), ids=MANY)
 def test_a_message_of_very_many_values_is_refused_before_one_is_built(item: bytes) -> None:
     raw = b'{"type":"batch","id":1,"requests":[' + b",".join([item] * 300_000) + b"]}"

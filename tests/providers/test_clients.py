@@ -47,6 +47,7 @@ def environment(engine: ContainerCli) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("patient")
 def test_an_environment_in_an_image_is_played_without_naming_a_provider(
     environment: dict[str, Any], left_behind: LeftBehind
@@ -60,6 +61,7 @@ def test_an_environment_in_an_image_is_played_without_naming_a_provider(
     assert left_behind() == []
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.usefixtures("patient")
 async def test_an_environment_in_an_image_is_played_with_await(
@@ -70,6 +72,7 @@ async def test_an_environment_in_an_image_is_played_with_await(
     assert left_behind() == []
 
 
+@pytest.mark.slow
 def test_an_image_whose_server_is_no_environment_leaves_nothing(
     docker_host: str, image: str, left_behind: LeftBehind
 ) -> None:
@@ -80,6 +83,7 @@ def test_an_image_whose_server_is_no_environment_leaves_nothing(
     assert provider.container_name is None
 
 
+@pytest.mark.slow
 def test_an_image_that_does_not_get_ready_leaves_nothing(docker_host: str, image: str, left_behind: LeftBehind) -> None:
     provider = LocalDockerProvider(host=docker_host, stop_timeout_s=1, ready_timeout_s=200)
     with pytest.raises(RuntimeError, match="exit code 5"):
@@ -87,6 +91,7 @@ def test_an_image_that_does_not_get_ready_leaves_nothing(docker_host: str, image
     assert left_behind() == []
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_start_that_is_cancelled_leaves_nothing(docker_host: str, image: str, left_behind: LeftBehind) -> None:
     provider = LocalDockerProvider(host=docker_host, stop_timeout_s=1, ready_timeout_s=200)
@@ -147,6 +152,7 @@ def test_a_client_says_what_a_provider_needs_that_cannot_start_by_itself(docker_
         GenericEnvClient(provider=object()).sync().connect()
 
 
+@pytest.mark.slow
 def test_a_container_provider_that_knows_its_image_is_started_by_its_client() -> None:
     class Own:
         """As existing code has them: the image is the constructor's."""

@@ -146,6 +146,7 @@ def test_an_option_that_is_not_known_is_refused_with_those_that_are(
         provider.start_container(image, wait_timeout=3)
 
 
+@pytest.mark.slow
 def test_a_provider_that_runs_a_container_does_not_lose_it_to_another(
     provider: LocalDockerProvider, image: str, left_behind: LeftBehind
 ) -> None:
@@ -158,6 +159,7 @@ def test_a_provider_that_runs_a_container_does_not_lose_it_to_another(
         provider.start_container(image)
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_is_reported_at_once_with_its_last_output(
     provider: LocalDockerProvider, image: str, left_behind: LeftBehind
 ) -> None:
@@ -170,6 +172,7 @@ def test_a_server_that_dies_is_reported_at_once_with_its_last_output(
     assert left_behind() == []
 
 
+@pytest.mark.slow
 def test_a_container_that_dies_before_it_has_a_port_shows_its_log(
     provider: LocalDockerProvider, image: str, left_behind: LeftBehind
 ) -> None:
@@ -210,6 +213,7 @@ def test_a_server_that_answers_with_an_error_is_not_ready(
         provider.wait_for_ready(url, timeout_s=2.0)
 
 
+@pytest.mark.slow
 def test_a_command_that_the_image_does_not_have_leaves_nothing(
     provider: LocalDockerProvider, image: str, left_behind: LeftBehind
 ) -> None:
@@ -218,6 +222,7 @@ def test_a_command_that_the_image_does_not_have_leaves_nothing(
     assert left_behind() == []
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_reported_with_what_to_do_and_leaves_nothing(
     provider: LocalDockerProvider, image: str, left_behind: LeftBehind
 ) -> None:
@@ -246,6 +251,7 @@ def test_an_image_that_cannot_be_had_is_named_with_the_command_that_gets_it(
     assert provider.container_name is None
 
 
+@pytest.mark.slow
 def test_a_container_removed_from_outside_is_reported_and_stopping_it_is_harmless(
     provider: LocalDockerProvider, image: str, left_behind: LeftBehind, engine: ContainerCli
 ) -> None:
@@ -350,6 +356,7 @@ def test_a_container_ends_with_the_process_that_forgot_it_and_not_with_a_fork_of
     assert left_behind() == []
 
 
+@pytest.mark.slow
 def test_the_container_of_a_killed_process_is_removed_by_the_next_start(
     provider: LocalDockerProvider, docker_host: str, image: str, left_behind: LeftBehind, engine: ContainerCli
 ) -> None:

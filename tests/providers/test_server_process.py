@@ -94,6 +94,7 @@ def test_an_environment_is_served_and_stepped(temporary: Path) -> None:
         _ = provider.base_url
 
 
+@pytest.mark.slow
 def test_a_client_starts_and_stops_the_provider_that_it_is_given(temporary: Path) -> None:
     provider = ProcessProvider(ROOT / "envs" / "echo_env", ready_timeout_s=60)
     with GenericEnvClient(provider=provider) as client:

@@ -36,6 +36,7 @@ def run(file: str, cwd: Path = SOURCES, **environ: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow_but_for("use_provider.py")
 @pytest.mark.parametrize("file", sorted(PRINTED))
 def test_a_snippet_with_a_process_prints_what_it_should(file: str) -> None:
     assert run(file) == PRINTED[file]
@@ -49,6 +50,7 @@ def test_the_snippet_with_a_container_prints_what_it_should(
     assert left_behind() == []
 
 
+@pytest.mark.slow
 def test_the_snippet_with_uv_prints_what_it_should(tmp_path: Path) -> None:
     beside = Path(sys.executable).parent
     try:

@@ -115,6 +115,7 @@ CASES = case_check(
 PROGRAM = file("square.py", "print(int(input()) ** 2, ' ')")
 
 
+@pytest.mark.slow
 def test_cases_are_run_and_compared(roll: Callable[..., Outcome]) -> None:
     solved = roll(task(CASES), PROGRAM)
     assert (solved.reward, solved.trust, solved.verify_results[0].trust) == (1.0, "judged", "judged")

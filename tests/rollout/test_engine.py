@@ -211,6 +211,7 @@ def test_an_agent_that_runs_out_of_memory_is_the_policys_failure(run: Callable[.
     assert "memory" in (outcome.reason or "")
 
 
+@pytest.mark.slow_but_for("kill -9 $$-signal 9")
 @pytest.mark.parametrize(
     ("line", "why"),
     [

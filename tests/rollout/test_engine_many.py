@@ -211,6 +211,7 @@ run_many(tasks, agent=Shell([sys.argv[3], "(setsid sleep 300 &)", "sleep 300"], 
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_killed_engine_leaves_nothing_that_the_next_one_does_not_clear(
     local: Sandboxes, model: Model, tmp_path: Path, own_temporary_folder: Path
@@ -301,6 +302,7 @@ def test_the_look_for_leftovers_sees_a_sandbox(local: Sandboxes, leftovers: Call
     leftovers()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_rollouts_that_are_cancelled_at_odd_moments_leave_nothing(
     seed: int, local: Sandboxes, model: Model, tmp_path: Path, leftovers: Callable[[], None]

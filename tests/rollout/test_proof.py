@@ -48,6 +48,7 @@ def test_an_honest_solution_passes_and_a_wrong_one_fails(earn: Callable[..., Out
     assert "1 failed, 1 passed" in wrong.verify_results[0].stdout
 
 
+@pytest.mark.slow_but_for("import os; os._exit(0)-ended from within")
 @pytest.mark.parametrize(
     ("code", "why"),
     [
@@ -103,12 +104,14 @@ FORMS = (
 )
 
 
+@pytest.mark.slow
 def test_honest_lines_pass_in_every_form(earn: Callable[..., Outcome]) -> None:
     lines = [line.replace("PYTEST ", f"{PYTEST} ") for line in FORMS]
     results = earn(RIGHT, *lines).verify_results
     assert [(result.cmd, result.exit_code, result.note) for result in results] == [(line, 0, None) for line in lines]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     [
@@ -193,6 +196,7 @@ def test_plain_scripts_prove_their_end_without_being_changed(earn: Callable[...,
     assert "['checks/plain.py', 'one', 'two']" in stderr
 
 
+@pytest.mark.slow_but_for("import os; os._exit(0)", "import sys; sys.exit(0)")
 @pytest.mark.parametrize(
     "code",
     [
@@ -226,6 +230,7 @@ ENDS = (
 )
 
 
+@pytest.mark.slow
 def test_scripts_end_as_they_always_did(earn: Callable[..., Outcome]) -> None:
     files = {f"script_{number}.py": f"{text}\n" for number, (text, _) in enumerate(ENDS)}
     lines = [f"python3 {name}" for name in files]
@@ -236,6 +241,7 @@ def test_scripts_end_as_they_always_did(earn: Callable[..., Outcome]) -> None:
         assert code is None or one.exit_code == other.exit_code == code, text
 
 
+@pytest.mark.slow
 def test_python_that_is_no_check_is_left_alone_and_may_fail_on_the_way(earn: Callable[..., Outcome]) -> None:
     lines = (
         "if python3 -c 'import nothing_like_that' 2> /dev/null; then false; else true; fi",
@@ -248,6 +254,7 @@ def test_python_that_is_no_check_is_left_alone_and_may_fail_on_the_way(earn: Cal
     assert [(result.exit_code, result.note) for result in outcome.verify_results] == [(0, None)] * 5
 
 
+@pytest.mark.slow
 def test_proof_can_be_required_of_any_check(earn: Callable[..., Outcome]) -> None:
     fields: dict[str, Any] = {"verify_files": {"tests/check.py": SCRIPT}, "proof": True}
     line = "python3 tests/check.py"
@@ -269,6 +276,7 @@ def test_proof_can_be_waived(earn: Callable[..., Outcome]) -> None:
     assert earn("import os; os._exit(0)", proof=False).reward == 1.0
 
 
+@pytest.mark.slow
 def test_code_that_looks_for_the_proof_finds_it_and_a_judge_does_not_care(earn: Callable[..., Outcome]) -> None:
     """What proof cannot do, and what can."""
     code = (

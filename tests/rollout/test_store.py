@@ -207,6 +207,7 @@ def writer(store: RolloutStore, name: str, count: int) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_processes_write_to_one_store_at_once(store: RolloutStore) -> None:
     processes = [writer(store, f"p{n}", 25) for n in range(4)]
     assert [process.communicate(timeout=60)[0] for process in processes] == ["done\n"] * 4

@@ -133,6 +133,7 @@ def test_an_accident_is_nobodys_and_the_line_runs_again(roll: Callable[..., Outc
     assert (outcome.status, outcome.reward) == ("ok", 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", ["true", Check(run="true", judge="true")])
 def test_a_tree_that_does_not_fit_into_the_verifier_is_the_agents_failure(
     roll: Callable[..., Outcome], local: Sandboxes, check: str | Check
@@ -184,6 +185,7 @@ def test_a_judge_whose_sandbox_cannot_hold_the_output_is_a_zero(roll: Callable[.
     assert (outcome.status, outcome.reward) == ("ok", 0.0)
 
 
+@pytest.mark.slow_but_for("nan")
 @pytest.mark.parametrize("output", ["nan", "7", "-1", "much", ""])
 def test_a_score_that_is_no_reward_is_the_agents_where_the_solution_has_one(
     roll: Callable[..., Outcome], output: str
@@ -228,6 +230,7 @@ def test_a_wild_reward_that_the_agents_code_wrote_is_a_zero(roll: Callable[..., 
     assert outcome.metadata["ignored_reward_file"] is True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("act", [f"echo 1.0 > {REWARD}", f"rm -f {REWARD}"])
 def test_a_process_that_outlives_a_line_does_not_choose_the_reward(roll: Callable[..., Outcome], act: str) -> None:
     script = f"(sleep 0.3; while :; do {act}; sleep 0.05; done) > /dev/null 2>&1 &"

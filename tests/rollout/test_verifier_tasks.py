@@ -235,6 +235,7 @@ def has(local: Sandboxes) -> Callable[[str], bool]:
     return programs.__contains__
 
 
+@pytest.mark.slow_but_for("pytest beside a package", "a folder that the check enters")
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in TASKS]
 )

@@ -90,6 +90,7 @@ def test_commands_and_variables_are_in_no_argument_list(box: Sandbox, engine: Co
         job.kill()
 
 
+@pytest.mark.slow
 def test_metadata_become_labels_and_mounts_may_have_odd_names(
     docker: DockerSandboxes, engine: ContainerCli, tmp_path: Path
 ) -> None:
@@ -129,6 +130,7 @@ def killed_owner(host: str, timeout_s: float) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_the_containers_of_a_dead_owner_are_swept_and_those_of_a_living_one_never(
     docker: DockerSandboxes, docker_host: str, engine: ContainerCli, box: Sandbox
 ) -> None:
@@ -211,6 +213,7 @@ BARE_CHECKS = {
 BARE_EVERY_TIME = {"output.streams", "stop.daemons", "tree.upload"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "check",
     [
@@ -250,6 +253,7 @@ def answer_once(server: socket.socket) -> None:
         end.sendall(b"HTTP/1.0 200 OK\r\n\r\nhello")
 
 
+@pytest.mark.slow
 def test_a_relay_that_cannot_run_inside_is_reported_as_unsupported(bare: DockerSandboxes, tmp_path: Path) -> None:
     with bare.open() as box, pytest.raises(SandboxUnsupported, match="python3"):
         ShellSandbox.expose(box, tmp_path / "socket", port=8000)

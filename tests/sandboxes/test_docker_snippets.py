@@ -22,6 +22,7 @@ def run(file: str, **environ: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_snippet_about_containers_prints_what_it_should(docker_host: str) -> None:
     assert run("docker_sandbox.py", DOCKER_HOST=docker_host) == "45\n1\nTrue\n"
 

@@ -45,6 +45,7 @@ def test_what_pretends_to_be_endless_is_not_read_without_a_limit(box: Sandbox) -
     assert box.read_bytes("sparse", max_bytes=10) == bytes(10)
 
 
+@pytest.mark.slow
 def test_files_and_trees_are_copied_without_holding_them_in_memory(box: Sandbox, tmp_path: Path) -> None:
     size = 100_000_000
     tree = tmp_path / "tree"

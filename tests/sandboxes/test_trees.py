@@ -186,6 +186,7 @@ path = st.lists(part, min_size=1, max_size=4).map("/".join)
 entry = st.tuples(path, st.sampled_from(["file", "link", "hard", "dir"]), path)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(entries=st.lists(entry, max_size=8), leaving=st.booleans())
 def test_no_archive_at_all_writes_outside(

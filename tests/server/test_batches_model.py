@@ -342,6 +342,7 @@ def play(server: Any, seed: int) -> None:
     player.leave()
 
 
+@pytest.mark.slow_but_for("threads")
 def test_answers_are_those_of_the_model(server: Any) -> None:
     for number in range(ROUNDS):
         if server.watch is not None and number == 1:

@@ -146,6 +146,7 @@ with TestClient(app) as client:
 """
 
 
+@pytest.mark.slow_but_for("sdk-1")
 @pytest.mark.parametrize(("what", "expected"), [("sdk", "1"), ("api", "0"), ("nothing", "0")])
 def test_tracing_begins_with_the_server_and_only_where_opentelemetry_is_set_up(what: str, expected: str) -> None:
     done = subprocess.run([sys.executable, "-c", SET_UP, what], capture_output=True, text=True, timeout=60, check=False)

@@ -136,6 +136,7 @@ def test_a_log_of_large_observations_is_bounded_as_well(monkeypatch: pytest.Monk
     assert len(kept) < 10
 
 
+@pytest.mark.slow_but_for("serve")
 @pytest.mark.parametrize("way", ["serve", "plain uvicorn"])
 def test_a_slow_reader_delays_no_other_and_gets_the_whole_in_the_end(
     serve: Callable[..., Any], visit: Callable[..., Any], make_app: Any, way: str

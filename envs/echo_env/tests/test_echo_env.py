@@ -66,6 +66,7 @@ def test_a_reset_begins_a_new_episode() -> None:
         assert env.state().step_count == 0
 
 
+@pytest.mark.slow
 def test_the_client_calls_tools_of_the_environment_served_from_its_folder(serve_folder: Callable[[str], str]) -> None:
     url = serve_folder("echo_env")
     with EchoEnv(base_url=url).sync() as env, env.new_session() as other:

@@ -248,6 +248,7 @@ def test_the_same_seed_and_draws_make_the_same_episode() -> None:
 # -- served ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_orchestrator_plays_on_a_server_started_from_the_folder(serve_folder: Callable[[str], str]) -> None:
     task = make_task("file_draft", 2)
     with NotesEnv(base_url=serve_folder("notes_env")).sync() as env, env.new_session() as other:

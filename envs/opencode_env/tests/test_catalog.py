@@ -141,6 +141,7 @@ def test_a_caller_cannot_choose_to_have_no_isolation() -> None:
         ServerSettings.from_environ({}).choose_sandbox("process", "")
 
 
+@pytest.mark.slow
 def test_importing_the_application_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("OPENAI_API_KEY=from-a-file\n", encoding="utf-8")
     code = (

@@ -242,6 +242,7 @@ def test_a_sandbox_that_cannot_reach_its_host_gets_the_proxy_inside(narrow: Any,
 # -- what fails -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["echo ok", "mkdir", "false-setup", "python3 -c"])
 def test_whatever_fails_the_sandbox_is_ended(narrow: Any, play: Play, part: str) -> None:
     narrow.fail = lambda cmd: ExecResult(7, "", "no such luck") if cmd.startswith(part) else None
@@ -300,6 +301,7 @@ def test_there_are_two_modes() -> None:
 # -- in the local sandbox -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local_sandboxes")
 def test_in_our_sandbox_the_proxy_is_outside_and_the_key_nowhere(play: Play) -> None:
     look = run_command("opencode", "env; cat ~/.config/opencode/opencode.json; cat /proc/*/environ", name="look")

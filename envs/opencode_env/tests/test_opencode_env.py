@@ -83,6 +83,7 @@ def test_a_real_run_earns_its_reward_and_brings_its_tokens(served: Any) -> None:
     served.wait_until_free()
 
 
+@pytest.mark.slow
 def test_work_and_judge_can_be_kept_apart(served: Any) -> None:
     call = "python3 -c 'from binary_search import binary_search as b; print(b([1, 2, 4], 4))'"
     with OpenCodeEnv(base_url=served.url).sync() as env:
@@ -133,6 +134,7 @@ def test_a_model_that_does_not_answer_is_no_failure_of_the_agent(served: Any) ->
     served.wait_until_free()
 
 
+@pytest.mark.slow
 def test_a_step_brings_the_reward_and_a_black_box_no_turns(served: Any) -> None:
     with OpenCodeEnv(base_url=served.url).sync() as env:
         env.reset()
@@ -150,6 +152,7 @@ def test_a_step_brings_the_reward_and_a_black_box_no_turns(served: Any) -> None:
         assert (result.mode, result.reward, result.proxy_turns, result.proxy_log_tail) == ("black_box", 0.5, [], "")
 
 
+@pytest.mark.slow
 def test_an_agent_that_takes_too_long_is_truncated_and_what_it_left_is_verified(served: Any) -> None:
     # The limit of other calls is not that of a rollout, whichever way it is asked for.
     with OpenCodeEnv(base_url=served.url, message_timeout_s=2).sync() as env:
@@ -178,6 +181,7 @@ def test_a_setup_that_fails_keeps_the_agent_from_starting(served: Any) -> None:
         assert (result.proxy_turns, result.verify_results, result.agent_exit_code) == ([], [], None)
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_answer_is_no_zero_either(served: Any) -> None:
     refusing = {"turns": [{"failures": [{"kind": "status", "status": 403, "attempts": None}]}]}
     with OpenCodeEnv(base_url=served.url).sync() as env:

@@ -124,6 +124,7 @@ def test_stopping_twice_interrupts_once() -> None:
         thread.join()
 
 
+@pytest.mark.slow
 def test_no_interruption_ever_arrives_after_the_end() -> None:
     """Stop functions just as they end, some thousand times; nothing but `run` itself may raise."""
     chance = random.Random(7)

@@ -201,6 +201,7 @@ def sandboxes(low_limit: None) -> Sandboxes:
     return backend
 
 
+@pytest.mark.slow
 def test_seven_hundred_connections_of_one_agent_harm_no_other(
     sandboxes: Sandboxes, engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait_for: Any
 ) -> None:

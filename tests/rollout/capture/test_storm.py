@@ -188,6 +188,7 @@ def test_nothing_that_an_agent_saw_is_lost_when_the_proxy_is_killed(tmp_path: Pa
     assert counts["unseen"] < 40
 
 
+@pytest.mark.slow
 def test_two_hundred_streams_at_once_are_all_captured_whole(tmp_path: Path) -> None:
     records, log = tmp_path / "records", tmp_path / "engine.log"
     results = [Result(str(number)) for number in range(200)]

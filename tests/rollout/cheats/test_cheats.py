@@ -96,6 +96,7 @@ def test_a_rollout_without_a_reward_is_a_dodge(local: Sandboxes) -> None:
     assert report.unfit == ["broken"]
 
 
+@pytest.mark.slow
 def test_one_that_pays_is_found_among_those_that_share_its_rollout(local: Sandboxes) -> None:
     task = next(cheat.task for cheat in all_cheats() if cheat.task.task_id == "file")
     held = [Cheat(f"held/{n}", "does nothing", (f"touch {n}",), task, together=True) for n in range(3)]

@@ -24,6 +24,7 @@ def apart(server: Any, connect: Callable[..., Any], protocol: str = "v2") -> tup
     return one, other
 
 
+@pytest.mark.slow_but_for("kill")
 @pytest.mark.parametrize("death", DEATHS)
 def test_a_step_that_kills_its_process_loses_its_session_and_no_other(
     perilous: Callable[..., Any], connect: Callable[..., Any], eventually: Callable[..., Any], death: str
@@ -56,6 +57,7 @@ def test_all_sessions_of_a_process_are_lost_with_it(
     eventually(lambda: server.manager.active == 0)
 
 
+@pytest.mark.slow
 def test_a_client_of_v1_gets_the_typed_error_too(perilous: Callable[..., Any], connect: Callable[..., Any]) -> None:
     one, other = apart(perilous(), connect, "v1")
     with pytest.raises(SessionLost) as caught:
@@ -82,6 +84,7 @@ def test_a_process_that_dies_between_requests_is_noticed_at_once(
     assert caught.value.reason == "worker crashed"
 
 
+@pytest.mark.slow
 def test_the_same_over_http(
     perilous: Callable[..., Any], eventually: Callable[..., Any], kill: Callable[[int], None]
 ) -> None:
@@ -102,6 +105,7 @@ def test_the_same_over_http(
             assert gone.json()["reason"] == "worker crashed"
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_in_a_reset_loses_the_session(
     perilous: Callable[..., Any], connect: Callable[..., Any], eventually: Callable[..., Any]
 ) -> None:
@@ -115,6 +119,7 @@ def test_a_process_that_dies_in_a_reset_loses_the_session(
     assert client.reset().observation["count"] == 0
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_in_close_gives_the_slot_back(
     perilous: Callable[..., Any], connect: Callable[..., Any], eventually: Callable[..., Any]
 ) -> None:
@@ -154,6 +159,7 @@ def test_calls_that_wait_for_their_turn_get_the_error_as_well(
     assert {answer.json()["reason"] for answer in answers} == {"worker crashed"}
 
 
+@pytest.mark.slow
 def test_a_constructor_that_kills_its_process_is_a_factory_error_and_a_loop_of_them_is_slowed_down(
     perilous: Callable[..., Any],
     connect: Callable[..., Any],

@@ -78,6 +78,7 @@ def test_a_server_that_is_killed_leaves_no_worker_behind(
     eventually(lambda: not any(map(is_alive, pids)))
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_takes_a_worker_with_it_that_is_busy_or_does_not_close(
     start: Callable[..., Any],
     connect: Callable[..., Any],
@@ -105,6 +106,7 @@ def test_a_server_that_is_killed_takes_a_worker_with_it_that_is_busy_or_does_not
     thread.join(90)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_server_that_stops_ends_its_workers(
     start: Callable[..., Any], connect: Callable[..., Any], is_alive: Callable[[int], bool], number: signal.Signals
@@ -127,6 +129,7 @@ def test_a_worker_leaves_signals_of_the_whole_group_to_the_server(
     assert client.step({}).observation["pid"] == pid
 
 
+@pytest.mark.slow
 def test_a_shutdown_kills_a_worker_that_does_not_close(
     perilous: Callable[..., Any], serve: Any, envs: ModuleType, connect: Callable[..., Any], is_alive: Any
 ) -> None:
@@ -147,6 +150,7 @@ def test_a_shutdown_kills_a_worker_that_does_not_close(
         server.wait_for(lambda: not is_alive(pid), 30)
 
 
+@pytest.mark.slow
 def test_a_worker_whose_only_session_does_not_end_is_killed_after_a_while(
     serve: Callable[..., Any],
     envs: ModuleType,
@@ -217,6 +221,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow_but_for("as a program")
 @pytest.mark.parametrize("way", ["as a program", "as a file with a name of Python's", "as a folder's module"])
 def test_environments_are_found_wherever_they_are_defined(
     start: Callable[..., Any], connect: Callable[..., Any], tmp_path: Path, way: str

@@ -172,6 +172,7 @@ def test_a_failure_is_logged_with_its_place_in_the_environment(
     assert "environments.py" in caplog.text
 
 
+@pytest.mark.slow
 def test_sessions_are_spread_and_a_full_process_takes_no_more(
     perilous: Callable[..., Any], connect: Callable[..., Any], eventually: Callable[..., Any]
 ) -> None:

@@ -86,6 +86,7 @@ def test_an_mcp_client_finds_the_same_tools_results_and_failures_with_either_run
     assert answer.json()["result"]["instructions"] == "Mind the gap."
 
 
+@pytest.mark.slow
 def test_tools_that_only_one_mode_has_are_those_of_the_servers_mode(serve: Serve, tools: Any) -> None:
     server = serve(toolbox(tools, mode="production"))
 
@@ -118,6 +119,7 @@ def test_a_tool_that_takes_too_long_is_interrupted_in_its_process(serve: Serve, 
     asyncio.run(asyncio.wait_for(use(), SOON_S))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", ["Toolbox", "BringsServer"])
 def test_a_tool_that_kills_its_process_is_a_typed_error_and_other_sessions_go_on(
     serve: Serve, tools: Any, env: str

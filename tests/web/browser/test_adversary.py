@@ -35,6 +35,7 @@ class Stuck(Idle):
         return Gate(text="open")
 
 
+@pytest.mark.slow
 def test_a_session_that_hangs_is_ended_by_its_button(site: Callable[..., Any], visit: Callable[..., Any]) -> None:
     server = site(Stuck, Push, Gate)
     page = visit(server.url).page()
