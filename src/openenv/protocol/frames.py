@@ -102,6 +102,9 @@ def masked_control_frame(opcode: Opcode, payload: bytes, key: bytes) -> bytes:
     return bytes((0x80 | opcode, 0x80 | len(payload))) + key + apply_mask(payload, key)
 
 
+_CHUNK_COST: Final = 64  # what a chunk takes in memory beside its bytes, of which a peer may send few at a time
+
+
 class FrameReader:
     """Cuts a byte stream into messages.
 
@@ -123,6 +126,17 @@ class FrameReader:
         self._fragment_size = 0
         self._oversize = 0
         self._skipped_final = True
+
+    @property
+    def held(self) -> int:
+        """How much memory a message takes that is not whole."""
+        return self._size + _CHUNK_COST * len(self._chunks) + len(self._fragments)
+
+    def drop_all(self) -> None:
+        """Drop what is held, and everything that still comes."""
+        self._chunks, self._size = [], 0
+        self._fragments = bytearray()
+        self._skip, self._skipped_final = 1 << 63, False
 
     def feed(self, data: bytes) -> list[WebSocketMessage]:
         """Take in bytes, give out what is whole.

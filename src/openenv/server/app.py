@@ -30,7 +30,7 @@ from .mcp.endpoint import McpEndpoint
 from .options import ServerArguments, ServerOptions, ServerOverrides, takes_server_arguments
 from .routes import Documents, MetricsRoutes, TaskRoutes, add_info_routes, gym_routes
 from .service import EnvService
-from .unread import UnreadReplies
+from .unread import PartialRequests, UnreadReplies
 from .ws import WsEndpoint
 
 logger = logging.getLogger(__name__)
@@ -213,8 +213,11 @@ class HTTPEnvServer:
         async def lifespan(application: Any) -> AsyncIterator[Any]:
             self._has_lifespan = True
             self.manager.resume()
-            unread = loop_local(asyncio.get_running_loop(), UnreadReplies)
-            unread.limit = self.service.options.max_unread_bytes
+            loop, options = asyncio.get_running_loop(), self.service.options
+            loop_local(loop, UnreadReplies).limit = options.max_unread_bytes
+            # A request of the largest size must pass, whatever its chunks cost.
+            partial = loop_local(loop, PartialRequests)
+            partial.limit = max(options.max_unread_bytes, 2 * options.max_message_bytes)
             async with inner(application) as state:
                 self.monitoring.begin()
                 try:

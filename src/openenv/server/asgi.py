@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapp
 from typing import Any, Final, TypeVar
 
 from ..protocol.json_values import encode
+from ..runners import loop_local
 from ..sessions.events import RequestOrigin
+from .unread import PartialRequests
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -85,18 +87,48 @@ async def read_body(receive: Receive, limit: int) -> bytes:
         BodyTooLarge: It is over the limit; the rest is not read.
         ClientGone: The client disconnected.
     """
-    chunks, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        chunk: bytes = message.get("body", b"")
-        size += len(chunk)
-        if size > limit:
-            raise BodyTooLarge(limit)
-        chunks.append(chunk)
-        if not message.get("more_body"):
-            return chunk if len(chunks) == 1 else b"".join(chunks)
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    chunk: bytes = message.get("body", b"")
+    if len(chunk) > limit:
+        raise BodyTooLarge(limit)
+    return await _PartialBody(receive, chunk).read(limit) if message.get("more_body") else chunk
+
+
+class _PartialBody:
+    """A body that does not come at once: it counts with the requests of all clients that are not whole."""
+
+    can_be_heard = True  # it is read as fast as it comes
+
+    def __init__(self, receive: Receive, begin: bytes) -> None:
+        self._receive = receive
+        self._data: bytearray | None = bytearray(begin)
+
+    async def read(self, limit: int) -> bytes:
+        """Read the rest, and return all of it."""
+        partial = loop_local(asyncio.get_running_loop(), PartialRequests)
+        try:
+            while self._data is not None:
+                partial.hold(self, len(self._data))
+                message = await self._receive()
+                if message["type"] == "http.disconnect" or self._data is None:
+                    break
+                self._data += message.get("body", b"")
+                if len(self._data) > limit:
+                    raise BodyTooLarge(limit)
+                if not message.get("more_body"):
+                    return bytes(self._data)
+        finally:
+            partial.discard(self)
+        raise ClientGone
+
+    def drop_request(self, reason: str) -> None:
+        """Free what is held, and end the connection where the server shows it."""
+        self._data = None
+        transport = transport_of(self._receive)
+        if transport is not None:
+            transport.abort()
 
 
 class BodyLimit:

@@ -32,13 +32,13 @@ class ServerArguments(TypedDict, total=False):
     `runner` is where environment code runs: `auto` (default), `thread`, `inline`, `process`. `access` holds the tokens
     that clients must show. `redact_errors` keeps the texts of the environment's exceptions from clients.
     `max_message_bytes` is the largest request that is read (100 MB), `max_batch` how many requests one batch may hold
-    (10,000), and `max_unread_bytes` how much clients may leave unread, all together (1 GiB). `session_grace_s` is how
-    long a session is kept for a client whose connection broke (60 s; 0 ends it at once). `close_timeout_s` is how long
-    the `close` of an environment may take before its slot is given to others (30 s). `max_agent_sessions` limits the
-    sessions that agents open, so that some are left for the orchestrator. `env_processes` and `sessions_per_process`
-    are for the `process` runner: over how many processes sessions are spread (one per core), and how many one process
-    may hold (any number). `fast` serves on the bare transport where possible (see `server/fast`). `limits` sets all
-    limits at once.
+    (10,000), and `max_unread_bytes` how much clients may leave unread, all together, and how much they may have sent of
+    requests that are not whole (1 GiB each). `session_grace_s` is how long a session is kept for a client whose
+    connection broke (60 s; 0 ends it at once). `close_timeout_s` is how long the `close` of an environment may take
+    before its slot is given to others (30 s). `max_agent_sessions` limits the sessions that agents open, so that some
+    are left for the orchestrator (all but one). `env_processes` and `sessions_per_process` are for the `process`
+    runner: over how many processes sessions are spread (one per core), and how many one process may hold (any number).
+    `fast` serves on the bare transport where possible (see `server/fast`). `limits` sets all limits at once.
     """
 
     runner: Runner | str | None

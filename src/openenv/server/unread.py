@@ -1,9 +1,10 @@
-"""Replies that clients have not read: how much waits for all clients of one event loop, and whom to disconnect for it.
+"""What all clients of one event loop leave in memory, and whom to disconnect for it: replies unread, requests begun.
 
 One connection holds little by itself: a client that reads nothing is not read from either, and its sessions start no
-further calls (`Backpressure`, `Session`). What is left are the replies that were under way, over many connections, for
-ever. So a connection ends when its client has read nothing for a while, and the one with most unread bytes ends when
-all of them together are too many. Knows buffers; must not know protocols.
+further calls (`Backpressure`, `Session`); a request has a largest size. What is left are the replies that were under
+way, and the requests that never end, over many connections, for ever. So a connection ends when its client has read or
+sent nothing for a while, and the one with most bytes ends when all of them together are too many. Knows buffers; must
+not know protocols.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ logger = logging.getLogger(__name__)
 DEFAULT_MAX_UNREAD_BYTES: Final = 1024 * 1024 * 1024
 STALL_S = 40.0
 _LOOK_S: Final = 5.0
-_PROGRESS_BYTES: Final = 4096  # a client that takes fewer in the time between two looks does not read
+_PROGRESS_BYTES: Final = 4096  # a client that takes or sends fewer in the time between two looks has stopped
+_SMALL_REQUEST: Final = 65_536  # a client may take all the time it likes for these
 
 
 class Buffer(Protocol):
@@ -135,5 +137,87 @@ class UnreadReplies:
         logger.warning("a client that left %d bytes unread is disconnected: %s", buffer.get_write_buffer_size(), reason)
         try:
             reader.drop(reason)
+        except Exception:  # one broken connection must not end the watch over the others
+            logger.exception("a connection could not be dropped")
+
+
+class RequestSource(Protocol):
+    """Where a request comes from, a piece at a time."""
+
+    @property
+    def can_be_heard(self) -> bool:
+        """Whether the server reads on: else it is not the client that makes a request wait."""
+
+    def drop_request(self, reason: str) -> None:
+        """Free what is held of it, and end the connection."""
+
+
+@dataclass(slots=True, eq=False)
+class PartialRequest:
+    """How much of a request is held, how much was at the last look, and when it last grew."""
+
+    size: int
+    seen: int
+    grew_at: float
+
+
+class PartialRequests:
+    """The requests of one loop that have begun and are not whole.
+
+        hold ---- in all over `limit` ----> the largest is dropped
+          |
+          +-- look, every 5 s: next to nothing came for 40 s ----> dropped, unless it is small
+          +-- discard: the request is whole, or its client is gone
+
+    Args:
+        loop: The loop of the connections.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._requests: dict[RequestSource, PartialRequest] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self.size = 0
+        """How many bytes are held for all of them."""
+        self.limit = DEFAULT_MAX_UNREAD_BYTES
+
+    def hold(self, source: RequestSource, size: int) -> None:
+        """Note how much of a request is there by now; this may drop it, or another one."""
+        request = self._requests.get(source)
+        if request is None:
+            request = self._requests[source] = PartialRequest(0, 0, self._loop.time())
+            if self._timer is None:
+                self._timer = self._loop.call_later(min(_LOOK_S, STALL_S / 4), self._look)
+        self.size += size - request.size
+        request.size = size
+        while self.size > self.limit:
+            largest = max(self._requests, key=lambda each: self._requests[each].size)
+            self._drop(largest, f"all clients together sent more than {self.limit} bytes of unfinished requests")
+
+    def discard(self, source: RequestSource) -> None:
+        """Forget a request that is whole, or whose client is gone."""
+        request = self._requests.pop(source, None)
+        if request is not None:
+            self.size -= request.size
+
+    def _look(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        for source, request in list(self._requests.items()):
+            has_grown = request.size - request.seen >= _PROGRESS_BYTES
+            if has_grown or request.size <= _SMALL_REQUEST or not source.can_be_heard:
+                request.grew_at = now
+            elif now - request.grew_at >= STALL_S:
+                self._drop(source, f"a request came no further for {STALL_S:g} s")
+            request.seen = request.size
+        if self._requests:
+            self._timer = self._loop.call_later(min(_LOOK_S, STALL_S / 4), self._look)
+
+    def _drop(self, source: RequestSource, reason: str) -> None:
+        size = self._requests[source].size
+        self.discard(source)
+        logger.warning("a client that sent %d bytes of a request is disconnected: %s", size, reason)
+        try:
+            source.drop_request(reason)
         except Exception:  # one broken connection must not end the watch over the others
             logger.exception("a connection could not be dropped")

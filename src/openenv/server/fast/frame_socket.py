@@ -21,7 +21,7 @@ from ...protocol.frames import FrameError, FrameReader, Opcode, close_payload, c
 from ...runners import current_dispatcher, loop_local
 from ..asgi import Receive, Send
 from ..sockets import AsgiSocket, Socket, SocketHandler
-from ..unread import UnreadReplies
+from ..unread import PartialRequests, UnreadReplies
 
 logger = logging.getLogger(__name__)
 
@@ -142,6 +142,7 @@ class FrameSocket(asyncio.Protocol):
         self._keepalive = loop_local(self._loop, KeepAlive)
         self._writes = loop_local(self._loop, WriteBatch)
         self._unread = loop_local(self._loop, UnreadReplies)
+        self._is_partial = False  # a message has begun and is not whole
         self.is_full = False  # the peer reads too slowly for more to be sent now
         self._drained: asyncio.Future[None] | None = None
         self._close_timer: asyncio.TimerHandle | None = None
@@ -232,6 +233,7 @@ class FrameSocket(asyncio.Protocol):
         except FrameError:
             self._transport.close()
             return
+        self._note_partial()
         if any(message.opcode == Opcode.CLOSE for message in messages):
             self._transport.close()
 
@@ -308,6 +310,25 @@ class FrameSocket(asyncio.Protocol):
                 handler.on_oversize(message.size)
             if self._closing:
                 return
+        self._note_partial()
+
+    def _note_partial(self) -> None:
+        """Count what is held of a message that is not whole, with those of all other clients."""
+        held = self._reader.held
+        if held:
+            self._is_partial = True
+            loop_local(self._loop, PartialRequests).hold(self, held)
+        elif self._is_partial:
+            self._forget_partial()
+
+    def _forget_partial(self) -> None:
+        self._is_partial = False
+        loop_local(self._loop, PartialRequests).discard(self)
+
+    def drop_request(self, reason: str) -> None:
+        """Free what is held of a message that is not whole, and end the connection."""
+        self._reader.drop_all()
+        self.close(1008, reason)
 
     def eof_received(self) -> bool:
         """Treat a client that has shut its side as gone."""
@@ -341,6 +362,8 @@ class FrameSocket(asyncio.Protocol):
         """Tell the handler, and the server's own protocol, which keeps the list of connections."""
         self._closing = True
         self._relieve()
+        if self._is_partial:
+            self._forget_partial()
         if self._close_timer is not None:
             self._close_timer.cancel()
         self._keepalive.discard(self)
