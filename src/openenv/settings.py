@@ -64,7 +64,7 @@ sessions_per_process = Setting("OPENENV_SESSIONS_PER_PROCESS", int)
 max_sessions = Setting("OPENENV_MAX_SESSIONS", int)
 """How many sessions a server may hold."""
 max_agent_sessions = Setting("OPENENV_MAX_AGENT_SESSIONS", int)
-"""How many sessions agents may open at once."""
+"""How many sessions agents may open at once; by default all but one."""
 session_timeout = Setting("OPENENV_SESSION_TIMEOUT", float)
 """How many seconds an unused session is kept."""
 session_grace = Setting("OPENENV_SESSION_GRACE", float)

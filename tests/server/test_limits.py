@@ -126,6 +126,39 @@ def test_agents_leave_slots_to_the_orchestrator(
             GenericEnvClient(server.url, token="trainer-token").sync().reset()
 
 
+@pytest.mark.parametrize("way", [by_v2, by_handshake])
+def test_agents_leave_a_slot_to_the_orchestrator_where_no_limit_was_set(
+    serve: Any, stack: ExitStack, way: Callable[[Any, ExitStack], dict[str, Any]]
+) -> None:
+    server = serve(create_app(Greeter, Action, Observation, max_concurrent_envs=2, access=POLICY))
+    assert "error" not in json.dumps(way(server, stack))
+    assert "as many sessions for agents as it may" in json.dumps(way(server, stack))
+    listed = _post(server, {"jsonrpc": "2.0", "id": 1, "method": "tools/list"})  # a single request takes no slot
+    assert "greet" in json.dumps(listed)
+    with GenericEnvClient(server.url, token="trainer-token").sync() as trainer:
+        trainer.reset()
+        assert server.manager.active == 2
+
+
+def test_the_only_slot_of_a_server_is_the_agents_too(serve: Any, stack: ExitStack) -> None:
+    server = serve(create_app(Greeter, Action, Observation, access=POLICY))
+    assert by_v2(server, stack)["type"] == "opened"
+    assert by_v2(server, stack)["data"]["code"] == "CAPACITY_REACHED"
+
+
+def test_an_agent_waits_for_a_slot_that_agents_may_have(serve: Any, stack: ExitStack) -> None:
+    server = serve(create_app(Greeter, Action, Observation, max_concurrent_envs=2, access=POLICY))
+    first, second = (stack.enter_context(dial(server, AGENT)) for _ in range(2))
+    session = ask(first, type="open", id=1)["session"]
+    second.send(json.dumps({"type": "open", "id": 1, "wait_s": 30}))
+    server.wait_for(lambda: len(server.manager.slots.queue) == 1 and not server.manager.slots.queue.has_next)
+    peer = stack.enter_context(dial(server, {"Authorization": "Bearer trainer-token"}))
+    assert ask(peer, type="open", id=1)["type"] == "opened"  # it passes the agent that waits
+    first.send(json.dumps({"type": "close", "id": 2, "session": session}))
+    replies = iter(lambda: json.loads(second.recv(timeout=10)), None)
+    assert next(reply for reply in replies if reply["type"] != "event")["type"] == "opened"
+
+
 def test_agents_without_a_slot_of_their_own_still_reach_a_session_that_was_prepared(serve: Any) -> None:
     app = create_app(Greeter, Action, Observation, max_concurrent_envs=2, max_agent_sessions=0, access=POLICY)
     server = serve(app)

@@ -90,7 +90,7 @@ def serve(
         help="How long the close of an environment may take before its slot is given to others; by default 30.",
     ),
     max_agent_sessions: int | None = _of_sessions(
-        metavar="N", min=0, help="How many of the sessions agents may open; by default any number."
+        metavar="N", min=0, help="How many of the sessions agents may open; by default all but one."
     ),
     token: str | None = _of_access(
         None,

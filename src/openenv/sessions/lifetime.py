@@ -56,7 +56,7 @@ class SessionLimits:
         soft_sessions: Soft sessions kept at once.
         grace_s: Life of a detached session.
         queue: How many clients may wait for a slot.
-        agents: Sessions held at once that agents have opened; None for no such limit.
+        agents: Sessions held at once that agents have opened; None for all but one, or the only one.
         closing_wait_s: How long a client waits for a slot whose session is already closing.
         close_s: How long an environment's `close` may take before its slot is given to others.
         drain_s: How long a shutdown waits for running calls.

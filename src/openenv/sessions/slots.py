@@ -74,6 +74,14 @@ class CapacityQueue:
     def __len__(self) -> int:
         return len(self._tickets)
 
+    @property
+    def has_next(self) -> bool:
+        """Whether a slot that is free now is for a client that waits: those that stand aside do not count."""
+        if not self._tickets:
+            return False
+        with self._lock:
+            return self._first() is not None
+
     def join(self) -> Ticket | None:
         """Take the last place; None if the queue is full."""
         ticket = Ticket()
@@ -268,11 +276,11 @@ class Slots:
                 if victim is not None:
                     victim.close(EVICTED)  # its slot comes free when the environment's own `close` has returned
                 if wait_for is None:
-                    raise self._refusal(by_agent=by_agent)
+                    raise self._refusal(kind, by_agent=by_agent)
                 # A constructor takes the time it takes; a session that is closing is not waited for as long.
                 is_called = await ticket.wait(None if wait_for == "class" else deadline)
                 if not is_called and not self._abandon_soft():
-                    raise self._refusal(by_agent=by_agent)
+                    raise self._refusal(kind, by_agent=by_agent)
         finally:
             queue.leave(ticket)
 
@@ -284,12 +292,13 @@ class Slots:
         Raises:
             SessionCapacityError: No slot came free in time, or too many clients wait.
         """
-        is_over = by_agent and self._is_over_agents()
+        # Where a limit was set, an agent would wait for its own kind; the one of every server keeps a slot for others.
+        is_over = by_agent and self._limits.agents is not None and self._is_over_agents(kind)
         ticket = self.queue.join() if wait_s > 0 and not is_over else None
         if ticket is None:
-            if wait_s <= 0 and not is_over and not self.queue:
+            if wait_s <= 0 and not is_over and not self.queue.has_next:
                 return await self.reserve(kind, by_agent=by_agent)  # a slot that is just coming free is worth a moment
-            raise self._refusal(by_agent=by_agent)
+            raise self._refusal(kind, by_agent=by_agent)
         deadline = ticket.loop.time() + wait_s
         try:
             while True:
@@ -299,14 +308,14 @@ class Slots:
                     return session
                 if victim is not None:
                     victim.close(EVICTED)
-                if by_agent and self._is_over_agents():
+                if by_agent and self._is_over_agents(kind):
                     # Or an agent at the head of the queue would keep free slots from the orchestrators behind it.
                     self.queue.stand_aside(ticket)
                 if on_position is not None:
                     on_position(self.queue.position(ticket))
                 now = ticket.loop.time()
                 if now >= deadline or self.is_closed:
-                    raise self._refusal(by_agent=by_agent)
+                    raise self._refusal(kind, by_agent=by_agent)
                 await ticket.wait(min(deadline, now + 1.0))  # the position changes without a call
         finally:
             self.queue.leave(ticket)
@@ -314,10 +323,10 @@ class Slots:
     def _try(self, kind: SessionKind, *, by_agent: bool, is_next: bool = False) -> SlotReservation:
         """Reserve if possible; else name a session to evict, and what to wait for. Clients in the queue come first."""
         with self._lock:
-            if by_agent and self._is_over_agents():
+            if by_agent and self._is_over_agents(kind):
                 return SlotReservation(None)
             # A client that comes now must not overtake those that wait. Single requests use no slot, so they may.
-            if self.is_closed or (self.queue and not is_next and kind is not SessionKind.ONCE):
+            if self.is_closed or (not is_next and kind is not SessionKind.ONCE and self.queue.has_next):
                 return SlotReservation(None)
             if self._is_unsure() and any(s.state is SessionState.CREATING for s in (*self._live.values(), *self._once)):
                 return SlotReservation(None, wait_for="class")  # the first one reveals how many there may be
@@ -334,9 +343,11 @@ class Slots:
             is_closing = victim is not None or any(s.state is SessionState.CLOSING for s in self._live.values())
             return SlotReservation(None, victim, "slot" if is_closing else None)
 
-    def _is_over_agents(self) -> bool:
-        """Whether agents have as many sessions as they may."""
-        return self._limits.agents is not None and self._of_agents >= self._limits.agents
+    def _is_over_agents(self, kind: SessionKind) -> bool:
+        """Whether agents have as many sessions as they may: by default all but one, which is the orchestrator's."""
+        if self._limits.agents is not None:
+            return self._of_agents >= self._limits.agents
+        return kind is not SessionKind.ONCE and self._of_agents >= self.count - 1 > 0
 
     def _insert(self, kind: SessionKind, *, by_agent: bool) -> Session:
         session = self._make(kind)
@@ -355,11 +366,11 @@ class Slots:
         """When to try again; later for a longer queue."""
         return 1.0 + len(self.queue) // 100
 
-    def _refusal(self, *, by_agent: bool) -> SessionCapacityError:
+    def _refusal(self, kind: SessionKind, *, by_agent: bool) -> SessionCapacityError:
         text = None
         if self.is_closed:
             text = "The server is shutting down and opens no more sessions."
-        elif by_agent and self._is_over_agents():
+        elif by_agent and self._is_over_agents(kind):
             text = "The server holds as many sessions for agents as it may."
         self._report(SessionCapacityError.code)
         return SessionCapacityError(self.used, self.count, text)
