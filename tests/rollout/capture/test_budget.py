@@ -216,6 +216,29 @@ def test_records_do_not_grow_without_end(agent: Any, engine: Any, fake: Any, mon
     assert "bytes" in agent.chat().json()["error"]["message"]
 
 
+@pytest.mark.parametrize(("items", "calls"), [(1, 20), (1000, 12)])
+def test_small_calls_count_with_the_memory_that_they_take(
+    agent: Any, engine: Any, fake: Any, monkeypatch: pytest.MonkeyPatch, items: int, calls: int
+) -> None:
+    monkeypatch.setattr("openenv.rollout.capture.records.MAX_RECORDS", calls * (12_000 + 8 * items) + 500 * items)
+    messages = [{"role": "user", "content": f"{number}"} for number in range(items)]
+    statuses = [agent.chat(messages=messages).status_code for _ in range(calls + 5)]
+    assert statuses == sorted(statuses)
+    assert calls / 2 < statuses.count(200) < calls + 3
+    assert statuses[-1] == 413
+
+
+def test_answers_of_the_budget_are_listed_only_so_often(
+    open_agent: Any, engine: Any, fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openenv.rollout.capture.captured_rollout.MAX_STOPS", 3)
+    agent = open_agent(budget=Budget(max_calls=0))
+    for _ in range(5):
+        agent.chat()
+    assert agent.capture.stats().budget_stops == 5
+    assert len(agent.capture.recording().stops) == 3
+
+
 # Requests that would hold up the proxy, which all rollouts share
 
 

@@ -95,6 +95,26 @@ def test_sub_agents_and_titles_are_auxiliary_and_a_compaction_is_the_agents(talk
     assert (document["trainable"], document["rollout_type"], document["capture_level"]) == (True, "train", "tokens")
 
 
+def test_calls_that_the_model_has_run_do_not_take_the_agents_place(talk: Conversation) -> None:
+    talk.ask([7], [70], system="make a title", tools=None)
+    talk.ask([1], [10])
+    for number in range(20, 25):  # more calls than the agent's own, and before it goes on
+        talk.ask([number], [number + 100], system="say yes")
+    talk.ask([20, 0, 120], [30], system="say yes")
+    talk.ask([1, 0, 10], [11])
+    sequences = talk.agent.capture.sequences()
+    assert [one.node_ids for one in sequences if one.role == "agent"] == [[2, 9]]
+    assert all(one.trainable for one in sequences)
+
+
+def test_an_agent_without_tools_keeps_its_place_when_the_model_makes_calls_with_some(talk: Conversation) -> None:
+    talk.ask([1], [10], tools=None)
+    for number in (20, 21, 22):
+        talk.ask([number], [number + 100])
+    talk.ask([1, 0, 10], [11], tools=None)
+    assert [one.node_ids for one in talk.agent.capture.sequences() if one.role == "agent"] == [[1, 5]]
+
+
 def test_no_sampled_token_is_trained_on_twice(talk: Conversation) -> None:
     talk.ask([1], [10])
     talk.ask([1, 0, 10, 2], [11])

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 EXHAUSTED = "Step budget exhausted; stopping."
 """The answer that an agent gets from an exhausted budget, in the model's place."""
+MAX_STOPS = 1000
+"""How many of these answers a rollout's records list; further ones are only counted."""
 
 
 @dataclass(slots=True)
@@ -241,7 +243,8 @@ class CapturedRollout:
     def budget_ended(self, limit: str, dialect: str) -> None:
         """Record a call that the budget answered, or ended."""
         self.spending.refused += 1
-        self.recorder.note("stop", limit=limit, dialect=dialect)
+        if self.spending.refused <= MAX_STOPS:
+            self.recorder.note("stop", limit=limit, dialect=dialect)
 
     def endpoint_failed(self, *, status: int | None, kind: str, message: str) -> None:
         """Count an attempt that failed at the endpoint; a request that it `refused` may be the agent's fault."""

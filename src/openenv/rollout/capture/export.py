@@ -25,8 +25,8 @@ from .graph import CallGraph, CallNode, build, setting_of
 from .records import Call, Recording
 
 Role = Literal["agent", "auxiliary", "discarded"]
-"""`agent`: the conversation that did the work, and those with its system text and tools. `auxiliary`: any other, such
-as one that made a title. `discarded`: an answer that the agent did not go on from."""
+"""`agent`: the agent's own conversation, and those with its system text and tools. `auxiliary`: any other, such as one
+that made a title; trained on as well. `discarded`: an answer that the agent did not go on from."""
 Level = Literal["tokens", "logprobs", "text"]
 """What an engine names of what it samples: ids and log-probabilities, log-probabilities, or neither."""
 Severity = Literal["FATAL", "WARN", "INFO"]
@@ -174,13 +174,20 @@ def _sequence(role: Role, leaf: CallNode, used: set[int]) -> Sequence:
 
 
 def _main_setting(graph: CallGraph) -> bytes | None:
-    """Return the setting of the agent: that in which most calls were made, the first where there are several."""
-    counts: dict[bytes, int] = {}
-    for node in graph.nodes:
-        if not node.discarded:
-            key = setting_of(node.call)
-            counts[key] = counts.get(key, 0) + 1
-    return max(counts, key=lambda key: counts[key]) if counts else None
+    """Return the setting of the agent: that of its first call, or of the first with tools where that made a title.
+
+    What a model has run in the sandbox can call the model, too, as often and with whatever text and tools it likes. It
+    comes after the agent's first call, though: so what counts is which came first, never which was made most often.
+    """
+    nodes = sorted(graph.nodes, key=lambda node: node.number)
+    if not nodes:
+        return None
+    first = setting_of(nodes[0].call)
+    with_tools = next((node for node in nodes if node.call.sent.get("tools")), None)
+    # Agents without tools read commands from texts, and go on from those; nothing goes on from a title.
+    if with_tools is None or any(node.children for node in nodes if setting_of(node.call) == first):
+        return first
+    return setting_of(with_tools.call)
 
 
 def _role(leaf: CallNode, main: bytes | None) -> Role:

@@ -41,8 +41,13 @@ from .encoding import STREAM_DONE, EventSplitter, Json, dumps, event_data, load_
 FILE = "calls.log"
 """The name of the records in a rollout's folder."""
 MAX_RECORDS = 1024 * 1024 * 1024
-"""How many bytes a rollout's records may have before no more calls begin: an agent must not be able to fill the disk,
-by its requests or by prompts that the engine names the ids of."""
+"""How many bytes a rollout's records may have before no more calls begin, on disk and beside that in the memory of
+what reads them: an agent must not be able to fill either, by its requests or by prompts that the engine names the ids
+of."""
+# Small calls and items take more memory than bytes in the file: objects when they are read, digests until then.
+_CALL_COST = 10_000
+_ITEM_COST = 500
+_REFERENCE_COST = 8
 # An agent sends its whole conversation with every call: call n repeats what call n-1 sent, and adds a message or two.
 # Written as it comes, the file would grow with the square of the calls. The parts of requests in which dialects have
 # what repeats are written as items, each of them once.
@@ -74,6 +79,7 @@ class Recorder:
         self._fd: int | None = None
         self._users = 0
         self._size = 0  # up to the last whole entry
+        self._overhead = 0  # what the calls take in memory beside their bytes, about
         self._numbers: dict[bytes, int] = {}  # of items in the file, by their digests
         self._prompts: deque[tuple[int, array[int]]] = deque(maxlen=_PROMPTS_KEPT)
         self._calls = 0
@@ -206,7 +212,11 @@ class Recorder:
         # in no entry.
         fresh: dict[bytes, int] = {}
 
+        references = 0
+
         def number_of(item: object) -> int:
+            nonlocal references
+            references += 1
             digest = hashlib.blake2b(dumps(item), digest_size=16).digest()
             number = self._numbers.get(digest, fresh.get(digest))
             if number is None:
@@ -237,10 +247,12 @@ class Recorder:
         }
         payload["sent"] = {"set": pack(changed), "unset": [key for key in request if key not in sent]}
         content = dumps({**payload, "new": new})
-        if is_first and self._size + len(content) > MAX_RECORDS:
-            raise RecordsTooLarge(f"the records of a rollout may have {MAX_RECORDS} bytes")
+        overhead = _CALL_COST * is_first + _ITEM_COST * len(fresh) + _REFERENCE_COST * references
+        if is_first and self._size + len(content) + self._overhead + overhead > MAX_RECORDS:
+            raise RecordsTooLarge(f"the records of a rollout may take {MAX_RECORDS} bytes on disk and in memory")
         self.append(head, content)
         self._numbers.update(fresh)
+        self._overhead += overhead
 
 
 class CallRecorder:
