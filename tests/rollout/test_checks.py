@@ -70,6 +70,19 @@ def test_task_files_have_the_same_short_forms(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "check"),
+    [
+        ("{python: check.py, of: square}", python_check("check.py", of="square")),
+        ("{run: ./a, cases: [{stdout: 1}]}", case_check("./a", (Case(stdout="1"),))),
+        ("{run: ./a, judge: sh judge.sh}", Check(run="./a", judge="sh judge.sh")),
+    ],
+)
+def test_a_single_check_needs_no_list(tmp_path: Path, text: str, check: Check) -> None:
+    (tmp_path / "t.yaml").write_text(f"instruction: x\nverify: {text}\n")
+    assert load_task(tmp_path / "t.yaml").verify == (check,)
+
+
 def test_a_check_with_files_is_stored_and_read_again() -> None:
     before = task(case_check("./a", (Case(stdout="1"),)), pytest_check(("a.py", "b.py"), of=("a", "b"), path="src"))
     assert Task.model_validate_json(before.model_dump_json()) == before

@@ -35,11 +35,37 @@ def task(*checks: str | Check, **fields: Any) -> Task:
         ),
         (
             'gcc -o sq sq.c && [ "$(./sq 7)" = 49 ]',
-            {"run": "{ gcc -o sq sq.c; } >&2 && ./sq 7", "judge": '[ "$(cat "$OUTPUT/stdout")" = 49 ]'},
+            {
+                "run": "{ gcc -o sq sq.c; } >&2 && { ./sq 7; true; }",
+                "judge": '[ "$(cat "$OUTPUT/exit_code")" = 0 ] && [ "$(cat "$OUTPUT/stdout")" = 49 ]',
+            },
+        ),
+        (
+            'cd app && make && [ "$(cd out && ./sq 7)" -gt -3 ]',
+            {
+                "run": "{ cd app && make && cd out; } >&2 && { ./sq 7; true; }",
+                "judge": '[ "$(cat "$OUTPUT/exit_code")" = 0 ] && [ "$(cat "$OUTPUT/stdout")" -gt -3 ]',
+            },
+        ),
+        ("[ $(./a.out | wc -l) -ge 3 ]", {"run": "./a.out", "judge": '[ "$(cat "$OUTPUT/stdout" | wc -l)" -ge 3 ]'}),
+        (
+            "(cd app && ./a.out) | grep -q 3",
+            {"run": "(cd app && ./a.out)", "judge": 'cat "$OUTPUT/stdout" | grep -q 3'},
+        ),
+        (
+            "cc -o sq sq.c && ! ./sq | grep -q error",
+            {
+                "run": "{ cc -o sq sq.c; } >&2 && { ./sq; true; }",
+                "judge": '[ "$(cat "$OUTPUT/exit_code")" = 0 ] && ! cat "$OUTPUT/stdout" | grep -q error',
+            },
         ),
         (
             "./a.out > out.txt && cmp out.txt cases/1.out",
-            {"run": "./a.out > out.txt", "judge": 'cmp "$OUTPUT/files/out.txt" cases/1.out', "keep": ["out.txt"]},
+            {
+                "run": "./a.out > out.txt",
+                "judge": '[ "$(cat "$OUTPUT/exit_code")" = 0 ] && cmp "$OUTPUT/files/out.txt" cases/1.out',
+                "keep": ["out.txt"],
+            },
         ),
         ("python3 -m pytest -q tests", {"pytest": "tests", "of": "square"}),
         ("pytest -x tests/test_square.py", {"pytest": "tests/test_square.py", "of": "square", "options": "-x"}),
@@ -61,6 +87,41 @@ def test_the_same_check_is_derived_where_it_can_be(line: str, suggestion: dict[s
     if suggestion is not None:  # it is a check of a task file, and judged
         [better] = read_task(task(verify=[suggestion]))
         assert (better.trust, better.suggestion) == ("judged", None)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        # of several decisions, all but the last would be in `run`, beside the agent's code
+        'grep -qx X a.txt && git show HEAD:f | grep -qx Y && [ "$(git show HEAD:f | wc -l)" = 3 ]',
+        "grep -qx X a.txt && ./a.out | grep -qx Y",
+        "./a.out --check && ./a.out | diff - cases/1.out",
+        "test -s a.txt && ./a.out > out.txt && cmp out.txt cases/1.out",
+        "grep -q x a.txt > /dev/null && ./a.out > out.txt && cmp out.txt cases/1.out",
+        "make test && ./a.out | diff - cases/1.out",
+        "! gcc -o sq sq.c && [ $(./sq) = 3 ]",
+        # one that is hidden in the command that prints
+        '[ "$(git show HEAD:f | grep -qx Y && echo ok)" = ok ]',
+        '[ "$(./a.out && echo ok)" = ok ]',
+        '[ "$(! ./a.out)" = ok ]',
+        "(./a.out || echo failed) | grep -qx ok",
+        "if ./a.out; then echo ok; fi | grep -q ok",
+        """sh -c './a.out && echo ok' | grep -q ok""",
+        """python3 -c 'from square import square; print("ok" if square(2) == 4 else "bad")' | grep ok""",
+        """node -e 'if (require("./square")(2)) console.log("ok")' | grep ok""",
+        'echo "$(./a.out && echo ok)" | grep ok',
+        "python3 check.py | grep -q passed",
+        "pytest tests | grep -q passed",
+        # other files than the line sees
+        "cd app && ./a.out | diff - expected.txt",
+        'cd app && [ "$(./a.out | diff - expected.txt)" = "" ]',
+        '[ -f "$(./a.out)" ]',
+        '[ "$(./a.out)" = "$(cat expected.txt)" ]',
+    ],
+)
+def test_a_decision_is_never_moved_beside_the_agents_code(line: str) -> None:
+    [reading] = read_task(task(line))
+    assert (reading.trust, reading.suggestion) == ("shared", None)
 
 
 def test_a_reading_says_what_may_run() -> None:

@@ -353,7 +353,7 @@ def test_lines_that_are_isolated_run_nothing_of_an_agent_that_plants_code_everyw
             f"for d in . out tests expected; do [ -e $d/{name}.py ] || cp canary.py $d/{name}.py; done"
             for name in names
         ),
-        "for d in json out/json tests/json tests/tests xml; do mkdir -p $d; cp canary.py $d/__init__.py; done",
+        "for d in helper json out/json tests/json tests/tests xml; do mkdir -p $d; cp canary.py $d/__init__.py; done",
         "for p in a.out grep cat python3 sh sort jq; do for d in . out bin; do cp program $d/$p; done; done",
         "chmod -R 755 .; printf '[pytest]\\naddopts = -p canary\\n' | tee pytest.ini out/pytest.ini > tests/pytest.ini",
         "echo '[1]' > a.json; touch a.txt b.txt one.txt answer.txt out.txt -- -delete -exec",

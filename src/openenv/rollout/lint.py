@@ -16,9 +16,19 @@ from dataclasses import dataclass
 
 from openenv.errors import TrustError
 from openenv.rollout.checks import Check
-from openenv.rollout.shell_syntax import Command, Pipeline, Sequence, ShellSyntaxError, Word, commands, parse
+from openenv.rollout.shell_syntax import (
+    Command,
+    Compound,
+    Node,
+    Pipeline,
+    Sequence,
+    ShellSyntaxError,
+    Word,
+    commands,
+    parse,
+)
 from openenv.rollout.task import Task
-from openenv.rollout.trust import Trust, line_problem, reaches, trust_of, weakest
+from openenv.rollout.trust import COMPILERS, Trust, line_problem, reaches, runs_tests, trust_of, weakest
 
 Suggestion = Mapping[str, object]
 """A check as a task file has it."""
@@ -102,10 +112,8 @@ def _suggest(task: Task, line: str) -> Suggestion | None:
         return None
     if line_problem(line, task) is None:
         return _of_reading(task, tree)
-    before, last = tree.items[:-1], tree.items[-1][1]
-    first = " && ".join(pipeline.text for _, pipeline in before)
-    made = _of_python(task, last) if not before else None
-    return made or _of_written(task, tree) or _of_compared(task, last, first) or _of_pipeline(task, last, first)
+    made = _of_python(task, tree.items[0][1]) if len(tree.items) == 1 else None
+    return made or _of_written(task, tree) or _of_compared(task, tree) or _of_pipeline(task, tree)
 
 
 def _of_python(task: Task, pipeline: Pipeline) -> Suggestion | None:
@@ -182,34 +190,139 @@ def _imported(source: str) -> Iterator[str]:
             yield node.module.partition(".")[0]
 
 
-def _of_compared(task: Task, pipeline: Pipeline, first: str) -> Suggestion | None:
+# What decides has to be in `judge`. `run` shares its sandbox with the agent's code, which can end it early and print
+# what `judge` expects: `grep -q x a.txt && git show HEAD:b | grep -q y && [ "$(./prog)" = 3 ]` as a `run` of all but
+# the last would leave two of three decisions to the agent's word. So only what prepares may go before a command in
+# `run`, and a line that decides more than once is not rewritten.
+
+_BUILDERS = COMPILERS | {"cd", "cmake", "mkdir", "cp", "mv", "chmod", "rm", "touch", "ln", "export"}
+_BUILDING = re.compile(
+    r"(go|cargo|dotnet|npm run|yarn|pnpm run) build\b|npm (ci|install)\b|pip3? install\b|make\b(?!.*(test|check|verif))"
+)
+_COMPARING = frozenset({"[", "test", "grep", "egrep", "fgrep", "cmp", "diff"})
+_COMPARES = re.compile(r"-(eq|ne|lt|le|gt|ge|z|n|\d+)")
+_DECIDES = re.compile(r"[=!<>]=|[<>]|&&|\|\||\?|\b(if|unless|assert|case|switch|while)\b")
+"""What code in other languages than shell and Python decides with."""
+_SUCCESS = '[ "$(cat "$OUTPUT/exit_code")" = 0 ] && '
+
+
+def _of_compared(task: Task, tree: Sequence) -> Suggestion | None:
     """`[ "$(sh square.sh 7)" = 49 ]`: the command in it is run, the comparison is the judge."""
+    pipeline = tree.items[-1][1]
     command = pipeline.commands[0]
     if len(pipeline.commands) > 1 or not isinstance(command, Command) or command.redirections:
         return None
     if not command.words or command.words[0].literal not in ("[", "test"):
         return None
     running = [word for word in command.words if any(part.command is not None for part in word.expansions)]
-    if len(running) != 1 or len(running[0].parts) != 1:
+    others = [word for word in command.words[1:] if word not in running]
+    if len(running) != 1 or len(running[0].parts) != 1 or any(word.literal is None for word in others):
+        return None
+    # `-f` and the like ask for a file where the agent's are not.
+    if any(not _COMPARES.fullmatch(str(word.literal)) for word in others if word.start.startswith("-")):
         return None
     inner = running[0].expansions[0].command
-    if inner is None or not inner.items:
+    if inner is None or not inner.items or any(operator != "&&" for operator, _ in inner.items[1:]):
         return None
-    judge = command.text.replace(running[0].text, f'"$(cat {_STDOUT})"', 1)
-    return {"run": _after(first, inner.text), "judge": f"{'! ' if pipeline.negated else ''}{judge}"}
+    last = inner.items[-1][1]
+    run, read = _parted(task, last)
+    before = [each for _, each in (*tree.items[:-1], *inner.items[:-1])]
+    if not run or last.negated or (read and any(map(_changes_folder, before))):
+        return None
+    printed = " | ".join([f"cat {_STDOUT}", read] if read else [f"cat {_STDOUT}"])
+    judge = command.text.replace(running[0].text, f'"$({printed})"', 1)
+    return _behind(task, before, run=run, judge=f"! {judge}" if pipeline.negated else judge)
 
 
-def _of_pipeline(task: Task, pipeline: Pipeline, first: str) -> Suggestion | None:
+def _of_pipeline(task: Task, tree: Sequence) -> Suggestion | None:
     """`./prog < 1.in | diff - 1.out`: what only reads is the judge."""
+    pipeline = tree.items[-1][1]
+    run, read = _parted(task, pipeline)
+    before = [each for _, each in tree.items[:-1]]
+    if not run or not read or any(map(_changes_folder, before)):
+        return None
+    return _behind(task, before, run=run, judge=f"{'! ' if pipeline.negated else ''}cat {_STDOUT} | {read}")
+
+
+def _parted(task: Task, pipeline: Pipeline) -> tuple[str, str]:
+    """Split a pipeline into what may run the agent's code, and what only reads what that printed.
+
+    The first is empty where there is none, or where it decides something itself.
+    """
     parts = pipeline.commands
     reads = len(parts)
     while reads > 0 and line_problem(parts[reads - 1].text, task) is None:
         reads -= 1
-    if reads in (0, len(parts)):
-        return None
-    rest = " | ".join(part.text for part in parts[reads:])
     run = " | ".join(part.text for part in parts[:reads])
-    return {"run": _after(first, run), "judge": f"{'! ' if pipeline.negated else ''}cat {_STDOUT} | {rest}"}
+    if any(_decides(task, part) for part in parts[:reads]) or runs_tests(run, task.verify_files):
+        run = ""
+    return run, " | ".join(part.text for part in parts[reads:])
+
+
+def _behind(task: Task, before: list[Pipeline], *, run: str, judge: str) -> Suggestion | None:
+    """Return a check that runs a command behind what prepares for it; only the command's own output is judged."""
+    if not before:
+        return {"run": run, "judge": judge}
+    if not all(_prepares(task, pipeline) for pipeline in before):
+        return None
+    # Without the exit code, a build that failed would look like a program that prints nothing.
+    first = " && ".join(pipeline.text for pipeline in before)
+    return {"run": f"{{ {first}; }} >&2 && {{ {run}; true; }}", "judge": _SUCCESS + judge}
+
+
+def _prepares(task: Task, pipeline: Pipeline) -> bool:
+    """Return whether a part of a chain makes something for the next, and decides nothing by itself."""
+    command = pipeline.commands[0]
+    if len(pipeline.commands) > 1 or pipeline.negated or not isinstance(command, Command) or _decides(task, command):
+        return False
+    words = [word.literal or "" for word in command.words]
+    if not words or words[0] in _COMPARING:
+        return False
+    if words[0] in _BUILDERS or _BUILDING.match(" ".join(words)):
+        return True
+    return bool(_written(command)) and not runs_tests(pipeline.text, task.verify_files)
+
+
+def _changes_folder(pipeline: Pipeline) -> bool:
+    return any(command.words and command.words[0].literal == "cd" for command in commands(pipeline))
+
+
+def _written(command: Command) -> set[str]:
+    """Return the files that a command writes its output to."""
+    return {
+        redirection.word.literal
+        for redirection in command.redirections
+        if redirection.operator == ">" and redirection.word.literal and not redirection.word.start.startswith("/dev/")
+    }
+
+
+def _decides(task: Task, node: Node) -> bool:
+    """Return whether a command shows a decision of its own: a chain, a condition, a comparison."""
+    if isinstance(node, Compound):
+        return node.kind not in ("(", "{") or any(_chain_decides(task, part) for part in node.parts)
+    for word in node.words:
+        if any(part.command is not None and _chain_decides(task, part.command) for part in word.expansions):
+            return True
+    words = [word.literal for word in node.words]
+    code = next((words[number + 1] for number, word in enumerate(words[:-1]) if word in ("-c", "-e", "-ec")), "")
+    if not code:
+        return False
+    try:
+        if words[0] in ("sh", "bash", "dash", "ash"):
+            return _chain_decides(task, parse(code))
+        if re.fullmatch(r"python[\d.]*", words[0] or ""):
+            deciding = (ast.Assert, ast.Compare, ast.If, ast.IfExp, ast.Match, ast.While, ast.Raise)
+            return any(isinstance(each, deciding) for each in ast.walk(ast.parse(code)))
+    except (ShellSyntaxError, SyntaxError, ValueError):
+        return True
+    return _DECIDES.search(code) is not None
+
+
+def _chain_decides(task: Task, sequence: Sequence) -> bool:
+    *before, last = [pipeline for _, pipeline in sequence.items]
+    if any(operator != "&&" for operator, _ in sequence.items[1:]) or not all(_prepares(task, each) for each in before):
+        return True
+    return last.negated or any(_decides(task, each) for each in last.commands)
 
 
 def _of_written(task: Task, tree: Sequence) -> Suggestion | None:
@@ -218,20 +331,15 @@ def _of_written(task: Task, tree: Sequence) -> Suggestion | None:
     reads = len(texts)
     while reads > 0 and line_problem(texts[reads - 1], task) is None:
         reads -= 1
-    if reads in (0, len(texts)):
+    run = [pipeline for _, pipeline in tree.items[:reads]]
+    if reads in (0, len(texts)) or not all(_prepares(task, each) for each in run) or any(map(_changes_folder, run)):
         return None
-    written = {
-        redirection.word.literal
-        for _, pipeline in tree.items[:reads]
-        for command in commands(pipeline)
-        for redirection in command.redirections
-        if redirection.operator == ">" and redirection.word.literal
-    }
+    written = {path for pipeline in run for command in commands(pipeline) for path in _written(command)}
     judge = " && ".join(texts[reads:])
-    kept = [path for path in sorted(map(str, written)) if not path.startswith("/") and _names(judge, path)]
+    kept = [path for path in sorted(written) if not path.startswith("/") and _names(judge, path)]
     if not kept:
         return None
-    return {"run": " && ".join(texts[:reads]), "judge": _kept(judge, kept), "keep": kept}
+    return {"run": " && ".join(texts[:reads]), "judge": _SUCCESS + _kept(judge, kept), "keep": kept}
 
 
 def _of_reading(task: Task, tree: Sequence) -> Suggestion | None:
@@ -248,11 +356,6 @@ def _of_reading(task: Task, tree: Sequence) -> Suggestion | None:
 
 def _is_file(word: Word) -> bool:
     return re.fullmatch(r"(?!-)[\w-]+(?:/[\w.-]+)*\.\w+", word.literal or "") is not None and not word.quoted
-
-
-def _after(first: str, run: str) -> str:
-    """Put what goes before a command in front of it, so that only the command's own output is judged."""
-    return f"{{ {first}; }} >&2 && {run}" if first else run
 
 
 def _names(line: str, path: str) -> bool:

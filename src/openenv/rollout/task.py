@@ -103,8 +103,8 @@ class Task(BaseModel):
     @field_validator("verify", mode="before")
     @classmethod
     def _short_forms(cls, value: Any) -> Any:
-        """Take a check that is written in one of the short forms."""
-        return tuple(map(expand, value)) if isinstance(value, list | tuple) else value
+        """Take checks that are written in one of the short forms; the last validator of a field is the first to run."""
+        return tuple(map(expand, value)) if isinstance(value, list | tuple) else expand(value)
 
     @field_validator("reward_range")
     @classmethod

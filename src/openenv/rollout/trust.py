@@ -659,7 +659,7 @@ def _check_python(node: ast.AST, modules: Mapping[str, str], *, is_base: bool) -
 # ---- judges ----
 
 _INTERPRETERS = _words("node deno bun perl ruby php lua Rscript julia osascript tclsh go cargo java make")
-_COMPILERS = _words("gcc g++ cc c++ clang clang++ rustc javac tsc ghc")
+COMPILERS = _words("gcc g++ cc c++ clang clang++ rustc javac tsc ghc")
 _STARTERS = _words("eval exec env xargs nice nohup setsid stdbuf time sudo su chmod")
 _COPIERS = _words("cp mv ln install rsync tar unzip cpio patch")
 _LOADERS = _words(
@@ -683,12 +683,12 @@ def judge_problem(check: Check, task: Task) -> str | None:
         return f"its judge cannot be read for certain: {exc}"
     except Refusal as refusal:
         return f"its judge {refusal}"
-    if check.port is None and reader.outputs == {"exit_code"} and _tests_itself(check.run, files):
+    if check.port is None and reader.outputs == {"exit_code"} and runs_tests(check.run, files):
         return "its judge reads only the exit code of tests that ran beside the agent's code, which can set it"
     return None
 
 
-def _tests_itself(run: str, files: Mapping[str, str]) -> bool:
+def runs_tests(run: str, files: Mapping[str, str]) -> bool:
     """Return whether the `run` of a check runs tests: its exit code is then a verdict, and not an answer."""
     words = {_absolute(WORKDIR, word) for word in re.findall(r"[^\s'\"<>|;&()=,`]+", run)}
     scripts = {_absolute(WORKDIR, path) for path in files if path.endswith((".py", ".sh", ".js", ".rb", ".pl", ".ts"))}
@@ -765,7 +765,7 @@ class _JudgeReader:
             raise Refusal(f"runs {command.words[0].text}")
         program = posixpath.basename(command.words[0].literal or "")
         arguments = [(word, mark) for word, mark in zip(command.words, theirs, strict=True)][1:]
-        if program in _COPIERS | _COMPILERS and any(theirs):
+        if program in _COPIERS | COMPILERS and any(theirs):
             raise Refusal(f"copies or compiles what the agent left ('{command.text}'); it can be read where it is")
         if program in _STARTERS | {"."} and any(theirs):
             raise Refusal(f"runs what the agent left: '{command.text}'")
