@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import resource
 import socket
@@ -30,10 +31,13 @@ def ask(connection: socket.socket, key: str) -> None:
 
 def status(connection: socket.socket) -> bytes:
     """The status of the next answer; nothing if the connection was closed."""
+    answer = http.client.HTTPResponse(connection)
     try:
-        return connection.recv(65536)[9:12]
+        answer.begin()
+        answer.read()  # it may come in pieces
     except ConnectionError:
         return b""
+    return str(answer.status).encode()
 
 
 @pytest.fixture
