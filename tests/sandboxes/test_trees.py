@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -168,6 +170,60 @@ def test_too_much_is_refused(tmp_path: Path) -> None:
 def test_compressed_archives_are_read(tmp_path: Path) -> None:
     trees.unpack(io.BytesIO(gzip.compress(archive(("a", "file", "one")).getvalue())), str(tmp_path))
     assert (tmp_path / "a").read_text() == "one"
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("odd", ["plain", "d/" * 70 + "x", "x" * 120, "ü", "\udcff"])
+def test_every_form_of_an_archive_is_read(tmp_path: Path, form: int, odd: str) -> None:
+    contents = {"empty": b"", "a/block": b"x" * 512, odd: b"y" * 1000, "large": bytes(range(256)) * 5000, "last": b"z"}
+    file = io.BytesIO()
+    try:
+        with tarfile.open(fileobj=file, mode="w", format=form, errors="surrogateescape") as opened:
+            for name, content in contents.items():
+                info = tarfile.TarInfo(name)
+                info.size, info.mode, info.mtime = len(content), 0o640, 1_700_000_000
+                opened.addfile(info, io.BytesIO(content))
+    except ValueError:
+        pytest.skip("this form has no such names")
+    file.seek(0)
+    trees.unpack(file, str(tmp_path))
+    found = {os.fsencode(path.relative_to(tmp_path)): path for path in tmp_path.rglob("*") if path.is_file()}
+    assert {name: path.read_bytes() for name, path in found.items()} == {
+        os.fsencode(name): content for name, content in contents.items()
+    }
+    assert {(path.stat().st_mode & 0o777, path.stat().st_mtime) for path in found.values()} == {(0o640, 1_700_000_000)}
+
+
+@pytest.mark.parametrize("size", [0, 100, 512, 600, 1024, 1500])
+def test_an_archive_that_ends_too_early_is_refused(tmp_path: Path, size: int) -> None:
+    with pytest.raises(ValueError, match="not a readable archive"):
+        trees.unpack(io.BytesIO(archive(("a", "file", "x" * 600)).getvalue()[:size]), str(tmp_path))
+
+
+@pytest.mark.parametrize("at", [0, 100, 124, 130, 148, 156, 257])
+def test_a_header_that_is_wrong_is_refused(tmp_path: Path, at: int) -> None:
+    data = bytearray(archive(("a", "file", "x")).getvalue())
+    data[at] ^= 0x41
+    with pytest.raises(ValueError, match="not a readable archive"):
+        trees.unpack(io.BytesIO(bytes(data)), str(tmp_path))
+
+
+def test_a_plain_archive_is_unpacked_without_what_takes_long_to_import(tmp_path: Path) -> None:
+    (tmp_path / "tree.tar").write_bytes(archive(("a/b", "file", "x"), ("c", "link", "a"), ("d", "dir", "")).getvalue())
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import trees\n"
+        "trees.unpack(open(sys.argv[2], 'rb'), sys.argv[3])\n"
+        "print(sorted({'tarfile', 're', 'typing'} & set(sys.modules)))"
+    )
+    folder = os.path.dirname(trees.__file__)
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program, folder, str(tmp_path / "tree.tar"), str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "[]\n"
+    assert listing(tmp_path / "out") == {"a", "a/b", "c", "d"}
 
 
 def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:

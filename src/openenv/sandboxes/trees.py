@@ -1,16 +1,22 @@
 """Trees as tar streams: pack one, and unpack one so that no entry lands outside of it.
 
-Also runs inside local sandboxes, as a single file: it imports nothing but the standard library.
+Also runs inside local sandboxes, as a single file: it imports nothing but the standard library. To import `tarfile`
+takes as long as to start a sandbox (20 ms, `benchmarks/verify.py`), so plain entries are read without it.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-import tarfile
-from typing import IO, cast
+
+TYPE_CHECKING = False  # the name that type checkers know; importing it from typing would cost milliseconds
+if TYPE_CHECKING:
+    import tarfile
+    from collections.abc import Callable, Iterator
+    from typing import IO
 
 _CHUNK = 256 * 1024
+_BLOCK = 512
 _READABLE, _ENTERABLE = 0o400, 0o500
 
 
@@ -25,6 +31,8 @@ def pack(root: str, stream: IO[bytes], *, force: bool = False, max_bytes: int | 
         force: Also read files without read permission, by granting it for a moment; the archive keeps their modes.
         max_bytes: Raise ValueError when the archive would be larger than this.
     """
+    import tarfile
+
     with tarfile.open(fileobj=stream, mode="w|", format=tarfile.GNU_FORMAT, errors="surrogateescape") as archive:
         _Packing(archive, force, max_bytes).run(root)
 
@@ -46,7 +54,7 @@ class _Packing:
         pending = [("", about)]
         while pending:
             name, about = pending.pop()
-            self.put(_entry(name or ".", about, tarfile.DIRTYPE))
+            self.put(_header(name or ".", about, b"5"))
             for child, status in self.listed(os.path.join(root, name) if name else root, about):
                 below = f"{name}/{child.name}" if name else child.name
                 if stat.S_ISDIR(status.st_mode):
@@ -56,14 +64,14 @@ class _Packing:
 
     def put(self, entry: tarfile.TarInfo, content: _Padded | None = None) -> None:
         """Write one entry."""
-        if self.max_bytes is not None and self.archive.offset + tarfile.BLOCKSIZE + entry.size > self.max_bytes:
+        if self.max_bytes is not None and self.archive.offset + _BLOCK + entry.size > self.max_bytes:
             raise ValueError(f"the tree holds more than {self.max_bytes} bytes")
-        self.archive.addfile(entry, cast("IO[bytes] | None", content))
+        self.archive.addfile(entry, content)
 
     def add(self, path: str, name: str, about: os.stat_result) -> None:
         """Add a file or a link; skip anything else, and what is gone."""
         if stat.S_ISLNK(about.st_mode):
-            link = _entry(name, about, tarfile.SYMTYPE)
+            link = _header(name, about, b"2")
             try:
                 link.linkname = os.readlink(path)
             except OSError:
@@ -77,7 +85,7 @@ class _Packing:
             except OSError as error:
                 raise ValueError(f"{name} cannot be read: {error.strerror}") from error
             try:
-                entry = _entry(name, about, tarfile.REGTYPE)
+                entry = _header(name, about, b"0")
                 entry.size = os.fstat(fd).st_size
                 self.put(entry, _Padded(fd, entry.size))
             finally:
@@ -130,10 +138,133 @@ def unpack(stream: IO[bytes], root: str, *, keep_outer_links: bool = True, max_b
         keep_outer_links: Keep symbolic links that point out of the tree; otherwise they are left out.
         max_bytes: Raise ValueError when the files hold more than this.
     """
+    _Unpacking(root, keep_outer_links, max_bytes).run(stream)
+
+
+class _Entry:
+    """A file, folder or link of an archive."""
+
+    def __init__(self, name: str, kind: str, *, mode: int, mtime: float, size: int, target: str) -> None:
+        self.name, self.kind, self.mode, self.mtime, self.size, self.target = name, kind, mode, mtime, size, target
+        self.read: Callable[[int], bytes] = lambda size: b""
+        """Returns the next bytes of a file's content, none at its end."""
+
+
+_KINDS = {b"0": "file", b"1": "hard link", b"2": "link", b"5": "folder"}
+
+
+def _entries(stream: IO[bytes]) -> Iterator[_Entry]:
+    """Yield the entries of a tar stream, compressed or not; what is no file, folder or link is left out.
+
+    Raises:
+        ValueError: it is no archive, or ends too early.
+    """
+    while True:
+        block = _read(stream, _BLOCK)
+        if block == bytes(_BLOCK):
+            return
+        entry = _plain_entry(block)
+        if entry is None:  # names that are long or not ASCII, large numbers; a compressed archive, or none
+            yield from _other_entries(_Rest(block, stream))
+            return
+        content = _Content(stream, entry.size)
+        entry.read = content.read
+        yield entry
+        content.skip()
+
+
+def _plain_entry(block: bytes) -> _Entry | None:
+    """Read a header of the kinds that tar has always had; None for one with extensions, and for what is none."""
+    kind = _KINDS.get(block[156:157])
+    mode, size, mtime, checksum = (_octal(block[start:end]) for start, end in _NUMBERS)
+    if kind is None or mode is None or size is None or mtime is None or block[257:262] != b"ustar":
+        return None
+    # The sum of all bytes, with those of the sum itself as blanks (POSIX 1003.1, "ustar Interchange Format").
+    if sum(block[:148]) + 8 * 32 + sum(block[156:]) != checksum:
+        return None
+    name, target, prefix = (block[start:end].split(b"\0", 1)[0] for start, end in ((0, 100), (157, 257), (345, 500)))
+    if prefix and block[262:263] != b"\0":  # GNU's, which has something else there
+        return None
+    path = os.fsdecode(prefix + b"/" + name if prefix else name)
+    size = size if kind == "file" else 0
+    return _Entry(path, kind, mode=mode, mtime=mtime, size=size, target=os.fsdecode(target))
+
+
+_NUMBERS = ((100, 108), (124, 136), (136, 148), (148, 156))
+
+
+def _octal(field: bytes) -> int | None:
+    digits = field.strip(b" \0")
+    return int(digits, 8) if digits.isdigit() and b"8" not in digits and b"9" not in digits else None
+
+
+def _other_entries(stream: _Rest) -> Iterator[_Entry]:
+    """Yield the entries of an archive that takes the whole library to read."""
+    import tarfile
+    from functools import partial
+
+    def refusing(read: Callable[[int], bytes], size: int) -> bytes:
+        try:
+            return read(size)
+        except (tarfile.TarError, EOFError) as error:
+            raise ValueError(f"this is not a readable archive: {error}") from error
+
     try:
-        _Unpacking(root, keep_outer_links, max_bytes).run(stream)
+        with tarfile.open(fileobj=stream, mode="r|*", errors="surrogateescape") as archive:  # type: ignore[call-overload]
+            for member in archive:
+                kind = "file" if member.isreg() else _KINDS.get(member.type)
+                if kind is None:
+                    continue
+                size = member.size if kind == "file" else 0
+                entry = _Entry(
+                    member.name, kind, mode=member.mode, mtime=member.mtime, size=size, target=member.linkname
+                )
+                if kind == "file" and (file := archive.extractfile(member)) is not None:
+                    entry.read = partial(refusing, file.read)
+                yield entry
     except (tarfile.TarError, EOFError) as error:
         raise ValueError(f"this is not a readable archive: {error}") from error
+
+
+class _Content:
+    """The content of one file in a tar stream, and the padding after it."""
+
+    def __init__(self, stream: IO[bytes], size: int) -> None:
+        self._stream, self._left, self._padding = stream, size, -size % _BLOCK
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes, none at the end."""
+        data = self._stream.read(min(size, self._left))
+        if not data and self._left:
+            raise ValueError("this is not a readable archive: it ends in the middle of a file")
+        self._left -= len(data)
+        return data
+
+    def skip(self) -> None:
+        """Go to the end, over what was not read."""
+        while self.read(_CHUNK):
+            pass
+        _read(self._stream, self._padding)
+
+
+class _Rest:
+    """A stream of which the beginning was read already."""
+
+    def __init__(self, start: bytes, stream: IO[bytes]) -> None:
+        self._start, self._stream = start, stream
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes."""
+        data, self._start = self._start[:size], self._start[size:]
+        return data + self._stream.read(size - len(data))
+
+
+def _read(stream: IO[bytes], size: int) -> bytes:
+    """Return so many bytes, fewer only at the end."""
+    data = b""
+    while len(data) < size and (more := stream.read(size - len(data))):
+        data += more
+    return data
 
 
 class _Unpacking:
@@ -150,54 +281,52 @@ class _Unpacking:
 
     def run(self, stream: IO[bytes]) -> None:
         """Make files and folders first and links last, so that no entry is written through a link of the archive."""
-        with tarfile.open(fileobj=stream, mode="r|*", errors="surrogateescape") as archive:
-            for member in archive:
-                self.add(archive, member)
+        for entry in _entries(stream):
+            self.add(entry)
         for name, target in self.links:
             self.clear(name)
             os.symlink(target, self.path(name))
         for name in sorted(self.modes, reverse=True):
             os.chmod(self.path(name), self.modes[name])
 
-    def add(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+    def add(self, entry: _Entry) -> None:
         """Make one entry."""
-        name = inner_name(member.name)
-        if member.isdir():
+        name = inner_name(entry.name)
+        if entry.kind == "folder":
             self.enter(name)
-            self.modes[name] = member.mode & 0o777
+            self.modes[name] = entry.mode & 0o777
             return
         if not name:
             raise ValueError("the archive has a file without a name")
-        if member.issym():
+        if entry.kind == "link":
             self.enter(os.path.dirname(name))
-            if self.keep_outer_links or _stays_inside(name, member.linkname):
-                self.links.append((name, member.linkname))
-        elif member.islnk():
-            source = inner_name(member.linkname)
+            if self.keep_outer_links or _stays_inside(name, entry.target):
+                self.links.append((name, entry.target))
+        elif entry.kind == "hard link":
+            source = inner_name(entry.target)
             self.enter(os.path.dirname(name))
             self.enter(os.path.dirname(source))
             self.clear(name)
             os.link(self.path(source), self.path(name), follow_symlinks=False)
-        elif member.isreg():
+        else:
             self.enter(os.path.dirname(name))
-            self.copy(archive, member, name)
+            self.copy(entry, name)
 
-    def copy(self, archive: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> None:
+    def copy(self, entry: _Entry, name: str) -> None:
         """Make one regular file."""
         if self.left is not None:
-            self.left -= member.size
+            self.left -= entry.size
             if self.left < 0:
                 raise ValueError("the archive holds more than is allowed")
         self.clear(name)
-        source = archive.extractfile(member)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
         with open(os.open(self.path(name), flags, 0o600), "wb", buffering=0) as file:
-            while source is not None and (data := source.read(_CHUNK)):
+            while data := entry.read(_CHUNK):
                 view = memoryview(data)
                 while view:
                     view = view[file.write(view) :]
-            os.fchmod(file.fileno(), member.mode & 0o777)
-        os.utime(self.path(name), (member.mtime, member.mtime))
+            os.fchmod(file.fileno(), entry.mode & 0o777)
+        os.utime(self.path(name), (entry.mtime, entry.mtime))
 
     def enter(self, name: str) -> None:
         """Make sure that a folder of the tree exists and is a folder, not a link to one."""
@@ -240,7 +369,9 @@ class _Padded:
         return data if len(data) == wanted else data + self.read(wanted - len(data))
 
 
-def _entry(name: str, about: os.stat_result, kind: bytes) -> tarfile.TarInfo:
+def _header(name: str, about: os.stat_result, kind: bytes) -> tarfile.TarInfo:
+    import tarfile
+
     entry = tarfile.TarInfo(name)
     entry.type = kind
     entry.mode = stat.S_IMODE(about.st_mode)
