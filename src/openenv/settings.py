@@ -71,6 +71,8 @@ session_grace = Setting("OPENENV_SESSION_GRACE", float)
 """How many seconds a session is kept without a connection."""
 close_timeout = Setting("OPENENV_CLOSE_TIMEOUT", float)
 """How many seconds the `close` of an environment may take."""
+drain_timeout = Setting("OPENENV_DRAIN_TIMEOUT", float)
+"""How many seconds sessions may go on after SIGTERM."""
 max_message_mb = Setting("OPENENV_MAX_MESSAGE_MB", float)
 """The largest request that a server reads."""
 max_batch = Setting("OPENENV_MAX_BATCH", int)

@@ -89,6 +89,12 @@ def serve(
         min=0.001,
         help="How long the close of an environment may take before its slot is given to others; by default 30.",
     ),
+    drain_timeout: float | None = _of_sessions(
+        metavar="SECONDS",
+        min=0.0,
+        help="How long sessions may go on after SIGTERM, while new ones are refused; by default 0: only running calls "
+        "end.",
+    ),
     max_agent_sessions: int | None = _of_sessions(
         metavar="N", min=0, help="How many of the sessions agents may open; by default all but one."
     ),
@@ -150,6 +156,7 @@ def serve(
         "session_timeout_s": session_timeout,
         "session_grace_s": grace,
         "close_timeout_s": close_timeout,
+        "drain_timeout_s": drain_timeout,
         "max_agent_sessions": max_agent_sessions,
         "runner": runner,
         "env_processes": env_processes,

@@ -26,7 +26,7 @@ EXPIRES_ANNOTATION = "openenv.expires"
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 REPLICA_LABEL = "openenv.replica"
 PORT_NAME = "http"
-DRAIN_VARIABLE = "OPENENV_DRAIN"
+DRAIN_VARIABLE = "OPENENV_DRAIN_TIMEOUT"
 ENDPOINTS_S = 5
 """How long a pod goes on before it is told to end, until no more clients are sent to it."""
 _MARGIN_S = 15

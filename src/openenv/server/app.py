@@ -8,10 +8,14 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
+import signal
+import threading
+import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 from fastapi import FastAPI
@@ -37,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 _TITLE = "OpenEnv Environment HTTP API"
 _API_VERSION = "1.0.0"
+_SAME_SIGNAL_S = 0.5
+_LOOK_S = 0.1
 _DESCRIPTION = (
     "Serves one environment. Over WebSocket connect to `/ws`; over HTTP call `/reset` with `X-OpenEnv-Session: new` "
     "and send the name that comes back with each `/step` and `/state`."
@@ -221,7 +227,8 @@ class HTTPEnvServer:
             async with inner(application) as state:
                 self.monitoring.begin()
                 try:
-                    yield state
+                    with SessionDrain(self.manager, asyncio.get_running_loop()):
+                        yield state
                 finally:
                     await self.manager.drain()
 
@@ -246,6 +253,60 @@ class HTTPEnvServer:
             self._mcp.sessions.end_streams()
         for end in self.stream_enders:
             end()
+
+
+class SessionDrain:
+    """Puts SIGTERM off until the sessions have ended, so that an update of a server loses none that can finish.
+
+        SIGTERM ──> no new sessions, `/ready` answers 503 ──> the last session ends, the time (`finish_s`) is over, or
+                    SIGTERM comes again ──> the handler that was there before: the server shuts down
+
+    Works under any server that handles SIGTERM in Python, such as uvicorn; its port stays open meanwhile.
+    """
+
+    def __init__(self, manager: SessionManager, loop: asyncio.AbstractEventLoop) -> None:
+        self._manager = manager
+        self._loop = loop
+        self._before: Callable[[int, FrameType | None], Any] | None = None
+        self._began: float | None = None
+        self._waiting: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> None:
+        before = signal.getsignal(signal.SIGTERM)
+        if self._manager.limits.finish_s <= 0 or threading.current_thread() is not threading.main_thread():
+            return
+        if callable(before):  # else nothing would shut the server down in the end
+            self._before = before
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+        if self._before is not None and signal.getsignal(signal.SIGTERM) == self._on_sigterm:
+            signal.signal(signal.SIGTERM, self._before)
+
+    def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
+        assert self._before is not None
+        now = time.monotonic()
+        if self._began is None:
+            self._began = now
+            self._loop.call_soon_threadsafe(self._begin)
+        elif now - self._began > _SAME_SIGNAL_S:  # under a supervisor it comes twice: from it, and to the whole group
+            self._before(signum, frame)
+
+    def _begin(self) -> None:
+        self._manager.stop_admitting()
+        self._waiting = self._loop.create_task(self._wait())
+
+    async def _wait(self) -> None:
+        assert self._before is not None
+        limit_s = self._manager.limits.finish_s
+        if not self._manager.is_empty:
+            logger.info("SIGTERM: sessions have %g s to finish, new ones are refused", limit_s)
+        deadline = self._loop.time() + limit_s
+        while not self._manager.is_empty and self._loop.time() < deadline:  # noqa: ASYNC110 - a plain flag
+            await asyncio.sleep(_LOOK_S)
+        self._before(signal.SIGTERM, None)
 
 
 @takes_server_arguments

@@ -35,8 +35,9 @@ class ServerArguments(TypedDict, total=False):
     (10,000), and `max_unread_bytes` how much clients may leave unread, all together, and how much they may have sent of
     requests that are not whole (1 GiB each). `session_grace_s` is how long a session is kept for a client whose
     connection broke (60 s; 0 ends it at once). `close_timeout_s` is how long the `close` of an environment may take
-    before its slot is given to others (30 s). `max_agent_sessions` limits the sessions that agents open, so that some
-    are left for the orchestrator (all but one). `env_processes` and `sessions_per_process` are for the `process`
+    before its slot is given to others (30 s). `drain_timeout_s` is how long sessions may go on after SIGTERM (0 s: only
+    running calls end). `max_agent_sessions` limits the sessions that agents open, so that some are left for the
+    orchestrator (all but one). `env_processes` and `sessions_per_process` are for the `process`
     runner: over how many processes sessions are spread (one per core), and how many one process may hold (any number).
     `fast` serves on the bare transport where possible (see `server/fast`). `limits` sets all limits at once.
     """
@@ -49,6 +50,7 @@ class ServerArguments(TypedDict, total=False):
     max_unread_bytes: int | None
     session_grace_s: float | None
     close_timeout_s: float | None
+    drain_timeout_s: float | None
     max_agent_sessions: int | None
     env_processes: int | None
     sessions_per_process: int | None
@@ -85,6 +87,7 @@ _SETTINGS: Final[Mapping[str, Callable[[], object]]] = {
     "session_timeout_s": settings.session_timeout,
     "session_grace_s": settings.session_grace,
     "close_timeout_s": settings.close_timeout,
+    "drain_timeout_s": settings.drain_timeout,
     "max_agent_sessions": settings.max_agent_sessions,
     "runner": settings.runner_name,
     "env_processes": settings.env_processes,
@@ -101,6 +104,7 @@ _LIMITS: Final = {
     "sessions": "sessions",
     "session_grace_s": "grace_s",
     "close_timeout_s": "close_s",
+    "drain_timeout_s": "finish_s",
     "max_agent_sessions": "agents",
 }
 _PROCESSES: Final = {"env_processes": "processes", "sessions_per_process": "sessions_each"}
@@ -130,6 +134,8 @@ class ServerOptions:
             raise ValueError(f"the grace period must be a number of seconds, not {grace_s!r}")
         if not (self.limits.close_s > 0 and isfinite(self.limits.close_s)):
             raise ValueError(f"the close timeout must be a number of seconds above 0, not {self.limits.close_s!r}")
+        if not (self.limits.finish_s >= 0 and isfinite(self.limits.finish_s)):
+            raise ValueError(f"the drain timeout must be a number of seconds, not {self.limits.finish_s!r}")
         if agents is not None and agents < 0:
             raise ValueError(f"max_agent_sessions must not be negative, not {agents}")
         for name in ("max_message_bytes", "max_batch", "max_unread_bytes"):

@@ -60,6 +60,7 @@ class SessionLimits:
         closing_wait_s: How long a client waits for a slot whose session is already closing.
         close_s: How long an environment's `close` may take before its slot is given to others.
         drain_s: How long a shutdown waits for running calls.
+        finish_s: How long sessions may go on after SIGTERM, before the shutdown begins.
     """
 
     sessions: int = 1
@@ -72,6 +73,7 @@ class SessionLimits:
     closing_wait_s: float = 5.0
     close_s: float = 30.0
     drain_s: float = 10.0
+    finish_s: float = 0.0
 
     @property
     def reaper_period_s(self) -> float:

@@ -174,6 +174,11 @@ class SessionManager:
         return all(session.is_idle for session in self.slots.all())
 
     @property
+    def is_empty(self) -> bool:
+        """Whether there is no session but soft ones, which make room for others anyway."""
+        return all(session.kind is SessionKind.SOFT for session in self.slots.all())
+
+    @property
     def is_concurrency_safe(self) -> bool:
         """Whether the environment's class allows concurrent sessions; an unknown class does not."""
         return self.env_cls is not None and _is_concurrent(self.env_cls)
