@@ -546,6 +546,7 @@ def test_sessions_are_spread_over_pods_and_a_dead_pod_loses_only_its_own(
         vector.step([{"move": "right"}] * 24)
 
 
+@pytest.mark.slow
 def test_the_snippet_of_the_documentation_prints_what_it_should(kubeconfig: Path) -> None:
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(

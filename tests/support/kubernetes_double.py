@@ -35,7 +35,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from kubernetes_schemas import problems
+from kubernetes_schemas import problems, versions
 
 Object = dict[str, Any]
 BACKOFF_S = 0.3
@@ -144,7 +144,7 @@ class KubernetesDouble:
     Args:
         images: What its nodes can pull.
         nodes: Its machines.
-        version: What it says it is; manifests are checked for it.
+        version: What it says it is; manifests are checked for it, from 1.28 on.
         token: The bearer token that it asks for.
         tls: Whether it is reached by HTTPS, with a certificate of its own.
         exec_protocols: The sub-protocols of exec; a server before 1.30 has `v4.channel.k8s.io` only.
@@ -165,6 +165,7 @@ class KubernetesDouble:
         self.images = dict(images or {})
         self.nodes = list(nodes)
         self.version = version
+        self._has_schemas = version in versions()
         self.token = token
         self.exec_protocols = list(exec_protocols)
         self.requests: list[tuple[str, str]] = []
@@ -231,9 +232,10 @@ class KubernetesDouble:
         self._stopping.set()
         async with self._changed:
             self._changed.notify_all()
-        await asyncio.gather(*(kubelet.kill() for kubelet in self._kubelets.values()))
         for task in self._tasks:
             task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(kubelet.kill() for kubelet in self._kubelets.values()))
         await serving
 
     def call(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -379,7 +381,8 @@ class KubernetesDouble:
 
     def _record(self, type: str, kind: Kind, item: Object) -> None:
         self._log.append(Change(self._versions, type, kind, copy.deepcopy(item)))
-        self.spawn(self._wake())
+        if not self._stopping.is_set():
+            self.spawn(self._wake())
 
     async def _wake(self) -> None:
         async with self._changed:
@@ -393,8 +396,10 @@ class KubernetesDouble:
                 self._kubelets[name] = kubelet
                 self.spawn(kubelet.run())
 
-    def forget_kubelet(self, name: str) -> None:
+    def forget(self, name: str, namespace: str) -> None:
+        """Remove a pod whose containers have ended."""
         self._kubelets.pop(name, None)
+        self._remove(self._kinds["", "v1", "pods"], namespace, name)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -443,6 +448,8 @@ class KubernetesDouble:
                 **made["spec"],
             }
             made["status"] = {"phase": "Pending", "qosClass": "BestEffort"}
+        if kind.kind == "Deployment":
+            made["spec"] = {"replicas": 1, **made["spec"]}
         if kind.kind == "Service" and made["spec"].get("clusterIP") is None:
             made["spec"] = {**made["spec"], "clusterIP": f"10.96.{random.randrange(256)}.{random.randrange(1, 255)}"}
         return made
@@ -632,7 +639,7 @@ class KubernetesDouble:
     def _check(self, target: Target, item: Object) -> None:
         if (item.get("apiVersion"), item.get("kind")) != (target.kind.api_version, target.kind.kind):
             raise ApiFailure(400, "BadRequest", f"{item.get('kind')} in request is not a {target.kind.kind}")
-        if wrong := problems(item, self.version):
+        if self._has_schemas and (wrong := problems(item, self.version)):
             name = item["metadata"].get("name")
             raise ApiFailure(422, "Invalid", f'{target.kind.kind} "{name}" is invalid: {"; ".join(wrong)}')
 
@@ -658,6 +665,8 @@ class KubernetesDouble:
                 self.put(target.kind, made)
                 return JSONResponse(made, 201)
             item = {**copy.deepcopy(before), **{key: changes[key] for key in changes if key not in ("metadata",)}}
+            if target.kind.kind == "Deployment" and "replicas" not in changes["spec"]:
+                item["spec"] = {**item["spec"], "replicas": before["spec"]["replicas"]}  # another manager's field
             metadata = {key: changes["metadata"].get(key, {}) for key in ("labels", "annotations")}
             item["metadata"] = {**item["metadata"], **{key: value for key, value in metadata.items() if value}}
         else:
@@ -938,12 +947,8 @@ class Kubelet:
         try:
             await self._run()
         except PodRemoved:
-            pass
-        finally:
             await self.kill()
-            if self._pod() is not None:
-                self._double._remove(self._double.kind("Pod"), self._namespace, self.name)
-            self._double.forget_kubelet(self.name)
+            self._double.forget(self.name, self._namespace)
 
     async def _run(self) -> None:
         await self._schedule()

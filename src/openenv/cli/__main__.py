@@ -11,7 +11,7 @@ import typer
 from ..sandboxes.descriptors import raise_file_limit
 from .command import HelpCommand, HelpGroup
 
-COMMANDS = ("init", "serve", "validate", "build", "mcp", "top", "ps", "gc", "rollouts", "sandboxes", "doctor")
+COMMANDS = ("init", "serve", "validate", "build", "deploy", "mcp", "top", "ps", "gc", "rollouts", "sandboxes", "doctor")
 """Each is a function, or a Typer group, in the module of its name."""
 
 _EXAMPLES = """

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from openenv.errors import (
     ImagePullFailed,
@@ -51,6 +51,9 @@ from openenv.sandboxes.cluster import (
     in_cluster,
 )
 from openenv.sandboxes.owners import Owner
+
+if TYPE_CHECKING:
+    from lightkube.resources.apps_v1 import Deployment
 
 logger = logging.getLogger(__name__)
 
@@ -281,7 +284,7 @@ class KubernetesProvider(ContainerProvider):
         server = self._server
         if server is None:
             return ""
-        parts = {pod.name: self._log_of(pod) for pod in server.watch.pods}
+        parts = {pod.name: pod_log(self._cluster, pod) for pod in server.watch.pods}
         if len(parts) == 1:
             return next(iter(parts.values()))
         return "\n".join(f"== {name}\n{text}" for name, text in parts.items() if text)
@@ -380,35 +383,11 @@ class KubernetesProvider(ContainerProvider):
             if answer is True:
                 return
             if isinstance(answer, PodState):
-                self._raise(answer)
+                raise pod_failure(self._cluster, answer)
             if left <= 0:
                 raise self._late(server, timeout_s)
             if len(server.watch.pods) < server.manifests.replicas and server.workload == "deployment":
-                self._raise_if_refused(server)
-
-    def _raise(self, pod: PodState) -> None:
-        """Raise what is wrong with a pod."""
-        problem = pod.problem
-        assert problem is not None
-        words = [problem.text, *(one for one in self._cluster.warnings(pod.uid) if one not in problem.text)]
-        text = f"Pod {pod.name}: {'; '.join(words)}"
-        if problem.kind == "image":
-            raise ImagePullFailed(f"{text}. Is the name right, and does the cluster have an image_pull_secret for it?")
-        if problem.kind in ("crashed", "failed"):
-            log = self._log_of(pod)
-            raise ServerDied(f"{text}.{quoted(log)}", log=log)
-        raise ProviderError(text)
-
-    def _raise_if_refused(self, server: _RunningServer) -> None:
-        """Raise if the cluster does not even create the pods: a quota, an admission rule, a missing account."""
-        from lightkube.resources.apps_v1 import Deployment
-
-        with self._cluster.asking(f"read Deployment {server.manifests.name}"):
-            deployment = self._cluster.client.get(Deployment, server.manifests.name, namespace=self.namespace)
-        conditions = (deployment.status.conditions if deployment.status else None) or ()
-        for condition in conditions:
-            if condition.type == "ReplicaFailure" and condition.status == "True":
-                raise ProviderError(f"The cluster does not create the pods: {condition.message}")
+                raise_if_refused(read_deployment(self._cluster, server.manifests.name))
 
     def _late(self, server: _RunningServer, timeout_s: float) -> ServerNotReady:
         pods = server.watch.pods
@@ -421,14 +400,10 @@ class KubernetesProvider(ContainerProvider):
                 f"{where}: no node takes pod {stuck[0].name}: {problem.text} Ask for less, or allow it more time."
             )
         words = [f"{pod.name}: {'; '.join(self._cluster.warnings(pod.uid)) or 'no warning'}" for pod in waiting[:3]]
-        log = self._log_of(waiting[0]) if waiting else ""
+        log = pod_log(self._cluster, waiting[0]) if waiting else ""
         more = f" The cluster says of {'. Of '.join(words)}." if words else " The cluster has created none."
         advice = f"{self._advice_when_late()} Allow it more time: timeout_s here, ready_timeout_s of the provider."
         return ServerNotReady(f"{where}.{more} {advice}{quoted(log)}", log=log)
-
-    def _log_of(self, pod: PodState) -> str:
-        previous = pod.problem is not None and pod.problem.has_previous
-        return self._cluster.log(pod.name, lines=_LOG_LINES, previous=previous, container="server")
 
     def _advice_when_late(self) -> str:
         path = "/ready" if self._server is None else self._server.manifests.pods.ready_path
@@ -459,6 +434,47 @@ class KubernetesProvider(ContainerProvider):
         if problem is not None:
             left = f"kubectl delete service --namespace {self.namespace} {name}"
             logger.warning("server %s may be left: %s. Remove it: %s", name, problem, left)
+
+
+def read_deployment(cluster: Cluster, name: str) -> Deployment:
+    """Return a Deployment of the namespace."""
+    from lightkube.resources import apps_v1
+
+    with cluster.asking(f"read Deployment {name}"):
+        return cluster.client.get(apps_v1.Deployment, name, namespace=cluster.namespace)
+
+
+def raise_if_refused(deployment: Deployment) -> None:
+    """Raise if the cluster does not even create the pods: a quota, an admission rule, a missing account."""
+    for condition in (deployment.status.conditions if deployment.status else None) or ():
+        if condition.type == "ReplicaFailure" and condition.status == "True":
+            raise ProviderError(f"The cluster does not create the pods: {condition.message}")
+
+
+def pod_failure(cluster: Cluster, pod: PodState) -> ProviderError:
+    """Return what is wrong with a pod of a server, in the cluster's words, as an error."""
+    problem = pod.problem
+    assert problem is not None
+    words = [problem.text, *(one for one in cluster.warnings(pod.uid) if one not in problem.text)]
+    text = f"Pod {pod.name}: {'; '.join(words)}"
+    if problem.kind == "image":
+        return ImagePullFailed(f"{text}. Is the name right, and does the cluster have an image_pull_secret for it?")
+    if problem.kind == "unschedulable":
+        return Unschedulable(text)
+    if problem.kind in ("crashed", "failed"):
+        log = pod_log(cluster, pod)
+        return ServerDied(f"{text}.{quoted(log)}", log=log)
+    return ProviderError(text)
+
+
+def pod_log(cluster: Cluster, pod: PodState) -> str:
+    """Return the end of what a server has written: of its previous run, where it crashed and was started again."""
+    if pod.problem is None or pod.problem.kind != "crashed":
+        return cluster.log(pod.name, lines=_LOG_LINES, container="server")
+    # It may have been started again since its state was reported, and have written nothing yet.
+    runs = (pod.problem.has_previous, not pod.problem.has_previous)
+    logs = (cluster.log(pod.name, lines=_LOG_LINES, previous=run, container="server") for run in runs)
+    return next((log for log in logs if log), "")
 
 
 class _RunningServer:

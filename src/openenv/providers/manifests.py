@@ -45,6 +45,8 @@ class ServerPods:
         container_port: The port that the server listens on.
         command: Replaces the image's command; its entry point stays.
         variables: Environment variables; they are kept in a Secret.
+        plain_variables: Environment variables that stand in the manifest.
+        secrets: Names of Secrets that there are already, whose keys become variables.
         cpu_request: Processors that a node must have free.
         cpu_limit: Processors that it may use.
         memory_request: Memory that a node must have free, as Kubernetes takes it: `2Gi`.
@@ -71,6 +73,8 @@ class ServerPods:
     container_port: int = 8000
     command: Sequence[str] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
+    plain_variables: Mapping[str, str] = field(default_factory=dict)
+    secrets: Sequence[str] = ()
     cpu_request: float | str | None = None
     cpu_limit: float | str | None = None
     memory_request: str | None = None
@@ -93,7 +97,7 @@ class ServerPods:
     pod_spec: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in self.variables:
+        for name in (*self.variables, *self.plain_variables):
             if not _VARIABLE.fullmatch(name):  # older clusters drop such a variable without a word
                 raise ValueError(f"{name!r} cannot be an environment variable of a container")
         if self.image_pull_policy not in (None, "Always", "IfNotPresent", "Never"):
@@ -144,15 +148,18 @@ class ServerPods:
             imagePullPolicy=self.image_pull_policy,
             resources=_given(requests=requests, limits=limits),
         )
+        plain = dict(self.plain_variables)
         if self.drain_s:
-            container["env"] = [{"name": DRAIN_VARIABLE, "value": f"{self.drain_s:g}"}]
+            plain[DRAIN_VARIABLE] = f"{self.drain_s:g}"
             # The server refuses new sessions as soon as it is told to end; proxies and clients need a moment to learn
             # that this pod takes no more.
             pause = {"exec": {"command": ["/bin/sh", "-c", f"sleep {ENDPOINTS_S}"]}}
             container["lifecycle"] = {"preStop": pause}
-        if secret is not None:
-            container["envFrom"] = [{"secretRef": {"name": secret}}]
-        return container
+        names = [*self.secrets, *([secret] if secret is not None else [])]
+        return container | _given(
+            env=[{"name": name, "value": value} for name, value in plain.items()],
+            envFrom=[{"secretRef": {"name": name}} for name in names],
+        )
 
     def _probe(self, path: str, *, period_s: int, failures: int) -> Manifest:
         return {

@@ -171,6 +171,23 @@ class Cluster:
             made: Any = self.client.create(resource, namespace=self.namespace)
         return str(made.metadata.uid)
 
+    def apply(self, manifest: Mapping[str, Any]) -> None:
+        """Create an object of the namespace, or change it to what the manifest says (server-side apply)."""
+        from lightkube.codecs import from_dict
+        from lightkube.core.exceptions import LoadResourceError
+        from lightkube.generic_resource import create_namespaced_resource
+
+        resource: Any
+        try:
+            resource = from_dict(dict(manifest))
+        except (LoadResourceError, ImportError):  # a version that only older clusters have
+            group, _, version = manifest["apiVersion"].partition("/")
+            kind = manifest["kind"]
+            resource = create_namespaced_resource(group, version, kind, f"{kind.lower()}s")(**manifest)
+        client: Any = self.client
+        with self.asking(f"apply {_named(manifest)}"):
+            client.apply(resource, namespace=self.namespace, force=True)
+
     def delete(self, kind: type[Any], name: str, *, grace_s: int | None = None, waits: bool = False) -> bool:
         """Delete an object with all that it owns; False when there is none.
 
