@@ -40,6 +40,9 @@ class OpenCodeConfig(BaseModel):
     proxy_max_tokens_cap: int | None = Field(default=16_384, description="The most tokens of one completion")
     proxy_top_logprobs: int = Field(default=5, description="Alternatives recorded for each token")
     proxy_disable_thinking: bool = Field(default=False, description="Whether the model is asked not to think")
+    proxy_sampling: dict[str, Any] = Field(
+        default_factory=dict, description="How answers are sampled, such as a temperature; the agent does not decide it"
+    )
 
     def provider_npm_package(self) -> str:
         """Return the package through which OpenCode speaks to the model."""

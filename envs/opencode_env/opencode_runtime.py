@@ -81,6 +81,11 @@ class SandboxPaths:
         return f"{self.home}/proxy/interception.py"
 
     @property
+    def proxy_rules(self) -> str:
+        """The module beside it that says what an agent decides."""
+        return f"{self.home}/proxy/parameters.py"
+
+    @property
     def reward(self) -> str:
         """Where a verifier leaves a reward."""
         return f"{self.home}/logs/verifier/reward.txt"

@@ -60,6 +60,7 @@ def model_of(config: OpenCodeConfig) -> Model:
         max_tokens_cap=config.proxy_max_tokens_cap,
         disable_thinking=config.proxy_disable_thinking,
         request_timeout_s=config.request_timeout_ms / 1000,
+        sampling=config.proxy_sampling,
     )
 
 

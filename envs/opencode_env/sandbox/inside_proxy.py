@@ -1,12 +1,13 @@
 """The proxy inside a sandbox: for sandboxes that can do no more than run commands and hold files.
 
-Uploads `interception.py`, starts it, waits for it, reads its trace. Less safe than a proxy on the host: agent and proxy
-share a machine and a user, so an agent that means harm may disturb the trace. It does not find the key there: that is
-in the memory of a process that hides it, and in no file.
+Uploads `interception.py` and the rules that it goes by, starts it, waits for it, reads its trace. Less safe than a
+proxy on the host: agent and proxy share a machine and a user, so an agent that means harm may disturb the trace. It
+does not find the key there: that is in the memory of a process that hides it, and in no file.
 """
 
 from __future__ import annotations
 
+import json
 import shlex
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from opencode_env.config import OpenCodeConfig
 from opencode_env.opencode_runtime import SandboxPaths, model_id
 from opencode_env.sandbox import interception
 from opencode_env.sandbox.base import BgJob, SandboxHandle
+from openenv.rollout import parameters
 
 PLACEHOLDER_KEY = "intercepted"
 """What the agent sends as a key; the proxy puts the real one in its place."""
@@ -44,7 +46,8 @@ class InsideProxy:
         self._paths = SandboxPaths(config.sandbox_home)
         self.base_url = f"http://127.0.0.1:{port}/v1"
         self.api_key = PLACEHOLDER_KEY
-        sandbox.write_text(self._paths.proxy_source, Path(interception.__file__).read_text(encoding="utf-8"))
+        for path, module in ((self._paths.proxy_source, interception), (self._paths.proxy_rules, parameters)):
+            sandbox.write_text(path, Path(module.__file__).read_text(encoding="utf-8"))
         self._job: BgJob = sandbox.start_bg(
             _command(config, self._paths, port), envs={"OPENCODE_UPSTREAM_API_KEY": config.api_key}
         )
@@ -90,6 +93,8 @@ def _command(config: OpenCodeConfig, paths: SandboxPaths, port: int) -> str:
         options += ["--max-tokens-cap", str(config.proxy_max_tokens_cap)]
     if config.proxy_disable_thinking:
         options.append("--disable-thinking")
+    if config.proxy_sampling:
+        options += ["--sampling", json.dumps(config.proxy_sampling)]
     folder = shlex.quote(str(Path(paths.proxy_log).parent))
     run = shlex.join(["python3", paths.proxy_source, *options])
     return f"mkdir -p {folder} && exec {run} > {shlex.quote(paths.proxy_log)} 2>&1"

@@ -1,8 +1,9 @@
 """A proxy that stands between an agent and its model inside one sandbox, and records every call.
 
-One file, no package but the standard library: it is uploaded into sandboxes that cannot reach a proxy of their host.
-There the agent shares a machine with it; where the host can be reached, `openenv.rollout.capture` is the safer one.
-Knows OpenAI's chat completions; must not know the rest of this package.
+No package but the standard library: this file is uploaded into sandboxes that cannot reach a proxy of their host, and
+beside it `openenv.rollout.parameters`, the rules of what an agent decides. There the agent shares a machine with it;
+where the host can be reached, `openenv.rollout.capture` is the safer one. Knows OpenAI's chat completions; must not
+know the rest of this package.
 """
 
 from __future__ import annotations
@@ -16,13 +17,19 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
+
+try:
+    from openenv.rollout import parameters
+except ImportError:  # in a sandbox
+    sys.path.insert(0, str(Path(__file__).parent))
+    import parameters  # type: ignore[import-not-found,no-redef]
 
 KEY_VARIABLES = ("OPENCODE_UPSTREAM_API_KEY", "UPSTREAM_API_KEY")
 RENAMED_LIMIT = ("gpt-5", "o1", "o3", "o4")
@@ -46,6 +53,11 @@ class ProxyConfig:
     max_tokens_cap: int | None = None
     disable_thinking: bool = False
     model_override: str | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """How answers are sampled: parameters for every call, by the endpoint's names. The agent's own do not count."""
+
+    def __post_init__(self) -> None:
+        parameters.check_trainer_parameters(None, self.sampling, ())
 
     @property
     def completions_url(self) -> str:
@@ -58,23 +70,19 @@ class ProxyConfig:
 
 
 def rewrite_request(body: dict[str, Any], config: ProxyConfig) -> dict[str, Any]:
-    """Return what the model is asked: the agent's request, with what a record needs and the limits that hold."""
-    made = dict(body)
+    """Return what the model is asked: what is the agent's to decide, what a record needs, and the limits that hold."""
+    made = {**parameters.allow("openai_chat", body).body, **config.sampling}
     if config.model_override:
         made["model"] = config.model_override
     made["logprobs"] = True
     made.setdefault("top_logprobs", config.top_logprobs)
     made["return_token_ids"] = True
-    if str(made.get("model", "")).startswith(RENAMED_LIMIT) and "max_tokens" in made:
-        limit = made.pop("max_tokens")
-        made.setdefault("max_completion_tokens", limit)
-    if config.max_tokens_cap is not None:
-        for name in ("max_tokens", "max_completion_tokens"):
-            if isinstance(made.get(name), int):
-                made[name] = min(made[name], config.max_tokens_cap)
-        if "max_tokens" not in made and "max_completion_tokens" not in made:
-            name = "max_completion_tokens" if str(made.get("model", "")).startswith(RENAMED_LIMIT) else "max_tokens"
-            made[name] = config.max_tokens_cap
+    limits = [limit for limit in (parameters.asked_limit(made), config.max_tokens_cap) if limit is not None]
+    is_renamed = str(made.get("model", "")).startswith(RENAMED_LIMIT) or "max_completion_tokens" in made
+    for name in parameters.OUTPUT_LIMITS:
+        made.pop(name, None)
+    if limits:
+        made["max_completion_tokens" if is_renamed else "max_tokens"] = min(limits)
     if config.disable_thinking:
         kwargs = made.get("chat_template_kwargs")
         made["chat_template_kwargs"] = {**(kwargs if isinstance(kwargs, dict) else {}), "enable_thinking": False}
@@ -186,7 +194,9 @@ class Recording:
         ]
         if self.error is not None:
             response |= {"upstream_status": self.status, "upstream_error": self.error}
+        reasons = parameters.steering("openai_chat", self.request)
         return {
+            **({"not_trainable": list(reasons)} if reasons else {}),
             "turn": self.turn,
             "request": self.request,
             "response": response,
@@ -525,6 +535,7 @@ def main() -> None:
     parser.add_argument("--max-tokens-cap", type=int)
     parser.add_argument("--disable-thinking", action="store_true")
     parser.add_argument("--model-override")
+    parser.add_argument("--sampling", type=json.loads, default={}, help="parameters for every call, as a JSON object")
     options = parser.parse_args()
     key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), "intercepted")
     serve(
@@ -539,6 +550,7 @@ def main() -> None:
             max_tokens_cap=options.max_tokens_cap,
             disable_thinking=options.disable_thinking,
             model_override=options.model_override,
+            sampling=options.sampling,
         )
     )
 

@@ -26,6 +26,7 @@ from opencode_env.sandbox.interception import (
     stripped,
     without_refused,
 )
+from openenv.rollout import parameters
 from openenv.testing import CutFailure, Script, ScriptedCall, ScriptedModel, StatusFailure, Turn
 
 Play = Callable[..., ScriptedModel]
@@ -98,6 +99,10 @@ def test_log_probabilities_and_ids_are_asked_for_whatever_the_agent_says() -> No
         ({"model": "gpt-5-mini", "max_tokens": 900}, {"max_completion_tokens": 100}),
         ({"model": "o3", "max_completion_tokens": 7}, {"max_completion_tokens": 7}),
         ({"model": "o4-mini"}, {"max_completion_tokens": 100}),
+        ({"max_tokens": "900"}, {"max_tokens": 100}),
+        ({"max_tokens": -1, "n_predict": 900}, {"max_tokens": 100}),
+        ({"max_new_tokens": 7}, {"max_tokens": 7}),
+        ({"max_tokens": 10, "max_completion_tokens": 900}, {"max_completion_tokens": 100}),
     ],
 )
 def test_the_cap_holds_under_either_name(body: dict[str, Any], made: dict[str, Any]) -> None:
@@ -108,7 +113,31 @@ def test_the_cap_holds_under_either_name(body: dict[str, Any], made: dict[str, A
 def test_the_model_is_asked_not_to_think_and_under_another_name() -> None:
     config = ProxyConfig(upstream_url="http://host", disable_thinking=True, model_override="Qwen/Q")
     made = rewrite_request({"model": "m", "chat_template_kwargs": {"x": 1}}, config)
-    assert (made["model"], made["chat_template_kwargs"]) == ("Qwen/Q", {"x": 1, "enable_thinking": False})
+    assert (made["model"], made["chat_template_kwargs"]) == ("Qwen/Q", {"enable_thinking": False})
+
+
+def test_the_agent_decides_what_is_asked_and_not_how_it_is_sampled() -> None:
+    asked = {"messages": [{"role": "user", "content": "hi", "prefix": True}], "stream": True}
+    steered = {"temperature": 0, "logit_bias": {"1": 100}, "guided_regex": "x", "n": 8, "seed": 1, "stop": ["x"]}
+    config = ProxyConfig(upstream_url="http://host", sampling={"temperature": 0.7, "top_p": 1})
+    made = rewrite_request({**asked, **steered}, config)
+    assert made.pop("messages") == [{"role": "user", "content": "hi"}]
+    assert set(made) == {"stream", "temperature", "top_p", "logprobs", "top_logprobs", "return_token_ids"}
+    assert made["temperature"] == 0.7
+    with pytest.raises(ValueError, match="messages"):
+        ProxyConfig(upstream_url="http://host", sampling={"messages": []})
+
+
+def test_a_turn_with_a_forced_tool_is_recorded_as_one_that_is_not_trained_on(
+    proxied: Callable[..., httpx2.Client], trace: Path
+) -> None:
+    client = proxied(TALK)
+    ask(client)
+    ask(client, tools=TOOLS, tool_choice="required", temperature=0)
+    free, forced = settled(trace, 2)
+    assert "not_trainable" not in free
+    assert forced["not_trainable"] == ["tool_choice: forced tool"]
+    assert "temperature" not in forced["request"]
 
 
 @pytest.mark.parametrize("base", ["http://host", "http://host/", "http://host/v1", "http://host/v1/"])
@@ -285,16 +314,19 @@ def test_a_torn_line_is_left_out_and_a_missing_trace_is_empty(tmp_path: Path) ->
 # -- as a program ---------------------------------------------------------------------------------------------------
 
 
-def test_the_file_runs_alone_and_keeps_its_key_from_other_processes(play: Play, trace: Path, tmp_path: Path) -> None:
+def test_the_proxy_needs_no_packages_and_keeps_its_key_from_others(play: Play, trace: Path, tmp_path: Path) -> None:
     model = play(TALK, api_key="sk-real")
     script = tmp_path / "interception.py"
-    script.write_text(Path(interception.__file__).read_text(encoding="utf-8"), encoding="utf-8")
+    for module in (interception, parameters):
+        source = Path(str(module.__file__))
+        (tmp_path / source.name).write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [
         sys.executable,
         "-I",
+        "-S",
         str(script),
         "--upstream-url",
         model.url,
