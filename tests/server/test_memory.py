@@ -7,6 +7,7 @@ attack may cost at most. Figures of a run: `pytest -s tests/server/test_memory.p
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -16,7 +17,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -286,19 +287,23 @@ def pipelined_steps(server: Server) -> socket.socket:
 
 
 def large_requests(server: Server) -> socket.socket:
-    return sending(server, [frame(large_step(number)) for number in range(1, 5)])
+    return sending(server, (masked_text_frame(large_step(number), KEY) for number in range(1, 5)))
 
 
 def packed_requests(server: Server) -> socket.socket:
-    packed = (zlib.compress(json.dumps(large_step(number)).encode(), 1) for number in range(1, 20))
-    return sending(server, [masked_frame(0x82, payload, KEY) for payload in packed])
+    return sending(server, packed_steps())
 
 
-def large_step(number: int) -> dict[str, Any]:
-    return {"type": "step", "id": number, "data": {"text": "x" * REQUEST, "size": REPLY}}
+@functools.cache
+def packed_steps() -> list[bytes]:
+    return [masked_frame(0x82, zlib.compress(large_step(number), 1), KEY) for number in range(1, 20)]
 
 
-def sending(server: Server, frames: list[bytes]) -> socket.socket:
+def large_step(number: int) -> bytes:
+    return b'{"type":"step","id":%d,"data":{"size":%d,"text":"%b"}}' % (number, REPLY, b"x" * REQUEST)
+
+
+def sending(server: Server, frames: Iterable[bytes]) -> socket.socket:
     """Open a session and send frames until the server reads no more."""
     peer = server.websocket()
     peer.sendall(frame({"type": "open", "id": 1}))
@@ -343,8 +348,22 @@ ATTACKS: dict[str, Callable[[Server], socket.socket]] = {
 }
 
 
+@pytest.mark.parametrize("piece", [MB, 1400], ids=["in large pieces", "in small pieces"])
+def test_messages_that_do_not_end_cost_no_more_than_the_limit(start: Start, piece: int) -> None:
+    server = start("--max-unread-mb", "128")
+    begin = masked_frame(0x01, b" " * (60 * MB), KEY)
+    most = 200 * MB + 4 * len(begin)  # two of the largest size, and the copies of one that is being read
+    with contextlib.ExitStack() as stack, server.grows_by_at_most(most, f"messages that do not end, {piece}"):
+        for _ in range(16):
+            peer = stack.enter_context(contextlib.closing(server.websocket()))
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with contextlib.suppress(ConnectionError):
+                for start_at in range(0, len(begin), piece):
+                    peer.sendall(begin[start_at : start_at + piece])
+
+
 def test_a_thousand_messages_after_another_leave_nothing_behind(start: Start) -> None:
-    server = start()
+    server = start("--grace", "0")  # or each client that left has a session, with its last replies, for a minute
     payload = MESSAGES["a batch of empty requests"][1][: 3 * 200_000].rstrip(b",") + b"]}"
 
     def round_of_attacks() -> None:
