@@ -358,14 +358,14 @@ def test_collecting_ends_in_time(run: Callable[..., Outcome], monkeypatch: pytes
 
 
 class Endpoint(ThreadingHTTPServer):
-    """A model endpoint that misbehaves for requests which hold the word BREAK, or for all once `is_down`."""
+    """A model endpoint that misbehaves for requests which hold the word BREAK, or for all after so many `answers`."""
 
     daemon_threads = True
 
     def __init__(self, misbehave: str) -> None:
         super().__init__(("127.0.0.1", 0), EndpointHandler)
         self.misbehave = misbehave
-        self.is_down = False
+        self.answers: int | None = None
         self.bodies: list[dict[str, Any]] = []
         self.keys: set[str | None] = set()
         self.over = threading.Event()
@@ -385,7 +385,8 @@ class EndpointHandler(BaseHTTPRequestHandler):
         raw = self.rfile.read(int(self.headers["content-length"]))
         self.server.bodies.append(json.loads(raw))
         self.server.keys.add(self.headers["authorization"])
-        how = self.server.misbehave if b"BREAK" in raw or self.server.is_down else "answer"
+        is_down = self.server.answers is not None and len(self.server.bodies) > self.server.answers
+        how = self.server.misbehave if b"BREAK" in raw or is_down else "answer"
         message = {"role": "assistant", "content": "yes"}
         answer = {"choices": [{"index": 0, "finish_reason": "stop", "message": message}]}
         if how == "reset":
@@ -472,13 +473,9 @@ def test_an_endpoint_that_fails_the_host_too_is_not_the_agents_failure(
     run: Callable[..., Outcome], endpoint: Callable[[str], Endpoint], misbehave: str
 ) -> None:
     server = endpoint(misbehave)
-
-    def on_progress(event: Progress) -> None:
-        if event.turn == 1:
-            server.is_down = True
-
-    agent = Shell([calls("hello"), "sleep 0.8", calls("again"), "exit 3"], dialect="openai_chat")
-    outcome = run(agent=agent, model=Model(base_url=server.url, name="m"), on_progress=on_progress)
+    server.answers = 1
+    agent = Shell([calls("hello"), calls("again"), "exit 3"], dialect="openai_chat")
+    outcome = run(agent=agent, model=Model(base_url=server.url, name="m"))
     assert (outcome.status, outcome.phase, outcome.reward) == ("env_failed", "agent", None)
     assert "1 calls were answered, then it failed" in str(outcome.reason)
     assert "no answer to the host either" in str(outcome.reason)

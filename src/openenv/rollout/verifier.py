@@ -926,7 +926,7 @@ def _file_states(sandbox: Sandbox, files: Mapping[str, str]) -> dict[str, _FileS
     below = [path for path in paths if path.startswith(f"{root}/")]
     folders = {f"{root}/{above}".rstrip("/") for path in below for above in ancestors(path[len(root) + 1 :])}
     done = sandbox.exec(["/bin/sh", "-c", _STATES, "sh", *folders, *paths], cwd="/", timeout=60)
-    about, _, hashes = done.stdout.partition("--\n")
+    about, _, hashes = f"\n{done.stdout}".partition("\n--\n")
     digests = {line[66:]: line[:64] for line in hashes.splitlines()}
     if done.exit_code == 127:  # no sha256sum
         digests = {path: _digest(sandbox, path) for path in paths}
