@@ -16,6 +16,7 @@
     │   ├── StaleRequest                   STALE_REQUEST       an old id whose reply is no longer kept
     │   ├── ReplyTooLarge                  REPLY_TOO_LARGE     does not fit into the answer to its batch
     │   ├── RequestCancelled               CANCELLED
+    │   ├── NotForkable                    NOT_FORKABLE        cannot be copied; the text says what to do
     │   ├── AccessDenied (PermissionError) UNAUTHORIZED        no token, or one that the server does not know
     │   │   └── Forbidden                  FORBIDDEN           the token's role does not allow this
     │   └── ToolCallError                  TOOL_FAILED         a tool raised
@@ -247,6 +248,12 @@ class RequestCancelled(ServerError):
 
     def __init__(self, message: str = "The request was cancelled.") -> None:
         super().__init__(message)
+
+
+class NotForkable(ServerError):
+    """The environment cannot be copied in mid-episode; the text says why, and what to do."""
+
+    code = "NOT_FORKABLE"
 
 
 class Forbidden(AccessDenied):

@@ -15,7 +15,7 @@ from typing_extensions import Self
 
 from .env.binding import factory_class, factory_name, infer_models
 from .env.environment import Environment
-from .errors import ExecutionError, OpenEnvError, RequestValidationError, SessionLost
+from .errors import ExecutionError, NotForkable, OpenEnvError, RequestValidationError, SessionLost
 from .protocol.json_values import check_observation
 from .protocol.schema import deserialize_action
 from .protocol.server_v1 import error_list
@@ -103,6 +103,28 @@ class LocalEnv(Generic[ActT, ObsT, StateT]):
         """Return the environment's state."""
         return self._dispatch(self._run(_OPERATIONS.state, None), "LocalEnv.state")
 
+    def fork(self, n: int = 1) -> Coroutine[Any, Any, list[LocalEnv[ActT, ObsT, StateT]]]:
+        """Return clients that go on from here, each with a copy of the environment; each is closed by itself.
+
+        Raises:
+            NotForkable: The environment cannot be copied; the text says why, and what to do.
+        """
+        return self._dispatch(self._fork(n), "LocalEnv.fork")
+
+    def snapshot(self) -> Coroutine[Any, Any, LocalEnv[ActT, ObsT, StateT]]:
+        """Return a client with a copy of the environment as it is now, to `restore` from."""
+        return self._dispatch(self._snapshot(), "LocalEnv.snapshot")
+
+    def restore(
+        self, snapshot: LocalEnv[ActT, ObsT, StateT] | SyncLocalEnv[ActT, ObsT, StateT]
+    ) -> Coroutine[Any, Any, None]:
+        """Go on from where a snapshot is; it may be used any number of times.
+
+        Raises:
+            NotForkable: The snapshot is closed, or cannot be copied.
+        """
+        return self._dispatch(self._restore(snapshot), "LocalEnv.restore")
+
     def disconnect(self) -> Coroutine[Any, Any, None]:
         """Close the environment."""
         return self.close()
@@ -142,9 +164,46 @@ class LocalEnv(Generic[ActT, ObsT, StateT]):
         if self._session is None or self._session.is_ending:
             if self._closed:
                 raise SessionLost(CLOSED_BY_CLIENT)
-            self._manager = SessionManager(self._factory, SessionLimits(sessions=1), runner=InlineRunner())
-            self._session = await self._manager.open(SessionKind.SOCKET)
+            await self._open()
         return self
+
+    async def _open(self, build: Callable[[], Any] | None = None) -> None:
+        self._manager = SessionManager(self._factory, SessionLimits(sessions=1), runner=InlineRunner())
+        self._session = await self._manager.open(SessionKind.SOCKET, build=build)
+
+    async def _fork(self, n: int) -> list[LocalEnv[ActT, ObsT, StateT]]:
+        if n < 1:
+            raise ValueError(f"n must be at least 1, not {n!r}")
+        await self._connect()
+        assert self._session is not None
+        assert self._manager is not None
+        copies: list[LocalEnv[ActT, ObsT, StateT]] = []
+        try:
+            for copied in await self._manager.copy_environment(self._session, n):
+                copies.append(LocalEnv(self._factory, self._action_cls))
+                await copies[-1]._open_copy(copied.build, of=self._session)
+        except BaseException:
+            for local in copies:
+                await local._close()
+            raise
+        return copies
+
+    async def _open_copy(self, build: Callable[[], Any], *, of: Session) -> None:
+        await self._open(build)
+        assert self._session is not None
+        self._session.continue_episode(of)
+
+    async def _snapshot(self) -> LocalEnv[ActT, ObsT, StateT]:
+        return (await self._fork(1))[0]
+
+    async def _restore(self, snapshot: LocalEnv[ActT, ObsT, StateT] | SyncLocalEnv[ActT, ObsT, StateT]) -> None:
+        source = snapshot._local if isinstance(snapshot, SyncLocalEnv) else snapshot
+        await self._connect()
+        assert self._session is not None
+        assert self._manager is not None
+        if source._session is None or source._session.is_ending:
+            raise NotForkable("The snapshot is closed.")
+        await self._manager.restore(self._session, source._session)
 
     async def _run(self, operation: Operation, argument: Any) -> Any:
         await self._connect()
@@ -233,6 +292,18 @@ class SyncLocalEnv(Generic[ActT, ObsT, StateT]):
         """Return the environment's state."""
         state: StateT = self._local._block(self._local._run(_OPERATIONS.state, None))
         return state
+
+    def fork(self, n: int = 1) -> list[SyncLocalEnv[ActT, ObsT, StateT]]:
+        """Return clients that go on from here, each with a copy of the environment."""
+        return [SyncLocalEnv(copied) for copied in self._local._block(self._local._fork(n))]
+
+    def snapshot(self) -> SyncLocalEnv[ActT, ObsT, StateT]:
+        """Return a client with a copy of the environment as it is now, to `restore` from."""
+        return SyncLocalEnv(self._local._block(self._local._snapshot()))
+
+    def restore(self, snapshot: LocalEnv[ActT, ObsT, StateT] | SyncLocalEnv[ActT, ObsT, StateT]) -> None:
+        """Go on from where a snapshot is."""
+        self._local._block(self._local._restore(snapshot))
 
     def close(self) -> None:
         """Close the environment."""

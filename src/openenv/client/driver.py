@@ -20,7 +20,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 from ..backoff import Backoff
 from ..errors import ClientModeError, ProtocolError
 from ..protocol.client_sessions import SUBPROTOCOL_JSON, ClientSession, ResumableSession
-from .flows import Command, Connect, Flow, HangUp, Pause, SendAndReceive
+from .flows import Command, Connect, Flow, HangUp, Pause, RunFlows, SendAndReceive
 from .network import ConnectionOptions, parse_ws_url
 from .websocket import AsyncConnection, BlockingConnection, WebSocket
 
@@ -291,6 +291,11 @@ class Driver:
         if isinstance(command, Pause):
             return time.sleep(command.seconds)
         assert not isinstance(command, SendAndReceive)
+        if isinstance(command, RunFlows):
+            for driver, flow in command.flows:
+                driver.claim_blocking(on_loops=self._blocks_loops)
+                driver.run_blocking(flow)
+            return None
         return command.function()
 
     async def _do_on_loop(self, command: Command) -> Any:
@@ -308,6 +313,8 @@ class Driver:
         if isinstance(command, Pause):
             return await asyncio.sleep(command.seconds)
         assert not isinstance(command, SendAndReceive)
+        if isinstance(command, RunFlows):
+            return await asyncio.gather(*(driver.run_on_loop(flow) for driver, flow in command.flows))
         return await asyncio.get_running_loop().run_in_executor(None, command.function)
 
     def _keep(self, connection: BlockingConnection | AsyncConnection) -> None:

@@ -24,7 +24,19 @@ from ..settings import client_mode
 from ..types import StepResult
 from .bootstrap import Bootstrap, provide_container, provide_space, start_provider, stop_provider
 from .driver import Driver, named
-from .flows import CLOSED_BY_CLIENT, ClientRequest, Flow, RunBlocking, connect, detach, hang_up, request
+from .flows import (
+    CLOSED_BY_CLIENT,
+    ClientRequest,
+    Flow,
+    RunBlocking,
+    RunFlows,
+    attach,
+    connect,
+    detach,
+    hang_up,
+    request,
+    require_v2,
+)
 from .network import PROTOCOLS, ConnectionOptions, ProtocolChoice, socket_url, with_token
 
 ActT = TypeVar("ActT")
@@ -208,6 +220,40 @@ class EnvClient(ClientHooks[ActT, ObsT, StateT]):
         """Ask for the environment's state."""
         return self._driver.run(self._state_flow(), "EnvClient.state")
 
+    def fork(self, n: int = 1) -> Coroutine[Any, Any, list[Self]]:
+        """Return clients that go on from here, each with a session of its own and an exact copy of the environment.
+
+        Each takes a slot of the server, has a token of its own, and is closed by itself: closing this client leaves
+        them as they are. Either all copies are made, or none.
+
+        Raises:
+            NotForkable: The environment cannot be copied; the text says why, and what to do.
+            SessionCapacityError: The server has not so many slots left; `wait_s` of this client waits for them.
+            ProtocolError: The server speaks only v1.
+        """
+        return self._driver.run(self._fork_flow(n), "EnvClient.fork")
+
+    def snapshot(self) -> Coroutine[Any, Any, Self]:
+        """Return a client with a copy of the environment as it is now, to `restore` from; raises as `fork` does.
+
+        It is a client as any other, so it holds a slot until it is closed. A step in it would change the snapshot.
+        """
+        return self._driver.run(self._snapshot_flow(), "EnvClient.snapshot")
+
+    def restore(
+        self, snapshot: EnvClient[Any, Any, Any] | SyncEnvClient[Any, Any, Any] | str
+    ) -> Coroutine[Any, Any, None]:
+        """Go on, in this session, from where a snapshot is; it may be used any number of times.
+
+        Args:
+            snapshot: A client of the same server, as `snapshot` returns it, or the resume token of one.
+
+        Raises:
+            NotForkable: The snapshot is gone, or cannot be copied.
+            ValueError: The client has no session.
+        """
+        return self._driver.run(self._restore_flow(snapshot), "EnvClient.restore")
+
     def disconnect(self) -> Coroutine[Any, Any, None]:
         """End the session and hang up; the provider keeps running."""
         return self._driver.run(hang_up(self._driver), "EnvClient.disconnect")
@@ -353,6 +399,48 @@ class EnvClient(ClientHooks[ActT, ObsT, StateT]):
             yield from self._start_provider()
         return self._parse_state((yield from self._request("state", None)))
 
+    def _fork_flow(self, n: int) -> Flow[list[Self]]:
+        if n < 1:
+            raise ValueError(f"n must be at least 1, not {n!r}")
+        if self._base_url is None:
+            yield from self._start_provider()
+        driver, timeout_s = self._driver, self._options.message_timeout_s
+        data: dict[str, Any] = {"n": n}
+        if driver.wait_s is not None:
+            data["wait_s"] = driver.wait_s
+            timeout_s = None if timeout_s is None else timeout_s + driver.wait_s
+        yield from require_v2(driver, "fork")
+        reply = yield from request(driver, ClientRequest("fork", data, timeout_s))
+        copies = [self._copy(str(copied["token"])) for copied in reply["sessions"]]
+        drivers = [copied._driver for copied in copies]
+        try:
+            # At once: the server keeps a session that no client has attached to for a minute only.
+            yield RunFlows([(driver, attach(driver)) for driver in drivers])
+        except BaseException:
+            yield RunFlows([(driver, hang_up(driver)) for driver in drivers])
+            raise
+        return copies
+
+    def _copy(self, token: str) -> Self:
+        """Return a client of the session that a token names."""
+        copied = self._clone()
+        copied._driver.session = ResumableSession(token)
+        copied._last_reset = self._last_reset
+        return copied
+
+    def _snapshot_flow(self) -> Flow[Self]:
+        (copied,) = yield from self._fork_flow(1)
+        return copied
+
+    def _restore_flow(self, snapshot: EnvClient[Any, Any, Any] | SyncEnvClient[Any, Any, Any] | str) -> Flow[None]:
+        token = snapshot if isinstance(snapshot, str) else snapshot.resume_token
+        if token is None:
+            raise ValueError("The snapshot has no session: it was closed, or its server has ended")
+        if self._base_url is None:
+            yield from self._start_provider()
+        yield from require_v2(self._driver, "restore")
+        yield from self._request("restore", {"from": token})
+
     def _request(self, kind: str, data: Any) -> Flow[dict[str, Any]]:
         return request(self._driver, ClientRequest(kind, data, self._options.message_timeout_s))
 
@@ -446,6 +534,18 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
     def detach(self) -> str:
         """Hang up but leave the session, and return the token that another client continues it with."""
         return self._driver.run_blocking(detach(self._driver))
+
+    def fork(self, n: int = 1) -> list[Self]:
+        """Return clients that go on from here, each with a copy of the environment; see `EnvClient.fork`."""
+        return [type(self)(copied) for copied in self._driver.run_blocking(self._client._fork_flow(n))]
+
+    def snapshot(self) -> Self:
+        """Return a client with a copy of the environment as it is now, to `restore` from."""
+        return type(self)(self._driver.run_blocking(self._client._snapshot_flow()))
+
+    def restore(self, snapshot: EnvClient[Any, Any, Any] | SyncEnvClient[Any, Any, Any] | str) -> None:
+        """Go on, in this session, from where a snapshot is; see `EnvClient.restore`."""
+        self._driver.run_blocking(self._client._restore_flow(snapshot))
 
     @property
     def resume_token(self) -> str | None:

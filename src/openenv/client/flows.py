@@ -7,7 +7,7 @@ connecting, v1 requests, and v2 requests, which resume their session after a los
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CLOSED_BY_CLIENT = "closed by the client"
+_ATTACH = "attach"  # no request of the protocol: the flow ends once the client holds its session
 _UNEXPECTED = "the server sent an unexpected message"
 _INTERRUPTED = "a request was interrupted"
 
@@ -77,7 +78,14 @@ class RunBlocking:
     function: Callable[[], Any]
 
 
-Command = Connect | SendAndReceive | HangUp | Pause | RunBlocking
+@dataclass(slots=True)
+class RunFlows:
+    """Run flows of other clients to their ends: one after the other, or side by side on an event loop."""
+
+    flows: Sequence[tuple[Driver, Flow[Any]]]
+
+
+Command = Connect | SendAndReceive | HangUp | Pause | RunBlocking | RunFlows
 Flow = Generator[Command, Any, T]
 
 
@@ -249,6 +257,26 @@ def _first_request(driver: Driver, call: ClientRequest) -> Flow[dict[str, Any]]:
     return (yield from request(driver, call))
 
 
+def require_v2(driver: Driver, what: str) -> Flow[None]:
+    """Connect if need be.
+
+    Raises:
+        ProtocolError: The server speaks only v1, which has no such request.
+    """
+    yield from connect(driver)
+    if not isinstance(driver.session, ResumableSession):
+        raise ProtocolError(f"{what} needs protocol v2, and the server at {driver.url} speaks only v1")
+
+
+def attach(driver: Driver) -> Flow[None]:
+    """Connect, and attach to the session that the client has the token of.
+
+    Raises:
+        SessionLost: There is no such session any more.
+    """
+    yield from request(driver, ClientRequest(_ATTACH, None, driver.options.message_timeout_s))
+
+
 def hang_up(driver: Driver) -> Flow[None]:
     """End session and connection."""
     if driver.is_open:  # a v2 connection has a close message that says the same
@@ -383,9 +411,10 @@ def _request_v2(driver: Driver, session: ResumableSession, call: ClientRequest) 
         try:
             if not (session.is_attached and driver.is_open):
                 yield from _attach(driver, session, call, outage, attempts)
+                if call.kind == _ATTACH:
+                    return {}
             if driver.session is session:
-                if payload is None or session.pending is None:
-                    payload = session.request(call.kind, call.data, call.extra)
+                payload = _payload(session, call, payload)
                 return (yield from _exchange_v2(driver, session, call, payload))
         except _Dropped as exc:
             if call.kind == "reset" and not driver.backoff.timeout_s and session.token is not None:
@@ -410,6 +439,13 @@ def _request_v2(driver: Driver, session: ResumableSession, call: ClientRequest) 
             session.lose(verdict, is_stranded=not is_fatal)
             raise ConnectFailed(reason) if is_unreachable and call.kind == "reset" else SessionLost(verdict)
         yield from _pause(session, outage)
+
+
+def _payload(session: ResumableSession, call: ClientRequest, sent: bytes | None) -> bytes:
+    """Return what to send: the same bytes again while the request is not answered."""
+    if sent is None or session.pending is None:
+        return session.request(call.kind, call.data, call.extra)
+    return sent
 
 
 def _pause(session: ResumableSession, outage: Outage) -> Flow[None]:

@@ -98,10 +98,13 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
 
     Override `reset_async` / `step_async` instead when the work is asynchronous. Set `SUPPORTS_CONCURRENT_SESSIONS`
     when instances share nothing, and `REQUIRES_SINGLE_THREAD_EXECUTOR` when all instances need one and the same thread.
+    Set `HAS_EXTERNAL_STATE` when an episode changes what is not in the memory of this object: files, a database,
+    another process. Such an environment is copied by `snapshot` and `restore` alone.
     """
 
     SUPPORTS_CONCURRENT_SESSIONS: ClassVar[bool] = False
     REQUIRES_SINGLE_THREAD_EXECUTOR: ClassVar[bool] = False
+    HAS_EXTERNAL_STATE: ClassVar[bool] = False
 
     rubric: Rubric | None = None
     transform: Transform[ObsT] | None = None
@@ -143,6 +146,17 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
     def web_actions(self, observation: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         """Offer buttons on the web page: label and action fields each."""
         return []
+
+    def snapshot(self) -> Any:
+        """Return everything that the running episode depends on, random generators too; `restore` takes it.
+
+        Override both where copies cannot be made without your help. The value must be picklable for the process runner.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not write snapshot()")
+
+    def restore(self, snapshot: Any) -> None:
+        """Continue the episode of a snapshot, which another instance may have made; no `reset` comes before."""
+        raise NotImplementedError(f"{type(self).__name__} does not write restore()")
 
     def close(self) -> None:
         """Release the environment's resources."""

@@ -19,6 +19,7 @@ from ..errors import (
     ExecutionError,
     Forbidden,
     InvalidMessageError,
+    NotForkable,
     OpenEnvError,
     ProtocolError,
     ReplyTooLarge,
@@ -44,6 +45,7 @@ _SIMPLE_ERRORS: Mapping[str, type[ServerError]] = {
         ExecutionError,
         SessionError,
         ReplyTooLarge,
+        NotForkable,
         AccessDenied,
     )
 }
@@ -54,6 +56,8 @@ _REPLY_TYPES: Mapping[str, str] = {
     "step": "observation",
     "state": "state",
     "mcp": "mcp",
+    "fork": "forked",
+    "restore": "restored",
     "close": "closed",
 }
 _FIELDS_SHOWN = 3

@@ -67,14 +67,16 @@ NONCE_CHARS: Final = (16, 128)
 DEFAULT_MAX_BATCH: Final = 10_000
 _MAX_ID: Final = 2**63 - 1  # what every encoding and language has an integer for
 RequestId = Annotated[int, Field(strict=True, ge=-_MAX_ID, le=_MAX_ID)]
-_REPLIES: Final = ("observation", "error", "state", "mcp", "closed")
-_OF_SESSION: Final = ("reset", "step", "state", "mcp", "close")
+_REPLIES: Final = ("observation", "error", "state", "mcp", "forked", "restored", "closed")
+_OF_SESSION: Final = ("reset", "step", "state", "mcp", "fork", "restore", "close")
 _KEYS: Final[Mapping[str, frozenset[str]]] = {
     "open": frozenset({"resume", "wait_s", "nonce", "compress"}),
     "reset": frozenset({"session", "data", "timeout_s", "traceparent"}),
     "step": frozenset({"session", "data", "kwargs", "timeout_s", "traceparent"}),
     "state": frozenset({"session", "traceparent"}),
     "mcp": frozenset({"session", "data"}),
+    "fork": frozenset({"session", "data"}),
+    "restore": frozenset({"session", "data"}),
     "close": frozenset({"session"}),
     "batch": frozenset({"requests", "each"}),
     "cancel": frozenset({"request", "session"}),
@@ -186,12 +188,24 @@ class ServerProtocolV2:
             request.kwargs = _optional(message, "kwargs", dict)
         elif kind in ("reset", "mcp"):
             request.data = _optional(message, "data", dict) or {}
+        elif kind == "fork":
+            request.data = self._fork_options(_optional(message, "data", dict) or {})
+        elif kind == "restore":
+            request.data = _restore_options(_optional(message, "data", dict) or {})
         elif kind == "open":
             _check_open(message)
         elif kind == "cancel" and not _is_id(message.get("request")):
             raise Invalid("request", "expected the id of a request")
         request.timeout_s = _seconds(message, "timeout_s")
         return request
+
+    def _fork_options(self, data: dict[str, Any]) -> dict[str, Any]:
+        _check_keys(data, {"n", "wait_s"})
+        n = data.get("n", 1)
+        if not (_is_id(n) and 1 <= n <= self._max_batch):
+            raise Invalid("n", f"expected how many copies, from 1 to {self._max_batch}")
+        _check_wait(data.get("wait_s"))
+        return {"n": n, "wait_s": float(data.get("wait_s") or 0.0)}
 
     def _read_batch(self, message: dict[str, Any], echo_input: bool) -> Batch | RefusedRequest:
         request_id, requests = message["id"], message.get("requests")
@@ -363,6 +377,19 @@ def _optional(message: Mapping[str, Any], key: str, kind: type[Any]) -> Any:
 
 def _is_id(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and -_MAX_ID <= value <= _MAX_ID
+
+
+def _check_keys(data: Mapping[str, Any], known: set[str]) -> None:
+    unknown = data.keys() - known
+    if unknown:
+        raise Invalid(sorted(map(str, unknown))[0], "unknown key")
+
+
+def _restore_options(data: dict[str, Any]) -> dict[str, Any]:
+    _check_keys(data, {"from"})
+    if not isinstance(data.get("from"), str):
+        raise Invalid("from", "expected the token of a session, as text")
+    return data
 
 
 def _check_open(message: Mapping[str, Any]) -> None:

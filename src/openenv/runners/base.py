@@ -5,10 +5,11 @@ Knows calls, not environments; must not know sessions, the wire or the server.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
+from ..env.copies import EnvironmentCopy
 from ..errors import OpenEnvError
 
 RunnerName = Literal["auto", "thread", "inline", "process"]
@@ -78,6 +79,14 @@ class Lane:
     def construct(self, factory: Callable[[], Any]) -> Any:
         """Build the environment, or a stub of it; called in the lane."""
         return factory()
+
+    async def fork(self, lanes: Sequence[Lane]) -> list[EnvironmentCopy]:
+        """Copy the environment that runs in this lane for others; only where `construct` returns stubs.
+
+        Raises:
+            NotForkable: It cannot be copied.
+        """
+        raise NotImplementedError
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
         """Call back with the reason if the environment dies with the process that it runs in; from any thread."""

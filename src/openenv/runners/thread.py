@@ -196,6 +196,13 @@ class ThreadRunner:
             worker.sessions += 1
         return ThreadLane(worker, self)
 
+    def adopt(self, worker: WorkerThread) -> Lane:
+        """Take over the thread that a copy of a process has in common with its original."""
+        with self._lock:
+            worker.sessions = 1
+            self._workers.append(worker)
+        return ThreadLane(worker, self)
+
     def pin(self, lane: Lane) -> None:
         """Put every later session on this lane's thread."""
         assert isinstance(lane, ThreadLane)

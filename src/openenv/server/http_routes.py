@@ -1,4 +1,4 @@
-"""`/reset`, `/step`, `/state` and `/sessions` over HTTP (docs/reference/protocol.md, HTTP).
+"""`/reset`, `/step`, `/state` and `/sessions`, copies of them too, over HTTP (docs/reference/protocol.md, HTTP).
 
     X-OpenEnv-Session: new  on POST /reset --> opens a session; its name comes back in the same header
     X-OpenEnv-Session: NAME               --> continues that session; 404 unknown, 410 ended
@@ -14,16 +14,18 @@ import asyncio
 import hashlib
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from ..errors import (
     EnvironmentFactoryError,
+    NotForkable,
     OpenEnvError,
+    RequestValidationError,
     SessionCapacityError,
     SessionClosedError,
     SessionLost,
@@ -38,7 +40,7 @@ from ..sessions.events import RequestOrigin
 from ..sessions.ledger import LedgerEntry
 from ..sessions.lifetime import CLOSED_BY_CLIENT, UNANSWERED
 from ..sessions.manager import SessionManager
-from ..sessions.operations import Operation, StepInput, build_operations
+from ..sessions.operations import FORK, RESTORE, Operation, StepInput, build_operations
 from ..sessions.session import Session, SessionKind, with_hint
 from ..types import ResetRequest, StepRequest, WSErrorCode
 from .asgi import (
@@ -62,6 +64,7 @@ from .asgi import respond_json as answer
 from .service import EnvService
 
 logger = logging.getLogger(__name__)
+RequestT = TypeVar("RequestT", bound=BaseModel)
 
 SESSION_HEADER = "X-OpenEnv-Session"
 SESSION_COOKIE = "openenv_session"
@@ -76,6 +79,8 @@ _STATUS: Mapping[type[OpenEnvError], int] = {
     SessionClosedError: 410,
     StaleRequest: 409,
     SessionCapacityError: 503,
+    NotForkable: 409,
+    RequestValidationError: 422,
     EnvironmentFactoryError: 500,
 }
 
@@ -117,7 +122,7 @@ class GymCall:
 
 
 class GymRoutes:
-    """The ASGI handlers of the three Gym routes."""
+    """The ASGI handlers of the three Gym routes, and of copies of a session."""
 
     def __init__(self, service: EnvService) -> None:
         self._service = service
@@ -168,6 +173,60 @@ class GymRoutes:
     async def state(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `GET /state`."""
         await self._run(scope, receive, echoing(scope, send), self._operations.state, None)
+
+    async def fork(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle `POST /sessions/{session_id}/fork`."""
+
+        def work(session: Session, request: ForkRequest) -> Callable[[], Awaitable[bytes]]:
+            forking = self._manager.forking(session, request.n, kind=SessionKind.HTTP, wait_s=request.wait_s)
+
+            async def fork() -> bytes:
+                token = self._manager.attachments.token
+                return encode({"sessions": [{"session_id": one.id, "token": token(one)} for one in await forking()]})
+
+            return fork
+
+        await self._run_copying(scope, receive, send, ForkRequest, FORK, work)
+
+    async def restore(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle `POST /sessions/{session_id}/restore`."""
+
+        def work(session: Session, request: RestoreRequest) -> Callable[[], Awaitable[bytes]]:
+            restoring = self._manager.restoring(session, request.token)
+
+            async def restore() -> bytes:
+                await restoring()
+                return encode({"session_id": session.id, "restored": True})
+
+            return restore
+
+        await self._run_copying(scope, receive, send, RestoreRequest, RESTORE, work)
+
+    async def _run_copying(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        model: type[RequestT],
+        operation: Operation,
+        work: Callable[[Session, RequestT], Callable[[], Awaitable[bytes]]],
+    ) -> None:
+        send = echoing(scope, send)
+        body = await _body(self._service, receive, send)
+        if body is None:
+            return
+        scope[BODY] = body
+        try:
+            request = model.model_validate_json(body or b"{}")
+            session = self._manager.find(scope["path_params"]["session_id"])
+        except ValidationError as exc:
+            await self._refuse_body(send, exc, prefix=("body",), size=len(body))
+        except OpenEnvError as exc:
+            await refuse(send, exc)
+        else:
+            call = GymCall(operation, work(session, request), request_key(scope), None)
+            status, reply = await self._run_once(session, call)
+            await respond(send, status, reply, _name(session))
 
     async def _refuse_body(self, send: Send, exc: Exception, *, prefix: tuple[str, ...], size: int = 0) -> None:
         self._manager.report_error(WSErrorCode.VALIDATION_ERROR.value)
@@ -462,6 +521,41 @@ class SessionOpened(BaseModel):
 
     session_id: str
     token: str
+
+
+class ForkRequest(BaseModel):
+    """How to copy a session.
+
+    Args:
+        n: How many copies.
+        wait_s: How long to wait for slots for them, in seconds.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    n: int = Field(default=1, ge=1, le=10_000)
+    wait_s: float = Field(default=0.0, ge=0.0, le=86_400.0)
+
+
+class SessionForked(BaseModel):
+    """Sessions that go on from where another one is."""
+
+    sessions: list[SessionOpened]
+
+
+class RestoreRequest(BaseModel):
+    """Which session to go on from: the token of it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    token: str = Field(max_length=1024)
+
+
+class SessionRestored(BaseModel):
+    """A session that goes on from where another one is."""
+
+    session_id: str
+    restored: bool
 
 
 class SessionRoutes:

@@ -45,7 +45,17 @@ from ..types import (
 )
 from .access import ADDRESS_TOKEN, AccessPolicy
 from .asgi import BodyLimit, Handler, Receive, Scope, Send
-from .http_routes import GymRoutes, OpenRequest, SessionOpened, SessionRoutes, described
+from .http_routes import (
+    ForkRequest,
+    GymRoutes,
+    OpenRequest,
+    RestoreRequest,
+    SessionForked,
+    SessionOpened,
+    SessionRestored,
+    SessionRoutes,
+    described,
+)
 from .mcp.endpoint import McpEndpoint, RpcEndpoint
 from .service import EnvService
 
@@ -423,6 +433,10 @@ def gym_routes(service: EnvService, gym: GymRoutes) -> list[BaseRoute]:
     """Return `/reset`, `/step`, `/state` and `/sessions`: simulation mode only."""
     sessions = SessionRoutes(service)
     control: dict[str, Any] = {"tags": ["Environment Control"], "responses": {**_REFUSED, **_SESSION_ERRORS}}
+    copying: dict[str, Any] = {
+        "tags": ["Environment Control"],
+        "responses": {**_REFUSED, **_SESSION_ERRORS, 409: {"model": ErrorBody, "description": "It cannot be copied"}},
+    }
     state_cls = _documentable(service.state_cls)
     return [
         DocumentedRoute(
@@ -492,6 +506,26 @@ def gym_routes(service: EnvService, gym: GymRoutes) -> list[BaseRoute]:
             description="Close the environment of a session that `/reset` has opened, and free its slot.",
             tags=["Environment Control"],
             responses={**_REFUSED, **{code: _SESSION_ERRORS[code] for code in (404, 410)}},
+        ),
+        DocumentedRoute(
+            "/sessions/{session_id}/fork",
+            _fork_signature,
+            gym.fork,
+            methods=["POST"],
+            response_model=SessionForked,
+            summary="Copy a session",
+            description="Open sessions that go on from where this one is, each with a copy of its environment.",
+            **copying,
+        ),
+        DocumentedRoute(
+            "/sessions/{session_id}/restore",
+            _restore_signature,
+            gym.restore,
+            methods=["POST"],
+            response_model=SessionRestored,
+            summary="Go on from another session",
+            description="Put a copy of another session's environment, named by its token, in place of this one's.",
+            **copying,
         ),
     ]
 
@@ -569,6 +603,14 @@ async def _describe_signature(session_id: str) -> None:
 
 async def _close_signature(session_id: str) -> None:
     """Documents `DELETE /sessions/{session_id}`."""
+
+
+async def _fork_signature(session_id: str, request: ForkRequest = Body(default_factory=ForkRequest)) -> None:  # noqa: B008
+    """Documents `POST /sessions/{session_id}/fork`."""
+
+
+async def _restore_signature(session_id: str, request: RestoreRequest) -> None:
+    """Documents `POST /sessions/{session_id}/restore`."""
 
 
 def _documentable(model: type[Any]) -> type[Any]:

@@ -18,6 +18,7 @@ from ..errors import (
     AccessDenied,
     EnvironmentFactoryError,
     ExecutionError,
+    NotForkable,
     OpenEnvError,
     RequestCancelled,
     SessionCapacityError,
@@ -75,6 +76,8 @@ class Redaction:
         if not self._is_on or isinstance(exc, _SHOWN):
             return exc
         error_id = _logged(exc)
+        if isinstance(exc, NotForkable):
+            return NotForkable(f"The environment cannot be copied; the server's log has more under {error_id}.")
         text = f"The environment failed; the server's log has more under {error_id}."
         return ExecutionError(text, details={"error_id": error_id})
 

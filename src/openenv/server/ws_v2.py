@@ -9,7 +9,7 @@ messages and sessions; must not know transports or encodings.
                          +-- batch ----> StepGroup per thread (plain, new steps)  --> BatchReplies ------> send_batch
                          |               or each request by itself
                          +-- open -----> SessionOpener (ws_v2_open.py)
-                         +-- reset, state, mcp, close, cancel, ping
+                         +-- reset, state, mcp, fork, restore, close, cancel, ping
 
 Ids make requests idempotent (2.1 and 4 of the specification). The session's ledger keeps the last replies as they were
 sent, with their envelope:
@@ -55,8 +55,8 @@ from ..sessions.events import RequestOrigin
 from ..sessions.group import StepGroup
 from ..sessions.ledger import LedgerEntry
 from ..sessions.lifetime import CLOSED_BY_CLIENT, SHUTTING_DOWN, client_reason
-from ..sessions.operations import Operation, StepInput
-from ..sessions.session import Cancellable, Session, with_hint
+from ..sessions.operations import FORK, RESTORE, Operation, StepInput
+from ..sessions.session import Cancellable, Session, SessionKind, with_hint
 from ..types import ServerMode, WSErrorCode
 from .access import Role, may
 from .backpressure import Backpressure, LoopTurns, Oversize
@@ -72,8 +72,10 @@ _MOST_UNDER_WAY = 8192
 _AHEAD = 128
 _AHEAD_BYTES = 16 * 1024 * 1024  # of large messages
 _MOST_READY_BYTES = 1024 * 1024
-_GYM = frozenset({"reset", "step", "state"})
+_GYM = frozenset({"reset", "step", "state", "fork", "restore"})
+_OF_SESSION = _GYM | {"mcp", "close"}
 _NORMAL_CLOSURES = frozenset({1000, 1001, 1005})  # RFC 6455, 7.4.1: the client ended the connection itself
+_REPLY_OF: Final = {"state": "state", "fork": "forked", "restore": "restored"}
 _LARGE: Final = 4096  # bytes of a message that is not the usual step
 _LONG: Final = 65_536  # of one that takes long to read, whatever is in it
 KEPT: Final = 4  # messages of a connection whose contents are kept, to compare repeated ids
@@ -346,7 +348,7 @@ class V2Connection:
         try:
             if self.role is not Role.ORCHESTRATOR and not may(self.role, request.type):
                 raise Forbidden(self.role.value)
-            if request.type in ("step", "reset", "state", "mcp", "close"):
+            if request.type in _OF_SESSION:
                 self._submit(request, message, send)
             elif request.type == "open":
                 compress = (request.extra or {}).get("compress")  # holds for the connection (docs/protocol.md, 1.2)
@@ -383,7 +385,7 @@ class V2Connection:
             session.close(CLOSED_BY_CLIENT)  # before the reply, so that nothing of it runs once the client has that
             pending.answer("closed", self.writer.data({}))
         else:
-            operation, argument = self._operation(request)
+            operation, argument = self._operation(session, request)
             self._start(pending, operation, argument, self._origin(request) if self.manager.wants_origins else None)
 
     def _answer_again(
@@ -409,7 +411,7 @@ class V2Connection:
         traceparent = (request.extra or {}).get("traceparent")
         return RequestOrigin(request.id, traceparent if isinstance(traceparent, str) else self.traceparent)
 
-    def _operation(self, request: Request) -> tuple[Operation, Any]:
+    def _operation(self, session: Session, request: Request) -> tuple[Operation, Any]:
         if request.type == "step":
             if request.kwargs is None and request.timeout_s is None:
                 return self._operations.step, request.data
@@ -419,6 +421,16 @@ class V2Connection:
             return self._operations.step_with, StepInput(request.data, kwargs)
         if request.type == "reset":
             return self._operations.reset, request.data
+        if request.type == "fork":
+            return FORK, self.manager.forking(
+                session,
+                request.data["n"],
+                kind=SessionKind.RESUMABLE,
+                by_agent=session.by_agent,
+                wait_s=request.data["wait_s"],
+            )
+        if request.type == "restore":
+            return RESTORE, self.manager.restoring(session, request.data["from"])
         return self._operations.state, None
 
     def _session(self, request: Request) -> Session:
@@ -549,6 +561,12 @@ class V2Connection:
             logger.info("session %s: %s failed (request %d)", session.id, kind, request_id, exc_info=error)
         return self.writer.error(with_hint(self.service.errors.shown(error), session, kind))
 
+    def copies_data(self, copies: list[Session]) -> bytes:
+        """Return the data of the reply to a `fork`: what a client attaches to the copies with."""
+        token = self.manager.attachments.token
+        sessions = [{"session": session.id, "token": token(session)} for session in copies]
+        return self.writer.data({"sessions": sessions})
+
     def send_error(self, request: Request, exc: BaseException) -> None:
         """Answer a request with an error."""
         self.send(self.writer.message("error", request.id, request.session, self.writer.error(exc)))
@@ -636,7 +654,11 @@ class PendingReply(LedgerEntry):
         """Answer with the outcome of a call."""
         kind: str = self.request[0]
         if error is None:
-            self.answer("state" if kind == "state" else "observation", result)
+            if kind == "fork":
+                result = self._connection.copies_data(result)
+            elif kind == "restore":
+                result = self._connection.writer.data({})
+            self.answer(_REPLY_OF.get(kind, "observation"), result)
         else:
             self.answer("error", self._connection.failure(error, self.session, int(self.key), kind))
 

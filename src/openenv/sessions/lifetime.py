@@ -29,11 +29,20 @@ NOT_BEGUN: Final = "its first episode could not begin"
 CLOSED_BY_CLIENT: Final = "closed by the client"
 DISCONNECTED: Final = "client disconnected"
 CANCELLED: Final = "cancelled while it was created"
-_CLIENT_REASON_OF: Mapping[str, str] = {CLOSED_BY_CLIENT: CLOSED, DISCONNECTED: EXPIRED, CANCELLED: CLOSED}
+REPLACED: Final = "another environment has taken its place"
+RESTORE_FAILED: Final = "its environment could not be restored"
+_CLIENT_REASON_OF: Mapping[str, str] = {
+    CLOSED_BY_CLIENT: CLOSED,
+    DISCONNECTED: EXPIRED,
+    CANCELLED: CLOSED,
+    REPLACED: CLOSED,
+}
 
 # Why a connection no longer holds a session that goes on.
 TAKEN_OVER: Final = "another connection has attached to it"
 
+UNCLAIMED_S: Final = 60.0
+"""How long a copy of a session is kept, at least, for the client that has its token and has not attached to it yet."""
 _HANGING_S: Final = 1.0  # a `close` that takes longer must not keep other sessions from their thread
 _FEWEST_LEFT: Final = 16
 _MOST_LEFT: Final = 4096
@@ -85,7 +94,7 @@ class SessionLimits:
 def life_s(session: Session, limits: SessionLimits) -> float:
     """Return the lease of a session: how long it may be unused."""
     if session.kind is SessionKind.RESUMABLE:
-        return limits.grace_s
+        return limits.grace_s if session.was_attached else max(limits.grace_s, UNCLAIMED_S)
     is_soft = session.kind is SessionKind.SOFT or session.client_left
     return limits.soft_idle_s if is_soft else limits.idle_s
 

@@ -11,16 +11,20 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
 
-from ..env.binding import class_of, factory_class, factory_name
+from ..env.binding import RemoteEnvironment, class_of, factory_class, factory_name
+from ..env.copies import EnvironmentCopy, copies_of
 from ..errors import (
     ConcurrencyConfigurationError,
     EnvironmentFactoryError,
+    NotForkable,
     OpenEnvError,
+    RequestValidationError,
+    SessionClosedError,
     SessionLost,
     SessionNotFoundError,
     message_of,
@@ -30,6 +34,8 @@ from ..types import SessionInfo
 from .events import SessionEvent, SessionListener
 from .lifetime import (
     CANCELLED,
+    REPLACED,
+    RESTORE_FAILED,
     SHUTTING_DOWN,
     ClosedEnvironments,
     CloseWatch,
@@ -38,6 +44,7 @@ from .lifetime import (
     client_reason,
     close_expired,
 )
+from .operations import FORK, RESTORE
 from .resume import Attachments, Openings
 from .session import CallFactory, ObserveStep, Session, SessionCall, SessionKind, SessionState
 from .slots import CapacityQueue, OnPosition, Slots
@@ -236,6 +243,7 @@ class SessionManager:
         by_agent: bool = False,
         on_position: OnPosition | None = None,
         on_reserved: Callable[[Session], None] | None = None,
+        build: Factory | None = None,
     ) -> Session:
         """Reserve a slot, build the environment, return the session. A cancelled caller leaves nothing behind.
 
@@ -246,21 +254,28 @@ class SessionManager:
             on_position: Called with the place in the queue, now and then.
             on_reserved: Called with the session before its environment is built, so that the caller can close it
                 while it waits.
+            build: Makes the environment, in place of the factory.
 
         Raises:
             SessionCapacityError: No slot came free in time, or too many clients wait.
             EnvironmentFactoryError: The constructor raised.
             SessionClosedError: The session was closed while it was built.
         """
-        session = self.reserve_at_once(kind, by_agent=by_agent)
-        if session is None:
-            waiting = self.slots.reserve_in_turn(kind, by_agent=by_agent, wait_s=wait_s, on_position=on_position)
-            session = self._admitted(await waiting)
+        session = await self._reserve(kind, by_agent=by_agent, wait_s=wait_s, on_position=on_position)
         if on_reserved is not None:
             on_reserved(session)
             if session.state is SessionState.CLOSED:
                 raise session.closed_error()
-        await self._construct(session)
+        await self._construct(session, build)
+        return session
+
+    async def _reserve(
+        self, kind: SessionKind, *, by_agent: bool, wait_s: float, on_position: OnPosition | None = None
+    ) -> Session:
+        session = self.reserve_at_once(kind, by_agent=by_agent)
+        if session is None:
+            waiting = self.slots.reserve_in_turn(kind, by_agent=by_agent, wait_s=wait_s, on_position=on_position)
+            session = self._admitted(await waiting)
         return session
 
     def reserve_at_once(self, kind: SessionKind, *, by_agent: bool = False) -> Session | None:
@@ -339,9 +354,9 @@ class SessionManager:
         session.lane.on_lost(session.close)
         return session
 
-    async def _construct(self, session: Session) -> None:
+    async def _construct(self, session: Session, build: Factory | None = None) -> None:
         future: asyncio.Future[OpenEnvError | None] = asyncio.get_running_loop().create_future()
-        self.build(session, lambda problem: None if future.done() else future.set_result(problem))
+        self.build(session, lambda problem: None if future.done() else future.set_result(problem), build)
         try:
             problem = await future
         except BaseException:
@@ -350,22 +365,34 @@ class SessionManager:
         if problem is not None:
             raise problem
 
-    def build(self, session: Session, done: Callable[[OpenEnvError | None], None]) -> None:
-        """Build the environment of a reserved session; `done` is called with a problem or None, on the running loop."""
+    def build(
+        self, session: Session, done: Callable[[OpenEnvError | None], None], build: Factory | None = None
+    ) -> None:
+        """Build the environment of a reserved session; `done` is called with a problem or None, on the running loop.
+
+        Args:
+            session: The session.
+            done: Takes the problem.
+            build: Makes the environment, in place of the factory.
+        """
 
         def built(_: Any, error: BaseException | None) -> None:
             done(self._problem(session, error))
 
-        session.construct(partial(self._build, session.lane), built, current_dispatcher())
+        make = build or partial(session.lane.construct, self.factory)
+        session.construct(partial(self._build, make), built, current_dispatcher())
 
-    def _build(self, lane: Lane) -> Any:
-        env = lane.construct(self.factory)
+    def _build(self, make: Factory) -> Any:
+        env = make()
         if self._prepare is not None:
             self._prepare(env)
         return env
 
     def _problem(self, session: Session, error: BaseException | None) -> OpenEnvError | None:
         """Return what the client that opens a session has to know once the constructor has run."""
+        if isinstance(error, NotForkable):
+            self.report_error(error.code, session)
+            return error
         if error is not None:
             name = factory_name(self.factory)
             logger.error("session %s: the environment factory %s failed", session.id, name, exc_info=error)
@@ -376,6 +403,157 @@ class SessionManager:
         if session.is_ending:
             return session.closed_error()
         return None
+
+    # -- copies -------------------------------------------------------------------------------------------------
+
+    async def fork(
+        self, session: Session, n: int, *, kind: SessionKind, by_agent: bool = False, wait_s: float = 0.0
+    ) -> list[Session]:
+        """Open sessions that go on from where another one is, after the calls that it has got: all of them, or none.
+
+        Args:
+            session: The session to copy.
+            n: How many copies.
+            kind: What keeps them alive.
+            by_agent: Whether an agent opens them.
+            wait_s: How long to wait for their slots.
+
+        Raises:
+            NotForkable: The environment cannot be copied.
+            SessionCapacityError: There were not enough slots in time.
+            SessionClosedError: The session was closed meanwhile.
+        """
+        work = self.forking(session, n, kind=kind, by_agent=by_agent, wait_s=wait_s)
+        copies: list[Session] = await session.run(FORK, work, cancellable=True)
+        return copies
+
+    def forking(
+        self, session: Session, n: int, *, kind: SessionKind, by_agent: bool = False, wait_s: float = 0.0
+    ) -> Callable[[], Awaitable[list[Session]]]:
+        """Return the argument of a `FORK` that does the same; for surfaces that submit their calls themselves."""
+        return partial(self._fork, session, n, kind, by_agent, wait_s)
+
+    async def _fork(self, session: Session, n: int, kind: SessionKind, by_agent: bool, wait_s: float) -> list[Session]:
+        self._require_concurrency(session)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        copies: list[Session] = []
+        try:
+            while len(copies) < n:
+                left_s = max(0.0, deadline - loop.time())
+                copies.append(await self._reserve(kind, by_agent=by_agent, wait_s=left_s))
+            environments = await self._copy(session, [copied.lane for copied in copies])
+            building = zip(copies, environments, strict=True)
+            await asyncio.gather(*(self._construct(copied, environment.build) for copied, environment in building))
+        except SessionClosedError as exc:  # of a copy: the session itself goes on
+            self._close_all(copies)
+            raise NotForkable(f"A copy ended while it was made ({client_reason(exc.reason)}).") from exc
+        except BaseException:
+            self._close_all(copies)
+            raise
+        for copied in copies:
+            copied.continue_episode(session)
+        return copies
+
+    async def copy_environment(self, session: Session, n: int) -> list[EnvironmentCopy]:
+        """Copy the environment of a session, for managers of their own; not where it runs in another process.
+
+        Raises:
+            NotForkable: It cannot be copied.
+        """
+        self._require_concurrency(session)
+        work = partial(self._copy, session, [session.lane] * n)
+        copies: list[EnvironmentCopy] = await session.run(FORK, work, cancellable=True)
+        return copies
+
+    def _require_concurrency(self, session: Session) -> None:
+        cls = class_of(session.env)
+        if not _is_concurrent(cls):
+            raise NotForkable(
+                f"{cls.__name__} does not declare SUPPORTS_CONCURRENT_SESSIONS = True, so there may be one of it at a "
+                "time. Set the attribute if its instances share nothing."
+            )
+
+    @staticmethod
+    def _close_all(sessions: list[Session]) -> None:
+        for session in sessions:
+            session.close(CANCELLED)
+
+    async def _copy(self, session: Session, lanes: list[Lane]) -> list[EnvironmentCopy]:
+        """Copy the environment of a session that is reserved for this; each copy is for one of the lanes."""
+        env = session.env
+        if isinstance(env, RemoteEnvironment):
+            return await session.lane.fork(lanes)
+        copies: list[EnvironmentCopy] = await session.run_in_lane(
+            lambda: copies_of(env, len(lanes), self.factory), kind="fork"
+        )
+        return copies
+
+    async def restore(self, session: Session, source: Session) -> None:
+        """Let a session go on from where another one is, with a copy of its environment; its own one is closed.
+
+        Args:
+            session: The session.
+            source: The other one.
+
+        Raises:
+            NotForkable: The other session is gone, or its environment cannot be copied. If the environment's own
+                `restore` failed, the session is closed.
+            RequestValidationError: The two would wait for each other.
+            SessionClosedError: The session was closed meanwhile.
+        """
+        await session.run(RESTORE, partial(self._restore, session, source), cancellable=True)
+
+    def restoring(self, session: Session, token: str) -> Callable[[], Awaitable[None]]:
+        """Return the argument of a `RESTORE` from the session of a token; for surfaces that submit calls themselves."""
+
+        async def restore() -> None:
+            try:
+                source = self.attachments.claimed(token)
+            except SessionLost as exc:  # which is not this session's loss
+                raise _gone(exc.reason) from exc
+            await self._restore(session, source)
+
+        return restore
+
+    async def _restore(self, session: Session, source: Session) -> None:
+        # The source is copied in its own turn, so two sessions that are restored from each other would wait for ever.
+        waits_for: Session | None = source
+        while waits_for is not None:
+            if waits_for is session:
+                raise RequestValidationError("A session cannot be restored from itself, nor two from each other.")
+            waits_for = waits_for.restored_from
+        session.restored_from = source
+        try:
+            # Beside the slots, as for a single request: for a moment, the session has two environments.
+            spare = self._admitted(await self.slots.reserve(SessionKind.ONCE))
+            try:
+                await self._restore_by(spare, session, source)
+            finally:
+                spare.close(REPLACED)
+        finally:
+            session.restored_from = None
+
+    async def _restore_by(self, spare: Session, session: Session, source: Session) -> None:
+        try:
+            copies = await source.run(FORK, partial(self._copy, source, [spare.lane]), cancellable=True)
+        except (SessionClosedError, SessionLost) as exc:
+            raise _gone(exc.reason) from exc
+        (copied,) = copies
+        if copied.put_into is not None:
+            try:
+                await session.run_in_lane(partial(copied.put_into, session.env), kind="restore")
+            except BaseException:
+                session.close(RESTORE_FAILED)  # half of its state may be that of the snapshot
+                raise
+        else:
+            try:
+                await self._construct(spare, copied.build)
+            except SessionClosedError as exc:
+                raise NotForkable(f"The copy ended while it was made ({client_reason(exc.reason)}).") from exc
+            if not session.exchange_environments(spare):
+                raise NotForkable("The session, or the copy for it, ended meanwhile.")
+        session.continue_episode(source)
 
     def make_calls_with(
         self, factory: CallFactory, *, with_origins: bool = False, observe_step: ObserveStep | None = None
@@ -547,6 +725,10 @@ class SessionManager:
             self.runner = self._make_runner()
             self.slots.is_closed = self._is_hurried = False
             self.unclosed = []
+
+
+def _gone(reason: str) -> NotForkable:
+    return NotForkable(f"The session to restore from is gone ({client_reason(reason)}).")
 
 
 def _is_concurrent(env_cls: type[Any]) -> bool:

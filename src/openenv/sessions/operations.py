@@ -15,7 +15,7 @@ from ..env.binding import Encoder, RemoteEnvironment, bind, run_blocking
 from ..env.environment import Environment
 from ..env.tools.source import ToolSource, tools_to_close
 
-OperationKind = Literal["construct", "reset", "step", "state", "tool", "call", "close"]
+OperationKind = Literal["construct", "reset", "step", "state", "tool", "call", "fork", "restore", "close"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +165,17 @@ def closes_at_once(env: Any) -> bool:
     return not overrides and "mcp_server" not in getattr(env, "__dict__", ())
 
 
+def _never(env: Any, _: Any) -> Any:
+    raise AssertionError("this runs on the event loop")
+
+
+async def _work(_: Any, work: Callable[[], Awaitable[Any]]) -> Any:
+    return await work()
+
+
 CONSTRUCT = Operation("construct", _construct)
 CLOSE = Operation("close", _close, _close_async)
 CALL = Operation("call", _call)
+# Their argument does the work, with the environment at rest meanwhile: no other call of the session runs.
+FORK = Operation("fork", _never, _work)
+RESTORE = Operation("restore", _never, _work)

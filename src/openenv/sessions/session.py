@@ -22,6 +22,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from typing import Any, Final, Protocol
 
@@ -259,12 +260,14 @@ class Session:
         self.closing_at: float | None = None  # since when it is to end
         self.close_began_at: float | None = None  # since when the environment's own `close` runs
         self.holder: SessionHolder | None = None  # only `attach` and `detach` write it
+        self.was_attached = False
         self.client_left = False
         self.secret = ""
         self.ledger = Ledger()
         self.by_agent = False  # whether an agent has opened it, not an orchestrator
         self.episode = EpisodeStats()
         self.was_reset = False
+        self.restored_from: Session | None = None  # while it is
         self.make_call: CallFactory = SessionCall
         self.observe_step: ObserveStep | None = None
         self.on_dropped: Callable[[Any], None] | None = None  # takes the environment once it is closed
@@ -328,6 +331,7 @@ class Session:
         """Make a connection the session's holder; return the one that it takes the session from."""
         with self._lock:
             former, self.holder = self.holder, holder
+            self.was_attached = True
             self.last_activity_at = self._clock()
             self._idle_state = _READY  # a session that is busy now gets there with the end of its call
             if self.state is _DETACHED:
@@ -472,12 +476,31 @@ class Session:
                 self.cancel(call)
             raise
 
-    async def run_in_lane(self, function: Callable[[], Any]) -> Any:
+    async def run_in_lane(self, function: Callable[[], Any], *, kind: str = "step") -> Any:
         """Run a blocking part of the running call where all blocking code of the session runs."""
         dispatcher = current_dispatcher()
         future: asyncio.Future[Any] = dispatcher.loop.create_future()
-        self.lane.submit(_LanePart(function, future, dispatcher))
+        self.lane.submit(_LanePart(function, future, dispatcher, kind))
         return await future
+
+    def continue_episode(self, other: Session) -> None:
+        """Record that the environment is a copy of another session's, in the midst of its episode."""
+        self.episode = replace(other.episode)
+        self.was_reset = other.was_reset
+
+    def exchange_environments(self, other: Session) -> bool:
+        """Exchange environments, and the lanes that they run in, with a session that runs no call.
+
+        Called during a call of this session; returns False where one of them is ending, and nothing was exchanged.
+        """
+        with self._lock, other._lock:
+            if self.is_ending or other.is_ending:
+                return False
+            self.env, other.env = other.env, self.env
+            self.lane, other.lane = other.lane, self.lane
+        for session in (self, other):
+            session.lane.on_lost(session.close)
+        return True
 
     def cancel(self, call: Cancellable) -> bool:
         """Remove a call that waits, or interrupt the one that runs; return False where it has ended."""
@@ -546,7 +569,7 @@ class Session:
         if call.error is None:
             self.env = call.result
             try:
-                self._async_kinds = bind(type(self.env)).async_kinds | {"tool"}
+                self._async_kinds = bind(type(self.env)).async_kinds | {"tool", "fork", "restore"}
                 self._steps_in_loop = "step" in self._async_kinds
             except Exception as exc:
                 call.error = exc
@@ -655,12 +678,14 @@ class Session:
 class _LanePart:
     """A blocking part of a coroutine's work, for the lane. It does not begin when its coroutine is cancelled before."""
 
-    __slots__ = ("_dispatcher", "_error", "_function", "_future", "_result")
+    __slots__ = ("_dispatcher", "_error", "_function", "_future", "_result", "kind")
 
-    kind = "step"
     count = 1
 
-    def __init__(self, function: Callable[[], Any], future: asyncio.Future[Any], dispatcher: Dispatcher) -> None:
+    def __init__(
+        self, function: Callable[[], Any], future: asyncio.Future[Any], dispatcher: Dispatcher, kind: str
+    ) -> None:
+        self.kind = kind
         self._function = function
         self._future = future
         self._dispatcher = dispatcher

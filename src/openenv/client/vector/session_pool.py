@@ -37,7 +37,7 @@ class Slot(ResumableSession):
     states of `ResumableSession`. `name` is None while the slot has no session.
     """
 
-    __slots__ = ("error", "has_started_over", "index", "is_opening", "shared")
+    __slots__ = ("error", "has_started_over", "index", "is_copy", "is_opening", "shared")
 
     def __init__(self, index: int, shared: SharedConnection) -> None:
         super().__init__()
@@ -45,6 +45,7 @@ class Slot(ResumableSession):
         self.shared = shared
         self.is_opening = False
         self.has_started_over = False
+        self.is_copy = False  # of another session: where that is gone, a new one will not do
         # Why the slot has no session.
         self.error: OpenEnvError | None = None
 
@@ -52,6 +53,11 @@ class Slot(ResumableSession):
     def is_busy(self) -> bool:
         """Whether an answer is still to come."""
         return self.pending is not None or self.is_opening
+
+    def continue_copy(self, token: str) -> None:
+        """Use the session that a token names, a copy of another one."""
+        self._token = token
+        self.is_copy = True
 
     def start_over(self) -> None:
         """Give up the session but not the request, which goes to a new session."""
@@ -380,7 +386,7 @@ class SessionPool:
     def _split(self, shared: SharedConnection) -> list[SharedConnection]:
         """Leave a connection that is a session to one slot; return connections for the others."""
         for slot in shared.slots:
-            if slot.name is not None:
+            if slot.name is not None or slot.is_copy:
                 self._give_up(slot, SessionLost("the server speaks only protocol v1 now, which resumes nothing"))
             elif slot.is_resuming:
                 slot.start_over()
@@ -495,13 +501,13 @@ class SessionPool:
             slot.take_opened(message)
         except OpenEnvError as error:
             # A stranded session that is gone, in which the reset was to begin: another session will do.
-            if slot.name is None and isinstance(error, SessionLost):
+            if slot.name is None and isinstance(error, SessionLost) and not slot.is_copy:
                 slot.start_over()
                 slot.shared.queue_open(slot)
             else:
                 self._give_up(slot, error)
             return
-        slot.is_opening = False
+        slot.is_opening = slot.is_copy = False
         slot.shared.recovered()
         max_batch = message.get("max_batch")
         slot.shared.max_batch = max_batch if isinstance(max_batch, int) and max_batch > 0 else None

@@ -14,10 +14,10 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 from typing_extensions import Self
 
-from ...errors import ClientModeError, OpenEnvError, RequestTimeout, SlotsFailed
+from ...errors import ClientModeError, OpenEnvError, ProtocolError, RequestTimeout, SlotsFailed
 from ...protocol.codec import JSON, MSGPACK, SUBPROTOCOLS
 from ..driver import KEEPALIVE, ProcessLock
-from ..env_client import EnvClient, GenericEnvClient
+from ..env_client import EnvClient, GenericEnvClient, SyncEnvClient
 from ..network import PROTOCOLS, ConnectionOptions, ProtocolChoice, with_token
 from .results import AUTORESETS, POLICIES, Autoreset, OnFailure, SlotEpisode, VectorResult
 from .session_pool import SessionPool, SharedConnection, Slot, placements
@@ -28,6 +28,7 @@ T = TypeVar("T")
 
 CodecName = Literal["auto", "json", "msgpack"]
 
+_ANSWERS: Final = frozenset({"state", "fork", "restore"})
 _UNSEEDED: Final = frozenset({"seed", "episode_id"})  # what belongs to one episode and not to those that follow it
 
 
@@ -151,6 +152,13 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
             on_answer=self._on_answer,
         )
         self._urls = urls
+        self._options: dict[str, Any] = {
+            "client": client, "connections": connections, "codec": codec, "protocol": protocol, "autoreset": autoreset,
+            "on_failure": on_failure, "token": token, "wait_s": wait_s, "compress": compress,
+            "reconnect_s": reconnect_s, "connect_timeout_s": connect_timeout_s, "retry_refused_s": retry_refused_s,
+            "message_timeout_s": message_timeout_s, "max_message_size_mb": max_message_size_mb,
+            "ping_interval_s": ping_interval_s, "ping_timeout_s": ping_timeout_s, "headers": headers,
+        }  # fmt: skip
         self._hooks: Any = _hooks(client, urls[0])
         self._parse = self._hooks._parse_result
         self._episodes = [SlotEpisode(index, autoreset, on_failure) for index in range(n)]
@@ -159,7 +167,7 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
         self._wait_s = wait_s
         self._pings = ping_interval_s is not None
         self._reset_kwargs: dict[str, Any] = {}
-        self._states: dict[int, Any] = {}
+        self._answers: dict[int, Any] = {}  # of requests that are no part of an episode
         self._each = False
         self._connected = False
         self._closed = False
@@ -276,18 +284,74 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
             ServerError: A slot could not return its state.
         """
         with self._here():
+            present = [slot.index for slot in self._pool.slots if slot.name is not None]
             self._check_idle(range(self.n))
-            self._states = {}
-            slots = [slot for slot in self._pool.slots if slot.name is not None]
-            for slot in slots:
-                self._pool.request(slot, "state")
-            self._pool.flush()
-            self._pool.wait(lambda: len(self._states) == len(slots), self._time(timeout_s))
-            states, self._states = self._states, {}
-        for state in states.values():
-            if isinstance(state, OpenEnvError):
-                raise state
+            states = self._ask(present, "state", None, self._time(timeout_s))
         return [self._hooks._parse_state(states[index]) if index in states else None for index in range(self.n)]
+
+    def fork(self, slot: int, n: int, *, timeout_s: float | None = None) -> Self:
+        """Return another `VectorEnv` whose slots go on from where a slot is, each with a copy of its environment.
+
+        It has the options of this one, its own connections to the slot's server, and is closed by itself.
+
+        Args:
+            slot: Which slot.
+            n: How many copies; either all are made, or none.
+            timeout_s: How long to wait for them.
+
+        Raises:
+            NotForkable: The environment cannot be copied; the text says why, and what to do.
+            SessionCapacityError: The server has not so many slots left.
+            ProtocolError: The server speaks only v1.
+            SessionLost: The slot has no session.
+        """
+        _check("n", n >= 1, "at least one copy")
+        data: dict[str, Any] = {"n": n} if self._wait_s is None else {"n": n, "wait_s": self._wait_s}
+        waiting_s = self._time(timeout_s)
+        with self._here():
+            self._connect()
+            self._check_forkable([slot])
+            waiting_s = None if waiting_s is None else waiting_s + (self._wait_s or 0.0)
+            sessions = self._ask([slot], "fork", data, waiting_s)[slot]["sessions"]
+            copies = type(self)(self._pool.slots[slot].shared.address.url, n, **self._options)
+            copies._reset_kwargs = self._reset_kwargs
+            for copied, episode, session in zip(copies._pool.slots, copies._episodes, sessions, strict=True):
+                copied.continue_copy(str(session["token"]))
+                episode.is_over = self._episodes[slot].is_over
+        return copies.connect()
+
+    def restore(
+        self,
+        snapshot: VectorEnv[Any, Any] | EnvClient[Any, Any, Any] | SyncEnvClient[Any, Any, Any] | str,
+        *,
+        slots: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Go on, in slots of the same server, from where a snapshot is; it may be used any number of times.
+
+        Args:
+            snapshot: A `VectorEnv` of one slot, such as `fork(slot, 1)` returns, a client, or the resume token of one.
+            slots: Which slots; by default all.
+            timeout_s: How long to wait for them.
+
+        Raises:
+            NotForkable: The snapshot is gone, or cannot be copied.
+            ValueError: It is not one session.
+        """
+        is_over = False
+        if isinstance(snapshot, VectorEnv):
+            _check("snapshot", snapshot.n == 1, "a VectorEnv of one slot")
+            token, is_over = snapshot._pool.slots[0].token, snapshot._episodes[0].is_over
+        else:
+            token = snapshot if isinstance(snapshot, str) else snapshot.resume_token
+        _check("snapshot", token is not None, "one that has a session")
+        indices = list(range(self.n)) if slots is None else list(slots)
+        with self._here():
+            self._connect()
+            self._check_forkable(indices)
+            self._ask(indices, "restore", {"from": token}, self._time(timeout_s))
+            for index in indices:
+                self._episodes[index].is_over = is_over
 
     def interrupt(self) -> None:
         """Have a wait in another thread end soon; only `close` makes sense afterwards."""
@@ -356,8 +420,8 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
         self._pool.request(slot, "reset", self._reset_kwargs)
 
     def _on_answer(self, slot: Slot, kind: str, data: Any, error: OpenEnvError | None) -> None:
-        if kind == "state":
-            self._states[slot.index] = data if error is None else error
+        if kind in _ANSWERS:
+            self._answers[slot.index] = data if error is None else error
             return
         episode = self._episodes[slot.index]
         if episode.failed(kind, error) if error is not None else episode.answered(kind, data, self._parse):
@@ -370,6 +434,34 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
             return actions.items()
         _check("actions", len(actions) == self.n, f"one for each of the {self.n} slots, not {len(actions)}")
         return enumerate(actions)
+
+    def _ask(self, indices: Sequence[int], kind: str, data: Any, timeout_s: float | None) -> dict[int, Any]:
+        """Send a request that is no part of an episode to some slots, and return the data of their replies.
+
+        Raises:
+            OpenEnvError: What the first slot that failed has answered.
+        """
+        self._answers = {}
+        for index in indices:
+            self._pool.request(self._pool.slots[index], kind, data)
+        self._pool.flush()
+        self._pool.wait(lambda: len(self._answers) == len(set(indices)), timeout_s)
+        answers, self._answers = self._answers, {}
+        for answer in answers.values():
+            if isinstance(answer, OpenEnvError):
+                raise answer
+        return answers
+
+    def _check_forkable(self, indices: Sequence[int]) -> None:
+        for index in indices:
+            _check("slot", index in range(self.n), f"from 0 to {self.n - 1}, not {index}")
+            slot = self._pool.slots[index]
+            if slot.shared.is_session:
+                raise ProtocolError(f"Copies need protocol v2, and {slot.shared.address.url} speaks only v1")
+            missing = self._episodes[index].masked or slot.error
+            if missing is not None:
+                raise missing
+        self._check_idle(indices)
 
     def _check_idle(self, indices: Any) -> None:
         # One that is only being resumed is not: it takes the next request with it.
@@ -454,7 +546,10 @@ class AsyncVectorEnv(_Slots, Generic[ActT, ObsT]):
     """
 
     def __init__(self, url: str | Sequence[str], n: int, **options: Any) -> None:
-        self._env: VectorEnv[ActT, ObsT] = VectorEnv(url, n, **options)
+        self._use(VectorEnv(url, n, **options))
+
+    def _use(self, env: VectorEnv[ActT, ObsT]) -> None:
+        self._env = env
         self._urls, self._pool = self._env._urls, self._env._pool
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="openenv-vector")
         self._waiting: Future[VectorResult[ObsT]] | None = None
@@ -513,6 +608,29 @@ class AsyncVectorEnv(_Slots, Generic[ActT, ObsT]):
         """Ask for the state of each slot; one that has no session has None."""
         return await self._run(partial(self._env.states, timeout_s=timeout_s))
 
+    async def fork(self, slot: int, n: int, *, timeout_s: float | None = None) -> Self:
+        """Return another `AsyncVectorEnv` whose slots go on from where a slot is; raises as `VectorEnv.fork` does."""
+        forking = self._submit(partial(self._env.fork, slot, n, timeout_s=timeout_s))
+        try:
+            env = await asyncio.shield(asyncio.wrap_future(forking))
+        except asyncio.CancelledError:
+            forking.add_done_callback(_close_forked)
+            raise
+        copies = object.__new__(type(self))
+        copies._use(env)
+        return copies
+
+    async def restore(
+        self,
+        snapshot: AsyncVectorEnv[Any, Any] | EnvClient[Any, Any, Any] | SyncEnvClient[Any, Any, Any] | str,
+        *,
+        slots: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Go on, in slots of the same server, from where a snapshot is; raises as `VectorEnv.restore` does."""
+        source = snapshot._env if isinstance(snapshot, AsyncVectorEnv) else snapshot
+        await self._run(partial(self._env.restore, source, slots=slots, timeout_s=timeout_s))
+
     async def close(self) -> None:
         """End all sessions and hang up; what is under way ends with them."""
         if self._is_closed:
@@ -542,3 +660,9 @@ class AsyncVectorEnv(_Slots, Generic[ActT, ObsT]):
 
     async def _run(self, function: Callable[[], T]) -> T:
         return await asyncio.shield(asyncio.wrap_future(self._submit(function)))
+
+
+def _close_forked(forking: Future[VectorEnv[Any, Any]]) -> None:
+    """Close copies that came after their caller had stopped waiting."""
+    if not forking.cancelled() and forking.exception() is None:
+        forking.result().close()

@@ -45,6 +45,8 @@ class MessageKind(IntEnum):
     CANCEL = 5  # interrupt a request
     CLOSE = 6  # close an environment
     EXIT = 7  # end
+    FORK = 8  # copy an environment
+    REAP = 9  # a copy of the process has ended; `number` is its process id
 
     # From a worker.
     READY = 16  # the factory is loaded
@@ -54,6 +56,7 @@ class MessageKind(IntEnum):
     ERROR = 20  # an exception instead of a result
     EVENT = 21  # progress or a log message of a running tool
     LOG = 22  # a record of the worker's log
+    COPIES = 23  # process ids of copies; with a socket to each, as ancillary data
 
 
 class WorkerMessage(NamedTuple):
@@ -260,6 +263,18 @@ def _describe_class(cls: Hashable) -> tuple[bytes | None, frozenset[str]]:
         name for name, value in static.items() if callable(value) or isinstance(value, (staticmethod, classmethod))
     )
     return pickled, methods
+
+
+class PackedState(NamedTuple):
+    """The state of an environment on its way to another worker.
+
+    Args:
+        is_snapshot: Whether it is what `snapshot` has returned, for `restore`; otherwise it is the environment itself.
+        pickled: The one or the other.
+    """
+
+    is_snapshot: bool
+    pickled: bytes
 
 
 # -- exceptions ---------------------------------------------------------------------------------------------------

@@ -11,22 +11,25 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from ...backoff import Backoff
 from ...env.binding import Encoder
+from ...env.copies import EnvironmentCopy
 from ...env.tools.source import ToolEvents
-from ...errors import SessionLost, message_of
+from ...errors import NotForkable, SessionLost, message_of
 from ..base import WORKER_CRASHED, Lane, LaneCall, NotSendable, ProcessOptions
 from ..thread import current_dispatcher
-from .messages import MessageKind, WorkerSetup, modules_of, pack, pack_factory
+from . import fork_checks
+from .messages import MessageKind, PackedState, WorkerSetup, modules_of, pack, pack_factory
 from .stub import EnvironmentStub
-from .worker import AwaitedReply, BlockingReply, SocketThread, WorkerGone, WorkerProcess, WorkerReply
+from .worker import AwaitedReply, BlockingReply, ForkReply, SocketThread, WorkerGone, WorkerProcess, WorkerReply
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +105,7 @@ class ProcessLane(Lane):
     def __init__(self, runner: ProcessRunner, worker: WorkerProcess, number: int) -> None:
         self.worker = worker
         self.number = number
+        self.stub: EnvironmentStub
         self.ending_since: float | None = None
         self.is_abandoned = False
         self._runner = runner
@@ -120,8 +124,12 @@ class ProcessLane(Lane):
         _run_in_thread(call.run)
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
-        """Call back with the reason when the worker has died."""
-        self._on_lost = callback
+        """Call back with the reason when the worker has died, or now if it has."""
+        with self._lock:
+            self._on_lost = callback
+            is_lost = self._is_lost and self._is_built
+        if is_lost:
+            callback(WORKER_CRASHED)
 
     def ending(self) -> None:
         """Note when the session began to close."""
@@ -139,7 +147,17 @@ class ProcessLane(Lane):
     # -- the environment ------------------------------------------------------------------------------------------
 
     def construct(self, factory: Callable[[], Any]) -> EnvironmentStub:
-        """Build the environment in the worker, which has the factory, and return a stub of it.
+        """Build the environment in the worker, which has the factory, and return a stub of it; raises as `_construct`.
+
+        Raises:
+            WorkerDied: The process has died meanwhile.
+            WorkersKeepDying: The process is not started, since others have died too soon.
+            BaseException: What the constructor has raised.
+        """
+        return self._construct(None)
+
+    def _construct(self, state: PackedState | None) -> EnvironmentStub:
+        """Build the environment, or build it from the state of another one.
 
         Raises:
             WorkerDied: The process has died meanwhile.
@@ -149,7 +167,7 @@ class ProcessLane(Lane):
         reply = BlockingReply()
         try:
             self._runner.start(self.worker)
-            self.worker.request(MessageKind.OPEN, pack((self.number, self._runner.single_thread)), reply)
+            self.worker.request(MessageKind.OPEN, pack((self.number, self._runner.single_thread, state)), reply)
             description = reply.wait()
         except (WorkerGone, SessionLost):
             raise self._died() from None
@@ -157,7 +175,45 @@ class ProcessLane(Lane):
             self._is_built = not self._is_lost
         if not self._is_built:
             raise self._died()
-        return EnvironmentStub(self, description)
+        self.stub = EnvironmentStub(self, description)
+        return self.stub
+
+    async def fork(self, lanes: Sequence[Lane]) -> list[EnvironmentCopy]:
+        """Copy the worker for each of these lanes, which move there; or else the environment's state, for theirs.
+
+        Raises:
+            NotForkable: Neither can be.
+            SessionLost: The process has died.
+        """
+        others = [lane for lane in lanes if isinstance(lane, ProcessLane)]
+        payload = pack((self.number, [lane.number for lane in others], fork_checks.is_possible()))
+        reply = ForkReply(current_dispatcher())
+        try:
+            number = self.worker.fork(payload, reply)
+            state = await reply.wait(partial(self.worker.cancel, number, self.number))
+            if state is not None:
+                return [self._copy_of_state(lane, state) for lane in others]
+            return [self._copy_of_process(lane, *reply.copies.pop(0)) for lane in others]
+        except WorkerGone:
+            raise SessionLost(WORKER_CRASHED) from None
+        except BaseException:
+            reply.close()
+            raise
+
+    def _copy_of_state(self, lane: ProcessLane, state: PackedState) -> EnvironmentCopy:
+        put_into = partial(EnvironmentStub.restore_pickled, state=state.pickled) if state.is_snapshot else None
+        return EnvironmentCopy(partial(lane._construct, state), put_into)
+
+    def _copy_of_process(self, lane: ProcessLane, pid: int, sock: socket.socket) -> EnvironmentCopy:
+        self._runner.move_to_copy(lane, pid, sock, original=self.worker)
+        lane.stub = self.stub.copied_to(lane)
+        return EnvironmentCopy(lambda: lane.stub)
+
+    def moved(self, worker: WorkerProcess) -> None:
+        """Record that the session's environment is in another worker."""
+        with self._lock:
+            self.worker = worker
+            self._is_built = True
 
     def _died(self) -> BaseException:
         return self.worker.failure or WorkerDied(
@@ -250,6 +306,7 @@ class ProcessRunner:
         self._backoff = StartBackoff(clock)
         self._lock = threading.Lock()
         self._lanes: dict[WorkerProcess, set[ProcessLane]] = {}  # of each worker
+        self._ancestors: set[WorkerProcess] = set()  # workers without lanes that wait for the end of their copies
         self._lane_numbers = itertools.count(1)
         self._encoder_numbers = itertools.count(1)
         self._encoders: dict[Encoder, PackedEncoder | None] = {}
@@ -281,14 +338,19 @@ class ProcessRunner:
         available = [
             worker
             for worker, lanes in self._lanes.items()
-            if not (worker.is_gone or worker.is_leaving or self._is_stuck(lanes))
+            if not (worker.is_gone or worker.is_leaving or worker.original is not None or self._is_stuck(lanes))
             and (most is None or len(lanes) < most)
             and not any(lane.is_abandoned for lane in lanes)  # so that it can be killed one day
         ]
         emptiest = min(available, key=lambda worker: len(self._lanes[worker]), default=None)
-        if emptiest is None or (self._lanes[emptiest] and len(self._lanes) < self._processes):
+        if emptiest is None or (self._lanes[emptiest] and self._started_count < self._processes):
             return self._new_worker()
         return emptiest
+
+    @property
+    def _started_count(self) -> int:
+        """How many workers there are beside copies, which end with their only session."""
+        return sum(worker.original is None for worker in self._lanes)
 
     def _new_worker(self) -> WorkerProcess:
         if self._sockets is None:
@@ -296,6 +358,29 @@ class ProcessRunner:
         worker = WorkerProcess(self._sockets, on_gone=self._gone, on_answer=self._backoff.answered)
         self._lanes[worker] = set()
         return worker
+
+    def move_to_copy(self, lane: ProcessLane, pid: int, sock: socket.socket, *, original: WorkerProcess) -> None:
+        """Move a lane from its place to a copy of another lane's worker.
+
+        Raises:
+            NotForkable: The copy has died, or the runner is closed.
+        """
+        self.leave(lane)
+        with self._lock:
+            if self._sockets is None:
+                sock.close()
+                raise NotForkable("The server is shutting down.")
+            copied = WorkerProcess(
+                self._sockets, on_gone=self._gone, on_answer=self._backoff.answered, original=original
+            )
+            try:
+                copied.adopt(pid, sock)
+            except OSError as exc:
+                sock.close()
+                raise NotForkable(f"A copy of the process died at once: {message_of(exc)}") from exc
+            copied.ancestor.copies.add(copied)
+            self._lanes[copied] = {lane}
+            lane.moved(copied)
 
     def start(self, worker: WorkerProcess) -> None:
         """Start a worker, unless it runs.
@@ -339,9 +424,13 @@ class ProcessRunner:
             if lanes is None:
                 return
             lanes.discard(lane)
-            is_spare = not lanes and (len(self._lanes) > self._processes or not worker.is_started)
+            is_copy = worker.original is not None
+            is_spare = not lanes and (is_copy or self._started_count > self._processes or not worker.is_started)
             if is_spare:
                 del self._lanes[worker]
+                if worker.copies:  # it has to ask for their status when they end
+                    self._ancestors.add(worker)
+                    return
         if is_spare:
             worker.leave()
         else:
@@ -366,23 +455,40 @@ class ProcessRunner:
     def _gone(self, worker: WorkerProcess) -> None:
         pending = worker.take_pending()
         lanes = self._forget(worker)
+        is_copy = worker.original is not None
+        if is_copy:
+            self._reap(worker)
         is_crash = not (worker.is_leaving or self._is_closing)
         if is_crash:
             what = f"could not start: {worker.failure}" if worker.failure is not None else f"died ({worker.how})"
             logger.error("worker process %d %s; %d session(s) are lost with it", worker.pid, what, len(lanes))
-            if not worker.has_answered:
+            if not worker.has_answered and not is_copy:
                 self._backoff.died(str(worker.failure or worker.how))
         for reply in pending:
             reply.resolve(None, SessionLost(WORKER_CRASHED))
         for lane in lanes:
             lane.lose()
-        if is_crash and worker.has_answered:
+        if is_crash and worker.has_answered and not is_copy:
             self._replace()
+
+    def _reap(self, copied: WorkerProcess) -> None:
+        """Have the parent of a copy that has ended, which may be its ancestor by now, ask for its status."""
+        assert copied.original is not None
+        ancestor = copied.ancestor
+        for worker in {copied.original, ancestor}:
+            if not worker.is_gone:
+                worker.reap(copied.pid)
+        with self._lock:
+            ancestor.copies.discard(copied)
+            is_last = not ancestor.copies and ancestor in self._ancestors
+            self._ancestors.discard(ancestor) if is_last else None
+        if is_last:
+            ancestor.leave()
 
     def _replace(self) -> None:
         """Start another process before a session has to wait for it."""
         with self._lock:
-            if self._is_closing or len(self._lanes) >= self._processes:
+            if self._is_closing or self._started_count >= self._processes:
                 return
             worker = self._new_worker()
         _run_in_thread(partial(self._start_spare, worker))
@@ -414,7 +520,7 @@ class ProcessRunner:
         """End all workers; those that do not end in time are killed."""
         with self._lock:
             self._is_closing = True
-            workers = list(self._lanes)
+            workers = [*self._lanes, *self._ancestors]
             sockets, self._sockets = self._sockets, None
         for worker in workers:
             worker.leave()

@@ -64,6 +64,7 @@ class EnvironmentStub(RemoteEnvironment):
 
     def __init__(self, lane: ProcessLane, description: EnvironmentDescription) -> None:
         self._lane = lane
+        self._description = description
         self._methods = description.methods
         self._served_mode: str | None = None
         self.served_class = description.served_class()
@@ -77,6 +78,16 @@ class EnvironmentStub(RemoteEnvironment):
     async def ask(self, operation: RemoteOperation, argument: Any, encode: Encoder | None = None) -> Any:
         """Run an operation in the worker and return its result, encoded."""
         return await self._lane.ask(operation, argument, encode=encode)
+
+    def copied_to(self, lane: ProcessLane) -> EnvironmentStub:
+        """Return the stub of a copy, in the same mode."""
+        stub = EnvironmentStub(lane, self._description)
+        stub._served_mode = self._served_mode
+        return stub
+
+    def restore_pickled(self, state: bytes) -> None:
+        """Put the environment into the state of a pickled snapshot; blocks."""
+        self._lane.ask_blocking("restore", state)
 
     async def reset_async(self, **kwargs: Any) -> Any:
         """Begin an episode."""

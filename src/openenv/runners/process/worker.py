@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import logging
 import os
+import select
 import selectors
 import signal
 import socket
@@ -45,6 +46,10 @@ _SOURCES: Final = str(Path(__file__).resolve().parents[3])
 _STDERR: Final = 2  # what environments print: standard output may carry a protocol (`openenv mcp`)
 _REAP_S: Final = 1.0  # between the end of a socket and that of its process
 _LOOK_S: Final = 0.5
+_MOST_DESCRIPTORS: Final = 253  # with one message, by the kernel's own limit
+
+
+_Socket = socket.socket  # `WorkerProcess.socket` hides the module from annotations
 
 
 class WorkerGone(Exception):
@@ -136,6 +141,61 @@ class AwaitedReply(WorkerReply):
         return self.outcome()
 
 
+class ForkReply(AwaitedReply):
+    """The reply to a request for copies: their process ids, and the sockets to them."""
+
+    __slots__ = ("copies",)
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        super().__init__(dispatcher)
+        self.copies: list[tuple[int, socket.socket]] = []
+
+    def close(self) -> None:
+        """Close the sockets of copies that were not taken: such a copy ends."""
+        while self.copies:
+            self.copies.pop()[1].close()
+
+
+class ForkedProcess:
+    """A process that another one has forked, with what is used of `Popen`. Its exit code is not known here."""
+
+    returncode: int | None = None
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._descriptor: int | None = os.pidfd_open(pid)
+        self._lock = threading.Lock()
+
+    def poll(self) -> int | None:
+        """Return a number once the process has ended."""
+        try:
+            self.wait(0.0)
+        except subprocess.TimeoutExpired:
+            return None
+        return 0
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for its end."""
+        descriptor = self._descriptor
+        if descriptor is not None and not select.select([descriptor], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("a copy of a worker", timeout or 0.0)
+
+    def kill(self) -> None:
+        """Kill it."""
+        with self._lock:
+            if self._descriptor is not None:
+                signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Free the handle of a process that has ended."""
+        with self._lock:
+            descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+            with contextlib.suppress(ChildProcessError):  # only where this is PID 1, and all its other parents are dead
+                os.waitpid(self.pid, os.WNOHANG)
+
+
 class WorkerProcess:
     """One process.
 
@@ -143,6 +203,7 @@ class WorkerProcess:
         sockets: The thread that reads from it.
         on_gone: Called with it once it has ended, in that thread.
         on_answer: Called for its first request that is answered with a result.
+        original: The worker that it is a copy of.
     """
 
     socket: socket.socket
@@ -153,11 +214,18 @@ class WorkerProcess:
         *,
         on_gone: Callable[[WorkerProcess], None],
         on_answer: Callable[[], None],
+        original: WorkerProcess | None = None,
     ) -> None:
         self._sockets = sockets
         self._on_gone = on_gone
         self._on_answer = on_answer
-        self._process: subprocess.Popen[bytes] | None = None
+        self.original = original
+        # The worker that this server has started: orphans among its copies, and theirs, become its children.
+        self.ancestor: WorkerProcess = self if original is None else original.ancestor
+        self.copies: set[WorkerProcess] = set()  # of an ancestor: those that live
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
+        self._forks = 0  # requests for copies under way: descriptors come with their replies
+        self._descriptors: deque[int] = deque()
         self._lock = threading.Lock()
         self._sending = threading.Lock()  # the bytes of two messages must not mix
         self._sending_encoder = threading.Lock()  # no request may name an encoder that is not sent yet
@@ -205,7 +273,32 @@ class WorkerProcess:
         self.send(encode_message(MessageKind.SETUP, payload=pack(setup)))
         self._sockets.add(self)
 
+    def adopt(self, pid: int, sock: _Socket) -> None:
+        """Take a copy of another worker, which serves already.
+
+        Raises:
+            OSError: There is no such process any more.
+        """
+        sock.setblocking(False)
+        self._process = ForkedProcess(pid)
+        self.socket = sock
+        self._sockets.add(self)
+
     # -- requests -------------------------------------------------------------------------------------------------
+
+    def fork(self, payload: bytes, reply: ForkReply) -> int:
+        """Request copies; return the number of the request, which cancels it.
+
+        Raises:
+            WorkerGone: The process has ended.
+        """
+        with self._lock:
+            self._forks += 1
+        return self.request(MessageKind.FORK, payload, reply)
+
+    def reap(self, pid: int) -> None:
+        """Have the process ask for the status of a copy that has ended, or it would stay a zombie."""
+        self.send(encode_message(MessageKind.REAP, pid))
 
     def request(self, kind: MessageKind, payload: bytes, reply: WorkerReply) -> int:
         """Send a request; return its number, which cancels it.
@@ -295,7 +388,11 @@ class WorkerProcess:
     def read(self) -> bool | None:
         """Read once; return None where there is nothing now, False at the end of the stream."""
         try:
-            data = self.socket.recv(READ_BYTES)
+            if self._forks:
+                data, descriptors, _, _ = socket.recv_fds(self.socket, READ_BYTES, _MOST_DESCRIPTORS)
+                self._descriptors.extend(descriptors)
+            else:
+                data = self.socket.recv(READ_BYTES)
         except (BlockingIOError, InterruptedError):
             return None
         except OSError:
@@ -322,6 +419,8 @@ class WorkerProcess:
                 self._resolve(number, None, unpack_error(payload))
             case MessageKind.EVENT:
                 self._forward_event(number, *unpack(payload))
+            case MessageKind.COPIES:
+                self._receive_copies(number, unpack(payload))
             case MessageKind.LOG:
                 _log(unpack(payload))
             case MessageKind.READY:
@@ -332,12 +431,23 @@ class WorkerProcess:
     def _resolve(self, number: int, result: Any, error: BaseException | None) -> None:
         with self._lock:
             reply = self._pending.pop(number, None)
+            if isinstance(reply, ForkReply):
+                self._forks -= 1
         if reply is None:
             return
         if error is None and not self.has_answered:  # workers that die before this are not replaced at once
             self.has_answered = True
             self._on_answer()
         reply.resolve(result, error)
+
+    def _receive_copies(self, number: int, pids: list[int]) -> None:
+        reply = self._pending.get(number)
+        for pid in pids:
+            copied = socket.socket(fileno=self._descriptors.popleft())
+            if isinstance(reply, ForkReply):
+                reply.copies.append((pid, copied))
+            else:
+                copied.close()
 
     def _forward_event(self, number: int, name: str, arguments: tuple[Any, ...]) -> None:
         reply = self._pending.get(number)
@@ -360,6 +470,10 @@ class WorkerProcess:
             self._process.wait()
         self.how = _exit_text(self._process.returncode)
         self.socket.close()
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        if isinstance(self._process, ForkedProcess):
+            self._process.close()
         self._on_gone(self)
 
     def take_pending(self) -> list[WorkerReply]:
@@ -499,7 +613,9 @@ def _pidfd(pid: int) -> int | None:
         return None
 
 
-def _exit_text(code: int) -> str:
+def _exit_text(code: int | None) -> str:
+    if code is None:
+        return "a copy, whose exit code is not known"
     if code >= 0:
         return f"exit code {code}"
     with contextlib.suppress(ValueError):

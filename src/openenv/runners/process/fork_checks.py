@@ -1,0 +1,196 @@
+"""What a copy of this process by fork(2) would lose or share: threads, tasks, processes, descriptors, memory, folders.
+
+A copy has the calling thread alone, and descriptors and shared memory in common with its original. Where an environment
+depends on such, it is not copied: the text says on what. Linux only. Knows the kernel's view of this process; must not
+know sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import stat
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+COPY_NAME: Final = "openenv-copy"
+"""What the kernel calls the main thread of a copy, for `ps`, and for its original."""
+_OUR_THREADS: Final = ("openenv-", "asyncio_")  # idle between calls, and started anew where they are needed
+_TOOLS: Final = "openenv.env.tools.execution"
+_HARMLESS_DEVICES: Final = frozenset({"/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/dev/tty"})
+_STDIO: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFile:
+    """A file that this process has open for reading, and where it reads."""
+
+    fd: int
+    path: str
+    flags: int
+    offset: int
+
+
+def is_possible() -> bool:
+    """Return whether processes can be copied on this system."""
+    return sys.platform == "linux" and hasattr(os, "fork") and hasattr(os, "pidfd_open")
+
+
+def obstacle(
+    own_tasks: Collection[asyncio.Task[Any] | None], own_descriptors: Collection[int], own_copies: Collection[int]
+) -> str | None:
+    """Return what keeps this process, or the environments in it, from being copied, in words; None for nothing.
+
+    Called in the thread of the event loop while the environment is at rest.
+
+    Args:
+        own_tasks: Tasks of the worker itself.
+        own_descriptors: Descriptors of the worker itself.
+        own_copies: The ids of processes that it has forked.
+    """
+    problem = _threads() or _tasks(own_tasks) or _folders()
+    if problem is None and sys.platform == "linux":  # where the kernel shows it
+        problem = _processes(own_copies) or _descriptors(own_descriptors) or _memory()
+    return problem
+
+
+def _threads() -> str | None:
+    ours = (threading.main_thread(), threading.current_thread())
+    for thread in threading.enumerate():
+        if thread not in ours and not thread.name.startswith(_OUR_THREADS):
+            return f"it runs a thread ({thread.name}), which a copy of the process would not have"
+    return None
+
+
+def _tasks(own: Collection[asyncio.Task[Any] | None]) -> str | None:
+    loops = [asyncio.get_running_loop(), *tool_loops()]
+    others = [task for loop in loops for task in asyncio.all_tasks(loop) if task not in own]
+    if others:
+        return f"it runs a task on the event loop ({others[0].get_name()}), which a copy of the process would not have"
+    return None
+
+
+def tool_loops() -> list[asyncio.AbstractEventLoop]:
+    """Return the event loop that tools run on, if there is one in this process."""
+    tools = sys.modules.get(_TOOLS)
+    background = getattr(tools, "TOOL_LOOP", None)
+    loop = None if background is None or background._pid != os.getpid() else background._loop
+    return [] if loop is None else [loop]
+
+
+def _processes(copies: Collection[int]) -> str | None:
+    for listing in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for pid in listing.read_text().split():
+                name = _text(f"/proc/{pid}/comm")
+                if int(pid) not in copies and name != COPY_NAME:  # a copy of a copy, whose parent has ended
+                    return f"it has started another process ({name or pid}), which copies would share"
+    return None
+
+
+def _descriptors(own: Collection[int]) -> str | None:
+    for fd, path in open_descriptors():
+        if fd < _STDIO or fd in own:
+            continue
+        try:
+            mode, flags = os.fstat(fd).st_mode, fcntl.fcntl(fd, fcntl.F_GETFL)
+        except OSError:  # it was that of the listing
+            continue
+        access = flags & os.O_ACCMODE
+        if stat.S_ISSOCK(mode):
+            return "it has a connection (a socket), which copies would share"
+        if stat.S_ISFIFO(mode):
+            return "it has a pipe, which copies would share"
+        if stat.S_ISCHR(mode) and path not in _HARMLESS_DEVICES:
+            return f"it uses the device {path}, which copies would share"
+        is_log = access == os.O_WRONLY and flags & os.O_APPEND  # lines of all copies: shared output, no state
+        if stat.S_ISREG(mode) and access != os.O_RDONLY and not is_log:
+            return f"it has a file open for writing ({path}), which copies would share"
+        if not (stat.S_ISREG(mode) or stat.S_ISCHR(mode) or stat.S_ISDIR(mode)):
+            return f"it has a descriptor of the kernel ({path}), which copies would share"
+    return None
+
+
+def _memory() -> str | None:
+    """Find memory that stays shared after a fork: `multiprocessing.Array`, /dev/shm, a file that is mapped."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        for line in file:  # 7f12c8a00000-7f12c8a21000 rw-s 00000000 00:01 1042 /dev/zero (deleted)
+            _, rights, _, _, _, *place = line.split(maxsplit=5)
+            if rights.startswith("rw") and rights.endswith("s"):
+                return f"it uses shared memory ({''.join(place).strip() or 'anonymous'}), which copies would share"
+    return None
+
+
+def _folders() -> str | None:
+    # A copy that is closed would remove the folder of its original.
+    registry: Any = getattr(weakref.finalize, "_registry", {})
+    for info in list(registry.values()):
+        owner = getattr(getattr(info, "func", None), "__self__", None)
+        if owner is tempfile.TemporaryDirectory:
+            folder = info.args[0] if info.args else ""
+            return f"it keeps files in a temporary folder ({folder}), which copies would share"
+    return None
+
+
+# -- descriptors --------------------------------------------------------------------------------------------------
+
+
+def open_descriptors() -> Iterator[tuple[int, str]]:
+    """Yield the descriptors of this process, and what each of them is."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            yield int(name), os.readlink(f"/proc/self/fd/{name}")
+
+
+def loop_descriptors(loop: asyncio.AbstractEventLoop) -> set[int]:
+    """Return the descriptors of asyncio's own loop; none of another one."""
+    parts = [getattr(loop, name, None) for name in ("_selector", "_ssock", "_csock")]
+    return {part.fileno() for part in parts if part is not None}
+
+
+def close_copied_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Close the descriptors of a loop in a copy of its process; nothing is said to the epoll instance, which is shared.
+
+    `loop.close()` would take the loop's own sockets out of it, and the original would no longer wake up.
+    """
+    for name in ("_selector", "_ssock", "_csock"):
+        part = getattr(loop, name, None)
+        if part is not None:
+            part.close()
+
+
+def open_files() -> list[OpenFile]:
+    """Return the regular files that this process reads: a copy that used the same descriptor would share its offset."""
+    files = []
+    for fd, path in open_descriptors():
+        with contextlib.suppress(OSError):
+            if fd >= _STDIO and stat.S_ISREG(os.fstat(fd).st_mode):
+                flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+                if flags & os.O_ACCMODE == os.O_RDONLY:
+                    files.append(OpenFile(fd, path, flags, os.lseek(fd, 0, os.SEEK_CUR)))
+    return files
+
+
+def reopen(file: OpenFile) -> None:
+    """Give a copy an offset of its own in a file, under the same descriptor; works for deleted files, too."""
+    own = os.open(f"/proc/self/fd/{file.fd}", file.flags & ~os.O_CREAT | os.O_CLOEXEC)
+    try:
+        os.lseek(own, file.offset, os.SEEK_SET)
+        os.dup2(own, file.fd, inheritable=os.get_inheritable(file.fd))
+    finally:
+        os.close(own)
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
