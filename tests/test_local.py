@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from environments import Idle
+from forked_environments import Bookkeeper, Locked, Single, Walker
 from openenv import LocalEnv
 from openenv.env.environment import Environment
-from openenv.errors import EnvironmentFactoryError, ExecutionError, RequestValidationError, SessionLost
+from openenv.errors import EnvironmentFactoryError, ExecutionError, NotForkable, RequestValidationError, SessionLost
 from openenv.types import Action, Observation, State
 
 
@@ -219,3 +220,53 @@ def test_what_is_no_observation_is_an_error_in_process_too(value: object) -> Non
         env.reset()
         with pytest.raises(ExecutionError, match="not an Observation"):
             env.step(Action())
+
+
+def test_forks_go_on_as_their_parent_does_and_share_nothing() -> None:
+    with LocalEnv(Walker) as env:
+        local = env.sync()
+        local.reset(seed=3)
+        local.step({"by": 1})
+        one, other = local.fork(2)
+        snapshot = local.snapshot()
+        ways = [[each.step({"by": by}).observation for by in (2, 3)] for each in (one, other, local)]
+        assert ways[0] == ways[1] == ways[2]
+        one.step({"by": 90})
+        assert [each.step({"by": 0}).observation.at for each in (one, other, local)] == [96, 6, 6]
+        one.restore(snapshot)
+        assert one.step({"by": 2}).observation == ways[0][0]
+        other.close()
+        assert local.step({"by": 1}).observation.at == 7
+        snapshot.close()
+        with pytest.raises(NotForkable, match="closed"):
+            local.restore(snapshot)
+        one.close()
+
+
+def test_forks_are_awaited_too() -> None:
+    async def play() -> list[Any]:
+        async with LocalEnv(Bookkeeper) as env:
+            await env.reset(seed=3)
+            forks = await env.fork(2)
+            snapshot = await env.snapshot()
+            seen = [(await one.step({"by": 4})).observation for one in (env, *forks)]
+            await env.restore(snapshot)
+            seen.append((await env.step({"by": 4})).observation)
+            for one in (*forks, snapshot):
+                await one.close()
+            return seen
+
+    first, *others = asyncio.run(play())
+    assert others == [first] * 3
+
+
+@pytest.mark.parametrize("env_cls", [Locked, Single])
+def test_what_cannot_be_forked_says_so(env_cls: type[Any]) -> None:
+    with LocalEnv(env_cls) as env:
+        local = env.sync()
+        local.reset()
+        with pytest.raises(NotForkable):
+            local.fork(2)
+        with pytest.raises(ValueError, match="at least 1"):
+            local.fork(0)
+        assert local.step({"by": 2}).observation.at == 2

@@ -55,6 +55,8 @@ TABLE: dict[tuple[str, str], set[str]] = {
     ("POST", "/step"): CONTROL,
     ("POST", "/sessions"): CONTROL,
     ("DELETE", "/sessions/{session_id}"): CONTROL,
+    ("POST", "/sessions/{session_id}/fork"): CONTROL,
+    ("POST", "/sessions/{session_id}/restore"): CONTROL,
     ("GET", "/list_environments"): CONTROL,
     ("GET", "/{env_name}/splits"): CONTROL,
     ("POST", "/{env_name}/tasks"): CONTROL,

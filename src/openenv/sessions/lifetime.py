@@ -24,19 +24,13 @@ RESTARTED: Final = "server restarted"
 UNKNOWN: Final = "unknown"
 UNANSWERED: Final = "the first reset was not answered"
 NOT_BEGUN: Final = "its first episode could not begin"
+RESTORE_FAILED: Final = "its environment could not be restored"
 
 # Logs and metrics distinguish these from the above; clients need not.
 CLOSED_BY_CLIENT: Final = "closed by the client"
 DISCONNECTED: Final = "client disconnected"
 CANCELLED: Final = "cancelled while it was created"
-REPLACED: Final = "another environment has taken its place"
-RESTORE_FAILED: Final = "its environment could not be restored"
-_CLIENT_REASON_OF: Mapping[str, str] = {
-    CLOSED_BY_CLIENT: CLOSED,
-    DISCONNECTED: EXPIRED,
-    CANCELLED: CLOSED,
-    REPLACED: CLOSED,
-}
+_CLIENT_REASON_OF: Mapping[str, str] = {CLOSED_BY_CLIENT: CLOSED, DISCONNECTED: EXPIRED, CANCELLED: CLOSED}
 
 # Why a connection no longer holds a session that goes on.
 TAKEN_OVER: Final = "another connection has attached to it"

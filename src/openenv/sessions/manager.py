@@ -34,7 +34,6 @@ from ..types import SessionInfo
 from .events import SessionEvent, SessionListener
 from .lifetime import (
     CANCELLED,
-    REPLACED,
     RESTORE_FAILED,
     SHUTTING_DOWN,
     ClosedEnvironments,
@@ -530,7 +529,7 @@ class SessionManager:
             try:
                 await self._restore_by(spare, session, source)
             finally:
-                spare.close(REPLACED)
+                spare.close("request done")
         finally:
             session.restored_from = None
 
