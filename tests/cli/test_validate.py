@@ -161,8 +161,19 @@ FAULTS: dict[str, tuple[tuple[Change, ...], set[str], str]] = {
             (RULES_FILE, STEP, STEP + "        self._seen.append(1)\n"),
             (RULES_FILE, "message_length=length", "message_length=len(self._seen)"),
         ),
-        {"runtime.episode_isolation"},
+        {"runtime.episode_isolation", "runtime.fork"},
         "played beside another session",
+    ),
+    "copies that share a file": (
+        (
+            (RULES_FILE, "import uuid\n", "import os\nimport tempfile\nimport uuid\n"),
+            (RULES_FILE, "super().__init__()\n", "super().__init__()\n        self.at = tempfile.mkstemp()[1]\n"),
+            (RULES_FILE, RESET, RESET + "        open(self.at, 'w').close()\n"),
+            (RULES_FILE, STEP, STEP + "        with open(self.at, 'a') as file:\n            file.write('x')\n"),
+            (RULES_FILE, "message_length=length", "message_length=os.path.getsize(self.at)"),
+        ),
+        {"runtime.fork", "runtime.session_cleanup"},
+        "in a copy",
     ),
     "a state that sessions share": (
         (
@@ -171,7 +182,7 @@ FAULTS: dict[str, tuple[tuple[Change, ...], set[str], str]] = {
             (RULES_FILE, STEP, "        self.shared.step_count += 1\n"),
             (RULES_FILE, "return self._state", "return self.shared"),
         ),
-        {"runtime.episode_isolation"},
+        {"runtime.episode_isolation", "runtime.fork"},
         "'neighbour'",
     ),
     "a close() that raises": (

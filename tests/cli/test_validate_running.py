@@ -35,6 +35,7 @@ SESSIONS = [
     "runtime.seed_control",
     "runtime.episode_determinism",
     "runtime.episode_isolation",
+    "runtime.fork",
     "runtime.step_before_reset",
     "runtime.invalid_action",
     "runtime.session_cleanup",
@@ -130,7 +131,7 @@ def test_a_server_that_asks_for_a_token_gets_one(serve: Callable[..., Any], monk
     assert "asks for a token" in refused.stdout
     accepted = validate(url, "--token", "secret", "--timeout", "30")
     assert accepted.exit_code == 0, accepted.stdout
-    assert "15 passed" in accepted.stdout
+    assert "16 passed" in accepted.stdout
 
 
 def test_without_a_server_all_six_criteria_fail(free_port: Callable[[], int]) -> None:

@@ -37,6 +37,7 @@ ALONE = {
     "scripted_model.py": (
         "I write the file. write {'path': '/home/user/note.txt', 'text': 'for Ada'}\nDone: 12 bytes\nTrue\n"
     ),
+    "tree_search.py": "[0, 0, 2] 0\n",
     "use_local.py": ".=.==\neagle\n",
     "web_hooks.py": (
         "<b style='background:goldenrod'>&emsp;</b>"

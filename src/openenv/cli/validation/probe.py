@@ -18,7 +18,7 @@ import httpx2
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...client.env_client import GenericEnvClient, SyncEnvClient
-from ...client.network import with_token
+from ...client.network import ProtocolChoice, with_token
 from ...errors import OpenEnvError, RequestValidationError, ServerError, SessionCapacityError, message_of
 from ...protocol.schema import Unmakeable
 from .json_schema import make
@@ -276,20 +276,20 @@ class Probe:
         action = self.schema.get("action")
         return make_plan(action if isinstance(action, dict) else {})
 
-    def open(self) -> Client:
+    def open(self, protocol: ProtocolChoice = "v1") -> Client:
         """Return a client with a session of its own; a context manager."""
         client = GenericEnvClient(
             base_url=self.url,
             token=self.token,
             message_timeout_s=self.reply_s,
             connect_timeout_s=60.0,
-            protocol="v1",
+            protocol=protocol,
             mode="simulation",
         )
         return client.sync()
 
     @contextlib.contextmanager
-    def session(self) -> Iterator[Client]:
+    def session(self, protocol: ProtocolChoice = "v1") -> Iterator[Client]:
         """Open a session; an error of the server or the environment in it fails the check.
 
         Raises:
@@ -297,7 +297,7 @@ class Probe:
             CheckSkipped: All sessions are taken, or no suitable action is known.
         """
         try:
-            with self._admitted() as env:
+            with self._admitted(protocol) as env:
                 yield env
         except SessionCapacityError as error:
             raise CheckSkipped(f"all sessions of the server are taken: {message_of(error)}") from error
@@ -310,11 +310,11 @@ class Probe:
             fix = "return an observation for a bad move, and raise for a failure only"
             raise CheckFailed(f"{type(error).__name__}: {message_of(error)}", fix=fix) from error
 
-    def _admitted(self) -> Client:
+    def _admitted(self, protocol: ProtocolChoice) -> Client:
         """Open a session; one that has just ended may hold its slot a little longer."""
         deadline = time.monotonic() + _FREE_S
         while True:
-            env = self.open()
+            env = self.open(protocol)
             try:
                 env.connect()
                 env.state()

@@ -65,6 +65,7 @@ RULES = (
     ),
     Rule("runtime.resource_bounds", "an episode stays within its memory and time"),
     Rule("runtime.episode_isolation", "concurrent sessions do not affect each other", any_server=True),
+    Rule("runtime.fork", "a copy in mid-episode goes on as its original, or is refused", "warn", any_server=True),
     Rule("runtime.oracle_containment", "agents cannot reach the oracle", skipped=_NO_ORACLE),
     Rule("runtime.step_before_reset", "a step before the first reset does no harm", "warn", any_server=True),
     Rule(

@@ -11,7 +11,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ...errors import OpenEnvError, ServerError, SessionCapacityError, message_of
+from ...errors import (
+    NotForkable,
+    OpenEnvError,
+    ProtocolError,
+    ServerError,
+    SessionCapacityError,
+    UnknownTypeError,
+    message_of,
+)
 from ...protocol.json_values import NONFINITE_REWARD_KEY
 from .json_schema import shown, violations
 from .probe import LIST_TOOLS, PLAN, Client, PlayedEpisode, Probe, has_tool_actions, is_tool_call, play, reset, step
@@ -22,6 +30,10 @@ _SESSIONS = 10
 _SETTLE_S = 10.0
 _SHOWN = 4
 _SEEDING = "draw every random number from one random.Random(seed) that reset creates, and keep nothing on the class"
+_COPYING = (
+    "draw from a generator of your own on self; where an episode changes files or other programs, set "
+    "HAS_EXTERNAL_STATE and write snapshot() and restore()"
+)
 _ALONE = "keep everything that an episode changes on self: nothing in class or module variables"
 
 
@@ -227,6 +239,50 @@ def _play_beside(probe: Probe, env: Client, neighbour: Client, episode: PlayedEp
         for state, name, actions in states
         if state.get("episode_id") != name or not _counts(state, actions)
     ]
+
+
+def fork(probe: Probe) -> CheckEvidence:
+    """A copy that takes the same steps sees the same, and what another copy does shows in neither."""
+    is_same = _holds(lambda: _compare(probe.first, probe.again, ""))
+    plan = probe.plan
+    half = len(probe.first.rewards) // 2
+    with probe.session("auto") as env:
+        reset(env, plan)
+        for action in plan.actions[:half]:
+            step(env, action)
+        try:
+            copied, other = env.fork(2)
+        except (NotForkable, SessionCapacityError, ProtocolError, UnknownTypeError) as error:
+            return CheckEvidence(f"it is refused: {message_of(error)}"[:300], {"forked": False})
+        with copied, other:
+            elsewhere = _play_on(other, plan.actions[::-1])
+            ours, theirs = PlayedEpisode(), PlayedEpisode()
+            for action in plan.actions[half:]:
+                ours.moments.append(step(env, action))
+                theirs.moments.append(step(copied, action))
+                if ours.moments[-1].done:
+                    break
+            states = [one.state() for one in (env, copied)]
+            other_state = other.state()
+    if is_same:
+        _compare(ours, theirs, "in a copy", fix=_COPYING, rewards=not _is_judged(probe))
+        if states[0] != states[1]:
+            raise CheckFailed(
+                f"a copy has the state {shown(states[1])}, and its original {shown(states[0])}", fix=_COPYING
+            )
+    if _holds(lambda: state_contract(probe)) and not _counts(other_state, [*plan.actions[:half], *elsewhere]):
+        raise CheckFailed(f"a copy counts {other_state.get('step_count')!r} steps, those of others too", fix=_COPYING)
+    return CheckEvidence(f"a copy after {half} steps goes on the same", {"forked": True, "steps": len(ours.moments)})
+
+
+def _play_on(env: Client, actions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Take actions until the episode is over; return those that were taken."""
+    taken = []
+    for action in actions:
+        taken.append(action)
+        if step(env, action).done:
+            break
+    return taken
 
 
 def step_before_reset(probe: Probe) -> CheckEvidence:
