@@ -36,6 +36,8 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from kubernetes_schemas import problems, versions
+from openenv.sandboxes import docker as docker_backend
+from openenv.sandboxes.container_cli import ContainerCli
 
 Object = dict[str, Any]
 BACKOFF_S = 0.3
@@ -57,6 +59,16 @@ RESOURCES = {
 }
 
 
+# Of SIG agent-sandbox, for clusters that have it; the double's controller keeps pools full and answers claims.
+AGENT_SANDBOX = {
+    ("extensions.agents.x-k8s.io", "v1beta1"): {
+        "sandboxtemplates": "SandboxTemplate",
+        "sandboxwarmpools": "SandboxWarmPool",
+        "sandboxclaims": "SandboxClaim",
+    }
+}
+
+
 @dataclass(frozen=True)
 class Image:
     """An image that the double's nodes can pull.
@@ -64,10 +76,12 @@ class Image:
     Args:
         command: What its container runs; `{ip}` is the pod's address and `{args}` in a word of its own the pod's args.
         pull_secret: The Secret without which it cannot be pulled.
+        engine: Runs its containers for real, from the image of its name; `host` is this machine's own system.
     """
 
     command: Sequence[str] = ()
     pull_secret: str | None = None
+    engine: ContainerCli | None = None
 
 
 @dataclass(frozen=True)
@@ -189,6 +203,8 @@ class KubernetesDouble:
         self._addresses = random.SystemRandom().randrange(1 << 20)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._controllers: list[Callable[[], None]] = [self._deploy, self._collect_garbage]
+        if any(kind.kind == "SandboxClaim" for kind in self._kinds.values()):
+            self._controllers += [self._fill_pools, self._answer_claims]
 
     # -- running -------------------------------------------------------------------------------------------------
 
@@ -796,8 +812,12 @@ class KubernetesDouble:
         try:
             await _first_of(run(), inwards())
         finally:
-            # The runtime closes the streams of a client that left; the command goes on, or ends by their end.
+            # The runtime closes the streams of a client that left; the command goes on, or ends by their end. With a
+            # container, this ends the engine's command line only.
             stdin.close()
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
             with contextlib.suppress(RuntimeError, WebSocketDisconnect):
                 await ws.close()
 
@@ -867,6 +887,50 @@ class KubernetesDouble:
             self.end_pod(pod)
         self._report(deployment, pods, new, failure)
 
+    def _fill_pools(self) -> None:
+        for pool in self.items(self.kind("SandboxWarmPool")):
+            metadata = pool["metadata"]
+            name = pool["spec"]["sandboxTemplateRef"]["name"]
+            template = self.get(self.kind("SandboxTemplate"), metadata["namespace"], name)
+            owned = [
+                pod
+                for pod in self.items(self.kind("Pod"), metadata["namespace"])
+                if any(one["uid"] == metadata["uid"] for one in pod["metadata"].get("ownerReferences", []))
+            ]
+            if template is not None and len(owned) < pool["spec"]["replicas"]:
+                self._create_pod({**pool, "spec": {"template": template["spec"]["podTemplate"]}})
+
+    def _answer_claims(self) -> None:
+        for claim in self.items(self.kind("SandboxClaim")):
+            if claim.get("status", {}).get("sandbox"):
+                continue
+            metadata, wanted = claim["metadata"], claim["spec"]["warmPoolRef"]["name"]
+            pool = self.get(self.kind("SandboxWarmPool"), metadata["namespace"], wanted)
+            ready: Object = {
+                "type": "Ready",
+                "status": "False",
+                "reason": "SandboxNotReady",
+                "message": "none is ready",
+            }
+            changed = copy.deepcopy(claim)
+            if pool is None:
+                ready |= {"reason": "WarmPoolNotFound", "message": f'SandboxWarmPool "{wanted}" not found'}
+            for pod in self.items(self.kind("Pod"), metadata["namespace"]) if pool is not None else []:
+                owners = pod["metadata"].get("ownerReferences", [])
+                if owners and owners[0]["uid"] == pool["metadata"]["uid"] and _is_ready(pod):
+                    taken = copy.deepcopy(pod)
+                    more = claim["spec"].get("additionalPodMetadata", {})
+                    for key in ("labels", "annotations"):
+                        taken["metadata"][key] = {**taken["metadata"].get(key, {}), **more.get(key, {})}
+                    taken["metadata"]["ownerReferences"] = [_owned_by(claim)]
+                    changed["status"] = {"sandbox": {"name": pod["metadata"]["name"]}}
+                    ready |= {"status": "True", "reason": "SandboxReady", "message": ""}
+                    self.put(self.kind("Pod"), taken)
+                    break
+            changed["status"] = {**changed.get("status", {}), "conditions": [ready]}
+            if changed != claim:
+                self.put(self.kind("SandboxClaim"), changed)
+
     def _create_pod(self, owner: Object) -> None:
         template = copy.deepcopy(owner["spec"]["template"])
         metadata = {
@@ -934,11 +998,19 @@ class Kubelet:
 
     def exec_command(self, command: list[str]) -> list[str]:
         """Return what runs a command in the container."""
-        return command
+        engine = self._image.engine
+        return command if engine is None else engine.argv("exec", "-i", self.name, *command)
 
     async def kill(self) -> None:
         """Kill the container."""
         if self._process is not None and self._process.returncode is None:
+            if self._image.engine is not None:
+                removing = await asyncio.create_subprocess_exec(
+                    *self._image.engine.argv("rm", "-f", self.name),
+                    stdout=asyncio.subprocess.DEVNULL,
+                    stderr=asyncio.subprocess.DEVNULL,
+                )
+                await removing.wait()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             await self._process.wait()
@@ -965,6 +1037,10 @@ class Kubelet:
             }
             self._last = {"terminated": ended}
             self._status(state=self._last, ready=False)
+            if self._item()["spec"]["restartPolicy"] == "Never":
+                self._change(phase="Succeeded" if code == 0 else "Failed")
+                while True:
+                    await self._pause(1.0)
             await self._pause(0.05)
             self._restarts += 1
             if self._restarts > 1:
@@ -1091,7 +1167,7 @@ class Kubelet:
             return "node(s) didn't match Pod's node affinity/selector"
         if node.taint and not any(one.get("key") == node.taint for one in spec.get("tolerations", [])):
             return f"node(s) had untolerated taint {{{node.taint}: }}"
-        if float(str(needs.get("cpu", 0)).removesuffix("m")) > node.cpu:
+        if _processors(str(needs.get("cpu", 0))) > node.cpu:
             return "Insufficient cpu"
         if int(needs.get("nvidia.com/gpu", 0)) > node.gpus:
             return "Insufficient nvidia.com/gpu"
@@ -1135,6 +1211,8 @@ class Kubelet:
         words: list[str] = []
         for word in self._image.command:
             words += args if word == "{args}" else [word.replace("{ip}", self.ip)]
+        if self._image.engine is not None:
+            words = await asyncio.to_thread(self._run_container, self._image.engine, variables)
         with path.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *words,
@@ -1146,6 +1224,58 @@ class Kubelet:
             )
         self._started = _now()
         self._status(state={"running": {"startedAt": self._started}}, ready=False, started=False)
+
+    def _run_container(self, engine: ContainerCli, variables: Mapping[str, str]) -> list[str]:
+        """Return what runs the pod's container with the rights, limits, volumes and network that the pod says."""
+        pod = self._item()
+        spec, container = pod["spec"], pod["spec"]["containers"][0]
+        security = {**spec.get("securityContext", {}), **container.get("securityContext", {})}
+        limits = container.get("resources", {}).get("limits", {})
+        image, options = container["image"], ["--name", self.name, "--hostname", spec.get("hostname", self.name)]
+        variables = {**variables, "KUBERNETES_SERVICE_HOST": "127.0.0.1"}
+        variables["KUBERNETES_SERVICE_PORT"] = str(self._double.port)
+        if image == docker_backend.HOST_IMAGE:
+            image = docker_backend.ensure_host_image(engine)
+            variables |= docker_backend.host_environment()
+            for mount in docker_backend.host_mounts():
+                options += ["--mount", docker_backend.bind_option(mount)]
+        options += ["--user", f"{security['runAsUser']}:{security['runAsGroup']}", "--log-driver", "none"]
+        options += ["--read-only"] if security.get("readOnlyRootFilesystem") else []
+        options += [word for one in security["capabilities"]["drop"] for word in ("--cap-drop", one)]
+        options += ["--security-opt", "no-new-privileges"] if not security["allowPrivilegeEscalation"] else []
+        profile = security["seccompProfile"]
+        if profile["type"] == "Localhost":
+            path = self._double.folder() / profile["localhostProfile"]
+            options += ["--security-opt", f"seccomp={path}"]
+        memory = limits["memory"].removesuffix("Mi")
+        options += ["--memory", f"{memory}m", "--memory-swap", f"{memory}m"]
+        options += ["--cpus", str(min(float(limits["cpu"]), os.cpu_count() or 1))]
+        options += ["--network", "none" if self._is_cut_off(pod) else "host"]
+        volumes = {one["name"]: one for one in spec.get("volumes", [])}
+        for mount in container.get("volumeMounts", []):
+            options += self._volume(pod, volumes[mount["name"]], mount)
+        options += [word for key, value in variables.items() for word in ("--env", f"{key}={value}")]
+        entry, *rest = container["command"]
+        return engine.argv("run", "--rm", "--init=false", *options, "--entrypoint", entry, image, *rest)
+
+    def _volume(self, pod: Object, volume: Object, mount: Object) -> list[str]:
+        if "emptyDir" in volume:
+            size = volume["emptyDir"]["sizeLimit"].removesuffix("Mi")
+            return ["--tmpfs", f"{mount['mountPath']}:rw,exec,nosuid,nodev,mode=0777,size={size}m"]
+        path = self._double.folder() / f"{self.name}-{mount['name']}"
+        reference = volume["downwardAPI"]["items"][0]["fieldRef"]["fieldPath"]
+        path.write_text(pod["metadata"]["annotations"][reference.split("'")[1]])
+        path.chmod(0o644)
+        return ["--mount", f"type=bind,source={path},target={mount['mountPath']},readonly"]
+
+    def _is_cut_off(self, pod: Object) -> bool:
+        """Say whether a network policy lets nothing out of a pod; the double keeps no other."""
+        labels = pod["metadata"].get("labels", {})
+        for policy in self._double.items(self._double.kind("NetworkPolicy"), self._namespace):
+            selector = policy["spec"]["podSelector"].get("matchLabels", {})
+            if selector.items() <= labels.items() and not policy["spec"].get("egress"):
+                return True
+        return False
 
     async def _follow(self) -> int:
         """Probe the container until it ends; return its exit code, as `subprocess` has it."""
@@ -1185,6 +1315,10 @@ class Kubelet:
 
 class PodRemoved(Exception):
     """The pod is gone, or is to go."""
+
+
+def _processors(quantity: str) -> float:
+    return float(quantity[:-1]) / 1000 if quantity.endswith("m") else float(quantity)
 
 
 def _uid() -> str:

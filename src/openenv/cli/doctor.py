@@ -93,6 +93,7 @@ EXTRAS = {
     "images": ("PIL", "images in observations"),
     "gymnasium": ("gymnasium", "Gymnasium environments, both ways"),
     "parquet": ("pyarrow", "export of rollouts as training sequences"),
+    "kubernetes": ("lightkube", "servers and sandboxes in a Kubernetes cluster"),
     "e2b": ("e2b", "E2B sandboxes"),
     "gradio": ("gradio", "web pages made with Gradio"),
 }

@@ -46,7 +46,9 @@ def ls() -> None:
 
 @sandboxes.command("check", cls=HelpCommand)
 def check(
-    backend: str = typer.Argument(..., metavar="BACKEND", help="local, docker, e2b, process, or module:Class."),
+    backend: str = typer.Argument(
+        ..., metavar="BACKEND", help="local, docker, kubernetes, e2b, process, or module:Class."
+    ),
     only: list[str] = typer.Option(
         [], "--only", metavar="PREFIX", help="Only checks whose id begins with this; may be repeated."
     ),

@@ -20,6 +20,7 @@ _EXPORTS = {
     "LocalSandboxes": "openenv.sandboxes.local",
     "ProcessSandboxes": "openenv.sandboxes.no_isolation",
     "DockerSandboxes": "openenv.sandboxes.docker",
+    "KubernetesSandboxes": "openenv.sandboxes.kubernetes",
     "E2BSandboxBackend": "openenv.sandboxes.e2b",
     "SandboxPool": "openenv.sandboxes.pool",
     "backend": "openenv.sandboxes.base",
@@ -41,6 +42,7 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.sandboxes.checks import self_check as self_check
     from openenv.sandboxes.docker import DockerSandboxes as DockerSandboxes
     from openenv.sandboxes.e2b import E2BSandboxBackend as E2BSandboxBackend
+    from openenv.sandboxes.kubernetes import KubernetesSandboxes as KubernetesSandboxes
     from openenv.sandboxes.local import LocalSandboxes as LocalSandboxes
     from openenv.sandboxes.no_isolation import ProcessSandboxes as ProcessSandboxes
     from openenv.sandboxes.pool import SandboxPool as SandboxPool

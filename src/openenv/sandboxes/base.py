@@ -373,6 +373,7 @@ class Sandboxes(ABC):
 _BACKENDS = {
     "local": ("openenv.sandboxes.local", "LocalSandboxes"),
     "docker": ("openenv.sandboxes.docker", "DockerSandboxes"),
+    "kubernetes": ("openenv.sandboxes.kubernetes", "KubernetesSandboxes"),
     "e2b": ("openenv.sandboxes.e2b", "E2BSandboxBackend"),
     "process": ("openenv.sandboxes.no_isolation", "ProcessSandboxes"),
 }
@@ -384,9 +385,9 @@ def backend(name: str, **options: Any) -> Sandboxes:
     """Return the backend of that name.
 
     Args:
-        name: `local`, `docker`, `e2b` or `process`, or a backend of your own as `module:Class`. `process` isolates
-            nothing, and needs `i_know_there_is_no_isolation=True`. `module:Class` imports the module: never pass a
-            name from an untrusted source.
+        name: `local`, `docker`, `kubernetes`, `e2b` or `process`, or a backend of your own as `module:Class`.
+            `process` isolates nothing, and needs `i_know_there_is_no_isolation=True`. `module:Class` imports the
+            module: never pass a name from an untrusted source.
         **options: Arguments of the backend's class.
 
     Raises:

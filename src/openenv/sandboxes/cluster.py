@@ -308,7 +308,7 @@ class Cluster:
         refusal = ""
         for headers in self._credentials():
             try:
-                return connect(
+                socket = connect(
                     url,
                     ssl=self._tls,
                     additional_headers=headers,
@@ -319,6 +319,7 @@ class Cluster:
                     ping_timeout=None,  # a server whose command does not read its input answers no ping either
                     max_size=None,
                 )
+                return socket.__enter__()  # the caller closes it; newer versions connect only here
             except InvalidStatus as error:
                 refusal = _refusal(error)
                 if error.response.status_code != 401:

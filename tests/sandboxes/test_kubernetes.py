@@ -1,0 +1,197 @@
+"""Sandboxes in a cluster: the contract, what a pod is like, and the cluster's words when there is none.
+
+The cluster is a double of the API server whose sandboxes are containers of a real engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lightkube")
+pytest.importorskip("kubernetes_validate")
+
+from kubernetes_double import AGENT_SANDBOX, Image, KubernetesDouble
+from kubernetes_schemas import problems, versions
+from openenv.errors import SandboxGone, SandboxUnavailable, SandboxUnsupported
+from openenv.sandboxes import Limits, Mount, SandboxSpec, backend, seccomp
+from openenv.sandboxes.checks import self_check
+from openenv.sandboxes.container_cli import ContainerCli
+from openenv.sandboxes.kubernetes import KubernetesSandboxes
+
+V4 = ("v4.channel.k8s.io",)
+V5 = ("v5.channel.k8s.io", "v4.channel.k8s.io")
+
+
+@pytest.fixture(scope="module")
+def engine(docker_host: str) -> ContainerCli:
+    program = shutil.which("docker")
+    assert program is not None
+    return ContainerCli("docker", program, docker_host)
+
+
+@pytest.fixture(scope="module")
+def double(engine: ContainerCli) -> Iterator[KubernetesDouble]:
+    with KubernetesDouble({"host": Image(engine=engine)}, resources=AGENT_SANDBOX) as double:
+        (double.folder() / "openenv.json").write_text(json.dumps(seccomp.container_profile()))
+        yield double
+
+
+@pytest.fixture
+def make(double: KubernetesDouble, tmp_path: Path) -> Iterator[Callable[..., KubernetesSandboxes]]:
+    made: list[KubernetesSandboxes] = []
+
+    def backend_of(**options: Any) -> KubernetesSandboxes:
+        path = double.kubeconfig(tmp_path / f"config-{len(made)}")
+        made.append(KubernetesSandboxes("host", kubeconfig=path, seccomp_profile="openenv.json", **options))
+        return made[-1]
+
+    yield backend_of
+    for one in made:
+        one.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_contract_is_kept(make: Callable[..., KubernetesSandboxes], double: KubernetesDouble) -> None:
+    double.exec_protocols = list(V5)
+    sandboxes = make()
+    results = self_check(sandboxes)
+    failed = {one.id: one.detail for one in results if one.status == "failed"}
+    assert failed == {}
+    missing = {one.id for one in results if one.status == "not offered"}
+    assert missing <= {"isolation.mounts"}
+    assert sandboxes.leftovers() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocols", [V5, V4], ids=["v5", "v4"])
+def test_commands_files_and_ends(
+    make: Callable[..., KubernetesSandboxes], double: KubernetesDouble, protocols: tuple[str, ...]
+) -> None:
+    double.exec_protocols = list(protocols)
+    sandboxes = make()
+    with sandboxes.open(SandboxSpec(metadata={"task": "maze"}, envs={"A": "1"})) as box:
+        assert box.exec("echo $A; id -un; exit 3").exit_code == 3
+        box.write_text("note.txt", "for Ada")
+        assert box.exec(["cat", "note.txt"]).stdout == "for Ada"
+        data = bytes(range(256)) * 2000
+        assert box.exec("md5sum", stdin=data).stdout.split()[0] == hashlib.md5(data).hexdigest()
+        assert box.exec("head -c 3", stdin=data).exit_code == 0
+        (pod,) = double.objects("Pod")
+        assert pod["metadata"]["annotations"]["openenv.metadata.task"] == "maze"
+        double.kill_pod(box.sandbox_id)
+        with pytest.raises(SandboxGone, match="its pod was deleted"):
+            box.exec("echo on")
+    deadline = time.monotonic() + 20
+    while double.objects("Pod"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_cluster_that_keeps_no_network_policies_is_refused(
+    make: Callable[..., KubernetesSandboxes], double: KubernetesDouble
+) -> None:
+    sandboxes = make()
+    sandboxes.check()
+    kind = double.kind("NetworkPolicy")
+
+    async def forget() -> None:
+        double._remove(kind, "default", "openenv-sandboxes")
+
+    double.call(forget())
+    with pytest.raises(SandboxUnavailable, match="does not keep network policies"):
+        sandboxes.open()
+    assert sandboxes.leftovers() == []
+
+
+@pytest.mark.slow
+def test_sandboxes_are_taken_from_a_warm_pool(
+    make: Callable[..., KubernetesSandboxes], double: KubernetesDouble
+) -> None:
+    plain = make()
+    cluster = plain._cluster
+    policy, template, pool = plain.pool_manifests("agents", 1)
+    cluster.apply(policy)
+    for manifest, plural in ((template, "sandboxtemplates"), (pool, "sandboxwarmpools")):
+        path = f"apis/{manifest['apiVersion']}/namespaces/default/{plural}"
+        assert cluster._raw.post(path, json=manifest).status_code == 201
+    sandboxes = make(warm_pool="agents")
+    sandboxes.check()
+    with sandboxes.open(SandboxSpec(timeout_s=60)) as box:
+        box.write_text("note.txt", "warm")
+        assert box.exec("cat note.txt; id -un").stdout == "warmuser\n"
+        (claim,) = double.objects("SandboxClaim")
+        assert claim["spec"]["lifecycle"]["shutdownPolicy"] == "Delete"
+    assert double.objects("SandboxClaim") == []
+    with pytest.raises(SandboxUnsupported, match="those of its template"):
+        sandboxes.open(SandboxSpec(limits=Limits(pids=10)))
+    with pytest.raises(SandboxUnavailable, match="WarmPoolNotFound"):
+        make(warm_pool="none").open()
+    for kind in ("SandboxWarmPool", "SandboxTemplate"):
+
+        async def forget(kind: str = kind) -> None:
+            double._remove(double.kind(kind), "default", "agents")
+
+        double.call(forget())
+
+
+def test_a_sandbox_that_cannot_be_started_says_why(tmp_path: Path) -> None:
+    with KubernetesDouble({}) as double:
+        path = double.kubeconfig(tmp_path / "config")
+        sandboxes = KubernetesSandboxes("nowhere:1", kubeconfig=path)
+        with pytest.raises(SandboxUnavailable, match=r"ImagePullBackOff.*nowhere:1"):
+            sandboxes.open()
+        assert double.objects("Pod") == []
+        with pytest.raises(SandboxUnsupported, match="bake them into the image"):
+            sandboxes.open(SandboxSpec(mounts=(Mount(tmp_path, "/opt/x"),)))
+        double.forbidden = {("patch", "networkpolicies")}
+        with pytest.raises(SandboxUnavailable, match='cannot patch resource "networkpolicies"'):
+            KubernetesSandboxes("nowhere:1", kubeconfig=path).check()
+        with pytest.raises(SandboxUnavailable, match="install SIG agent-sandbox"):
+            double.forbidden = set()
+            KubernetesSandboxes("nowhere:1", kubeconfig=path, warm_pool="pool").check()
+        sandboxes.close()
+        (pod,) = [one for one in double.manifests if one["kind"] == "Pod"]
+        (policy, *_) = [one for one in double.manifests if one["kind"] == "NetworkPolicy"]
+    assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    assert not {"ingress", "egress"} & policy["spec"].keys()  # nothing in, nothing out
+    for version in versions():
+        assert problems(pod, version) == []
+        assert problems(policy, version) == []
+    assert pod["spec"]["automountServiceAccountToken"] is False
+
+
+def test_the_backend_is_found_by_name_and_its_options_are_in_the_pod(tmp_path: Path) -> None:
+    with KubernetesDouble({}) as double:
+        path = double.kubeconfig(tmp_path / "config")
+        sandboxes = backend(
+            "kubernetes",
+            image="x",
+            kubeconfig=path,
+            runtime_class="gvisor",
+            node_selector={"a": "b"},
+            tolerations=[{"key": "k", "operator": "Exists"}],
+            image_pull_secrets=["s"],
+            pod_spec={"hostUsers": False},
+            start_timeout_s=1,
+        )
+        with pytest.raises(SandboxUnavailable):
+            sandboxes.open()
+        (pod,) = [one for one in double.manifests if one["kind"] == "Pod"]
+        spec = pod["spec"]
+        assert spec["runtimeClassName"] == "gvisor"
+        assert spec["nodeSelector"] == {"a": "b"}
+        assert spec["tolerations"] == [{"key": "k", "operator": "Exists"}]
+        assert spec["imagePullSecrets"] == [{"name": "s"}]
+        assert spec["hostUsers"] is False
+        assert isinstance(sandboxes, KubernetesSandboxes)
+        sandboxes.close()
