@@ -12,7 +12,10 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
+import numpy as np
 import pytest
+from gymnasium.spaces import Box
+from gymnasium.utils import EzPickle
 
 from environments import Idle
 from forked_environments import Bookkeeper, Careless, Forgetful, Go, Librarian, Locked, Walker
@@ -127,6 +130,7 @@ def test_what_deepcopy_leaves_in_common_is_refused(make: Any) -> None:
         lambda _: lambda x: x + 1,
         lambda _: (lambda n: lambda: n)(5),
         lambda _: type("Local", (), {"shared": []})(),
+        lambda _: Box(np.zeros(2), np.ones(2)),  # a space of Gymnasium, whose dtype is in no cycle and in every copy
     ],
 )
 def test_what_belongs_to_the_program_may_be_in_common(make: Any) -> None:
@@ -147,6 +151,18 @@ def test_a_bound_method_of_a_copy_is_that_of_the_copy() -> None:
 def test_what_cannot_be_copied_says_why(env_cls: type[Any], why: str) -> None:
     with pytest.raises(NotForkable, match=why):
         copied(env_cls())
+
+
+def test_what_is_built_anew_instead_of_copied_is_refused() -> None:
+    class Engine(EzPickle):
+        def __init__(self) -> None:
+            super().__init__()
+            self.position = 0
+
+    env = Keeper(lambda _: Engine())
+    env.kept.position = 7
+    with pytest.raises(NotForkable, match="EzPickle"):  # deepcopy would return one at 0
+        copied(env)
 
 
 def test_a_restore_that_fails_is_named() -> None:

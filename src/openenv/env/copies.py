@@ -76,6 +76,7 @@ def copies_of(env: Any, n: int, factory: Callable[[], Any]) -> list[EnvironmentC
         build = partial(_restored, factory, snapshot)
         return [EnvironmentCopy(build, partial(restore_into, snapshot=snapshot)) for _ in range(n)]
     require_inner_state(env)
+    require_copyable(env)
     copies = [_deep_copy(env) for _ in range(n)]
     common = shared_state(env, copies[0]) if copies else None  # what the first shares with the original, all share
     if common is not None:
@@ -94,6 +95,20 @@ def require_inner_state(env: Any) -> None:
             f"{type(env).__name__} has HAS_EXTERNAL_STATE = True, so only its own snapshot() and restore() could copy "
             "it, and it does not write both."
         )
+
+
+def require_copyable(env: Any) -> None:
+    """Return if `deepcopy` and `pickle` copy every part of an environment, as far as that can be seen.
+
+    Raises:
+        NotForkable: A part is Gymnasium's `EzPickle`: it would be built anew, at the beginning of an episode.
+    """
+    for part in _parts(env):
+        if any(base.__name__ == "EzPickle" for base in type(part).__mro__):
+            raise NotForkable(
+                f"{type(part).__name__} is built anew where it is pickled or copied (EzPickle), so its episode would "
+                f"be lost. {_WHAT_TO_DO}"
+            )
 
 
 def own_snapshot(env: Any) -> Any:
@@ -174,11 +189,13 @@ def _copies_to_itself(part: Any) -> bool:
 
 def _parts(root: Any) -> Iterator[Any]:
     """Yield every object that an object refers to, over any number of others."""
+    numpy = sys.modules.get("numpy")
+    plain = _PLAIN if numpy is None else (*_PLAIN, numpy.dtype)  # which arrays and their copies have in common
     seen: dict[int, Any] = {}  # with the objects: the id of one that is freed may become another's
     pending = [root]
     while pending:
         part = pending.pop()
-        if isinstance(part, _PLAIN) or id(part) in seen:
+        if isinstance(part, plain) or id(part) in seen:
             continue
         seen[id(part)] = part
         yield part

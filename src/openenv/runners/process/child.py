@@ -43,7 +43,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from ...env.binding import Encoder
-from ...env.copies import own_snapshot, require_inner_state, restore_into, writes_snapshots
+from ...env.copies import own_snapshot, require_copyable, require_inner_state, restore_into, writes_snapshots
 from ...env.tools.source import EVENTS, ToolEvents, ToolRequest, ToolSource, find_tools
 from ...errors import NotForkable, message_of
 from ...sessions.lifetime import ClosedEnvironments
@@ -687,6 +687,8 @@ def _adopt_orphans() -> None:
 
 
 def _packed(env: Any, value: Any, *, is_snapshot: bool) -> PackedState:
+    if not is_snapshot:
+        require_copyable(env)
     try:
         return PackedState(is_snapshot, pack(value))
     except Exception as exc:
