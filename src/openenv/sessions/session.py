@@ -237,6 +237,48 @@ class Session:
         on_closing: Called when the session begins to end.
     """
 
+    # CPython's instances of one class share the keys of their dictionaries up to 30 attributes only. Beyond that, each
+    # attribute costs more to read and to keep, in every step (`benchmarks/instructions.py`).
+    __slots__ = (
+        "__weakref__",
+        "_async_kinds",
+        "_clock",
+        "_close_after_detach",
+        "_dispatcher",
+        "_idle_state",
+        "_lock",
+        "_on_closed",
+        "_on_closing",
+        "_on_error",
+        "_on_ready",
+        "_running",
+        "_steps_in_loop",
+        "_waiting",
+        "by_agent",
+        "client_left",
+        "close_began_at",
+        "close_reason",
+        "closing_at",
+        "created_at",
+        "env",
+        "episode",
+        "holder",
+        "id",
+        "kind",
+        "lane",
+        "last_activity_at",
+        "ledger",
+        "make_call",
+        "observe_step",
+        "on_dropped",
+        "restored_from",
+        "secret",
+        "state",
+        "step_count",
+        "was_attached",
+        "was_reset",
+    )
+
     def __init__(
         self,
         session_id: str,
