@@ -399,8 +399,11 @@ class Guard:
         transport = transport_of(receive) if scope["type"] == "http" else None
         if refusal is None and transport is not None:
             unread = loop_local(asyncio.get_running_loop(), UnreadReplies)
-            with unread.during(transport, lambda reason: transport.abort()):
+            reader = unread.begin_request(transport, lambda reason: transport.abort())
+            try:
                 await self._handler(scope, receive, send)
+            finally:
+                unread.end_request(transport, reader)
             return
         if refusal is None:
             await self._handler(scope, receive, send)

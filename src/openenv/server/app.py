@@ -218,6 +218,8 @@ class HTTPEnvServer:
         @asynccontextmanager
         async def lifespan(application: Any) -> AsyncIterator[Any]:
             self._has_lifespan = True
+            if self._warn_without_lifespan in self.manager.listeners:
+                self.manager.listeners.remove(self._warn_without_lifespan)
             self.manager.resume()
             loop, options = asyncio.get_running_loop(), self.service.options
             loop_local(loop, UnreadReplies).limit = options.max_unread_bytes

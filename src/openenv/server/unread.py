@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -86,20 +85,17 @@ class UnreadReplies:
                 self._timer = self._loop.call_later(min(_LOOK_S, STALL_S / 4), self._look)
         return reader
 
-    @contextmanager
-    def during(self, buffer: Buffer, drop: Drop) -> Iterator[None]:
-        """Watch a connection during a request, and afterwards until its response is read.
-
-        For connections of servers that do not say when a client is behind.
-        """
+    def begin_request(self, buffer: Buffer, drop: Drop) -> Reader:
+        """Watch a connection during a request; for servers that do not say when a client is behind."""
         reader = self._watch(buffer, drop)
         reader.is_kept = True
-        try:
-            yield
-        finally:
-            reader.is_kept = False
-            if buffer.get_write_buffer_size() > _PROGRESS_BYTES:
-                self.check()
+        return reader
+
+    def end_request(self, buffer: Buffer, reader: Reader) -> None:
+        """Watch it until the response is read."""
+        reader.is_kept = False
+        if buffer.get_write_buffer_size() > _PROGRESS_BYTES:
+            self.check()
 
     def discard(self, buffer: Buffer) -> None:
         """Watch a connection no more."""

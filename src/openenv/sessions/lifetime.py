@@ -88,7 +88,7 @@ class SessionLimits:
 def life_s(session: Session, limits: SessionLimits) -> float:
     """Return the lease of a session: how long it may be unused."""
     if session.kind is SessionKind.RESUMABLE:
-        return limits.grace_s if session.was_attached else max(limits.grace_s, UNCLAIMED_S)
+        return max(limits.grace_s, UNCLAIMED_S) if session.is_unclaimed else limits.grace_s
     is_soft = session.kind is SessionKind.SOFT or session.client_left
     return limits.soft_idle_s if is_soft else limits.idle_s
 

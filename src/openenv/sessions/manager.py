@@ -440,7 +440,9 @@ class SessionManager:
         try:
             while len(copies) < n:
                 left_s = max(0.0, deadline - loop.time())
-                copies.append(await self._reserve(kind, by_agent=by_agent, wait_s=left_s))
+                copied = await self._reserve(kind, by_agent=by_agent, wait_s=left_s)
+                copied.is_unclaimed = True
+                copies.append(copied)
             environments = await self._copy(session, [copied.lane for copied in copies])
             building = zip(copies, environments, strict=True)
             await asyncio.gather(*(self._construct(copied, environment.build) for copied, environment in building))

@@ -264,6 +264,7 @@ class Session:
         "episode",
         "holder",
         "id",
+        "is_unclaimed",
         "kind",
         "lane",
         "last_activity_at",
@@ -275,7 +276,6 @@ class Session:
         "secret",
         "state",
         "step_count",
-        "was_attached",
         "was_reset",
     )
 
@@ -302,7 +302,7 @@ class Session:
         self.closing_at: float | None = None  # since when it is to end
         self.close_began_at: float | None = None  # since when the environment's own `close` runs
         self.holder: SessionHolder | None = None  # only `attach` and `detach` write it
-        self.was_attached = False
+        self.is_unclaimed = False  # a copy whose client has not attached to it yet
         self.client_left = False
         self.secret = ""
         self.ledger = Ledger()
@@ -373,7 +373,7 @@ class Session:
         """Make a connection the session's holder; return the one that it takes the session from."""
         with self._lock:
             former, self.holder = self.holder, holder
-            self.was_attached = True
+            self.is_unclaimed = False
             self.last_activity_at = self._clock()
             self._idle_state = _READY  # a session that is busy now gets there with the end of its call
             if self.state is _DETACHED:
@@ -649,7 +649,8 @@ class Session:
                 closing = self._running = self._closing_call()
         for call in refused:
             call.settle(self.closed_error())
-        if self._on_closing is not None:
+        ends_soon = closing is not None and closes_at_once(self.env)
+        if self._on_closing is not None and not ends_soon:
             self._on_closing(self)
         self.lane.ending()  # before the environment's own `close`, which may hang
         if not is_built:  # its client left before the constructor was called
@@ -658,6 +659,8 @@ class Session:
             running.cancel(self)
         if closing is not None:
             self.start(closing)
+        if self._on_closing is not None and ends_soon and self.state is _CLOSING:  # its thread may be busy with another
+            self._on_closing(self)
 
     def _closing_call(self) -> SessionCall:
         assert self._dispatcher is not None
