@@ -131,6 +131,7 @@ class Attempts:
         self._was_there = was_there
         self._options = options
         self._began_at = backoff.clock()
+        self._answered: ConnectFailed | None = None  # the last failure but for those that ran out of time
         self.count = 0
 
     @property
@@ -146,7 +147,8 @@ class Attempts:
         """Count a failed attempt and return how long to wait before the next one.
 
         Raises:
-            ConnectFailed: There is no next one. The error says how many there were, and how the last one failed.
+            ConnectFailed: There is no next one. The error says how many there were, and how the last one failed, unless
+                that had no time left.
         """
         self.count += 1
         limit_s = self._options.connect_timeout_s
@@ -155,8 +157,12 @@ class Attempts:
         if is_absent and not self._was_there:
             limit_s = min(limit_s, self._options.retry_refused_s)
         pause_s = self._backoff.pause_s(self.count - 1)
+        if not isinstance(cause, TimeoutError):
+            self._answered = failure
         if failure.is_transient and self._spent_s + pause_s < limit_s:
             return pause_s
+        if self._answered is not None:  # that the last try had little time left says less
+            failure, cause = self._answered, self._answered.__cause__
         text = str(failure)
         if self.count > 1:
             text = f"{text} ({self.count} tries in {self._spent_s:.1f} s)"

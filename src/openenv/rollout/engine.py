@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 OnOutcome = Callable[[int, Outcome], None]
 CONCURRENCY = 4
+_NOTICE_S = 0.5  # how late a Ctrl-C may be noticed
 _T = TypeVar("_T")
 # An id is the name of folders: in the scratch folder, in the store, of the captured calls.
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -350,8 +351,11 @@ def run_many(
         try:
             # Each thread takes one task after another, so that a generator of tasks is not read ahead. The wait is
             # here and not in the end of the pool, which joins: Python up to 3.12 takes a thread for ended when Ctrl-C
-            # interrupts its `join`.
-            wait([pool.submit(batch.work) for _ in range(concurrency)])
+            # interrupts its `join`. It is short, because a signal that another thread of the process gets does not end
+            # it: Ctrl-C would be noticed when all rollouts are over.
+            running = {pool.submit(batch.work) for _ in range(concurrency)}
+            while running:
+                running = wait(running, timeout=_NOTICE_S).not_done
         except BaseException:  # Ctrl-C, or the process has too many threads
             cancel.cancel("interrupted")
             raise
