@@ -36,10 +36,11 @@ def test_no_cheat_of_the_representative_half_pays(local: Sandboxes, leftovers: C
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_no_cheat_pays_on_the_local_backend(local: Sandboxes, leftovers: Callable[[], None]) -> None:
-    chosen = all_cheats()
-    report = run_cheats(local, cheats=chosen)
+@pytest.mark.timeout(1800)
+def test_none_of_the_others_pays_either(local: Sandboxes, leftovers: Callable[[], None]) -> None:
+    """One cheat per rollout, which takes hours: `openenv rollouts cheats`."""
+    chosen = [cheat for cheat in all_cheats() if not cheat.quick]
+    report = run_cheats(local, cheats=chosen, quick=True)
     assert report.unfit == []
     assert described(report.succeeded) == []
     assert len(report.results) + len(report.skipped) == len(chosen)
