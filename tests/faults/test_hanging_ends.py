@@ -29,6 +29,7 @@ from openenv.sessions.manager import SessionManager
 from openenv.sessions.operations import CALL
 from openenv.sessions.session import SessionKind, SessionState
 from openenv.types import Action, Observation
+from servers import wait_for
 
 SOURCE = Path(sys.modules["openenv"].__file__ or "").resolve().parent.parent
 SOON_S = 20.0
@@ -394,7 +395,7 @@ def test_a_second_sigterm_closes_environments_too_and_does_not_wait_for_calls(
 
     thread = threading.Thread(target=step, daemon=True)
     thread.start()
-    time.sleep(0.3)
+    wait_for(lambda: httpx2.get(f"{server.url}/sessions/{busy}", trust_env=False).json()["state"] == "busy")
     server.process.send_signal(signal.SIGTERM)
     server.wait_for("running calls have")
     time.sleep(0.7)  # at once it would be the same signal, sent twice
