@@ -308,7 +308,7 @@ def test_a_forward_stays_with_its_pod_and_goes_to_its_successor_when_it_is_gone(
     first, second = provider.urls()
     where = {one: read(f"{one}/name") for one in (first, second)}
     assert len(set(where.values())) == 2
-    double.expire_log()  # the watch has to begin anew
+    double.expire_log()  # the watch has to begin again
     assert {one: read(f"{one}/name") for one in (first, second)} == where
     victim = next(pod for pod in double.objects("Pod") if pod["status"]["podIP"] in where[first])
     double.kill_pod(victim["metadata"]["name"])

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from openenv.rollout import openenv_calls
-from openenv.rollout.openenv_calls import Remote, RemoteFailure, RemoteFinder, RemoteObject, decode, encode
+from openenv.rollout.openenv_calls import CallFailed, Remote, RemoteFinder, RemoteObject, decode, encode
 
 CALLS = Path(openenv_calls.__file__)
 
@@ -54,7 +54,7 @@ def proxy(port: int, seconds: float, *, wait: bool = False) -> Any:
             spec = RemoteFinder(remote, ["app"]).find_spec("app")
             assert spec is not None
             return RemoteFinder(remote, ["app"]).create_module(spec)
-        except RemoteFailure as exc:
+        except CallFailed as exc:
             if "Connection refused" not in str(exc):
                 raise
             threading.Event().wait(0.01)
@@ -121,7 +121,7 @@ def test_what_the_agents_code_says_of_itself_does_not_cross(module: Callable[[st
     thing = app.anything()
     assert isinstance(thing, RemoteObject)
     for compare in (lambda: thing == 49, lambda: thing != 49, lambda: thing < 3, lambda: [thing] == [49]):
-        with pytest.raises(RemoteFailure, match="compared"):
+        with pytest.raises(CallFailed, match="compared"):
             compare()
     with pytest.raises(TypeError):
         len(thing)
@@ -150,13 +150,13 @@ def test_exceptions_cross_by_their_builtin_class(module: Callable[[str], Any]) -
 def test_an_exception_that_would_end_the_test_early_is_a_failure(module: Callable[[str], Any]) -> None:
     app = module(SOURCE)
     for name in ("SystemExit", "KeyboardInterrupt", "GeneratorExit"):
-        with pytest.raises(RemoteFailure):
+        with pytest.raises(CallFailed):
             app.raises(name, 0)
     for name in ("StopIteration", "StopAsyncIteration"):
         with pytest.raises(Exception, match="end") as caught:  # `map` would take it for the end of what it goes over
             all(map(lambda n: app.raises(name, "end"), range(3)))
         assert type(caught.value) is Exception
-    assert not issubclass(RemoteFailure, Exception)
+    assert not issubclass(CallFailed, Exception)
 
 
 def test_values_that_are_too_much_are_an_exception_and_the_next_call_works(module: Callable[[str], Any]) -> None:
@@ -165,7 +165,7 @@ def test_values_that_are_too_much_are_an_exception_and_the_next_call_works(modul
         with pytest.raises((ValueError, OverflowError)):
             getattr(app, name)()
     for argument in (lambda: 1, object(), 1 << 1_000_000, Path()):
-        with pytest.raises(RemoteFailure):
+        with pytest.raises(CallFailed):
             app.echo(argument)
     assert app.echo(1) == 1
 
@@ -173,14 +173,14 @@ def test_values_that_are_too_much_are_an_exception_and_the_next_call_works(modul
 def test_a_crash_fails_this_call_and_every_later_one(module: Callable[[str], Any]) -> None:
     app = module(SOURCE)
     echo = app.echo
-    with pytest.raises(RemoteFailure, match="ended"):
+    with pytest.raises(CallFailed, match="ended"):
         app.leave()
-    with pytest.raises(RemoteFailure, match="ended"):
+    with pytest.raises(CallFailed, match="ended"):
         echo(1)
 
 
 def test_a_module_that_cannot_be_imported_is_a_failure_and_no_import_error(module: Callable[[str], Any]) -> None:
-    with pytest.raises(RemoteFailure, match="ImportError: no"):
+    with pytest.raises(CallFailed, match="ImportError: no"):
         module("raise ImportError('no')")
 
 
@@ -259,19 +259,19 @@ def frame(message: object) -> bytes:
         frame({"error": 1}),
         frame({"error": [["SystemExit"], [0]]}),
         frame({"error": [["exit"], []]}),
-        frame({"error": [["RemoteFailure"], []]}),
+        frame({"error": [["CallFailed"], []]}),
         frame({"error": [["ValueError"], [["x"]]]}),
         frame({"error": [["SyntaxError"], ["a", ["t", []]]]}),
         frame({"error": [[["ValueError"]], []]}),
     ],
 )
 def test_what_is_no_answer_is_a_failure(hostile: Callable[..., int], answer: bytes) -> None:
-    with pytest.raises(RemoteFailure):
+    with pytest.raises(CallFailed):
         proxy(hostile(answer), 20.0)
 
 
 def test_an_answer_that_does_not_come_is_a_failure(hostile: Callable[..., int]) -> None:
-    with pytest.raises(RemoteFailure, match="in time"):
+    with pytest.raises(CallFailed, match="in time"):
         proxy(hostile(b"\0", close=False), 0.3)
 
 

@@ -332,7 +332,7 @@ import asyncio, itertools, math, threading
 import pytest
 import app, app.tools
 from app import LIMIT, Stack, big, echo, fail, later, primes
-from openenv_calls import RemoteFailure
+from openenv_calls import CallFailed
 
 def test_values():
     assert LIMIT == {"a": (1, 2.5, None), "b": [math.inf, b"x", {1, 2}]}
@@ -348,7 +348,7 @@ def test_objects():
     assert (stack + stack).items == [1, 1]
     stack.items = [5]
     assert list(stack.items) == [5]
-    with pytest.raises(RemoteFailure, match="compared"):
+    with pytest.raises(CallFailed, match="compared"):
         stack == stack
     with pytest.raises(AttributeError):
         stack.missing
@@ -360,7 +360,7 @@ def test_exceptions():
     with pytest.raises(LookupError) as caught:
         fail()
     assert caught.value.args == ("nothing", 3)
-    with pytest.raises(RemoteFailure, match="cannot cross"):
+    with pytest.raises(CallFailed, match="cannot cross"):
         echo(lambda: 1)
 
 def test_async_and_threads():
@@ -373,7 +373,7 @@ def test_async_and_threads():
 
 def test_packages():
     assert app.tools.double(4) == 8
-    with pytest.raises(RemoteFailure):
+    with pytest.raises(CallFailed):
         app.LIMIT = 3
 """
 

@@ -96,7 +96,7 @@ def test_a_real_shell_runs_only_what_the_reader_has_seen(tmp_path: Path) -> None
             seen = programs(line)
         except ShellSyntaxError:
             continue
-        if None in seen:  # a program that is known only when the line runs: whoever reads it must refuse
+        if None in seen:  # a program that is known only when the line runs: a reader must refuse it
             continue
         log.write_text("")
         command = ["/bin/sh", "-c", line]

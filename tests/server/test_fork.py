@@ -14,7 +14,7 @@ import pytest
 from websockets.sync.client import connect
 
 from environments import fresh
-from forked_environments import Bookkeeper, Forgetful, Go, Locked, Seen, Single, Walker
+from forked_environments import Bookkeeper, Forgetful, Go, Locked, Seen, Single, Walker, go
 from openenv import GenericEnvClient
 from openenv.errors import (
     NotForkable,
@@ -52,10 +52,6 @@ def client() -> Iterator[Callable[..., Any]]:
     """Make blocking clients, which are closed when the test ends."""
     with contextlib.ExitStack() as stack:
         yield lambda server, **options: stack.enter_context(GenericEnvClient(server.url, **options).sync())
-
-
-def go(env: Any, *steps: int) -> list[tuple[int, float]]:
-    return [(seen["at"], seen["luck"]) for seen in (env.step({"by": step}).observation for step in steps)]
 
 
 @pytest.mark.parametrize("runner", RUNNERS)

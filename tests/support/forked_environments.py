@@ -45,7 +45,7 @@ class Seen(Observation):
 
 
 class Walker(Environment[Go, Seen, State]):
-    """Walks by as much as it is told and by what it draws from a generator of its own."""
+    """Walks by the step that it gets and by what it draws from a generator of its own."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
     gate = threading.Event()
@@ -217,3 +217,8 @@ class Native(Walker):
         file = open(Path(tempfile.gettempdir(), f"forked-{os.getpid()}.log"), "a")  # noqa: SIM115
         os.unlink(file.name)
         self.keep(file, file.close)
+
+
+def go(env: Any, *steps: int) -> list[tuple[int, float]]:
+    """Take steps with a client; return where each led, and what was drawn."""
+    return [(seen["at"], seen["luck"]) for seen in (env.step({"by": step}).observation for step in steps)]

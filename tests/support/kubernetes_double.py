@@ -1141,8 +1141,8 @@ class Kubelet:
     async def _schedule(self) -> None:
         told = None
         while True:
-            lacks = [(node, self._lack(node)) for node in self._double.nodes]
-            free = [node for node, lack in lacks if lack is None]
+            shortages = [(node, self._shortage(node)) for node in self._double.nodes]
+            free = [node for node, shortage in shortages if shortage is None]
             if free:
                 pod = copy.deepcopy(self._item())
                 pod["spec"]["nodeName"] = free[0].name
@@ -1150,8 +1150,11 @@ class Kubelet:
                 self._condition("PodScheduled", True)
                 self._waiting("ContainerCreating")
                 return
-            count = len(lacks)
-            reasons = [f"{sum(lack == one for _, lack in lacks)} {one}" for one in dict.fromkeys(w for _, w in lacks)]
+            count = len(shortages)
+            reasons = [
+                f"{sum(shortage == one for _, shortage in shortages)} {one}"
+                for one in dict.fromkeys(w for _, w in shortages)
+            ]
             message = f"0/{count} nodes are available: {', '.join(reasons)}."
             if message != told:
                 self._condition("PodScheduled", False, "Unschedulable", message)
@@ -1159,7 +1162,7 @@ class Kubelet:
                 told = message
             await self._pause(0.05)
 
-    def _lack(self, node: Node) -> str | None:
+    def _shortage(self, node: Node) -> str | None:
         spec = self._item()["spec"]
         wanted = spec["containers"][0].get("resources", {})
         needs = {**wanted.get("limits", {}), **wanted.get("requests", {})}

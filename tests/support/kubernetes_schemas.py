@@ -36,7 +36,7 @@ def _key(version: str) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def _validator(version: str, api_version: str, kind: str) -> Any:
-    # As in `kubernetes_validate.utils.validate`, which reads the files anew for every manifest.
+    # As in `kubernetes_validate.utils.validate`, which reads the files again for every manifest.
     folder = f"kubernetes-json-schema/v{version}.0-local-strict"
     group = re.sub(r"^([^./]*)(?:\.[^/]*)?/", r"\1-", api_version)
     schema = Resource.from_contents(utils.schema_contents(f"{folder}/{kind.lower()}-{group}.json", version))

@@ -101,12 +101,12 @@ def require_copyable(env: Any) -> None:
     """Return if `deepcopy` and `pickle` copy every part of an environment, as far as that can be seen.
 
     Raises:
-        NotForkable: A part is Gymnasium's `EzPickle`: it would be built anew, at the beginning of an episode.
+        NotForkable: A part is Gymnasium's `EzPickle`: it would be built again, at the beginning of an episode.
     """
     for part in _parts(env):
         if any(base.__name__ == "EzPickle" for base in type(part).__mro__):
             raise NotForkable(
-                f"{type(part).__name__} is built anew where it is pickled or copied (EzPickle), so its episode would "
+                f"{type(part).__name__} is built again where it is pickled or copied (EzPickle), so its episode would "
                 f"be lost. {_WHAT_TO_DO}"
             )
 

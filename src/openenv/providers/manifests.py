@@ -28,7 +28,7 @@ REPLICA_LABEL = "openenv.replica"
 PORT_NAME = "http"
 DRAIN_VARIABLE = "OPENENV_DRAIN_TIMEOUT"
 ENDPOINTS_S = 5
-"""How long a pod goes on before it is told to end, until no more clients are sent to it."""
+"""How long a pod goes on before it gets SIGTERM, until no more clients are sent to it."""
 _MARGIN_S = 15
 _PROBE_S = 5
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -151,7 +151,7 @@ class ServerPods:
         plain = dict(self.plain_variables)
         if self.drain_s:
             plain[DRAIN_VARIABLE] = f"{self.drain_s:g}"
-            # The server refuses new sessions as soon as it is told to end; proxies and clients need a moment to learn
+            # The server refuses new sessions as soon as it gets SIGTERM; proxies and clients need a moment to learn
             # that this pod takes no more.
             pause = {"exec": {"command": ["/bin/sh", "-c", f"sleep {ENDPOINTS_S}"]}}
             container["lifecycle"] = {"preStop": pause}
@@ -326,7 +326,7 @@ class ServerManifests:
         """Return the NetworkPolicy: who may connect to the server's port, and what the server may connect to.
 
         Args:
-            clients: Peers as in `ingress.from`; an empty list lets nobody in.
+            clients: Peers as in `ingress.from`; an empty list lets no client in.
             egress: `dns` for nothing but names, `all` for anything.
         """
         ingress = [{"from": [dict(one) for one in clients], "ports": [{"protocol": "TCP", "port": PORT_NAME}]}]

@@ -18,10 +18,10 @@ from openenv.errors import TrustError
 from openenv.rollout.checks import Check
 from openenv.rollout.shell_syntax import (
     Command,
+    CommandList,
     Compound,
     Node,
     Pipeline,
-    Sequence,
     ShellSyntaxError,
     Word,
     commands,
@@ -206,7 +206,7 @@ _DECIDES = re.compile(r"[=!<>]=|[<>]|&&|\|\||\?|\b(if|unless|assert|case|switch|
 _SUCCESS = '[ "$(cat "$OUTPUT/exit_code")" = 0 ] && '
 
 
-def _of_compared(task: Task, tree: Sequence) -> Suggestion | None:
+def _of_compared(task: Task, tree: CommandList) -> Suggestion | None:
     """`[ "$(sh square.sh 7)" = 49 ]`: the command in it is run, the comparison is the judge."""
     pipeline = tree.items[-1][1]
     command = pipeline.commands[0]
@@ -234,7 +234,7 @@ def _of_compared(task: Task, tree: Sequence) -> Suggestion | None:
     return _behind(task, before, run=run, judge=f"! {judge}" if pipeline.negated else judge)
 
 
-def _of_pipeline(task: Task, tree: Sequence) -> Suggestion | None:
+def _of_pipeline(task: Task, tree: CommandList) -> Suggestion | None:
     """`./prog < 1.in | diff - 1.out`: what only reads is the judge."""
     pipeline = tree.items[-1][1]
     run, read = _parted(task, pipeline)
@@ -318,14 +318,14 @@ def _decides(task: Task, node: Node) -> bool:
     return _DECIDES.search(code) is not None
 
 
-def _chain_decides(task: Task, sequence: Sequence) -> bool:
+def _chain_decides(task: Task, sequence: CommandList) -> bool:
     *before, last = [pipeline for _, pipeline in sequence.items]
     if any(operator != "&&" for operator, _ in sequence.items[1:]) or not all(_prepares(task, each) for each in before):
         return True
     return last.negated or any(_decides(task, each) for each in last.commands)
 
 
-def _of_written(task: Task, tree: Sequence) -> Suggestion | None:
+def _of_written(task: Task, tree: CommandList) -> Suggestion | None:
     """`./prog > out.txt && diff out.txt expected.txt`: the file is kept, what only reads is the judge."""
     texts = [pipeline.text for _, pipeline in tree.items]
     reads = len(texts)
@@ -342,7 +342,7 @@ def _of_written(task: Task, tree: Sequence) -> Suggestion | None:
     return {"run": " && ".join(texts[:reads]), "judge": _SUCCESS + _kept(judge, kept), "keep": kept}
 
 
-def _of_reading(task: Task, tree: Sequence) -> Suggestion | None:
+def _of_reading(task: Task, tree: CommandList) -> Suggestion | None:
     """`grep -qx 42 answer.txt`, which is isolated: the same over files that are kept."""
     paths: dict[str, None] = {}
     for command in commands(tree):

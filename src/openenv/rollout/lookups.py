@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class ToolFamily:
     """The files that steer tools of one kind; all fields are words or patterns, separated by spaces.
 
     Args:
@@ -46,9 +46,9 @@ class Family:
 
 FAMILIES = (
     # make builds a missing or older Makefile itself: from Makefile.sh, or out of RCS and SCCS
-    Family("make gmake", project="*makefile makefile.* *makefile,v s.*makefile RCS/** SCCS/** *.mk *.mk.*"),
-    Family("cmake ctest", project="CMakeLists.txt CMakePresets.json CMakeUserPresets.json"),
-    Family(
+    ToolFamily("make gmake", project="*makefile makefile.* *makefile,v s.*makefile RCS/** SCCS/** *.mk *.mk.*"),
+    ToolFamily("cmake ctest", project="CMakeLists.txt CMakePresets.json CMakeUserPresets.json"),
+    ToolFamily(
         "npm npx yarn pnpm bun node jest mocha vitest ava nyc c8",
         project="package.json package-lock.json npm-shrinkwrap.json yarn.lock pnpm-lock.yaml pnpm-workspace.yaml",
         overrides=".npmrc .yarnrc* .yarn/** .pnp.* .pnpmfile.* bunfig.toml jest.config.* .mocharc* vitest.* "
@@ -56,36 +56,36 @@ FAMILIES = (
         "eslint.config.* .eslintrc* .eslintignore .prettierrc* .prettierignore biome.json*",
         folders="node_modules",
     ),
-    Family("tsc tsx ts-node", project="tsconfig*.json jsconfig.json"),
-    Family(
+    ToolFamily("tsc tsx ts-node", project="tsconfig*.json jsconfig.json"),
+    ToolFamily(
         "cargo rustc",
         project="Cargo.toml Cargo.lock",
         overrides=".cargo/** rust-toolchain* clippy.toml .clippy.toml",
         folders="vendor",
     ),
-    Family("go", project="go.mod go.sum", overrides="go.work go.work.sum", folders="vendor"),
-    Family(
+    ToolFamily("go", project="go.mod go.sum", overrides="go.work go.work.sum", folders="vendor"),
+    ToolFamily(
         "mvn gradle gradlew",
         project="pom.xml build.gradle* settings.gradle*",
         overrides=".mvn/** gradle.properties gradle/**",
     ),
-    Family("bazel", project="WORKSPACE MODULE.bazel", overrides=".bazelrc"),
-    Family("ruby rake rspec bundle", project="Rakefile Gemfile*", overrides=".rspec .bundle/**", folders="vendor"),
-    Family("pytest tox nox coverage", overrides="tox.toml noxfile.py .coveragerc .coverage .coverage.*"),
-    Family("python", overrides=".venv/bin/** venv/bin/**"),
-    Family(
+    ToolFamily("bazel", project="WORKSPACE MODULE.bazel", overrides=".bazelrc"),
+    ToolFamily("ruby rake rspec bundle", project="Rakefile Gemfile*", overrides=".rspec .bundle/**", folders="vendor"),
+    ToolFamily("pytest tox nox coverage", overrides="tox.toml noxfile.py .coveragerc .coverage .coverage.*"),
+    ToolFamily("python", overrides=".venv/bin/** venv/bin/**"),
+    ToolFamily(
         "ruff mypy flake8 pylint black isort pyright bandit",
         overrides="ruff.toml .ruff.toml mypy.ini .mypy.ini .flake8 pylintrc pylintrc.toml .pylintrc .pylintrc.toml "
         ".isort.cfg pyrightconfig.json .bandit",
     ),
-    Family(  # headers that `-I.` would find before the compiler's own
+    ToolFamily(  # headers that `-I.` would find before the compiler's own
         "gcc g++ cc c++ clang clang++ make cmake",
         overrides=".gdbinit",
         hides="assert.h complex.h ctype.h errno.h fenv.h float.h inttypes.h iso646.h limits.h locale.h math.h "
         "setjmp.h signal.h stdalign.h stdarg.h stdatomic.h stdbool.h stddef.h stdint.h stdio.h stdlib.h stdnoreturn.h "
         "string.h strings.h tgmath.h threads.h time.h uchar.h unistd.h wchar.h wctype.h fcntl.h pthread.h",
     ),
-    Family("g++ c++ clang++", hides="cassert cmath cstdio cstdlib cstring iostream string vector memory algorithm"),
+    ToolFamily("g++ c++ clang++", hides="cassert cmath cstdio cstdlib cstring iostream string vector memory algorithm"),
 )
 _PYTHON_TOOLS = ("tox", "nox", "coverage", "ruff", "mypy", "flake8", "pylint", "black", "isort", "pyright", "bandit")
 SHARED_CONFIG = frozenset({"pyproject.toml", "setup.cfg"})

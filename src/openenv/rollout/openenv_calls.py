@@ -13,7 +13,7 @@ The verifier copies this file alone into both sandboxes. Standard library only: 
 # `__eq__` would decide. Arguments are copies, so that the agent's code cannot change what the test compares with. An
 # exception crosses as the nearest builtin class, with its arguments. The only thing that the
 # agent's side can send is an answer to a question, and the only thing that an answer can do is to be right or wrong:
-# nothing of it is executed, its size, depth and digits are limited, and whatever breaks that raises `RemoteFailure`.
+# nothing of it is executed, its size, depth and digits are limited, and whatever breaks that raises `CallFailed`.
 #
 # A frame is its length in four bytes, and JSON:
 #
@@ -56,7 +56,7 @@ _DEFAULT_S = 60.0
 _HOST = "127.0.0.1"
 
 
-class RemoteFailure(BaseException):
+class CallFailed(BaseException):
     """The agent's side crashed, did not answer, or sent what is no answer; or a value cannot cross.
 
     No `Exception`: a test that expects one must not take a crash for it.
@@ -200,10 +200,10 @@ class Remote:
         """Send a question and return the answer.
 
         Raises:
-            RemoteFailure: there is none.
+            CallFailed: there is none.
         """
         if self._failure is not None:
-            raise RemoteFailure(self._failure)
+            raise CallFailed(self._failure)
         try:
             return self._ask(json.dumps(message).encode())
         except TimeoutError:
@@ -212,11 +212,11 @@ class Remote:
             self._failure = f"the agent's code ended, or its connection broke: {exc}"
         except (ValueError, TypeError) as exc:
             self._failure = f"the agent's side sent what is no answer: {exc}"
-        raise RemoteFailure(self._failure)
+        raise CallFailed(self._failure)
 
     def _ask(self, frame: bytes) -> dict[str, Any]:
         if len(frame) > MAX_FRAME:
-            raise RemoteFailure(f"arguments of {len(frame)} bytes are too large to cross")
+            raise CallFailed(f"arguments of {len(frame)} bytes are too large to cross")
         connection = getattr(self._local, "connection", None)
         if connection is None:
             connection = socket.create_connection((_HOST, self._port), timeout=self._left())
@@ -252,7 +252,7 @@ class Remote:
         """Ask for a value; raise the exception that the agent's code raised.
 
         Raises:
-            RemoteFailure: there is no answer.
+            CallFailed: there is no answer.
             StopIteration: an iterator is at its end.
         """
         answer = self.ask(message)
@@ -266,7 +266,7 @@ class Remote:
             if getattr(exc, "openenv_remote", False):
                 raise
             self._failure = f"the agent's side sent what is no answer: {exc}"
-            raise RemoteFailure(self._failure) from None
+            raise CallFailed(self._failure) from None
 
     def _resolve(self, rest: list[Any]) -> object:
         number, kind, name = rest
@@ -286,7 +286,7 @@ class Remote:
                     exception = Exception(*values)
                 exception.openenv_remote = True  # type: ignore[attr-defined]
                 return exception
-        return RemoteFailure(f"the agent's code ended with {str(names[:1])[:100]}")
+        return CallFailed(f"the agent's code ended with {str(names[:1])[:100]}")
 
 
 _NOT_RAISED = frozenset({"StopIteration", "StopAsyncIteration", "ExceptionGroup"})
@@ -296,7 +296,7 @@ _NOT_RAISED = frozenset({"StopIteration", "StopAsyncIteration", "ExceptionGroup"
 def _refer(value: object) -> Any:
     if isinstance(value, RemoteObject):
         return ["o", object.__getattribute__(value, "_number")]
-    raise RemoteFailure(
+    raise CallFailed(
         f"{type(value).__name__} cannot cross to the agent's side; numbers, text, bytes, lists, tuples, sets, dicts can"
     )
 
@@ -305,7 +305,7 @@ def _encoded(values: Iterable[object]) -> list[Any]:
     try:
         return [encode(value, _refer) for value in values]
     except ValueError as exc:
-        raise RemoteFailure(str(exc)) from None
+        raise CallFailed(str(exc)) from None
 
 
 class RemoteObject:
@@ -346,7 +346,7 @@ class RemoteObject:
         return remote.evaluate(message)
 
     def _compare(self, other: object) -> bool:
-        raise RemoteFailure(f"{self!r} cannot be compared: the agent's code would decide. Compare data of it")
+        raise CallFailed(f"{self!r} cannot be compared: the agent's code would decide. Compare data of it")
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _compare
     __hash__ = object.__hash__
@@ -363,7 +363,7 @@ def _applied(name: str, kind: type = object) -> Callable[..., object]:
         remote = object.__getattribute__(self, "_remote")
         value = remote.evaluate({"op": "apply", "name": name, "args": _encoded((self, *args))})
         if not isinstance(value, kind):
-            raise RemoteFailure(f"{name} of {self!r} gave no {kind.__name__}")
+            raise CallFailed(f"{name} of {self!r} gave no {kind.__name__}")
         return value
 
     return method
@@ -415,7 +415,7 @@ class RemoteModule(types.ModuleType):
 
     def __setattr__(self, name: str, value: object) -> None:
         if not name.startswith("__") and not isinstance(value, RemoteModule):
-            raise RemoteFailure(f"{self.__name__}.{name} is on the agent's side and cannot be replaced")
+            raise CallFailed(f"{self.__name__}.{name} is on the agent's side and cannot be replaced")
         super().__setattr__(name, value)
 
 
@@ -438,11 +438,11 @@ class RemoteFinder:
         try:
             module = self._remote.evaluate({"op": "import", "name": spec.name})
         except Exception as exc:  # a test that skips itself on an ImportError must not: the agent could raise one
-            raise RemoteFailure(
+            raise CallFailed(
                 f"the agent's module {spec.name} cannot be imported: {type(exc).__name__}: {exc}"
             ) from None
         if not isinstance(module, RemoteObject):
-            raise RemoteFailure(f"the agent's side has no module {spec.name}")
+            raise CallFailed(f"the agent's side has no module {spec.name}")
         return RemoteModule(spec.name, module)
 
     def exec_module(self, module: types.ModuleType) -> None:

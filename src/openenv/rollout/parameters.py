@@ -93,7 +93,7 @@ THINKING_LIMITS = (
 )
 MINIMUM_LIMITS = ("min_tokens", "min_new_tokens")
 CHOICES = _names("n n_cmpl best_of use_beam_search num_beams")
-"""What samples several answers. A call is one turn, so nobody can set these."""
+"""What samples several answers. A call is one turn, so neither trainer nor agent can set these."""
 
 _STEERING = {
     "constrained decoding": _names(

@@ -1,13 +1,13 @@
 """A reader of shell lines: what a line would run, as a tree, without running it.
 
 Knows the grammar of sh(1) that checks are written in. What it does not know (arrays, `[[`, process substitution, ...)
-is a `ShellSyntaxError`: whoever asks must not guess. Must not know what a program does.
+is a `ShellSyntaxError`: callers must not guess. Must not know what a program does.
 """
 
 # The tree of `[ "$(sh square.sh 7)" = 49 ] && grep -q x < out.txt`:
 #
-#   Sequence(&&)
-#     Command  words: [, "$(...)", =, 49, ]      the second word holds a Sequence of its own: Command  sh square.sh 7
+#   CommandList(&&)
+#     Command  words: [, "$(...)", =, 49, ]      the second word holds a CommandList of its own: Command  sh square.sh 7
 #     Command  words: grep, -q, x                redirections: < out.txt
 #
 # Every node has the text that it was read from. Precedence, as in POSIX.1-2017, XCU 2.10:
@@ -50,7 +50,7 @@ class Expansion:
     """`variable`, `command`, `arithmetic` or `glob`."""
     name: str = ""
     """Of a variable; the text of an arithmetic expression."""
-    command: Sequence | None = None
+    command: CommandList | None = None
     quoted: bool = False
 
 
@@ -112,7 +112,7 @@ class Compound:
 
     text: str
     kind: str
-    parts: tuple[Sequence, ...]
+    parts: tuple[CommandList, ...]
     words: tuple[Word, ...] = ()
     """What `for` and `case` go over; patterns included."""
     redirections: tuple[Redirection, ...] = ()
@@ -121,7 +121,7 @@ class Compound:
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence:
+class CommandList:
     """Pipelines and the operator before each; that of the first is empty."""
 
     text: str
@@ -131,7 +131,7 @@ class Sequence:
 Node = Command | Compound
 
 
-def parse(line: str) -> Sequence:
+def parse(line: str) -> CommandList:
     """Read a shell line, or the text of a script.
 
     Raises:
@@ -143,9 +143,9 @@ def parse(line: str) -> Sequence:
     return sequence
 
 
-def commands(node: Sequence | Pipeline | Node) -> Iterator[Command]:
+def commands(node: CommandList | Pipeline | Node) -> Iterator[Command]:
     """Yield every simple command of a tree, also those in substitutions, in the order of the text."""
-    if isinstance(node, Sequence):
+    if isinstance(node, CommandList):
         for _, pipeline in node.items:
             yield from commands(pipeline)
     elif isinstance(node, Pipeline):
@@ -181,7 +181,7 @@ class _Parser:
 
     # ---- lists, pipelines, commands ----
 
-    def sequence(self, ends: frozenset[str], *, until: str = "") -> Sequence:
+    def sequence(self, ends: frozenset[str], *, until: str = "") -> CommandList:
         """Read pipelines up to a reserved word among `ends`, the character `until`, or the end."""
         self.depth += 1
         if self.depth > _MAX_DEPTH:
@@ -198,7 +198,7 @@ class _Parser:
         if operator in ("&&", "||"):
             raise ShellSyntaxError(f"nothing follows {operator}")
         self.depth -= 1
-        return Sequence(self.line[start : self.at].strip(), tuple(items))
+        return CommandList(self.line[start : self.at].strip(), tuple(items))
 
     def _is_end(self, ends: frozenset[str], until: str) -> bool:
         if self.at >= len(self.line) or (until and self.line.startswith(until, self.at)):
@@ -270,7 +270,7 @@ class _Parser:
         return self._function(start) or self._simple(start)
 
     def _compound(
-        self, start: int, kind: str, *parts: Sequence, words: tuple[Word, ...] = (), name: str = ""
+        self, start: int, kind: str, *parts: CommandList, words: tuple[Word, ...] = (), name: str = ""
     ) -> Compound:
         redirections = []
         while (redirection := self._redirection()) is not None:
@@ -291,7 +291,7 @@ class _Parser:
             elif word == "fi":
                 return self._compound(start, "if", *parts)
 
-    def _loop_body(self) -> Sequence:
+    def _loop_body(self) -> CommandList:
         self._take_reserved("do")
         body = self.sequence(frozenset(["done"]))
         self._take_reserved("done")
@@ -320,7 +320,7 @@ class _Parser:
             raise ShellSyntaxError("case has no word")
         self.skip_lines()
         self._take_reserved("in")
-        words, parts = [subject], list[Sequence]()
+        words, parts = [subject], list[CommandList]()
         while True:
             self.skip_lines()
             if self._reserved() == "esac":
@@ -348,7 +348,7 @@ class _Parser:
         if not isinstance(body, Compound):
             raise ShellSyntaxError("the body of a function is no { } or ( )")
         text = self.line[body_start : self.at]
-        whole = Sequence(text, (("", Pipeline(text, (body,))),))
+        whole = CommandList(text, (("", Pipeline(text, (body,))),))
         return Compound(self.line[start : self.at], "function", (whole,), name=match[1])
 
     def _simple(self, start: int) -> Command:

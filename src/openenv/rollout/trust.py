@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, Literal
 from openenv.rollout.checks import Check
 from openenv.rollout.shell_syntax import (
     Command,
+    CommandList,
     Compound,
     Expansion,
     Node,
     Pipeline,
     Redirection,
-    Sequence,
     ShellSyntaxError,
     Word,
     parse,
@@ -147,7 +147,7 @@ def line_problem(line: str, task: Task) -> str | None:
     # What a setup leaves cannot be read before it runs, and a conftest.py of it may load what the agent wrote.
     try:
         LineReader(task.verify_files, allows_pytest=not (task.setup or task.files)).read(line)
-    except Refusal as refusal:
+    except LineRefused as refusal:
         return str(refusal)
     return None
 
@@ -156,12 +156,12 @@ def only_reads(line: str, task: Task) -> bool:
     """Return whether a plain line leaves all as it was: a sandbox in which it ran is as good as a fresh one."""
     try:
         _ReadingLine(task.verify_files, allows_pytest=False).read(line)
-    except Refusal:
+    except LineRefused:
         return False
     return True
 
 
-class Refusal(Exception):
+class LineRefused(Exception):
     """Why a line does not count as one that only reads data."""
 
 
@@ -205,14 +205,14 @@ class LineReader:
         """Read a line or the text of a script.
 
         Raises:
-            Refusal: it may run something of the agent's.
+            LineRefused: it may run something of the agent's.
         """
         try:
             self.sequence(parse(text))
         except ShellSyntaxError as exc:
-            raise Refusal(f"it cannot be read for certain: {exc}") from exc
+            raise LineRefused(f"it cannot be read for certain: {exc}") from exc
 
-    def sequence(self, sequence: Sequence) -> None:
+    def sequence(self, sequence: CommandList) -> None:
         """Read the commands of a sequence, in order."""
         for operator, pipeline in sequence.items:
             before = self._cwd
@@ -247,7 +247,9 @@ class LineReader:
     def _expansions(self, word: Word) -> None:
         for expansion in word.expansions:
             if expansion.kind == "arithmetic" and not _ARITHMETIC.fullmatch(expansion.name):
-                raise Refusal(f"'{word.text}' computes with what the agent may have written, which some shells execute")
+                raise LineRefused(
+                    f"'{word.text}' computes with what the agent may have written, which some shells execute"
+                )
             if expansion.command is not None:
                 before = self._cwd
                 self.sequence(expansion.command)
@@ -259,9 +261,9 @@ class LineReader:
             return
         target = self._path(redirection.word)
         if target is None:
-            raise Refusal(f"it writes to a file whose name it does not know before: {redirection.word.text}")
+            raise LineRefused(f"it writes to a file whose name it does not know before: {redirection.word.text}")
         if target in self._files:
-            raise Refusal(f"it writes over {redirection.word.text}, one of the verify files")
+            raise LineRefused(f"it writes over {redirection.word.text}, one of the verify files")
 
     def _command(self, command: Command) -> None:
         for name, word in command.assignments:
@@ -272,7 +274,7 @@ class LineReader:
         program = _program(command.words[0])
         arguments = command.words[1:]
         if program is None:
-            raise Refusal(f"it runs {command.words[0].text}, which is not one of the system's programs")
+            raise LineRefused(f"it runs {command.words[0].text}, which is not one of the system's programs")
         if program in self._functions:
             if self._is_new(f"function {program}"):
                 for body in self._functions[program]:
@@ -287,7 +289,7 @@ class LineReader:
         elif program in self._programs:
             self._programs[program](command, arguments)
         else:
-            raise Refusal(f"it runs {program}, which can load or run what the agent left")
+            raise LineRefused(f"it runs {program}, which can load or run what the agent left")
 
     def _path(self, word: Word) -> str | None:
         """Return the absolute path that a word names, or None where it is known only when the line runs."""
@@ -307,7 +309,7 @@ class LineReader:
         """Return path and text of a verify file that is run."""
         path = self._path(word)
         if path is None or path not in self._files:
-            raise Refusal(f"{what} {word.text}, which is not one of the verify files")
+            raise LineRefused(f"{what} {word.text}, which is not one of the verify files")
         return path, self._files[path]
 
     # Programs. Each returns if the arguments leave it a reader of data, and raises if not.
@@ -315,27 +317,27 @@ class LineReader:
     def _test(self, command: Command, arguments: tuple[Word, ...]) -> None:
         for word in arguments:
             if word.literal in ("-v", "-R"):
-                raise Refusal(f"'{command.text}' evaluates the name of a variable")
+                raise LineRefused(f"'{command.text}' evaluates the name of a variable")
             # Split into words, the agent's text could be such an operator. What counts prints numbers.
             for part in word.expansions:
                 if part.kind in ("variable", "command") and not part.quoted and not _prints_a_number(part):
-                    raise Refusal(f"'{word.text}' has no quotes, so the agent's text is split into operators")
+                    raise LineRefused(f"'{word.text}' has no quotes, so the agent's text is split into operators")
 
     def _printf(self, command: Command, arguments: tuple[Word, ...]) -> None:
         if arguments and (not arguments[0].start or arguments[0].start.startswith("-")):
-            raise Refusal(f"the format of '{command.text}' is not known before")
+            raise LineRefused(f"the format of '{command.text}' is not known before")
 
     def _read_variable(self, command: Command, arguments: tuple[Word, ...]) -> None:
         for word in arguments:
             if word.literal is None:
-                raise Refusal(f"'{command.text}' reads into a variable whose name is not known before")
+                raise LineRefused(f"'{command.text}' reads into a variable whose name is not known before")
             if word.literal != "-r":
                 _check_variable(word.literal)
 
     def _set(self, command: Command, arguments: tuple[Word, ...]) -> None:
         options = [word.literal or "" for word in arguments if word.literal != "-o"]
         if not all(_SET_OPTIONS.fullmatch(option) for option in options):
-            raise Refusal(f"'{command.text}' is not read")
+            raise LineRefused(f"'{command.text}' is not read")
 
     def _change_folder(self, command: Command, arguments: tuple[Word, ...]) -> None:
         named = len(arguments) == 1 and not arguments[0].start.startswith("-")
@@ -344,24 +346,24 @@ class LineReader:
 
     def _find_command(self, command: Command, arguments: tuple[Word, ...]) -> None:
         if not arguments or arguments[0].literal != "-v":
-            raise Refusal(f"'{command.text}' runs a program")
+            raise LineRefused(f"'{command.text}' runs a program")
 
     def _plain_options(self, command: Command, arguments: tuple[Word, ...]) -> list[str]:
         """Return the arguments that are options, for programs of which some options are dangerous."""
         for word in arguments:
             if not word.start and word.literal is None:
-                raise Refusal(f"in '{command.text}' the agent may write options: {word.text}")
+                raise LineRefused(f"in '{command.text}' the agent may write options: {word.text}")
         return [word.literal or word.start for word in arguments if word.start.startswith("-") and word.start != "-"]
 
     def _sort(self, command: Command, arguments: tuple[Word, ...]) -> None:
         for option in self._plain_options(command, arguments):
             if not _SORT_OPTIONS.fullmatch(option):
-                raise Refusal(f"sort {option} can run a program or write a file")
+                raise LineRefused(f"sort {option} can run a program or write a file")
 
     def _find(self, command: Command, arguments: tuple[Word, ...]) -> None:
         for option in self._plain_options(command, arguments):
             if option.startswith(_FIND_ACTIONS):
-                raise Refusal(f"find {option} does more than read")
+                raise LineRefused(f"find {option} does more than read")
 
     def _sed(self, command: Command, arguments: tuple[Word, ...]) -> None:
         self._plain_options(command, arguments)
@@ -374,7 +376,7 @@ class LineReader:
             elif option is None:
                 others.append(word)
             elif option not in ("-n", "-E", "-r", "-s", "-u", "-z", "--sandbox"):
-                raise Refusal(f"sed {option} is not read")
+                raise LineRefused(f"sed {option} is not read")
         scripts = scripts or others[:1]
         if any(word.literal == "--sandbox" for word in arguments):
             return
@@ -383,7 +385,9 @@ class LineReader:
             if text is None or not all(
                 _SED_SCRIPT.fullmatch(part) for part in re.split(r"[;\n]", text) if part.strip()
             ):
-                raise Refusal(f"the script of '{command.text}' may run a program or write a file; sed --sandbox cannot")
+                raise LineRefused(
+                    f"the script of '{command.text}' may run a program or write a file; sed --sandbox cannot"
+                )
 
     def _awk(self, command: Command, arguments: tuple[Word, ...]) -> None:
         words = list(arguments)
@@ -392,16 +396,16 @@ class LineReader:
             if option.literal in ("-v", "-F") and words:
                 words.pop(0)
             elif not re.match(r"-[Fv].", option.start):
-                raise Refusal(f"awk {option.text} is not read")
+                raise LineRefused(f"awk {option.text} is not read")
         if not words or words[0].literal is None or _AWK_RUNS.search(words[0].literal):
-            raise Refusal(f"the program of '{command.text}' may run others")
+            raise LineRefused(f"the program of '{command.text}' may run others")
 
     def _jq(self, command: Command, arguments: tuple[Word, ...]) -> None:
         words = list(arguments)
         while words:
             word = words.pop(0)
             if re.match(r"-\w*L|--library-path", word.start) or re.search(r"\b(import|include)\b", word.text):
-                raise Refusal(f"'{command.text}' loads other files")
+                raise LineRefused(f"'{command.text}' loads other files")
             if re.fullmatch(r"-\w*f|--from-file", word.literal or "") and words:
                 self._file(words.pop(0), what="jq runs the program")
 
@@ -411,12 +415,12 @@ class LineReader:
             if words.pop(0).literal in ("-k", "-s") and words:
                 words.pop(0)
         if len(words) < 2 or words[0].literal is None:
-            raise Refusal(f"'{command.text}' is not read")
+            raise LineRefused(f"'{command.text}' is not read")
         self._command(Command(command.text, (), tuple(words[1:]), command.redirections))
 
     def _source(self, command: Command, arguments: tuple[Word, ...]) -> None:
         if len(arguments) != 1 or "/" not in arguments[0].text:
-            raise Refusal(f"'{command.text}' looks for a script in the PATH")
+            raise LineRefused(f"'{command.text}' looks for a script in the PATH")
         path, text = self._file(arguments[0], what="it runs")
         if self._is_new(path):
             self.read(text)
@@ -429,7 +433,7 @@ class LineReader:
         if words and words[0].literal in ("-c", "-ec"):
             text = words[1].literal if len(words) > 1 else None
             if text is None:
-                raise Refusal(f"the script of '{command.text}' is not known before")
+                raise LineRefused(f"the script of '{command.text}' is not known before")
             self.read(text)
         elif words and not words[0].start.startswith("-"):
             path, text = self._file(words[0], what="it runs")
@@ -455,11 +459,11 @@ class LineReader:
             words.pop(0)
         option = words[0].literal if words else "-"
         if option in ("-c", "-", "-m") and self._cwd is None and not ignores_folder:
-            raise Refusal("Python looks for modules in a folder that is the agent's; python3 -I does not")
+            raise LineRefused("Python looks for modules in a folder that is the agent's; python3 -I does not")
         if option == "-c":
             code = words[1].literal if len(words) > 1 else None
             if code is None:
-                raise Refusal(f"the program of '{command.text}' is not known before")
+                raise LineRefused(f"the program of '{command.text}' is not known before")
             self._code(code, self._cwd)
         elif option == "-":
             self._code(_standard_input(command), self._cwd)
@@ -468,9 +472,9 @@ class LineReader:
             if module == "pytest":
                 self._pytest(command, tuple(words[2:]))
             elif module != "json.tool":
-                raise Refusal(f"it runs the module {module}, which can load what the agent left")
+                raise LineRefused(f"it runs the module {module}, which can load what the agent left")
         elif option is not None and option.startswith("-"):
-            raise Refusal(f"python3 {option} is not read")
+            raise LineRefused(f"python3 {option} is not read")
         else:
             path, text = self._file(words[0], what="it runs")
             self._python_file(path, text, posixpath.dirname(path))
@@ -478,17 +482,19 @@ class LineReader:
     def _pytest(self, command: Command, arguments: tuple[Word, ...]) -> None:
         """Read tests that are named one by one; what else pytest loads is the verifier's or the setup's."""
         if not self._allows_pytest:
-            raise Refusal("pytest loads the configuration that the setup left, and what that imports")
+            raise LineRefused("pytest loads the configuration that the setup left, and what that imports")
         tests = [word for word in arguments if not word.start.startswith("-")]
         for word in set(arguments) - set(tests):
             if not _PYTEST_OPTIONS.fullmatch(word.literal or ""):
-                raise Refusal(f"pytest {word.text} can load what the agent left")
+                raise LineRefused(f"pytest {word.text} can load what the agent left")
         if not tests:
-            raise Refusal("pytest looks for tests itself, and loads what they import into its own process")
+            raise LineRefused("pytest looks for tests itself, and loads what they import into its own process")
         for word in tests:
             name = (word.literal or "").partition("::")[0]
             if self._path(Word(word.text, (name,))) not in self._files:
-                raise Refusal(f"pytest looks for tests in {word.text}, and loads what they import into its own process")
+                raise LineRefused(
+                    f"pytest looks for tests in {word.text}, and loads what they import into its own process"
+                )
             path, text = self._file(Word(word.text, (name,)), what="pytest runs")
             # A package of the agent's beside the test would change where other verify files are imported from.
             self._python_file(path, text, None)
@@ -502,7 +508,7 @@ class LineReader:
         try:
             tree = ast.parse(source)
         except (SyntaxError, ValueError, RecursionError) as exc:
-            raise Refusal(f"its Python cannot be read: {exc}") from exc
+            raise LineRefused(f"its Python cannot be read: {exc}") from exc
         modules: dict[str, str] = {}
         bases: set[int] = set()
         for node in ast.walk(tree):
@@ -522,7 +528,7 @@ class LineReader:
     def _import_from(self, module: str, names: list[str], folder: str | None) -> None:
         for name in names:
             if name not in _SAFE_ATTRIBUTES.get(module, (name,)):
-                raise Refusal(f"it uses {module}.{name}")
+                raise LineRefused(f"it uses {module}.{name}")
         package = None if folder is None else posixpath.join(folder, module.replace(".", "/"), "__init__.py")
         if module in _DATA_MODULES or package not in self._files:
             for name in names:
@@ -545,11 +551,11 @@ class LineReader:
                     self._python_file(each, self._files[each], folder)
                 return
         if module.partition(".")[0] not in sys.stdlib_module_names and module not in _OTHER_MODULES:
-            raise Refusal(
+            raise LineRefused(
                 f"it imports {module.lstrip('.') or 'a part of its package'}, which the agent may have written"
             )
         if module not in _DATA_MODULES and module not in _OTHER_MODULES:
-            raise Refusal(f"it imports {module}, which can run other code")
+            raise LineRefused(f"it imports {module}, which can run other code")
 
 
 class _ReadingLine(LineReader):
@@ -558,18 +564,18 @@ class _ReadingLine(LineReader):
     def _redirection(self, redirection: Redirection) -> None:
         super()._redirection(redirection)
         if ">" in redirection.operator and not re.fullmatch(r"\d+|-|/dev/null", redirection.word.literal or ""):
-            raise Refusal(f"it writes to {redirection.word.text}")
+            raise LineRefused(f"it writes to {redirection.word.text}")
 
     def _command(self, command: Command) -> None:
         if command.words and _program(command.words[0]) in _WRITERS:
-            raise Refusal(f"'{command.text}' may write a file")
+            raise LineRefused(f"'{command.text}' may write a file")
         super()._command(command)
 
     def _python(self, command: Command, arguments: tuple[Word, ...]) -> None:
-        raise Refusal("Python may write files")
+        raise LineRefused("Python may write files")
 
     def _pytest(self, command: Command, arguments: tuple[Word, ...]) -> None:
-        raise Refusal("pytest writes files")
+        raise LineRefused("pytest writes files")
 
 
 def _program(word: Word) -> str | None:
@@ -594,9 +600,9 @@ def _absolute(folder: str, path: str) -> str:
 
 def _check_variable(name: str) -> None:
     if not name.isidentifier():
-        raise Refusal(f"'{name}' is no variable")
+        raise LineRefused(f"'{name}' is no variable")
     if _STEERING.match(name):
-        raise Refusal(f"it sets {name}, which decides what other programs load")
+        raise LineRefused(f"it sets {name}, which decides what other programs load")
 
 
 def _prints_a_number(expansion: Expansion) -> bool:
@@ -620,7 +626,7 @@ def _standard_input(command: Command) -> str:
     for redirection in command.redirections:
         if redirection.operator == "<<" and redirection.word.literal is not None:
             return redirection.word.literal
-    raise Refusal(f"'{command.text}' runs what it reads from its standard input")
+    raise LineRefused(f"'{command.text}' runs what it reads from its standard input")
 
 
 def _defined(source: str) -> set[str]:
@@ -644,16 +650,16 @@ def _check_python(node: ast.AST, modules: Mapping[str, str], *, is_base: bool) -
     """Refuse what could run something: builtins, attributes, and modules of which only parts are safe."""
     if isinstance(node, ast.Name):
         if node.id in _RUNS_CODE:
-            raise Refusal(f"it uses {node.id}")
+            raise LineRefused(f"it uses {node.id}")
         if node.id in modules and not is_base:
-            raise Refusal(f"it passes the module {modules[node.id]} on")
+            raise LineRefused(f"it passes the module {modules[node.id]} on")
     elif isinstance(node, ast.Attribute):
         base = node.value
         if isinstance(base, ast.Name) and base.id in modules:
             if node.attr not in _SAFE_ATTRIBUTES[modules[base.id]]:
-                raise Refusal(f"it uses {modules[base.id]}.{node.attr}")
+                raise LineRefused(f"it uses {modules[base.id]}.{node.attr}")
         elif node.attr in _ATTRIBUTES or (node.attr.startswith("__") and node.attr not in _DUNDERS):
-            raise Refusal(f"it uses .{node.attr}")
+            raise LineRefused(f"it uses .{node.attr}")
 
 
 # ---- judges ----
@@ -681,7 +687,7 @@ def judge_problem(check: Check, task: Task) -> str | None:
         reader.read(check.judge, {"OUTPUT"})
     except ShellSyntaxError as exc:
         return f"its judge cannot be read for certain: {exc}"
-    except Refusal as refusal:
+    except LineRefused as refusal:
         return f"its judge {refusal}"
     if check.port is None and reader.outputs == {"exit_code"} and runs_tests(check.run, files):
         return "its judge reads only the exit code of tests that ran beside the agent's code, which can set it"
@@ -711,12 +717,12 @@ class _JudgeReader:
         """Read a line or a script in which these variables are the agent's.
 
         Raises:
-            Refusal: it runs something of the agent's.
+            LineRefused: it runs something of the agent's.
             ShellSyntaxError: it cannot be read.
         """
         self._sequence(parse(text), tainted)
 
-    def _sequence(self, sequence: Sequence, tainted: set[str], *, piped: bool = False) -> bool:
+    def _sequence(self, sequence: CommandList, tainted: set[str], *, piped: bool = False) -> bool:
         """Read a sequence; return whether it names anything of the agent's. `piped`: its input is the agent's."""
         return any([self._pipeline(pipeline, tainted, piped=piped) for _, pipeline in sequence.items])
 
@@ -733,7 +739,7 @@ class _JudgeReader:
             for name, word in node.assignments:
                 if self._is_theirs(word, tainted):
                     if _STEERING.match(name):
-                        raise Refusal(f"sets {name} to a place below $OUTPUT")
+                        raise LineRefused(f"sets {name} to a place below $OUTPUT")
                     tainted.add(name)
             self._command(node, tainted, piped=piped or any(marks[len(node.words) :]))
             return any(marks) or _asks_server(node)
@@ -762,15 +768,15 @@ class _JudgeReader:
             return
         theirs = [self._is_theirs(word, tainted) for word in command.words]
         if theirs[0]:
-            raise Refusal(f"runs {command.words[0].text}")
+            raise LineRefused(f"runs {command.words[0].text}")
         program = posixpath.basename(command.words[0].literal or "")
         arguments = [(word, mark) for word, mark in zip(command.words, theirs, strict=True)][1:]
         if program in _COPIERS | COMPILERS and any(theirs):
-            raise Refusal(f"copies or compiles what the agent left ('{command.text}'); it can be read where it is")
+            raise LineRefused(f"copies or compiles what the agent left ('{command.text}'); it can be read where it is")
         if program in _STARTERS | {"."} and any(theirs):
-            raise Refusal(f"runs what the agent left: '{command.text}'")
+            raise LineRefused(f"runs what the agent left: '{command.text}'")
         if program == "cd" and any(theirs):
-            raise Refusal("works in $OUTPUT, where programs look for their files")
+            raise LineRefused("works in $OUTPUT, where programs look for their files")
         if program in ("read", "for"):
             tainted |= {word.literal for word, _ in arguments if word.literal} if piped else set()
         elif program == "timeout" and len(arguments) > 1:
@@ -784,15 +790,15 @@ class _JudgeReader:
             given.pop(0)
         if program == "pytest" or (given and given[0][0].literal == "-m"):
             if any(mark for _, mark in given):
-                raise Refusal(f"loads what the agent left: '{command.text}'")
+                raise LineRefused(f"loads what the agent left: '{command.text}'")
             return
         inline = bool(given) and given[0][0].literal in ("-c", "-e")
         script, mark = given[1] if inline and len(given) > 1 else given[0] if given else (None, False)
         if mark:
-            raise Refusal(f"runs what the agent left: '{command.text}'")
+            raise LineRefused(f"runs what the agent left: '{command.text}'")
         if script is None or script.literal == "-":
             if piped:
-                raise Refusal(f"runs what the agent printed: '{command.text}'")
+                raise LineRefused(f"runs what the agent printed: '{command.text}'")
             return
         rest = any(mark for _, mark in given[1 + inline :])
         text = script.literal if inline else self._files.get(_absolute(WORKDIR, script.literal or ""))
@@ -804,7 +810,7 @@ class _JudgeReader:
         elif _PYTHON.fullmatch(program):
             problem = _loads_code(text)
             if problem is not None:
-                raise Refusal(f"{problem}, which can run what the agent left")
+                raise LineRefused(f"{problem}, which can run what the agent left")
 
 
 def _asks_server(command: Command) -> bool:

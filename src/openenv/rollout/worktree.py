@@ -190,7 +190,7 @@ class WorktreeGuard:
         """Return whether a text of the task wants this file from the agent."""
         if self._texts.asks_for(name):
             return True
-        # A check that runs a test which nobody else brings wants it from the agent.
+        # A check that runs a test which neither setup nor verify files bring wants it from the agent.
         is_new_test = _TEST.fullmatch(posixpath.basename(name)) and name not in self._ours | self.setup.files
         return bool(is_new_test) and self._named.asks_for(name)
 

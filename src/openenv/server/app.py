@@ -130,7 +130,6 @@ class HTTPEnvServer:
         self.monitoring = MetricsRoutes(self.service)
         self._gate = AccessGate(OriginPolicy(settings.allowed_origins()), options.access)
         self._mcp: McpEndpoint | None = None
-        self._has_lifespan = False
 
     @property
     def manager(self) -> SessionManager:
@@ -217,9 +216,7 @@ class HTTPEnvServer:
 
         @asynccontextmanager
         async def lifespan(application: Any) -> AsyncIterator[Any]:
-            self._has_lifespan = True
-            if self._warn_without_lifespan in self.manager.listeners:
-                self.manager.listeners.remove(self._warn_without_lifespan)
+            self._stop_warning()
             self.manager.resume()
             loop, options = asyncio.get_running_loop(), self.service.options
             loop_local(loop, UnreadReplies).limit = options.max_unread_bytes
@@ -238,12 +235,16 @@ class HTTPEnvServer:
 
     def _warn_without_lifespan(self, event: SessionEvent) -> None:
         """Warn at the first session if nothing will close the environments: a mount does not run our lifespan."""
-        if event.name == "opened" and not self._has_lifespan:
-            self._has_lifespan = True  # once is enough
+        if event.name == "opened":
+            self._stop_warning()  # once is enough
             logger.warning(
                 "The lifespan of this application does not run, so a shutdown may not close its environments; an "
                 "application that mounts it has to run it (docs/howto/serve.md)"
             )
+
+    def _stop_warning(self) -> None:
+        # Another list: the one that is there may be being read.
+        self.manager.listeners = [each for each in self.manager.listeners if each != self._warn_without_lifespan]
 
     def guard(self, routes: Iterable[BaseRoute]) -> None:
         """Put the gate in front of further routes: those of the web page."""

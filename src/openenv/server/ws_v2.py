@@ -529,15 +529,16 @@ class V2Connection:
 
     def _is_loaded(self) -> bool:
         """Whether as much is under way as one client may request before it reads replies."""
-        count = len(self._pending) + self._grouped
-        most = min(_MOST_UNDER_WAY, _AHEAD + 2 * len(self.sessions))
-        return count >= most or self._ahead_bytes >= _AHEAD_BYTES
+        return len(self._pending) + self._grouped >= self._most_ahead or self._ahead_bytes >= _AHEAD_BYTES
 
     def _resume_if_few(self) -> None:
-        count = len(self._pending) + self._grouped
-        most = min(_MOST_UNDER_WAY, _AHEAD + 2 * len(self.sessions))
-        if count < most // 2 and self._ahead_bytes <= _AHEAD_BYTES // 2:
+        is_few = len(self._pending) + self._grouped < self._most_ahead // 2
+        if is_few and self._ahead_bytes <= _AHEAD_BYTES // 2:
             self._backpressure.resume()
+
+    @property
+    def _most_ahead(self) -> int:
+        return min(_MOST_UNDER_WAY, _AHEAD + 2 * len(self.sessions))
 
     # -- replies --------------------------------------------------------------------------------------------------
 

@@ -586,7 +586,7 @@ class Session:
     def _next_call(self) -> SessionCall | None:
         """Choose what runs next; the caller holds the lock."""
         following: SessionCall | None = None
-        if self.is_ending:
+        if self.state is not _BUSY and self.is_ending:  # the first is enough at the end of every step
             following = self._closing_call() if self.env is not None else None
         elif self._waiting:
             self.state = _BUSY

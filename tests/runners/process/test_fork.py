@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from forked_environments import Bookkeeper, Careless, Go, Librarian, Locked, Native, Seen, Walker
+from forked_environments import Bookkeeper, Careless, Go, Librarian, Locked, Native, Seen, Walker, go
 from openenv import GenericEnvClient
 from openenv.errors import NotForkable, SessionLost
 from openenv.server.app import create_app
@@ -36,10 +36,6 @@ def client() -> Iterator[Callable[..., Any]]:
     """Make blocking clients, which are closed when the test ends."""
     with contextlib.ExitStack() as stack:
         yield lambda server, **options: stack.enter_context(GenericEnvClient(server.url, **options).sync())
-
-
-def go(env: Any, *steps: int) -> list[tuple[int, float]]:
-    return [(seen["at"], seen["luck"]) for seen in (env.step({"by": step}).observation for step in steps)]
 
 
 def children_of(pid: int) -> dict[int, str]:

@@ -602,7 +602,7 @@ class CopiedSession:
 class ProcessFork:
     """Copies the process, in the thread of its only session; a `LaneCall`.
 
-    Random generators of the copies are in the same state, on purpose: `random` would seed its own one anew in a copy.
+    Random generators of the copies are in the same state, on purpose: `random` would seed its own one again in a copy.
     """
 
     kind = "fork"

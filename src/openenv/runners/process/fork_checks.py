@@ -23,7 +23,7 @@ from typing import Any, Final
 
 COPY_NAME: Final = "openenv-copy"
 """What the kernel calls the main thread of a copy, for `ps`, and for its original."""
-_OUR_THREADS: Final = ("openenv-", "asyncio_")  # idle between calls, and started anew where they are needed
+_OUR_THREADS: Final = ("openenv-", "asyncio_")  # idle between calls, and started again where they are needed
 _TOOLS: Final = "openenv.env.tools.execution"
 _HARMLESS_DEVICES: Final = frozenset({"/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/dev/tty"})
 _STDIO: Final = 3
