@@ -1225,8 +1225,20 @@ class Kubelet:
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **variables},
                 start_new_session=True,
             )
+        if self._image.engine is not None:
+            await self._await_container(self._image.engine)
         self._started = _now()
         self._status(state={"running": {"startedAt": self._started}}, ready=False, started=False)
+
+    async def _await_container(self, engine: ContainerCli) -> None:
+        """Wait until the engine runs the container or gave up: a pod that is `Running` can be entered."""
+        assert self._process is not None
+        state = ["inspect", "--format", "{{.State.Running}}", self.name]
+        while self._process.returncode is None:
+            found = await asyncio.to_thread(engine.run, *state)
+            if found.stdout.strip() == b"true":
+                return
+            await self._pause(0.02)
 
     def _run_container(self, engine: ContainerCli, variables: Mapping[str, str]) -> list[str]:
         """Return what runs the pod's container with the rights, limits, volumes and network that the pod says."""

@@ -162,10 +162,11 @@ class ShellSandbox(Sandbox):
         try:
             if stdin is None:
                 run.channel.end_input()
-            else:
-                threading.Thread(target=_pour, args=(run.channel, stdin()), name="stdin", daemon=True).start()
             if run.wait_started(time.monotonic() + START_S):
                 run.began = time.monotonic()
+                if stdin is not None:
+                    # Not before: a shell that failed to start would take input that only its next attempt can use.
+                    threading.Thread(target=_pour, args=(run.channel, stdin()), name="stdin", daemon=True).start()
                 return True
         except BaseException:
             self._abandon(run)
