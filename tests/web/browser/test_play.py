@@ -272,16 +272,21 @@ def test_an_environment_draws_itself_and_offers_its_own_buttons(
     page = visit(site(Drawn, Guess, Board).url).page()
     page.get_by_role("button", name="Start an episode").click()
     picture = page.frame_locator(".frame iframe:last-child").locator("text")
-    expect(picture).to_have_text("row 0")
+
+    def shows(row: str) -> None:
+        expect(picture).to_have_text(row)
+        expect(page.locator(".move").first).to_have_attribute("aria-disabled", "false")  # the next key counts
+
+    shows("row 0")
     page.get_by_role("button", name="go down").click()
-    expect(picture).to_have_text("row 1")
+    shows("row 1")
     page.keyboard.press("ArrowDown")
-    expect(picture).to_have_text("row 2")
+    shows("row 2")
     page.keyboard.press("1")
-    expect(picture).to_have_text("row 1")
+    shows("row 1")
     expect(page.locator(".frame iframe")).to_have_count(1)
     page.keyboard.press("2")
-    expect(picture).to_have_text("row 2")
+    shows("row 2")
     page.keyboard.press("2")
     expect(page.locator(".badges")).to_contain_text("done")
     expect(page.get_by_text("Episode over")).to_be_visible()
