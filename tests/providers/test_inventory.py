@@ -118,7 +118,7 @@ def test_servers_in_a_cluster_are_listed_and_leftovers_removed(tmp_path: Path) -
     pytest.importorskip("kubernetes_validate")
     from kubernetes_double import Image, KubernetesDouble
     from openenv.providers import KubernetesProvider
-    from openenv.providers.manifests import OWNER_ANNOTATION
+    from openenv.sandboxes.cluster import OWNER_ANNOTATION
 
     with KubernetesDouble({"sleep": Image([sys.executable, "-S", "-c", "import time; time.sleep(300)"])}) as double:
         path = str(double.kubeconfig(tmp_path / "config"))
@@ -143,6 +143,55 @@ def test_servers_in_a_cluster_are_listed_and_leftovers_removed(tmp_path: Path) -
             double.forbidden = {("list", "services")}
             noted = call("gc", "--only", "kubernetes", "--kubeconfig", path)
             assert 'cannot list resource "services"' in noted.stderr
+
+
+def test_sandboxes_in_a_cluster_are_listed_and_leftovers_removed(tmp_path: Path) -> None:
+    pytest.importorskip("lightkube")
+    pytest.importorskip("kubernetes_validate")
+    from kubernetes_double import AGENT_SANDBOX, Image, KubernetesDouble
+    from openenv.sandboxes.cluster import EXPIRES_ANNOTATION, OWNER_ANNOTATION, Cluster, ClusterAddress
+    from openenv.sandboxes.kubernetes import BACKEND_LABEL, KubernetesSandboxes
+
+    image = Image([sys.executable, "-S", "-c", "import time; time.sleep(300)"])
+    with KubernetesDouble({"sleep": image}, resources=AGENT_SANDBOX) as double:
+        path = str(double.kubeconfig(tmp_path / "config"))
+        cluster = Cluster(ClusterAddress(path))
+        mine, past = str(Owner.current()), "2020-01-01T00:00:00Z"
+        box = {"containers": [{"name": "box", "image": "sleep"}], "terminationGracePeriodSeconds": 0}
+
+        def make(name: str, notes: dict[str, str], **fields: Any) -> None:
+            metadata = {"name": name, "labels": {BACKEND_LABEL: "x"}, "annotations": notes}
+            base = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": box}
+            manifest = {**base, **fields}
+            if manifest["kind"] == "Pod":
+                cluster.create(manifest)
+            else:
+                route = f"apis/{manifest['apiVersion']}/namespaces/default/sandboxclaims"
+                assert cluster._raw.post(route, json=manifest).status_code == 201
+
+        make("openenv-sandbox-mine", {OWNER_ANNOTATION: mine})
+        make("openenv-sandbox-dead", {OWNER_ANNOTATION: DEAD})
+        make("openenv-sandbox-late", {OWNER_ANNOTATION: "elsewhere/1/1", EXPIRES_ANNOTATION: past})
+        make("agents-7", {OWNER_ANNOTATION: DEAD})  # a warm pool's: its claim stands for it
+        claim = {"apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxClaim"}
+        make("openenv-claim-dead", {OWNER_ANNOTATION: DEAD}, **claim, spec={"warmPoolRef": {"name": "agents"}})
+        items = listed("--only", "kubernetes", KUBECONFIG=path)
+        assert {name: (one["use"], one["what"], one["leftover"]) for name, one in items.items()} == {
+            "openenv-sandbox-mine": ("sandbox", "sleep", False),
+            "openenv-sandbox-dead": ("sandbox", "sleep", True),
+            "openenv-sandbox-late": ("sandbox", "sleep", True),
+            "openenv-claim-dead": ("sandbox", "pool agents", True),
+        }
+        done = call("gc", "--only", "kubernetes", "--kubeconfig", path)
+        assert done.stdout.count("removed kubernetes sandbox") == 3
+        assert double.objects("SandboxClaim") == []
+        make("openenv-sandbox-other", {OWNER_ANNOTATION: DEAD})
+        with contextlib.closing(KubernetesSandboxes("sleep", kubeconfig=path)) as sandboxes:
+            sandboxes.check()  # the first use sweeps
+        deadline = time.monotonic() + 10
+        while {one["metadata"]["name"] for one in double.objects("Pod")} != {"openenv-sandbox-mine", "agents-7"}:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
 
 def test_without_a_cluster_there_is_a_note_only_where_it_was_asked_for(tmp_path: Path) -> None:

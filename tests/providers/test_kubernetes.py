@@ -37,15 +37,13 @@ from openenv.errors import (
 from openenv.providers import IngressRoute, KubernetesProvider
 from openenv.providers.kubernetes import servers_in, sweep
 from openenv.providers.manifests import (
-    EXPIRES_ANNOTATION,
     IMAGE_ANNOTATION,
-    OWNER_ANNOTATION,
     ServerManifests,
     ServerPods,
     server_name,
 )
 from openenv.sandboxes import cluster as cluster_module
-from openenv.sandboxes.cluster import Cluster, ClusterAddress
+from openenv.sandboxes.cluster import EXPIRES_ANNOTATION, OWNER_ANNOTATION, Cluster, ClusterAddress
 
 # Answers /health, /ready and /name as a server does, and starts quickly.
 TINY = """
@@ -252,6 +250,32 @@ def test_without_a_cluster_it_says_what_is_missing(tmp_path: Path, monkeypatch: 
             KubernetesProvider(kubeconfig=path, context="other")
     with pytest.raises(ProviderError, match=r"does not answer .*kubectl cluster-info"):
         KubernetesProvider(kubeconfig=path).start_container("tiny:1")
+
+
+THREADS = """
+import sys, threading
+sys.setswitchinterval(1e-6)
+from openenv.sandboxes.cluster import Cluster, ClusterAddress
+from lightkube.core.decoders import decode_list, decode_object
+from lightkube.resources.core_v1 import Pod
+start = threading.Barrier(4)
+def use(number):
+    start.wait()
+    Cluster(ClusterAddress(sys.argv[1]))
+    decode_list(b'{"items": [{"metadata": {"name": "x"}}]}', Pod)
+    decode_object(b'{"spec": {"containers": [{"name": "x"}]}}', Pod)
+threads = [threading.Thread(target=use, args=(number,)) for number in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print("done")
+"""
+
+
+def test_threads_that_open_the_cluster_at_once_do_not_crash(kubeconfig: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS, str(kubeconfig)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
 def test_without_lightkube_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,11 +26,12 @@ from typing import Any, Literal
 
 from openenv.errors import ProviderError, ProviderUnavailable, SandboxError, SandboxUnavailable
 from openenv.providers import guardian
-from openenv.providers.kubernetes import ClusterServer, servers_in
+from openenv.providers.kubernetes import servers_in
 from openenv.providers.local_docker import PROVIDER_LABEL
 from openenv.providers.server_process import GRACE_S, OWNER_VARIABLE
-from openenv.sandboxes.cluster import Cluster, ClusterAddress
+from openenv.sandboxes.cluster import Cluster, ClusterAddress, OwnedObject
 from openenv.sandboxes.container_cli import OWNER_LABEL, ContainerCli, failure_of, installed_engines
+from openenv.sandboxes.kubernetes import delete_sandbox, sandboxes_in
 from openenv.sandboxes.local import cgroups
 from openenv.sandboxes.owners import Owner
 
@@ -85,7 +86,7 @@ def take_inventory(
         ("docker", "podman", "swarm"): partial(_containers, places, found.notes),
         ("process",): _processes,
         ("local",): _local_sandboxes,
-        ("kubernetes",): partial(_cluster_servers, address or ClusterAddress(), everywhere),
+        ("kubernetes",): partial(_cluster_objects, address or ClusterAddress(), everywhere),
     }
     for kinds, source in sources.items():
         if not set(kinds) & set(places):
@@ -299,32 +300,39 @@ def _local_sandboxes() -> Iterator[InventoryItem]:
 # -- clusters ----------------------------------------------------------------------------------------------------------
 
 
-def _cluster_servers(address: ClusterAddress, everywhere: bool) -> Iterator[InventoryItem]:
+def _cluster_objects(address: ClusterAddress, everywhere: bool) -> Iterator[InventoryItem]:
     cluster = Cluster(address, error=ProviderError, unavailable=ProviderUnavailable)
     try:
         servers = servers_in(cluster, everywhere=everywhere)
+        yield from (_cluster_object(address, one, "server") for one in servers)
+        yield from (_cluster_object(address, one, "sandbox") for one in sandboxes_in(cluster, everywhere=everywhere))
     finally:
         cluster.close()
-    for server in servers:
-        yield InventoryItem(
-            place="kubernetes",
-            use="server",
-            name=server.name,
-            what=server.image,
-            address=f"{server.name}.{server.namespace}.svc",
-            created=server.created,
-            owner=server.owner,
-            is_leftover=server.is_leftover,
-            remove=partial(_delete_server, address, server),
-        )
 
 
-def _delete_server(address: ClusterAddress, server: ClusterServer) -> None:
+def _cluster_object(address: ClusterAddress, one: OwnedObject, use: Literal["server", "sandbox"]) -> InventoryItem:
+    return InventoryItem(
+        place="kubernetes",
+        use=use,
+        name=one.name,
+        what=one.image,
+        address=f"{one.name}.{one.namespace}.svc" if use == "server" else one.namespace,
+        created=one.created,
+        owner=one.owner,
+        is_leftover=one.is_leftover,
+        remove=partial(_delete_from_cluster, address, one, use),
+    )
+
+
+def _delete_from_cluster(address: ClusterAddress, one: OwnedObject, use: Literal["server", "sandbox"]) -> None:
     from lightkube.resources.core_v1 import Service
 
-    there = ClusterAddress(address.kubeconfig, address.context, server.namespace)
+    there = ClusterAddress(address.kubeconfig, address.context, one.namespace)
     cluster = Cluster(there, error=ProviderError, unavailable=ProviderUnavailable)
     try:
-        cluster.delete(Service, server.name)
+        if use == "server":
+            cluster.delete(Service, one.name)
+        else:
+            delete_sandbox(cluster, one.name)
     finally:
         cluster.close()

@@ -16,7 +16,6 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,9 +30,7 @@ from openenv.errors import (
 )
 from openenv.providers.health import quoted, wait_for_ready
 from openenv.providers.manifests import (
-    EXPIRES_ANNOTATION,
     IMAGE_ANNOTATION,
-    OWNER_ANNOTATION,
     PROVIDER_LABEL,
     IngressRoute,
     ServerManifests,
@@ -43,12 +40,16 @@ from openenv.providers.manifests import (
 )
 from openenv.providers.provider import ContainerProvider, announce_if_slow, refuse_unknown
 from openenv.sandboxes.cluster import (
+    EXPIRES_ANNOTATION,
+    OWNER_ANNOTATION,
     SERVICE_ACCOUNT,
     Cluster,
     ClusterAddress,
+    OwnedObject,
     PodState,
     PodWatch,
     in_cluster,
+    time_after,
 )
 from openenv.sandboxes.owners import Owner
 
@@ -218,7 +219,7 @@ class KubernetesProvider(ContainerProvider):
             pod_spec=dict(pod_spec or {}),
         )
         marks = {OWNER_ANNOTATION: str(Owner.current()), IMAGE_ANNOTATION: image}
-        marks |= {} if ttl_s is None else {EXPIRES_ANNOTATION: _after(ttl_s)}
+        marks |= {} if ttl_s is None else {EXPIRES_ANNOTATION: time_after(ttl_s)}
         manifests = ServerManifests(
             name=server_name(image),
             pods=pods,
@@ -516,33 +517,10 @@ def _look(replicas: int, pods: list[PodState]) -> bool | PodState | None:
     return None
 
 
-def _after(seconds: float) -> str:
-    """Return the time in so many seconds as Kubernetes writes it."""
-    return (datetime.now(timezone.utc) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 # -- leftovers -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterServer:
-    """A server that a provider started in a cluster, in whatever process."""
-
-    name: str
-    namespace: str
-    image: str
-    created: datetime | None
-    owner: Owner | None
-    expires: datetime | None
-
-    @property
-    def is_leftover(self) -> bool:
-        """Whether its owner is certainly dead, or its time is over."""
-        is_over = self.expires is not None and datetime.now(timezone.utc) >= self.expires
-        return is_over or (self.owner is not None and self.owner.is_dead())
-
-
-def servers_in(cluster: Cluster, *, everywhere: bool = False) -> list[ClusterServer]:
+def servers_in(cluster: Cluster, *, everywhere: bool = False) -> list[OwnedObject]:
     """List the servers that providers have started in the namespace, or in all of them."""
     from lightkube.resources.core_v1 import Service
 
@@ -556,10 +534,7 @@ def servers_in(cluster: Cluster, *, everywhere: bool = False) -> list[ClusterSer
             continue
         if any(owner.kind == "Service" for owner in metadata.ownerReferences or ()):
             continue  # it belongs to another one
-        notes = metadata.annotations or {}
-        owner, expires = Owner.parse(notes.get(OWNER_ANNOTATION, "")), _time(notes.get(EXPIRES_ANNOTATION))
-        image, created = notes.get(IMAGE_ANNOTATION, ""), metadata.creationTimestamp
-        servers.append(ClusterServer(str(metadata.name), str(metadata.namespace), image, created, owner, expires))
+        servers.append(OwnedObject.of(metadata, (metadata.annotations or {}).get(IMAGE_ANNOTATION, "")))
     return servers
 
 
@@ -569,10 +544,3 @@ def sweep(cluster: Cluster) -> list[str]:
 
     names = [server.name for server in servers_in(cluster) if server.is_leftover]
     return [name for name in names if cluster.delete(Service, name)]
-
-
-def _time(text: str | None) -> datetime | None:
-    try:
-        return None if text is None else datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
-    except ValueError:
-        return None

@@ -18,11 +18,7 @@ from typing import Any, Literal
 
 PROVIDER_LABEL = "openenv.provider"
 """On every object of a provider, and on its pods."""
-OWNER_ANNOTATION = "openenv.owner"
-"""The process that started it; too long for a label."""
 IMAGE_ANNOTATION = "openenv.image"
-EXPIRES_ANNOTATION = "openenv.expires"
-"""When `openenv gc` may remove it."""
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 REPLICA_LABEL = "openenv.replica"
 PORT_NAME = "http"

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -27,12 +28,14 @@ from urllib.parse import urlencode
 from openenv import settings
 from openenv.backoff import Backoff
 from openenv.errors import SandboxError, SandboxUnavailable, message_of
+from openenv.sandboxes.owners import Owner
 
 if TYPE_CHECKING:
     import httpx2
     from lightkube import Client
     from lightkube.config.kubeconfig import SingleConfig
     from lightkube.models.core_v1 import ContainerStatus
+    from lightkube.models.meta_v1 import ObjectMeta
     from lightkube.resources.core_v1 import Pod
     from websockets.asyncio.client import ClientConnection as AsyncSocket
     from websockets.sync.client import ClientConnection as BlockingSocket
@@ -40,6 +43,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("openenv.kubernetes")
 
 FIELD_MANAGER = "openenv"
+OWNER_ANNOTATION = "openenv.owner"
+"""The process that started something; too long for a label."""
+EXPIRES_ANNOTATION = "openenv.expires"
+"""When anyone may remove it."""
 INSTALL = "pip install 'openenv[kubernetes]'"
 _REQUEST_S = 30.0
 _WATCH_S = 240
@@ -111,6 +118,7 @@ class Cluster:
         self.unavailable = unavailable
         address = address or ClusterAddress()
         self.config = _find_config(address, unavailable)
+        _compile_models()
         self.namespace = address.namespace or self.config.namespace
 
     @property
@@ -404,12 +412,79 @@ def _find_config(address: ClusterAddress, unavailable: type[RuntimeError]) -> Si
     return config if config.user is not None else config._replace(user=User())
 
 
+_COMPILING = threading.Lock()
+
+
+def _compile_models() -> None:
+    """Compile the models of all kinds that are used, before a second thread may do so.
+
+    lightkube's objects are structs of msgspec, which compiles one when it is first used. Another thread that uses the
+    same struct meanwhile finds a half-made one, and the interpreter crashes (msgspec 0.22).
+    """
+    from lightkube.core.decoders import decode_list, decode_status, decode_watch_event
+    from lightkube.resources import apps_v1, autoscaling_v2, core_v1, networking_v1, policy_v1
+
+    kinds: tuple[Any, ...] = (
+        *(core_v1.Pod, core_v1.Service, core_v1.Secret, core_v1.Event, apps_v1.Deployment),
+        *(networking_v1.Ingress, networking_v1.NetworkPolicy),
+        *(policy_v1.PodDisruptionBudget, autoscaling_v2.HorizontalPodAutoscaler),
+    )
+    with _COMPILING:
+        decode_status(b"{}")
+        decode_watch_event(b'{"type": "ADDED", "object": {}}')
+        for kind in kinds:
+            decode_list(b'{"items": []}', kind)
+
+
 def in_cluster() -> bool:
     """Return whether this process runs in a pod that has a service account."""
     return settings.kubernetes_service_host() is not None and Path(SERVICE_ACCOUNT, "token").exists()
 
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+
+# -- owners ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedObject:
+    """An object of a cluster that names the process that made it, for `openenv ps` and `openenv gc`."""
+
+    name: str
+    namespace: str
+    image: str
+    created: datetime | None
+    owner: Owner | None
+    expires: datetime | None
+
+    @classmethod
+    def of(cls, metadata: ObjectMeta, image: str) -> OwnedObject:
+        """Read the annotations of an object."""
+        notes = metadata.annotations or {}
+        owner, expires = Owner.parse(notes.get(OWNER_ANNOTATION, "")), _time(notes.get(EXPIRES_ANNOTATION))
+        return cls(str(metadata.name), str(metadata.namespace), image, metadata.creationTimestamp, owner, expires)
+
+    @property
+    def is_leftover(self) -> bool:
+        """Whether its owner is certainly dead, or its time is over."""
+        is_over = self.expires is not None and datetime.now(timezone.utc) >= self.expires
+        return is_over or (self.owner is not None and self.owner.is_dead())
+
+
+def time_after(seconds: float) -> str:
+    """Return the time in so many seconds as Kubernetes writes it."""
+    return (datetime.now(timezone.utc) + timedelta(seconds=seconds)).strftime(_TIME)
+
+
+def _time(text: str | None) -> datetime | None:
+    try:
+        return None if text is None else datetime.strptime(text, _TIME).replace(tzinfo=timezone.utc)
+    except ValueError:
+        return None
+
+
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
 # -- the state of a pod ----------------------------------------------------------------------------------------------

@@ -18,14 +18,22 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from openenv import settings
 from openenv.errors import SandboxError, SandboxUnavailable, SandboxUnsupported, message_of
 from openenv.sandboxes.base import FEATURES, Limits, Sandboxes, SandboxSpec, Stream
-from openenv.sandboxes.cluster import Cluster, ClusterAddress, PodState, PodWatch
+from openenv.sandboxes.cluster import (
+    EXPIRES_ANNOTATION,
+    OWNER_ANNOTATION,
+    Cluster,
+    ClusterAddress,
+    OwnedObject,
+    PodState,
+    PodWatch,
+    time_after,
+)
 from openenv.sandboxes.descriptors import ConnectionQuota
 from openenv.sandboxes.owners import Owner
 from openenv.sandboxes.shell import ShellSandbox
@@ -40,13 +48,12 @@ log = logging.getLogger("openenv.sandboxes")
 DEFAULT_IMAGE = "python:3.12-slim"
 SANDBOX_LABEL = "openenv.sandbox"
 BACKEND_LABEL = "openenv.backend"
-OWNER_ANNOTATION = "openenv.owner"
-EXPIRES_ANNOTATION = "openenv.expires"
 POLICY = "openenv-sandboxes"
 CONTAINER = "box"
 _PASSWD = "openenv.passwd"
 _CLAIMS = "extensions.agents.x-k8s.io"
 _CLAIM_VERSION = "v1beta1"
+_POD_NAME, _CLAIM_NAME = "openenv-sandbox-", "openenv-claim-"
 _DOUBTS = 5
 _OVERHEAD_MB = 16
 _FIRST_UID, _UIDS = 200_000, 1_000_000_000
@@ -167,7 +174,7 @@ class KubernetesSandboxes(Sandboxes):
         watch = self._prepare()
         if self._warm_pool is not None:
             return self._claim(watch, spec, self._warm_pool)
-        name = f"openenv-sandbox-{secrets.token_hex(8)}"
+        name = f"{_POD_NAME}{secrets.token_hex(8)}"
         self._open.add(name)
         try:
             self._cluster.create(self._pod(name, spec))
@@ -224,6 +231,8 @@ class KubernetesSandboxes(Sandboxes):
         with self._lock:
             if self._watch is None:
                 self._cluster.apply(self._policy())
+                with contextlib.suppress(SandboxError):  # a courtesy: its failure must not stop this start
+                    sweep(self._cluster)
                 watch = PodWatch(self._cluster, {BACKEND_LABEL: self._id})
                 try:
                     watch.wait(lambda pods: True, self._start_timeout_s)
@@ -307,7 +316,7 @@ class KubernetesSandboxes(Sandboxes):
         notes = {f"openenv.metadata.{key}": str(value) for key, value in spec.metadata.items()}
         notes |= {
             OWNER_ANNOTATION: str(Owner.current()),
-            EXPIRES_ANNOTATION: _after(spec.timeout_s),
+            EXPIRES_ANNOTATION: time_after(spec.timeout_s),
             _PASSWD: users,
         }
         return {
@@ -355,9 +364,7 @@ class KubernetesSandboxes(Sandboxes):
         return sandbox
 
     def _delete(self, name: str) -> None:
-        from lightkube.resources.core_v1 import Pod
-
-        self._cluster.delete(Pod, name, grace_s=0)
+        delete_sandbox(self._cluster, name)
         self._open.discard(name)
 
     def _list(self) -> list[PodState]:
@@ -377,32 +384,28 @@ class KubernetesSandboxes(Sandboxes):
             raise SandboxUnsupported(
                 "The limits of a sandbox of a warm pool are those of its template; give no others."
             )
-        name = f"openenv-claim-{secrets.token_hex(8)}"
-        labels, notes = self._labels(), {OWNER_ANNOTATION: str(Owner.current())}
+        name = f"{_CLAIM_NAME}{secrets.token_hex(8)}"
+        labels, expires = self._labels(), time_after(spec.timeout_s)
+        notes = {OWNER_ANNOTATION: str(Owner.current()), EXPIRES_ANNOTATION: expires}
         claim = {
             "apiVersion": f"{_CLAIMS}/{_CLAIM_VERSION}",
             "kind": "SandboxClaim",
             "metadata": {"name": name, "labels": labels, "annotations": notes},
             "spec": {
                 "warmPoolRef": {"name": pool},
-                "lifecycle": {"shutdownTime": _after(spec.timeout_s), "shutdownPolicy": "Delete"},
+                "lifecycle": {"shutdownTime": expires, "shutdownPolicy": "Delete"},
                 "additionalPodMetadata": {"labels": labels, "annotations": notes},
             },
         }
         claims = _claim_class()
-
-        def delete() -> None:
-            self._cluster.delete(claims, name)
-            self._open.discard(name)
-
         self._open.add(name)
         try:
             with self._cluster.asking(f"create SandboxClaim {name}"):
                 self._cluster.client.create(claims(claim), namespace=self._cluster.namespace)
             pod = self._await_claim(claims, name)
-            return self._opened(pod, spec, delete)
+            return self._opened(pod, spec, lambda: self._delete(name))
         except BaseException:
-            delete()
+            self._delete(name)
             raise
 
     def _await_claim(self, claims: Any, name: str) -> str:
@@ -439,9 +442,46 @@ def _claim_class() -> Any:
     return create_namespaced_resource(_CLAIMS, _CLAIM_VERSION, "SandboxClaim", "sandboxclaims")
 
 
-def _after(seconds: float) -> str:
-    """Return the time in so many seconds as Kubernetes writes it."""
-    return (datetime.now(timezone.utc) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+# -- leftovers -------------------------------------------------------------------------------------------------------
+
+
+def sandboxes_in(cluster: Cluster, *, everywhere: bool = False) -> list[OwnedObject]:
+    """List the sandboxes that backends have started in the namespace, or in all: pods, and claims of warm pools."""
+    from lightkube.operators import exists
+    from lightkube.resources.core_v1 import Pod
+
+    namespace = "*" if everywhere else cluster.namespace
+    labels: dict[str, Any] = {BACKEND_LABEL: exists()}
+    sandboxes = []
+    with cluster.asking("list pods"):
+        for pod in cluster.client.list(Pod, namespace=namespace, labels=labels):
+            # One that belongs to a claim ends with it.
+            if (metadata := pod.metadata) is not None and str(metadata.name).startswith(_POD_NAME):
+                containers = pod.spec.containers if pod.spec else ()
+                sandboxes.append(OwnedObject.of(metadata, str(containers[0].image) if containers else ""))
+    if cluster.serves(f"{_CLAIMS}/{_CLAIM_VERSION}"):
+        with cluster.asking("list sandboxclaims"):
+            for claim in cluster.client.list(_claim_class(), namespace=namespace, labels=labels):
+                pool = (claim.get("spec") or {}).get("warmPoolRef", {}).get("name", "")
+                sandboxes.append(OwnedObject.of(claim.metadata, f"pool {pool}"))
+    return sandboxes
+
+
+def delete_sandbox(cluster: Cluster, name: str) -> None:
+    """Delete a sandbox of the namespace, if it is there."""
+    from lightkube.resources.core_v1 import Pod
+
+    if name.startswith(_CLAIM_NAME):
+        cluster.delete(_claim_class(), name)
+    else:
+        cluster.delete(Pod, name, grace_s=0)
+
+
+def sweep(cluster: Cluster) -> None:
+    """Remove the sandboxes of the namespace whose owner is dead or whose time is over."""
+    for one in sandboxes_in(cluster):
+        if one.is_leftover:
+            delete_sandbox(cluster, one.name)
 
 
 class KubernetesSandbox(ShellSandbox):
