@@ -3,6 +3,7 @@
     OpenEnvError
     ├── ConcurrencyConfigurationError      CONCURRENCY_CONFIGURATION
     ├── SessionNotFoundError               SESSION_NOT_FOUND
+    │   └── SessionElsewhere               SESSION_ELSEWHERE   another process of the server has it
     ├── SessionClosedError                 SESSION_CLOSED
     ├── ServerError (RuntimeError)         SERVER_ERROR        an error reply of a server
     │   ├── InvalidMessageError            INVALID_JSON
@@ -117,6 +118,12 @@ class SessionNotFoundError(OpenEnvError):
     def __init__(self, session_id: str, message: str | None = None) -> None:
         self.session_id = session_id
         super().__init__(message or f"Session '{session_id}' not found.", details={"session_id": session_id})
+
+
+class SessionElsewhere(SessionNotFoundError):
+    """Another process of the server has the session, and the request has not reached that one; it has not run."""
+
+    code = "SESSION_ELSEWHERE"
 
 
 class SessionClosedError(OpenEnvError):

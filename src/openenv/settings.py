@@ -55,6 +55,8 @@ space_id = Setting("SPACE_ID", str)
 """The name of the Hugging Face Space that this runs in."""
 space_host = Setting("SPACE_HOST", str)
 """The host name of that Space."""
+workers = Setting("OPENENV_WORKERS", str.lower)
+"""How many processes `openenv serve` starts: a number, or `auto` for one per core."""
 runner_name = Setting("OPENENV_RUNNER", str.lower)
 """`auto`, `thread`, `inline` or `process`."""
 env_processes = Setting("OPENENV_ENV_PROCESSES", int)

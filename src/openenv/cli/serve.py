@@ -34,6 +34,11 @@ def serve(
     port: int = typer.Option(
         8000, "--port", "-p", metavar="PORT", min=0, max=65535, help="Port; 0 takes any free one."
     ),
+    workers: str | None = typer.Option(
+        None,
+        metavar="N",
+        help="Server processes that share the port and all limits; auto is one per core. By default 1.",
+    ),
     reload: bool = typer.Option(False, "--reload", help="Restart when a source file changes."),
     web: bool | None = typer.Option(
         None, "--web/--no-web", help="Whether there is a web page at /web; by default there is."
@@ -131,6 +136,10 @@ def serve(
 
       openenv serve my_env.py --reload --log-level debug
 
+    With all cores of the machine, for many sessions:
+
+      openenv serve my_env.py --workers auto
+
     For other machines, with a token that is made and printed:
 
       openenv serve my_env.py --host 0.0.0.0
@@ -147,6 +156,9 @@ def serve(
     log_format = log_format or settings.log_format() or "text"
     check_choice("--log-format", log_format, ("text", "json"))
     check_choice("--log-level", log_level, ("critical", "error", "warning", "info", "debug", "trace"))
+    count = _worker_count(workers)
+    if reload and count > 1:
+        raise typer.BadParameter("--reload serves with one process", param_hint="--workers")
     if no_token and (token or agent_token or observer_token):
         raise typer.BadParameter("this contradicts the tokens that are given", param_hint="--no-token")
     needs_token = not no_token and (not _is_loopback(host) or agent_token is not None or observer_token is not None)
@@ -171,10 +183,11 @@ def serve(
         log_level,
         log_format,
         web=_has_page(web),
+        workers=count,
         access=AccessOptions(token, agent_token, observer_token, spare),
         server=overrides,
     )
-    introduction = Introduction(target, host, port, spare, log_level, log_format, watches=reload)
+    introduction = Introduction(target, host, port, spare, log_level, log_format, watches=reload, workers=count)
     try:
         with target_failures():
             (serve_reloading if reload else run)(target, options, introduction)
@@ -193,6 +206,7 @@ class Introduction:
     log_level: str = "info"
     log_format: str = "text"
     watches: bool = False
+    workers: int = 1
 
     def __call__(self, app: Any, actual: int) -> None:
         """Announce an application and its actual port, from its running server."""
@@ -237,6 +251,8 @@ class Introduction:
         table.add_row("API docs", f"http://{place}/docs{'' if is_open else '?token=TOKEN'}")
         if server is not None:
             table.add_row("Sessions", f"up to {server.max_concurrent_envs}, {server.manager.runner.name} runner")
+        if self.workers > 1:
+            table.add_row("Workers", f"{self.workers} processes, which share the sessions")
         if server is not None and has_page:
             table.add_row("Web page", f"http://{place}/web")
         if self.watches:
@@ -315,6 +331,22 @@ def import_fastapi() -> None:
         config["defer_build"] = before
         for name in hidden:
             del sys.modules[name]
+
+
+def _worker_count(option: str | None) -> int:
+    """Return how many processes to start, from the option or `OPENENV_WORKERS`."""
+    from ..runners import cores
+
+    text, source = (option, "--workers") if option is not None else (settings.workers() or "1", "OPENENV_WORKERS")
+    if text.strip().lower() == "auto":
+        return cores()
+    try:
+        count = int(text)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise typer.BadParameter(f"expected a number of processes above 0, or auto, not {text!r}", param_hint=source)
+    return count
 
 
 def _has_page(web: bool | None) -> bool:

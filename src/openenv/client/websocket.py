@@ -61,6 +61,7 @@ class Handshake:
         self, address: Address, headers: Mapping[str, str] | None = None, subprotocols: Sequence[str] = ()
     ) -> None:
         self.subprotocol: str | None = None
+        self.workers = 1
         self._subprotocols = subprotocols
         self._shows_token = any(name.lower() == "authorization" for name in headers or {})
         self._key = generate_key()
@@ -118,6 +119,8 @@ class Handshake:
         if self._subprotocols and chosen is not None and chosen not in self._subprotocols:
             raise ConnectFailed(f"the server chose the subprotocol {chosen!r}, which was not offered")
         self.subprotocol = chosen
+        workers = headers.get("x-openenv-workers", "")
+        self.workers = int(workers) if workers.isascii() and workers.isdigit() and len(workers) < 4 else 1
 
 
 def _denied(status: str, body: bytes, *, shows_token: bool) -> AccessDenied | None:
@@ -177,6 +180,7 @@ class WebSocket:
         "lost",
         "messages",
         "subprotocol",
+        "workers",
     )
 
     def __init__(self, options: ConnectionOptions, clock: Callable[[], float] = time.monotonic) -> None:
@@ -187,6 +191,7 @@ class WebSocket:
         self._keys = _mask_keys()
         self._pinged_at: float | None = None
         self.subprotocol: str | None = None
+        self.workers = 1  # how many processes the server spreads sessions over, a connection's to one of them
         self.messages: deque[WebSocketMessage] = deque()
         self.last_read_at = clock()
         self.lost: str | None = None
@@ -230,7 +235,7 @@ class WebSocket:
             rest = self._handshake.feed(data)
             if rest is None:
                 return b""
-            self.subprotocol = self._handshake.subprotocol
+            self.subprotocol, self.workers = self._handshake.subprotocol, self._handshake.workers
             self._handshake = None
             if not rest:
                 return b""

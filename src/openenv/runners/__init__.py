@@ -9,6 +9,7 @@ from .base import (
     NotSendable,
     ProcessOptions,
     Runner,
+    cores,
     make_runner,
 )
 from .inline import InlineRunner
@@ -24,6 +25,7 @@ __all__ = [
     "ProcessOptions",
     "Runner",
     "ThreadRunner",
+    "cores",
     "current_dispatcher",
     "loop_local",
     "make_runner",

@@ -5,6 +5,7 @@ Knows calls, not environments; must not know sessions, the wire or the server.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
@@ -171,3 +172,11 @@ def make_runner(
 
         return ProcessRunner(factory, options=processes, single_thread=single_thread)
     raise ValueError(f"unknown runner {name!r}: choose auto, thread, inline or process")
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # only Linux has it
+        return os.cpu_count() or 1

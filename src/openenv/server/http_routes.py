@@ -28,6 +28,7 @@ from ..errors import (
     RequestValidationError,
     SessionCapacityError,
     SessionClosedError,
+    SessionElsewhere,
     SessionLost,
     SessionNotFoundError,
     StaleRequest,
@@ -75,6 +76,7 @@ _NEW = "new"
 _HOW_TO_CONTINUE = f"send the cookie of POST /reset along, or {SESSION_HEADER}, for a session"
 _STATUS: Mapping[type[OpenEnvError], int] = {
     SessionNotFoundError: 404,
+    SessionElsewhere: 421,  # RFC 9110, 15.5.20: misdirected; another connection may reach the right process
     SessionLost: 410,
     SessionClosedError: 410,
     StaleRequest: 409,

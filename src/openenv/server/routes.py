@@ -262,6 +262,8 @@ class MetricsRoutes:
         self._is_tracing = False
         self.watch = CallWatch(service.manager)
         self.metrics = ServerMetrics(service.manager, self.watch, info=self._info)
+        # Where several processes serve, this asks them all.
+        self.collect: Callable[[], Coroutine[Any, Any, bytes]] | None = None
 
     def begin(self) -> None:
         """Trace calls from the start of the server on, if the application has set up OpenTelemetry."""
@@ -305,7 +307,8 @@ class MetricsRoutes:
 
     async def show(self) -> Response:
         """Handle `GET /metrics`."""
-        return Response(self.metrics.text(), media_type=CONTENT_TYPE)
+        text = self.metrics.text() if self.collect is None else await self.collect()
+        return Response(text, media_type=CONTENT_TYPE)
 
     async def ready(self) -> Response:
         """Handle `GET /ready`."""

@@ -117,6 +117,7 @@ class ServeOptions:
     Args:
         server: Options of the environment's server that replace the application's own.
         web: Whether an application without a web page gets one.
+        workers: Over how many processes sessions are spread.
     """
 
     host: str = "127.0.0.1"
@@ -125,6 +126,7 @@ class ServeOptions:
     log_format: str = "text"
     drain_s: int = 15
     web: bool = False
+    workers: int = 1
     access: AccessOptions = AccessOptions()
     server: ServerOverrides = field(default_factory=ServerOverrides)
 
@@ -180,7 +182,7 @@ def environment_server(app: Any) -> HTTPEnvServer | None:
     return server if isinstance(server, HTTPEnvServer) else None
 
 
-class _Server(uvicorn.Server):
+class EnvironmentServer(uvicorn.Server):
     """Calls back once the port is open, and closes every environment before it ends."""
 
     def __init__(self, config: uvicorn.Config, on_started: Callable[[int], None]) -> None:
@@ -217,15 +219,19 @@ class _Server(uvicorn.Server):
             # uvicorn's own WebSockets (`OPENENV_FAST=0`) raise when `super().shutdown` shuts them down once more.
             if not type(connection).__module__.startswith("uvicorn.protocols.websockets"):
                 connection.shutdown()
-        if manager.is_quiet:
+        if self._is_quiet(manager):
             return
         limit_s = self.config.timeout_graceful_shutdown or 0
         logger.info("Shutting down: running calls have %d s to end", limit_s)
         clock = asyncio.get_running_loop().time
         began = clock()
-        while not (manager.is_quiet or self.force_exit or clock() - began > limit_s):  # noqa: ASYNC110 - a plain flag
+        while not (self._is_quiet(manager) or self.force_exit or clock() - began > limit_s):  # noqa: ASYNC110 - a plain flag
             await asyncio.sleep(_LOOK_S)
         self.config.timeout_graceful_shutdown = max(1, round(limit_s - (clock() - began)))
+
+    def _is_quiet(self, manager: SessionManager) -> bool:
+        """Whether no call runs that has to end before the port is closed."""
+        return manager.is_quiet
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
@@ -270,7 +276,7 @@ def log_config(options: ServeOptions) -> dict[str, Any]:
     return config
 
 
-def _mark_logs(app: Any, options: ServeOptions) -> None:
+def mark_logs(app: Any, options: ServeOptions) -> None:
     """Have structured logs name the session and the request that they are about."""
     server = environment_server(app)
     if options.log_format == "json" and server is not None:
@@ -289,7 +295,19 @@ def serve(target: str, options: ServeOptions, on_started: Callable[[Any, int], N
         TargetError: There is nothing to serve, or the port is taken.
     """
     check_port(options)
-    run_app(prepare(target, options), options, on_started)
+    if options.workers > 1:
+        from .workers.supervisor import serve_workers  # a server with one process does not load it
+
+        serve_workers(target, options, on_started)
+    else:
+        run_app(prepare(target, options), options, on_started)
+
+
+def tune_garbage_collection() -> None:
+    """Have the collector skip what is loaded now, which stays, and look seldom."""
+    gc.freeze()
+    gc.set_threshold(_GARBAGE_THRESHOLD, *gc.get_threshold()[1:])
+    gc.enable()
 
 
 def run_app(
@@ -310,16 +328,14 @@ def run_app(
         SystemExit: Some environment could not be closed; the log names its session.
     """
     keep_freed_memory()
-    _mark_logs(app, options)
-    gc.freeze()  # what is loaded now stays; the collector can skip it
-    gc.set_threshold(_GARBAGE_THRESHOLD, *gc.get_threshold()[1:])
-    gc.enable()
+    mark_logs(app, options)
+    tune_garbage_collection()
     server = environment_server(app)
     uses = uvicorn_settings(options, None if server is None else server.service.options)
     config = uvicorn.Config(app, log_config=log_config(options), **uses)
     try:
         with _ended_well_by_sigterm():
-            _Server(config, lambda port: on_started(app, port)).run(sockets)
+            EnvironmentServer(config, lambda port: on_started(app, port)).run(sockets)
     finally:
         if server is not None:
             check_closed(server.manager)

@@ -102,7 +102,7 @@ class V2Connection:
         self.traceparent: str | None = None  # of the handshake, for requests without one
         self.is_lost = False
         self._socket = socket
-        self._codec = codec
+        self.codec = codec
         self._is_json = not codec.is_binary
         self._compress: int | None = None
         self._rpc = rpc
@@ -205,7 +205,7 @@ class V2Connection:
     def _read(self, payload: bytes | Oversize, binary: bool) -> None:
         assert isinstance(payload, bytes)
         message = self._recent.add(payload, binary)
-        if len(payload) >= _LARGE or (binary and self._codec.is_compressed(payload, binary=True)):
+        if len(payload) >= _LARGE or (binary and self.codec.is_compressed(payload, binary=True)):
             self._read_large(payload, binary, message)
         else:
             self._parse(payload, binary, message, echo_input=True)
@@ -214,8 +214,8 @@ class V2Connection:
         """Read a message whose bytes count for as long as its requests are under way."""
         before = len(self._pending) + self._grouped
         try:
-            if self._codec.is_compressed(payload, binary=binary):
-                payload, binary = self._codec.unpacked(payload, self.max_bytes), self._codec.is_binary
+            if self.codec.is_compressed(payload, binary=binary):
+                payload, binary = self.codec.unpacked(payload, self.max_bytes), self.codec.is_binary
             if self._is_json:
                 self._protocol.limit.check(payload)  # before anything is built for one of its values
         except ValueError as exc:
@@ -242,7 +242,7 @@ class V2Connection:
                 self._handle_batch(batch, message)
                 return
         try:
-            decoded = self._codec.decode(payload, binary=binary, max_bytes=self.max_bytes, limit=self._protocol.limit)
+            decoded = self.codec.decode(payload, binary=binary, max_bytes=self.max_bytes, limit=self._protocol.limit)
         except ValueError as exc:
             self._refuse_payload(exc)
             return
@@ -259,7 +259,7 @@ class V2Connection:
         """Guess whether a message means much work, without reading it."""
         if len(payload) < _LARGE:
             return False
-        is_packed = self._codec.is_compressed(payload, binary=payload[:1] != b"{")
+        is_packed = self.codec.is_compressed(payload, binary=payload[:1] != b"{")
         return len(payload) >= _LONG or is_packed or b"batch" in payload[:40]
 
     def _handle_step(self, step: dict[str, Any], message: SentMessage) -> None:
@@ -574,7 +574,7 @@ class V2Connection:
 
     def send_batch(self, replies: list[bytes], batch_id: int | None) -> None:
         """Send replies together."""
-        self.send(self._codec.batch(replies, batch_id))
+        self.send(self.codec.batch(replies, batch_id))
 
     def send_soon(self, reply: bytes) -> None:
         """Send a reply together with others that are ready in the same pass of the loop."""
@@ -598,14 +598,14 @@ class V2Connection:
 
     def send_message(self, message: Mapping[str, Any]) -> None:
         """Send an event, or a reply outside of a session."""
-        self.send(self._codec.encode(message))
+        self.send(self.codec.encode(message))
 
     def send(self, payload: bytes) -> None:
         """Send an encoded message."""
         if self.is_lost:
             return
         if self._compress is not None and len(payload) >= self._compress:
-            payload, binary = self._codec.compressed(payload, self._compress)
+            payload, binary = self.codec.compressed(payload, self._compress)
         else:
             binary = not self._is_json
         if binary:

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import threading
 import time
-import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -44,6 +43,7 @@ from .lifetime import (
     close_expired,
 )
 from .operations import FORK, RESTORE
+from .peers import Answers, Peers, not_found
 from .resume import Attachments, Openings
 from .session import CallFactory, ObserveStep, Session, SessionCall, SessionKind, SessionState
 from .slots import CapacityQueue, OnPosition, Slots
@@ -106,7 +106,7 @@ class SessionManager:
         self.unclosed: list[str] = []
         self._is_hurried = False
         self._close_watch = CloseWatch(lambda: self.limits, self._clock, self._abandon)
-        self._closed_environments = ClosedEnvironments(lambda: self.slots.used)
+        self._closed_environments = ClosedEnvironments(lambda: self.slots.held)
         self.slots = Slots(
             limits,
             self._new_session,
@@ -115,7 +115,8 @@ class SessionManager:
             abandon=self._abandon,
         )
         self.queue = self.slots.queue
-        self.attachments = Attachments(self.slots.lookup, lambda: self.limits.grace_s)
+        self.answers: Answers = {}
+        self.attachments = Attachments(self.slots.lookup, lambda: self.limits.grace_s, lambda: self.peers)
         self.openings = Openings(self.slots.lookup, lambda: self.limits.grace_s)
         self._reaper = Reaper(self._expired, period_s=limits.reaper_period_s)
         self._check(limits)
@@ -146,6 +147,15 @@ class SessionManager:
         self._processes = processes or self._processes
         self.runner = self._make_runner()
 
+    @property
+    def peers(self) -> Peers:
+        """The other processes of the server."""
+        return self.slots.peers
+
+    def share(self, peers: Peers) -> None:
+        """Share limits and names with other processes; only before the first session."""
+        self.slots.share(peers)
+
     def _make_runner(self) -> Runner:
         if not isinstance(self._runner_spec, str):
             return self._runner_spec
@@ -161,7 +171,7 @@ class SessionManager:
 
     @property
     def active(self) -> int:
-        """Slots in use."""
+        """Slots in use, those of other processes included."""
         return self.slots.used
 
     @property
@@ -172,7 +182,7 @@ class SessionManager:
     @property
     def is_draining(self) -> bool:
         """Whether the manager has stopped admitting."""
-        return self.slots.is_closed
+        return self.slots.is_closed or self.peers.is_draining
 
     @property
     def is_quiet(self) -> bool:
@@ -199,6 +209,7 @@ class SessionManager:
         Raises:
             SessionLost: There was such a session; the reason says how it ended.
             SessionNotFoundError: There never was.
+            SessionElsewhere: Another process of the server has it.
         """
         try:
             return self._find(session_id)
@@ -215,7 +226,7 @@ class SessionManager:
                 return session
             ended = session.close_reason or "closed"
         if ended is None:
-            raise SessionNotFoundError(session_id)
+            raise not_found(self.peers, session_id)
         raise SessionLost(client_reason(ended))
 
     def info(self, session_id: str) -> SessionInfo | None:
@@ -339,14 +350,14 @@ class SessionManager:
 
     def _new_session(self, kind: SessionKind) -> Session:
         session = Session(
-            str(uuid.uuid4()),
+            self.peers.new_id(),
             kind,
             lane=self.runner.lane(),
             clock=self._clock,
             on_ready=self._on_ready,
             on_closed=self._on_closed,
             on_error=self._on_error,
-            on_closing=self._close_watch.add,
+            on_closing=self._on_closing,
         )
         session.on_dropped = self._closed_environments.add
         session.make_call, session.observe_step = self._make_call, self.observe_step
@@ -590,9 +601,14 @@ class SessionManager:
             if self.slots.count > 1 and not _is_concurrent(cls):
                 logger.error("%s", ConcurrencyConfigurationError(cls.__name__, self.slots.count))
                 self.slots.count = 1
+        self.peers.learned_class(is_concurrent=_is_concurrent(cls))
         if getattr(cls, "REQUIRES_SINGLE_THREAD_EXECUTOR", False):
             self.runner.pin(session.lane)
         self.slots.look_again()
+
+    def _on_closing(self, session: Session) -> None:
+        self._close_watch.add(session)
+        self.slots.note_closing(session)
 
     def _on_closed(self, session: Session) -> None:
         self._close_watch.discard(session)

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from ..errors import SessionLost
 from .lifetime import DISCONNECTED, EXPIRED, RESTARTED, TAKEN_OVER, UNKNOWN, client_reason
+from .peers import Peers
 from .session import Session, SessionHolder
 from .slots import OnPosition
 
@@ -32,17 +33,19 @@ SessionLookup = Callable[[str], tuple[Session | None, str | None]]
 class Attachments:
     """The resume tokens of one server's sessions, and the connections that attach with them.
 
-    A token is `BOOT.SESSION_ID.SECRET`. The first part names the server process: so a client learns whether its server
-    has restarted, or the token is wrong.
+    A token is `BOOT.SESSION_ID.SECRET`. The first part names the server as it was started: so a client learns whether
+    its server has restarted, or the token is wrong.
 
     Args:
         lookup: Finds sessions.
         grace_s: Returns how long a detached session is kept.
+        peers: Returns the other processes of the server.
     """
 
-    def __init__(self, lookup: SessionLookup, grace_s: Callable[[], float]) -> None:
+    def __init__(self, lookup: SessionLookup, grace_s: Callable[[], float], peers: Callable[[], Peers] = Peers) -> None:
         self._lookup = lookup
         self._grace_s = grace_s
+        self._peers = peers
         self._boot = secrets.token_urlsafe(6).replace(".", "-")  # the dot separates the parts of a token
         self.resumes = 0
 
@@ -50,22 +53,26 @@ class Attachments:
         """Return the token of a session."""
         if not session.secret:
             session.secret = secrets.token_urlsafe(24)
-        return f"{self._boot}.{session.id}.{session.secret}"
+        return f"{self._peers().boot or self._boot}.{session.id}.{session.secret}"
 
     def claimed(self, token: str) -> Session:
         """Return the session of a token.
 
         Raises:
             SessionLost: There is none; the reason says why.
+            SessionElsewhere: Another process of the server has it.
         """
         boot, _, rest = token.partition(".")
         session_id, _, secret = rest.partition(".")
-        if boot != self._boot:  # a token of three parts is that of another process; anything else is none
+        if boot != (
+            self._peers().boot or self._boot
+        ):  # a token of three parts is that of another process; anything else is none
             raise SessionLost(RESTARTED if secret else UNKNOWN)
         session, ended = self._lookup(session_id)
         # Compared in constant time. A session without a secret has given out no token.
         if session is None or not session.secret or not hmac.compare_digest(session.secret.encode(), secret.encode()):
-            raise SessionLost(client_reason(ended) if ended is not None else UNKNOWN)
+            absence = self._peers().absence(session_id) if session is None and ended is None else None
+            raise absence or SessionLost(client_reason(ended) if ended is not None else UNKNOWN)
         if session.is_ending:
             raise SessionLost(client_reason(session.close_reason))
         return session

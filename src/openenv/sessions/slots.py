@@ -2,7 +2,8 @@
 
 A slot is taken before a session's environment is built, and given back when it is closed. Soft sessions (kept for
 clients that hold a cookie) are evicted when their slot is needed. Knows sessions and limits; must not know
-environments. May be used from several threads.
+environments. May be used from several threads. Where several processes serve together, all limits are those of the
+whole server: each decision counts what the others have (`peers`), under the lock of all.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Final, Literal, NamedTuple
 
 from ..errors import SessionCapacityError
 from .lifetime import CLOSED, EVICTED, SessionLimits
+from .peers import Peers, SlotCounts
 from .session import Session, SessionKind, SessionState
 
 _POSITIONS_S: Final = 0.5  # how old a known position in the queue may be
@@ -29,9 +31,10 @@ OnPosition = Callable[[int], None]
 class Ticket:
     """A place in a queue; `called` is done when its holder should try to get a slot."""
 
-    __slots__ = ("called", "loop")
+    __slots__ = ("called", "loop", "number")
 
     def __init__(self) -> None:
+        self.number = 0  # its place among the tickets of all processes
         self.loop = asyncio.get_running_loop()
         self.called: asyncio.Future[None] = self.loop.create_future()
 
@@ -58,13 +61,24 @@ class CapacityQueue:
     go out in order, and a crowd of waiting clients does not wake for each of them.
 
     Args:
-        limit: How many may wait; None for no limit.
+        limit: How many may wait, here and in other processes; None for no limit.
         clock: Says how old the known positions are.
+        peers: The processes that the queue is shared with.
+        on_change: Called when a ticket has come or gone.
     """
 
-    def __init__(self, limit: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        limit: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        peers: Peers | None = None,
+        on_change: Callable[[], None] | None = None,
+    ) -> None:
         self.limit = limit
+        self.peers = peers or Peers()
         self._clock = clock
+        self._on_change = on_change
         self._lock = threading.Lock()
         self._tickets: OrderedDict[Ticket, bool] = OrderedDict()  # whether it was called
         self._aside: set[Ticket] = set()
@@ -77,20 +91,39 @@ class CapacityQueue:
     @property
     def has_next(self) -> bool:
         """Whether a slot that is free now is for a client that waits: those that stand aside do not count."""
-        if not self._tickets:
-            return False
-        with self._lock:
-            return self._first() is not None
+        if self._tickets:
+            with self._lock:
+                if self._first() is not None:
+                    return True
+        return self.peers.has_next
+
+    @property
+    def total(self) -> int:
+        """How many wait, in all processes."""
+        return len(self._tickets) + self.peers.counts().waiting
 
     def join(self) -> Ticket | None:
         """Take the last place; None if the queue is full."""
         ticket = Ticket()
         with self._lock:
-            if self.limit is not None and len(self._tickets) >= self.limit:
+            if self.limit is not None and self.total >= self.limit:
                 return None
+            ticket.number = self.peers.next_ticket()
             self._tickets[ticket] = False
-            self._positions[ticket] = len(self._tickets)
+            self._positions[ticket] = self.total
+            self._publish()
+        self._changed()
         return ticket
+
+    def _publish(self) -> None:
+        """Let other processes know which tickets wait here; the caller holds the lock."""
+        if self.peers.is_shared:
+            first = self._first()
+            self.peers.publish_waiting([ticket.number for ticket in self._tickets], first.number if first else 0)
+
+    def _changed(self) -> None:
+        if self._on_change is not None:
+            self._on_change()
 
     def leave(self, ticket: Ticket) -> None:
         """Leave the queue, with a slot or without; the next one may try."""
@@ -98,22 +131,32 @@ class CapacityQueue:
             self._tickets.pop(ticket, None)
             self._positions.pop(ticket, None)
             self._aside.discard(ticket)
+            self._publish()
+        self._changed()
         self.call_next()
 
     def slot_freed(self) -> None:
         """Call the first ticket, those that stood aside included."""
         with self._lock:
-            self._aside.clear()
+            if self._aside:
+                self._aside.clear()
+                self._publish()
         self.call_next()
 
     def call_next(self) -> None:
         """Call the first ticket, unless it was called and has not tried yet."""
         with self._lock:
             ticket = self._first()
-            if ticket is None or self._tickets[ticket]:
-                return
-            self._tickets[ticket] = True
-        self._wake(ticket)
+            if ticket is not None and self.peers.is_first(ticket.number):
+                if self._tickets[ticket]:
+                    return
+                self._tickets[ticket] = True
+            else:
+                ticket = None
+        if ticket is None:
+            self.peers.wake_first()
+        else:
+            self._wake(ticket)
 
     def call_all(self) -> None:
         """Call every ticket: what they wait for may have come true for all of them."""
@@ -140,6 +183,7 @@ class CapacityQueue:
         with self._lock:
             if ticket in self._tickets:
                 self._aside.add(ticket)
+                self._publish()
         self.call_next()
 
     def wait_again(self, ticket: Ticket) -> None:
@@ -152,7 +196,7 @@ class CapacityQueue:
     def is_next(self, ticket: Ticket) -> bool:
         """Whether a slot that is free now is for this ticket."""
         with self._lock:
-            return self._first() is ticket
+            return self._first() is ticket and self.peers.is_first(ticket.number)
 
     def position(self, ticket: Ticket) -> int:
         """Return a place in the queue, 1 for the next; half a second old at most, since counting is not free."""
@@ -160,7 +204,10 @@ class CapacityQueue:
             now = self._clock()
             if ticket not in self._positions or now - self._counted_at > _POSITIONS_S:
                 self._counted_at = now
-                self._positions = {waiting: place for place, waiting in enumerate(self._tickets, 1)}
+                before = self.peers.waiting_before
+                self._positions = {
+                    waiting: place + before(waiting.number) for place, waiting in enumerate(self._tickets, 1)
+                }
             return self._positions.get(ticket, 1)
 
 
@@ -209,14 +256,17 @@ class Slots:
         self._report = report
         self._abandon = abandon
         self.count = limits.sessions
-        self.queue = CapacityQueue(limits.queue)
-        self._closing_queue = CapacityQueue()
-        self._once_queue = CapacityQueue()
+        self.peers = Peers()
+        self.queue = CapacityQueue(limits.queue, on_change=self._publish)
+        self._closing_queue = CapacityQueue(on_change=self._publish)
+        self._once_queue = CapacityQueue(on_change=self._publish)
         self.is_closed = False
         self._lock = threading.Lock()
         self._live: dict[str, Session] = {}
         self._once: set[Session] = set()
         self._of_agents = 0  # live sessions that agents have opened
+        self._soft = 0  # live sessions that may be evicted, but for those that are in use
+        self._closing: set[str] = set()  # live sessions that are about to end
         self._ended: OrderedDict[str, str] = OrderedDict()  # reasons by id, of sessions that clients may still name
 
     def reconfigure(self, limits: SessionLimits) -> None:
@@ -225,11 +275,65 @@ class Slots:
         self.queue.limit = limits.queue
         self.count = limits.sessions
 
+    def share(self, peers: Peers) -> None:
+        """Share the limits with other processes, while there is no session."""
+        self.peers = self.queue.peers = peers
+        self._publish()
+
+    # -- other processes ------------------------------------------------------------------------------------------
+
+    def _publish(self) -> None:
+        if self.peers.is_shared:
+            with self._lock, self.peers:
+                self._publish_counts()
+
+    def _publish_counts(self) -> None:
+        """Let other processes know what is used here; the caller holds both locks."""
+        if self.peers.is_shared:
+            self.peers.publish(
+                SlotCounts(
+                    live=len(self._live),
+                    once=len(self._once),
+                    agents=self._of_agents,
+                    soft=self._soft,
+                    closing=len(self._closing),
+                    waiting=len(self.queue),
+                    waiting_briefly=len(self._closing_queue),
+                    waiting_once=len(self._once_queue),
+                )
+            )
+
+    def note_closing(self, session: Session) -> None:
+        """Note that a session is about to end, so that clients of other processes wait for its slot; any thread."""
+        if self.peers.is_shared:
+            with self._lock, self.peers:
+                if self._live.get(session.id) is session:
+                    self._closing.add(session.id)
+                    self._publish_counts()
+
+    def wake(self) -> None:
+        """Let clients try again: a slot of another process is free, or what kept them from one has changed."""
+        self._closing_queue.call_all()
+        self._once_queue.call_next()
+        self.queue.slot_freed()
+
+    def evict_for_peer(self, *, for_soft: bool) -> None:
+        """Evict a soft session for a client of another process."""
+        with self._lock:
+            victim = self._victim(for_soft=for_soft)
+        if victim is not None:
+            victim.close(EVICTED)
+
     # -- what there is --------------------------------------------------------------------------------------------
 
     @property
     def used(self) -> int:
-        """Slots in use."""
+        """Slots in use, those of other processes included."""
+        return len(self._live) + self.peers.counts().live
+
+    @property
+    def held(self) -> int:
+        """Slots in use by sessions of this process."""
         return len(self._live)
 
     def sessions(self) -> list[Session]:
@@ -293,7 +397,7 @@ class Slots:
             SessionCapacityError: No slot came free in time, or too many clients wait.
         """
         # Where a limit was set, an agent would wait for its own kind; the one of every server keeps a slot for others.
-        is_over = by_agent and self._limits.agents is not None and self._is_over_agents(kind)
+        is_over = by_agent and self._limits.agents is not None and self._is_over_agents(kind, self.peers.counts())
         ticket = self.queue.join() if wait_s > 0 and not is_over else None
         if ticket is None:
             if wait_s <= 0 and not is_over and not self.queue.has_next:
@@ -308,7 +412,7 @@ class Slots:
                     return session
                 if victim is not None:
                     victim.close(EVICTED)
-                if by_agent and self._is_over_agents(kind):
+                if by_agent and self._is_over_agents(kind, self.peers.counts()):
                     # Or an agent at the head of the queue would keep free slots from the orchestrators behind it.
                     self.queue.stand_aside(ticket)
                 if on_position is not None:
@@ -322,32 +426,55 @@ class Slots:
 
     def _try(self, kind: SessionKind, *, by_agent: bool, is_next: bool = False) -> SlotReservation:
         """Reserve if possible; else name a session to evict, and what to wait for. Clients in the queue come first."""
-        with self._lock:
-            if by_agent and self._is_over_agents(kind):
+        # A client that comes now must not overtake those that wait. Single requests use no slot, so they may.
+        # Before the locks: the queue has one of its own, which other threads hold while they take that of all processes.
+        is_waited_for = not is_next and kind is not SessionKind.ONCE and self.queue.has_next
+        with self._lock, self.peers as others:
+            if by_agent and self._is_over_agents(kind, others):
                 return SlotReservation(None)
-            # A client that comes now must not overtake those that wait. Single requests use no slot, so they may.
-            if self.is_closed or (not is_next and kind is not SessionKind.ONCE and self.queue.has_next):
+            if self.is_closed or is_waited_for:
                 return SlotReservation(None)
-            if self._is_unsure() and any(s.state is SessionState.CREATING for s in (*self._live.values(), *self._once)):
-                return SlotReservation(None, wait_for="class")  # the first one reveals how many there may be
-            held = self._once if kind is SessionKind.ONCE else self._live
-            if len(held) < self.count:
-                return SlotReservation(self._insert(kind, by_agent=by_agent))
-            if kind is SessionKind.ONCE:
+            count = self.count
+            if self._is_unsure():
+                allows_concurrency = self.peers.allows_concurrency
+                first_elsewhere = allows_concurrency is None and others.live + others.once > 0
+                if first_elsewhere or any(
+                    s.state is SessionState.CREATING for s in (*self._live.values(), *self._once)
+                ):
+                    return SlotReservation(None, wait_for="class")  # the first one reveals how many there may be
+                if allows_concurrency is False:
+                    count = 1
+            is_once = kind is SessionKind.ONCE
+            held = len(self._once) + others.once if is_once else len(self._live) + others.live
+            if held < count:
+                session = self._insert(kind, by_agent=by_agent)
+                self._publish_counts()
+                return SlotReservation(session)
+            if is_once:
                 return SlotReservation(None, wait_for="slot")
-            soft = self._evictable()
-            if kind is SessionKind.SOFT:  # a visitor does not evict another one, who may be thinking
-                soft = [s for s in soft if s.is_idle and s.unused_s > _LEFT_AFTER_S]
-            # The longest unused one, and one that runs a call only where all do.
-            victim = min(soft, key=lambda s: (not s.is_idle, s.last_activity_at), default=None)
-            is_closing = victim is not None or any(s.state is SessionState.CLOSING for s in self._live.values())
-            return SlotReservation(None, victim, "slot" if is_closing else None)
+            victim = self._victim(for_soft=kind is SessionKind.SOFT)
+            is_closing = (
+                victim is not None
+                or others.closing > 0
+                or any(s.state is SessionState.CLOSING for s in self._live.values())
+            )
+        if not is_closing:
+            is_closing = self.peers.evict_soft(for_soft=kind is SessionKind.SOFT)
+        return SlotReservation(None, victim, "slot" if is_closing else None)
 
-    def _is_over_agents(self, kind: SessionKind) -> bool:
+    def _victim(self, *, for_soft: bool) -> Session | None:
+        """Choose the session to evict: the longest unused one, and one that runs a call only where all do."""
+        soft = self._evictable()
+        if for_soft:  # a visitor does not evict another one, who may be thinking
+            soft = [s for s in soft if s.is_idle and s.unused_s > _LEFT_AFTER_S]
+        return min(soft, key=lambda s: (not s.is_idle, s.last_activity_at), default=None)
+
+    def _is_over_agents(self, kind: SessionKind, others: SlotCounts) -> bool:
         """Whether agents have as many sessions as they may: by default all but one, which is the orchestrator's."""
+        held = self._of_agents + others.agents
         if self._limits.agents is not None:
-            return self._of_agents >= self._limits.agents
-        return kind is not SessionKind.ONCE and self._of_agents >= self.count - 1 > 0
+            return held >= self._limits.agents
+        return kind is not SessionKind.ONCE and held >= self.count - 1 > 0
 
     def _insert(self, kind: SessionKind, *, by_agent: bool) -> Session:
         session = self._make(kind)
@@ -357,6 +484,7 @@ class Slots:
         else:
             self._live[session.id] = session
             self._of_agents += by_agent
+            self._soft += kind is SessionKind.SOFT
         return session
 
     # -- refusing -------------------------------------------------------------------------------------------------
@@ -364,13 +492,13 @@ class Slots:
     @property
     def retry_after_s(self) -> float:
         """When to try again; later for a longer queue."""
-        return 1.0 + len(self.queue) // 100
+        return 1.0 + self.queue.total // 100
 
     def _refusal(self, kind: SessionKind, *, by_agent: bool) -> SessionCapacityError:
         text = None
         if self.is_closed:
             text = "The server is shutting down and opens no more sessions."
-        elif by_agent and self._is_over_agents(kind):
+        elif by_agent and self._is_over_agents(kind, self.peers.counts()):
             text = "The server holds as many sessions for agents as it may."
         self._report(SessionCapacityError.code)
         return SessionCapacityError(self.used, self.count, text)
@@ -379,10 +507,12 @@ class Slots:
 
     def keep_soft(self, session: Session) -> bool:
         """Give a session for a single request a slot, if one is free, so that a cookie can continue it."""
-        with self._lock:
+        with self._lock, self.peers as others:
             soft = self._evictable()
             oldest = min(soft, key=lambda other: other.last_activity_at, default=None)
-            is_crowded = len(soft) >= self._limits.soft_sessions or len(self._live) >= self.count
+            is_crowded = (
+                len(soft) + others.soft >= self._limits.soft_sessions or len(self._live) + others.live >= self.count
+            )
             if self.is_closed or session.state not in (SessionState.READY, SessionState.BUSY):
                 return False
             if is_crowded:  # exchanged under one lock: the slot must not go to another client in between
@@ -393,6 +523,8 @@ class Slots:
             session.kind = SessionKind.SOFT
             self._live[session.id] = session
             self._of_agents += session.by_agent
+            self._soft += 1
+            self._publish_counts()
         if is_crowded and oldest is not None:
             oldest.close(EVICTED)
         self._once_queue.call_next()
@@ -400,9 +532,11 @@ class Slots:
 
     def promote(self, session: Session) -> None:
         """Give a soft session the life of an explicit one: its client has shown that it comes back."""
-        with self._lock:
+        with self._lock, self.peers:
             if session.kind is SessionKind.SOFT and self._live.get(session.id) is session:
                 session.kind = SessionKind.HTTP
+                self._soft -= 1
+                self._publish_counts()
 
     def _evictable(self) -> list[Session]:
         """Soft sessions that no socket is attached to; the caller holds the lock."""
@@ -424,18 +558,23 @@ class Slots:
 
     def give_back(self, session: Session) -> None:
         """Take back the slot of a session that has ended, and call the next client."""
-        with self._lock:
+        is_once = session.kind is SessionKind.ONCE
+        with self._lock, self.peers:
             self._once.discard(session)
             if self._live.get(session.id) is session:
                 self._forget(session, session.close_reason or CLOSED)
+            self._publish_counts()
         # Clients that wait only for a moment try first, and get nothing while others are in `queue` (see `_try`).
-        (self._once_queue if session.kind is SessionKind.ONCE else self._closing_queue).call_next()
+        (self._once_queue if is_once else self._closing_queue).call_next()
         self.queue.slot_freed()
+        self.peers.slot_freed(briefly=not is_once, once=is_once)
 
     def _forget(self, session: Session, reason: str) -> None:
         """Give the slot back; the caller holds the lock."""
         if self._live.pop(session.id, None) is not None:
             self._of_agents -= session.by_agent
+            self._soft -= session.kind is SessionKind.SOFT
+            self._closing.discard(session.id)
         if session.kind in _NAMED:
             self._ended[session.id] = reason
             while len(self._ended) > _REMEMBERED:

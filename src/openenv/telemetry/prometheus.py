@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -127,6 +127,62 @@ def render(families: Iterable[Family]) -> bytes:
         parts.append(f"# TYPE {family.name} {family.type}")
         parts += family.lines
     return ("\n".join(parts) + "\n").encode()
+
+
+Combine = Callable[[float, float], float]
+
+
+def merge(texts: Iterable[bytes], merged_by: Mapping[str, Combine] | None = None) -> bytes:
+    """Write the metrics of several processes as those of one: values of the same name and labels are added.
+
+    Args:
+        texts: What `render` has written, or a part of it.
+        merged_by: What to do instead with families that are no sums, by name.
+    """
+    heads: dict[str, list[str]] = {}  # HELP and TYPE, by family, in the order of the first text that has it
+    values: dict[str, dict[str, float]] = {}
+    for text in texts:
+        family = ""
+        for line in text.decode().splitlines():
+            if line.startswith("# "):
+                family = line.split(" ", 3)[2]
+                known = heads.setdefault(family, [])
+                if len(known) < 2 and line not in known:
+                    known.append(line)
+                continue
+            series, _, value = line.rpartition(" ")
+            number, own = float(value), values.setdefault(family, {})
+            combine = (merged_by or {}).get(family)
+            if series not in own:
+                own[series] = number
+            else:
+                own[series] = own[series] + number if combine is None else combine(own[series], number)
+    lines: list[str] = []
+    for family, head in heads.items():
+        lines += head
+        lines += [f"{series} {_number(value)}" for series, value in values.get(family, {}).items()]
+    return ("\n".join(lines) + "\n").encode() if lines else b""
+
+
+def counters(text: bytes) -> bytes:
+    """Return the families of a text that only grow: what is kept of a process that has ended."""
+    kept: list[str] = []
+    is_kept = False
+    held: list[str] = []
+    for line in text.decode().splitlines():
+        if line.startswith("# HELP "):
+            held, is_kept = [line], False
+        elif line.startswith("# TYPE "):
+            is_kept = line.endswith((" counter", " histogram"))
+            if is_kept:
+                kept += [*held, line]
+        elif is_kept:
+            kept.append(line)
+    return ("\n".join(kept) + "\n").encode() if kept else b""
+
+
+def _number(value: float) -> str:
+    return repr(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
 
 
 def _line(name: str, labels: Labels, value: float) -> str:

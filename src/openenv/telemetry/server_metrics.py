@@ -11,18 +11,26 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ..sessions.events import SessionEvent
 from ..sessions.manager import SessionManager
 from ..sessions.session import Session, SessionState
-from .prometheus import Family, render
+from .prometheus import Combine, Family, render
 from .watched_calls import PHASES, CallWatch
 
 _STATM = Path("/proc/self/statm")
 _STATES = tuple(state.value for state in SessionState if state is not SessionState.CLOSED)
 _MAX_LABELS = 64
+MERGED_BY: Mapping[str, Combine] = {
+    "openenv_info": max,
+    "openenv_ready": max,
+    "openenv_session_slots": max,
+    "process_start_time_seconds": min,
+    "openenv_uptime_seconds": max,
+}
+"""How the metrics of several processes become those of their server, where they are not added."""
 _OTHER = "other"
 
 

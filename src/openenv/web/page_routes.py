@@ -54,6 +54,7 @@ ENDED_BY_OPERATOR = "ended by an operator"
 NO_TOOLS = "NO_TOOLS"
 NO_STATE = "NO_STATE"
 UI_PROTOCOL = "openenv.ui.v1"
+SESSIONS = "sessions"
 _INVALID = WSErrorCode.VALIDATION_ERROR.value
 _FAILED = WSErrorCode.EXECUTION_ERROR.value
 _MAX_LOGIN_BODY = 16 * 1024
@@ -170,11 +171,21 @@ class PageRoutes:
         capacity = {
             "max": manager.max_sessions,
             "active": manager.active,
-            "queued": len(manager.queue),
+            "queued": manager.queue.total,
             "draining": manager.is_draining,
         }
-        entries = [self._session_entry(session, is_mine=session is own) for session in manager.sessions()]
-        return PageAnswer.of({"capacity": capacity, "sessions": [entry for entry in entries if entry is not None]})
+        entries = self._session_entries(own)
+        for answer in await manager.peers.ask(SESSIONS):
+            entries += decode(answer) if answer else []
+        return PageAnswer.of({"capacity": capacity, "sessions": entries})
+
+    def encoded_sessions(self) -> bytes:
+        """Return the sessions of this process, for the list of another one."""
+        return encode(self._session_entries(None))
+
+    def _session_entries(self, own: Session | None) -> list[dict[str, Any]]:
+        entries = [self._session_entry(session, is_mine=session is own) for session in self.service.manager.sessions()]
+        return [entry for entry in entries if entry is not None]
 
     @_handler
     async def end_session(self, scope: Scope, receive: Receive) -> PageAnswer:

@@ -147,11 +147,6 @@ class VisitorEpisode:
         return head + b',"current_observation":' + observation + b"," + logs + b',"is_reset":' + is_reset + b"}"
 
 
-def new_key() -> str:
-    """Make the value of a new browser's cookie."""
-    return secrets.token_urlsafe(24)
-
-
 class Watcher(Protocol):
     """Watches a visitor's episode; called on the loop, and must not block."""
 
@@ -369,6 +364,10 @@ class Visitors:
         self.shared = Visitor(self)  # of programs without a cookie: in the contract, all clients share one episode
         manager.listeners.append(self._on_event)
 
+    def new_key(self) -> str:
+        """Make the value of a new browser's cookie."""
+        return self.manager.peers.mark(secrets.token_urlsafe(24))
+
     def of(self, key: str | None) -> Visitor:
         """Return the visitor of a cookie, known or new; None is the shared visitor of programs without a cookie."""
         self._wake()
@@ -391,7 +390,8 @@ class Visitors:
             return self.of(key)
         # Not kept: a request with a made-up cookie must not cost memory.
         unknown = Visitor(self)
-        unknown.lost = UNKNOWN
+        absence = self.manager.peers.absence(key)
+        unknown.lost = absence.reason if isinstance(absence, SessionLost) else UNKNOWN
         return unknown
 
     def all(self) -> list[Visitor]:

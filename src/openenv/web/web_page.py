@@ -20,9 +20,9 @@ from ..server.asgi import Handler, HeaderList, Receive, Scope, Send, cookie, hea
 from ..server.routes import DocumentedRoute
 from ..types import EnvironmentMetadata, ServerMode
 from .page_description import PageDescription
-from .page_routes import PageRoutes, UiEndpoint, is_https
+from .page_routes import SESSIONS, PageRoutes, UiEndpoint, is_https
 from .visitor_actions import VisitorActions
-from .visitors import COOKIE, Visitors, new_key
+from .visitors import COOKIE, Visitors
 
 FOLDER: Final = Path(__file__).parent / "static"
 _INDEX = "index.html"
@@ -59,10 +59,11 @@ class WebPage:
         self.actions = VisitorActions(service)
         description = PageDescription(service, self.actions, arguments, folder)
         self._routes = PageRoutes(service, self.visitors, self.actions, description, lambda: server.access)
+        service.manager.answers[SESSIONS] = self._routes.encoded_sessions
         framed_by = {origin for origin in settings.allowed_origins() if origin != "*"}
         if settings.space_host():
             framed_by |= {"https://huggingface.co", "https://*.hf.space"}
-        self._files = PageFiles(self.visitors.of, framed_by, is_embedded=settings.space_host() is not None)
+        self._files = PageFiles(self.visitors, framed_by, is_embedded=settings.space_host() is not None)
 
     def routes(self) -> list[BaseRoute]:
         """Return the page's routes; production mode has no reset, step or state."""
@@ -245,7 +246,7 @@ class PageFiles:
     The files are read when the application is built, so that no request waits for a disk.
 
     Args:
-        on_visit: Called with the cookie of each browser that loads the page.
+        visitors: Learns of each browser that loads the page.
         framed_by: Origins whose pages may show this one in a frame, beside its own.
         is_embedded: Whether the page is usually shown in a frame of another site, so that its cookie has to allow it.
         folder: The folder of the files.
@@ -253,13 +254,13 @@ class PageFiles:
 
     def __init__(
         self,
-        on_visit: Callable[[str], object],
+        visitors: Visitors,
         framed_by: Iterable[str] = (),
         *,
         is_embedded: bool = False,
         folder: Path = FOLDER,
     ) -> None:
-        self._on_visit = on_visit
+        self._visitors = visitors
         self._is_embedded = is_embedded
         self._files = {path.name: _read(path) for path in folder.iterdir() if path.suffix in _TYPES}
         ancestors = " ".join(["'self'", *sorted(framed_by)])
@@ -282,8 +283,8 @@ class PageFiles:
             await respond_json(send, 404, {"detail": "The page is not installed.", "code": "NOT_FOUND"})
             return
         known = cookie(scope, COOKIE)
-        key = known or new_key()
-        self._on_visit(key)
+        key = known or self._visitors.new_key()
+        self._visitors.of(key)
         headers: HeaderList = [] if known else [self._visitor_cookie(scope, key)]
         await self._send(scope, send, file, headers)
 

@@ -11,7 +11,7 @@ import selectors
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Final
 
@@ -26,6 +26,8 @@ _TICK_S: Final = 1.0  # a wait wakes this often to ping silent servers and to se
 _CLOSE_S: Final = 5.0  # how long servers may take to confirm that the sessions are closed
 _BATCHES_KEPT: Final = 64  # a batch that is answered slot by slot has no answer of its own, so it would stay for ever
 _CONNECTS_AT_ONCE: Final = 16  # v1 needs a socket per slot: one after the other is slow, all at once floods the server
+
+_SESSIONS_HEADER: Final = "X-OpenEnv-Sessions"
 
 Unreachable = ConnectFailed | AccessDenied
 
@@ -97,7 +99,12 @@ class SharedConnection:
 
     def forget_connection(self) -> None:
         """Begin with a connection that was never opened."""
-        self.connection = VectorConnection(self.address, self.options)
+        self.connection = self._new_connection()
+
+    def _new_connection(self) -> VectorConnection:
+        # A server with several workers has to know it before the sessions are there, to keep the balance.
+        headers = {**(self.options.headers or {}), _SESSIONS_HEADER: str(len(self.slots))}
+        return VectorConnection(self.address, replace(self.options, headers=headers))
 
     @property
     def is_open(self) -> bool:
@@ -143,7 +150,7 @@ class SharedConnection:
             ConnectFailed: The server cannot be reached or refuses.
             AccessDenied: The server requires another token.
         """
-        connection = VectorConnection(self.address, self.options)
+        connection = self._new_connection()
         connection.open(limit_s)
         self.connection = connection
         self.clear()
@@ -199,7 +206,8 @@ class SharedConnection:
         # Example, two new sessions and a step in a third: open 7, open 8, batch 9 of [step]. A slot that waits for its
         # session is not in the batch; `SessionPool._opened` puts it into the next one.
         messages: list[dict[str, Any]] = []
-        for slot in self.to_open:
+        # Those that go back to their sessions first: the first message decides which worker gets the connection.
+        for slot in sorted(self.to_open, key=lambda slot: not slot.is_resuming):
             open_id = connection.next_id()
             self.opens[open_id] = slot
             messages.append({**slot.open_message(open_id), **self.open_options})
@@ -259,12 +267,14 @@ class SessionPool:
         open_options: Further keys for `open`: `wait_s`, `compress`.
         reconnect_s: How long to try again after a connection broke.
         on_answer: Called with a slot, the request's type, and the reply's data or an error.
+        fits_workers: Whether a server with several workers gets as many connections for each of them.
     """
 
     def __init__(
         self,
         plans: Sequence[tuple[str, range]],
         *,
+        fits_workers: bool = False,
         options: ConnectionOptions,
         open_options: dict[str, Any],
         reconnect_s: float,
@@ -276,6 +286,7 @@ class SessionPool:
         self._registered: dict[SharedConnection, int] = {}
         self._by_name: dict[str, Slot] = {}
         self._each = False
+        self._fits_workers = fits_workers
         self._is_interrupted = False
         # Servers that were given up since the last write began, so that each of their slots does not wait again.
         self._unreachable: dict[Address, Unreachable] = {}
@@ -342,7 +353,32 @@ class SessionPool:
         for shared in needed:
             first.setdefault(shared.address, shared)
         self._connect(list(first.values()))
-        self._connect([shared for shared in needed if shared is not first[shared.address]])
+        others = [shared for shared in needed if shared is not first[shared.address]]
+        if self._fits_workers:
+            for shared in first.values():
+                others += self._fit_workers(shared, [other for other in others if other.address == shared.address])
+        self._connect(others)
+
+    def _fit_workers(self, first: SharedConnection, others: list[SharedConnection]) -> list[SharedConnection]:
+        """Spread slots over as many connections for each worker of their server; return those that are added.
+
+        A connection is bound to one worker, so fewer connections than workers would leave some without work.
+        """
+        workers, count = first.connection.websocket.workers, len(others) + 1
+        slots = [slot for shared in (first, *others) for slot in shared.slots]
+        wanted = min(len(slots), -(-count // workers) * workers)
+        if workers < 2 or wanted <= count or any(slot.name is not None for slot in slots):
+            return []
+        added = [SharedConnection(first.address, first.options, first.open_options) for _ in range(wanted - count)]
+        start = 0
+        for shared, size in zip((first, *others, *added), shares(len(slots), wanted), strict=True):
+            shared.slots = slots[start : start + size]
+            start += size
+            shared.to_open = [slot for slot in shared.slots if slot.is_opening]
+            for slot in shared.slots:
+                slot.shared = shared
+        self.connections += added
+        return added
 
     def _connect(self, connections: Sequence[SharedConnection]) -> None:
         """Make first connections, or those for sessions that start over; side by side, a few at a time."""

@@ -29,6 +29,7 @@ T = TypeVar("T")
 CodecName = Literal["auto", "json", "msgpack"]
 
 _ANSWERS: Final = frozenset({"state", "fork", "restore"})
+_CONNECTIONS: Final = 4
 _UNSEEDED: Final = frozenset({"seed", "episode_id"})  # what belongs to one episode and not to those that follow it
 
 
@@ -81,7 +82,8 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
         client: A client class, or an object of one, whose `_step_payload`, `_parse_result` and `_parse_state` are used;
             by default actions and observations are dicts.
         connections: How many connections to use, in all; each server gets at least one, and one for each session
-            where it speaks protocol v1.
+            where it speaks protocol v1. By default four, or more for a server with several workers: a connection
+            is bound to one of them.
         codec: `json`, `msgpack`, or `auto`: MessagePack where both sides have it, JSON for a client class of your own,
             whose hooks may count on what JSON makes of bytes and arrays.
         protocol: `v1`, `v2`, or whichever of them a server speaks, v2 rather than v1.
@@ -108,7 +110,7 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
         n: int,
         *,
         client: type[EnvClient[ActT, ObsT, Any]] | EnvClient[ActT, ObsT, Any] | None = None,
-        connections: int = 4,
+        connections: int | None = None,
         codec: CodecName = "auto",
         protocol: ProtocolChoice = "auto",
         autoreset: Autoreset = "next_step",
@@ -128,7 +130,7 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
         urls = [url] if isinstance(url, str) else list(url)
         _check("url", bool(urls), "at least one server")
         _check("n", n >= 1, "at least one session")
-        _check("connections", connections >= 1, "at least one")
+        _check("connections", connections is None or connections >= 1, "at least one")
         _check("protocol", protocol in PROTOCOLS, f"one of {', '.join(PROTOCOLS)}")
         _check("autoreset", autoreset in AUTORESETS, f"one of {', '.join(AUTORESETS)}")
         _check("on_failure", on_failure in POLICIES, f"one of {', '.join(POLICIES)}")
@@ -145,7 +147,8 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
         )
         open_options = {"wait_s": wait_s, "compress": compress}
         self._pool = SessionPool(
-            placements(urls, n, connections),
+            placements(urls, n, _CONNECTIONS if connections is None else connections),
+            fits_workers=connections is None,
             options=options,
             open_options={key: value for key, value in open_options.items() if value is not None},
             reconnect_s=reconnect_s,

@@ -24,7 +24,7 @@ from ...env.binding import Encoder
 from ...env.copies import EnvironmentCopy
 from ...env.tools.source import ToolEvents
 from ...errors import NotForkable, SessionLost, message_of
-from ..base import WORKER_CRASHED, Lane, LaneCall, NotSendable, ProcessOptions
+from ..base import WORKER_CRASHED, Lane, LaneCall, NotSendable, ProcessOptions, cores
 from ..thread import current_dispatcher
 from . import fork_checks
 from .messages import MessageKind, PackedState, WorkerSetup, modules_of, pack, pack_factory
@@ -301,7 +301,7 @@ class ProcessRunner:
         self.single_thread = single_thread
         self._factory = pack_factory(factory)
         self._files, self._main = modules_of(factory, self.options.models)
-        self._processes = self.options.processes or _cores()
+        self._processes = self.options.processes or cores()
         self._clock = clock
         self._backoff = StartBackoff(clock)
         self._lock = threading.Lock()
@@ -537,10 +537,3 @@ class ProcessRunner:
 
 def _run_in_thread(call: Callable[[], None]) -> None:
     threading.Thread(target=call, name="openenv-waiting", daemon=True).start()
-
-
-def _cores() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # only Linux has it
-        return os.cpu_count() or 1

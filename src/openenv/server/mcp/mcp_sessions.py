@@ -7,12 +7,12 @@ not know requests.
 from __future__ import annotations
 
 import asyncio
-import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import SessionCapacityError, SessionNotFoundError
+from ...errors import SessionCapacityError
 from ...sessions.lifetime import CLOSED_BY_CLIENT, NOT_BEGUN
+from ...sessions.peers import not_found
 from ...sessions.session import Session, SessionKind, SessionState
 from ...types import ServerMode
 from ..service import EnvService
@@ -90,7 +90,7 @@ class McpSessions:
             session = self._manager.find(handle)
             tools_of(session.env, self._service.action_cls)
             self._make_room(session)
-            client = McpSession(str(uuid.uuid4()), session, is_owner=False, version=version)
+            client = McpSession(self._manager.peers.new_id(), session, is_owner=False, version=version)
         self._known[client.id] = client
         return client
 
@@ -104,7 +104,7 @@ class McpSessions:
         client = self._known.get(mcp_session_id)
         if client is None:
             self._manager.find(mcp_session_id)  # raises SessionLost with the reason, if there was one
-            raise SessionNotFoundError(mcp_session_id)
+            raise not_found(self._manager.peers, mcp_session_id)
         if client.session.is_ending:
             self._drop(client)
             self._manager.find(client.session.id)

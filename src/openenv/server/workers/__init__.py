@@ -1,0 +1,1 @@
+"""`openenv serve --workers N`: N processes on one port, as one server."""

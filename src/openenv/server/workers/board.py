@@ -1,0 +1,466 @@
+"""The board: memory that all processes of a server share, and what their sessions have to know of each other.
+
+A row for each worker (state, counts, the clients that wait there), a table of recent opening keys, and for metrics the
+last values of each worker and those of workers that have ended. A worker writes its own row; the supervisor clears the
+row of a worker that has died. Decisions are made under one lock of the operating system, which a killed process gives
+back, so that no process can leave the others waiting or the counts wrong.
+
+    cells of 8 bytes: | head | row 0 | row 1 | ... | keys |      then bytes: | metrics of 0 | ... | of the ended |
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import mmap
+import os
+import re
+import tempfile
+import threading
+import uuid
+from bisect import bisect_left
+from collections import deque
+from dataclasses import dataclass
+from operator import add
+from typing import Final
+
+from ...errors import OpenEnvError, SessionElsewhere, SessionLost
+from ...sessions.lifetime import WORKER_CRASHED
+from ...sessions.peers import NO_SLOTS, Peers, SlotCounts
+from .channel import PeerChannel, PeerMessageKind
+
+MOST_WORKERS: Final = 255  # an index takes one byte of a key's cell
+
+# The head: the number of the last ticket, what is known of the environment's class, whether the server drains.
+_TICKET, _CLASS, _DRAINING, _HEAD = 0, 1, 2, 8
+_UNKNOWN, _CONCURRENT, _SINGLE = 0, 1, 2
+
+# A row: what the worker is, its `SlotCounts`, connections sent there, and its tickets in the admission queue.
+_GENERATION, _STATE, _PID, _COUNTS, _PLACED, _SETTLED, _FIRST, _TICKETS, _NUMBERS = 0, 1, 2, 3, 11, 12, 13, 14, 16
+DOWN, STARTING, SERVING, LEAVING, QUIET = 0, 1, 2, 3, 4
+_TAKES_CONNECTIONS: Final = (SERVING, LEAVING, QUIET)
+_MOST_TICKETS: Final = 10_000  # whose places are known exactly; the queue's own limit by default
+
+_BUCKETS, _WAYS = 8192, 4  # recent opening keys: 32,768
+_TEXT_BYTES: Final = 256 * 1024
+
+_NAME: Final = re.compile(r"-w(\d{1,3})-(\d{1,9})$")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlace:
+    """A worker, and which of the processes that have been that worker."""
+
+    index: int
+    generation: int
+
+
+def place_of(name: str) -> WorkerPlace | None:
+    """Return the worker that has made a session's id, or the cookie of a visitor."""
+    match = _NAME.search(name)
+    return None if match is None else WorkerPlace(int(match[1]), int(match[2]))
+
+
+class Board:
+    """The shared memory of one server.
+
+    Args:
+        workers: How many workers there are.
+        fd: The file that another process has made; None makes one.
+    """
+
+    def __init__(self, workers: int, fd: int | None = None) -> None:
+        self.workers = workers
+        self._row = _NUMBERS + _MOST_TICKETS
+        self._keys = _HEAD + workers * self._row
+        cells = self._keys + 2 * _BUCKETS * _WAYS
+        size = 8 * cells + (workers + 1) * (_TEXT_BYTES + 8)
+        if fd is None:
+            with tempfile.TemporaryFile(prefix="openenv-workers-") as file:
+                file.truncate(size)
+                fd = os.dup(file.fileno())
+        self.fd = fd
+        self._map = mmap.mmap(fd, size)
+        self._bytes = memoryview(self._map)
+        self._cells = self._bytes[: 8 * cells].cast("Q")
+        self._texts = 8 * cells
+        self._here = threading.Lock()
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._cells.release()
+        self._bytes.release()
+        self._map.close()
+        os.close(self.fd)
+
+    def __enter__(self) -> Board:
+        self._here.acquire()
+        # Of the process, not of the file: the descriptor is inherited, so `flock` would let everyone in.
+        fcntl.lockf(self.fd, fcntl.LOCK_EX)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        fcntl.lockf(self.fd, fcntl.LOCK_UN)
+        self._here.release()
+
+    def _at(self, index: int, field: int) -> int:
+        return _HEAD + index * self._row + field
+
+    # -- workers --------------------------------------------------------------------------------------------------
+
+    def state(self, index: int) -> int:
+        """Return what a worker is: `DOWN`, `STARTING`, `SERVING`, `LEAVING`, or `QUIET` after its last call."""
+        return self._cells[self._at(index, _STATE)]
+
+    def set_state(self, index: int, state: int) -> None:
+        """Set it."""
+        self._cells[self._at(index, _STATE)] = state
+
+    def pid(self, index: int) -> int:
+        """Return the process id of a worker."""
+        return self._cells[self._at(index, _PID)]
+
+    def set_pid(self, index: int, pid: int) -> None:
+        """Set it."""
+        self._cells[self._at(index, _PID)] = pid
+
+    def generation(self, index: int) -> int:
+        """Return how many processes have been this worker."""
+        return self._cells[self._at(index, _GENERATION)]
+
+    def begin(self, index: int) -> int:
+        """Clear a worker's row for a new process; return its generation."""
+        with self:
+            start = self._at(index, 0)
+            generation = self._cells[start] + 1
+            for field in range(1, _NUMBERS):
+                self._cells[start + field] = 0
+            self._cells[start] = generation
+            self._cells[start + _STATE] = STARTING
+            return generation
+
+    def end(self, index: int) -> SlotCounts:
+        """Clear the row of a worker that has ended; return the counts that it has left."""
+        with self:
+            left = self.counts_of(index)
+            start = self._at(index, 0)
+            for field in range(1, _NUMBERS):
+                self._cells[start + field] = 0
+        return left
+
+    def is_there(self, place: WorkerPlace) -> bool:
+        """Say whether the very process still serves."""
+        if not 0 <= place.index < self.workers or self.generation(place.index) != place.generation:
+            return False
+        return self.state(place.index) in _TAKES_CONNECTIONS
+
+    def others(self, index: int) -> list[int]:
+        """Return the workers that serve beside one."""
+        others = (other for other in range(self.workers) if other != index)
+        return [other for other in others if self.state(other) in _TAKES_CONNECTIONS]
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the whole server shuts down."""
+        return bool(self._cells[_DRAINING])
+
+    def drain(self) -> None:
+        """Let all workers know that the server shuts down."""
+        self._cells[_DRAINING] = 1
+
+    # -- counts ---------------------------------------------------------------------------------------------------
+
+    def counts_of(self, index: int) -> SlotCounts:
+        """Return what the slots of a worker are used for."""
+        start = self._at(index, _COUNTS)
+        return SlotCounts(*self._cells[start : start + len(SlotCounts._fields)])
+
+    def publish(self, index: int, counts: SlotCounts) -> None:
+        """Set it."""
+        start = self._at(index, _COUNTS)
+        for field, count in enumerate(counts):
+            self._cells[start + field] = count
+
+    def counts_beside(self, index: int) -> SlotCounts:
+        """Return the sums of all other workers."""
+        width, total = len(SlotCounts._fields), list(NO_SLOTS)
+        for other in range(self.workers):
+            if other != index:
+                start = self._at(other, _COUNTS)
+                total = list(map(add, total, self._cells[start : start + width].tolist()))
+        return SlotCounts(*total)
+
+    # -- placing --------------------------------------------------------------------------------------------------
+
+    def load(self, index: int) -> int:
+        """Return the sessions of a worker, and what is on its way there and may become some."""
+        start = self._at(index, 0)
+        live, once = self._cells[start + _COUNTS], self._cells[start + _COUNTS + 1]
+        return live + once + max(0, self._cells[start + _PLACED] - self._cells[start + _SETTLED])
+
+    def place(self, here: int, key: bytes | None = None, sessions: int = 1) -> tuple[int, int]:
+        """Choose the worker for a new session: the least loaded one; this one where several are.
+
+        Args:
+            here: This worker.
+            key: What the client calls its request: a repeated one goes where the first has gone.
+            sessions: How many sessions will be opened.
+
+        Returns:
+            The worker, and how many sessions count as its load until they are there: none for a repeated request.
+        """
+        with self:
+            known = None if key is None else self._known(key)
+            if known is not None:
+                return known, 0
+            chosen = self._least_loaded(here)
+            if key is not None:
+                self._remember(key, chosen)
+            self._cells[self._at(chosen, _PLACED)] += sessions
+            return chosen, sessions
+
+    def _least_loaded(self, here: int) -> int:
+        best, least = here, self.load(here) if self.state(here) == SERVING else None
+        for index in range(self.workers):
+            if index != here and self.state(index) == SERVING:
+                load = self.load(index)
+                if least is None or load < least:
+                    best, least = index, load
+        return best
+
+    def settle(self, index: int, count: int) -> None:
+        """Note that so much of what was placed has become sessions, or never will; the caller holds the lock."""
+        at = self._at(index, _SETTLED)
+        self._cells[at] = min(self._cells[at] + count, self._cells[self._at(index, _PLACED)])
+
+    def first_serving(self, here: int) -> int:
+        """Return the worker for what all requests without a name share."""
+        return next((index for index in range(self.workers) if self.state(index) == SERVING), here)
+
+    # -- opening keys: | digest | number of its entry, generation, index | ----------------------------------------
+
+    def _bucket(self, key: bytes) -> tuple[int, int]:
+        digest = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") or 1
+        return self._keys + 2 * _WAYS * (digest % _BUCKETS), digest
+
+    def _known(self, key: bytes) -> int | None:
+        start, digest = self._bucket(key)
+        for at in range(start, start + 2 * _WAYS, 2):
+            if self._cells[at] == digest:
+                place = self._cells[at + 1]
+                index, generation = place & 0xFF, (place >> 8) & 0xFFFF
+                if self.generation(index) & 0xFFFF == generation and self.state(index) in _TAKES_CONNECTIONS:
+                    return index
+        return None
+
+    def _remember(self, key: bytes, index: int) -> None:
+        start, digest = self._bucket(key)
+        ways = range(start, start + 2 * _WAYS, 2)
+        at = next((at for at in ways if self._cells[at] in (0, digest)), None)
+        if at is None:
+            at = min(ways, key=lambda at: self._cells[at + 1] >> 24)  # the oldest
+        self._cells[_TICKET] += 1
+        self._cells[at] = digest
+        self._cells[at + 1] = (
+            (self._cells[_TICKET] & 0xFF_FFFF_FFFF) << 24 | (self.generation(index) & 0xFFFF) << 8 | index
+        )
+
+    # -- the admission queue --------------------------------------------------------------------------------------
+
+    def next_ticket(self) -> int:
+        """Return the next number."""
+        with self:
+            self._cells[_TICKET] += 1
+            return self._cells[_TICKET]
+
+    def publish_waiting(self, index: int, tickets: list[int], first: int) -> None:
+        """Set the tickets that wait in a worker, and which of them a free slot is for."""
+        tickets = tickets[:_MOST_TICKETS]
+        start = self._at(index, _NUMBERS)
+        with self:
+            for place, number in enumerate(tickets):
+                if self._cells[start + place] != number:
+                    self._cells[start + place] = number
+            self._cells[self._at(index, _TICKETS)] = len(tickets)
+            self._cells[self._at(index, _FIRST)] = first
+
+    def first_waiting(self) -> tuple[int, int] | None:
+        """Return the first ticket of all, and where it waits."""
+        firsts = [(self._cells[self._at(index, _FIRST)], index) for index in range(self.workers)]
+        return min(((number, index) for number, index in firsts if number), default=None)
+
+    def waiting_before(self, index: int, ticket: int) -> int:
+        """Return how many tickets of other workers have a lower number."""
+        count = 0
+        for other in range(self.workers):
+            if other != index and (size := self._cells[self._at(other, _TICKETS)]):
+                start = self._at(other, _NUMBERS)
+                count += bisect_left(self._cells[start : start + size], ticket)
+        return count
+
+    # -- the environment's class ----------------------------------------------------------------------------------
+
+    @property
+    def allows_concurrency(self) -> bool | None:
+        """Whether the class allows concurrent sessions; None while no worker knows."""
+        known = self._cells[_CLASS]
+        return None if known == _UNKNOWN else known == _CONCURRENT
+
+    def learned_class(self, *, is_concurrent: bool) -> None:
+        """Set it."""
+        self._cells[_CLASS] = _CONCURRENT if is_concurrent else _SINGLE
+
+    # -- metrics --------------------------------------------------------------------------------------------------
+
+    def keep_text(self, index: int, text: bytes) -> None:
+        """Keep the metrics of a worker as they were shown last; `workers` stands for those that have ended."""
+        text = text[: text.rfind(b"\n", 0, _TEXT_BYTES) + 1] if len(text) > _TEXT_BYTES else text
+        start = self._texts + index * (_TEXT_BYTES + 8)
+        with self:
+            self._bytes[start : start + 8] = len(text).to_bytes(8, "little")
+            self._bytes[start + 8 : start + 8 + len(text)] = text
+
+    def kept_text(self, index: int) -> bytes:
+        """Return them."""
+        start = self._texts + index * (_TEXT_BYTES + 8)
+        with self:
+            size = int.from_bytes(self._bytes[start : start + 8], "little")
+            return bytes(self._bytes[start + 8 : start + 8 + min(size, _TEXT_BYTES)])
+
+
+class SharedPeers(Peers):
+    """The other workers of a server, as the sessions of one worker see them.
+
+    Args:
+        board: The shared memory.
+        channel: Takes messages to other workers.
+        place: This worker.
+        boot: The first part of every resume token.
+    """
+
+    is_shared = True
+
+    def __init__(self, board: Board, channel: PeerChannel, place: WorkerPlace, boot: str) -> None:
+        self.boot = boot
+        self.board = board
+        self.channel = channel
+        self.place = place
+        self._index = place.index
+        self._suffix = f"-w{place.index}-{place.generation}"
+        self._opened = 0  # sessions and single requests, as published
+        self._arrivals: deque[tuple[float, int]] = deque()  # sessions that are about to be opened, and until when
+
+    # -- what was placed here: it counts as load until it has become sessions -------------------------------------
+
+    def arrived(self, placed: int, until: float) -> None:
+        """Note that requests for sessions have arrived; at that time, what has not become one never will."""
+        with self.board:
+            self._arrivals.append((until, placed))
+
+    def expire_arrivals(self, now: float) -> float | None:
+        """Forget arrivals that have become nothing; return when to look again."""
+        with self.board:
+            while self._arrivals and self._arrivals[0][0] <= now:
+                self.board.settle(self._index, self._arrivals.popleft()[1])
+            return self._arrivals[0][0] if self._arrivals else None
+
+    def _settle(self, opened: int) -> None:
+        """Take the oldest arrivals for the sessions that were opened; the caller holds the lock."""
+        while opened > 0 and self._arrivals:
+            until, placed = self._arrivals.popleft()
+            used = min(opened, placed)
+            opened -= used
+            self.board.settle(self._index, used)
+            if used < placed:
+                self._arrivals.appendleft((until, placed - used))
+
+    @property
+    def is_draining(self) -> bool:  # type: ignore[override]
+        """Whether the whole server shuts down."""
+        return self.board.is_draining
+
+    def __enter__(self) -> SlotCounts:
+        self.board.__enter__()
+        return self.board.counts_beside(self._index)
+
+    def __exit__(self, *_: object) -> None:
+        self.board.__exit__()
+
+    def counts(self) -> SlotCounts:
+        return self.board.counts_beside(self._index) if self.board.workers > 1 else NO_SLOTS
+
+    def publish(self, counts: SlotCounts) -> None:
+        self.board.publish(self._index, counts)
+        opened, self._opened = counts.live + counts.once - self._opened, counts.live + counts.once
+        self._settle(opened)
+
+    def slot_freed(self, *, briefly: bool, once: bool) -> None:
+        # The admission queue wakes its own: see `CapacityQueue.call_next`.
+        for other in self.board.others(self._index):
+            counts = self.board.counts_of(other)
+            if (briefly and counts.waiting_briefly) or (once and counts.waiting_once):
+                self.channel.send(other, PeerMessageKind.WAKE)
+                return
+
+    def wake_first(self) -> None:
+        first = self.board.first_waiting()
+        if first is not None and first[1] != self._index:
+            self.channel.send(first[1], PeerMessageKind.WAKE)
+
+    def evict_soft(self, *, for_soft: bool) -> bool:
+        others = [(self.board.counts_of(other).soft, other) for other in self.board.others(self._index)]
+        most, chosen = max(others, default=(0, 0))
+        if not most:
+            return False
+        self.channel.send(chosen, PeerMessageKind.EVICT, b"\x01" if for_soft else b"\x00")
+        return True
+
+    def next_ticket(self) -> int:
+        return self.board.next_ticket()
+
+    def publish_waiting(self, tickets: list[int], first: int) -> None:
+        self.board.publish_waiting(self._index, tickets, first)
+
+    @property
+    def has_next(self) -> bool:
+        first = self.board.first_waiting()
+        return first is not None and first[1] != self._index
+
+    def is_first(self, ticket: int) -> bool:
+        first = self.board.first_waiting()
+        return first is None or first[0] >= ticket
+
+    def waiting_before(self, ticket: int) -> int:
+        return self.board.waiting_before(self._index, ticket)
+
+    @property
+    def allows_concurrency(self) -> bool | None:
+        return self.board.allows_concurrency
+
+    def learned_class(self, *, is_concurrent: bool) -> None:
+        self.board.learned_class(is_concurrent=is_concurrent)
+        for other in self.board.others(self._index):
+            self.channel.send(other, PeerMessageKind.WAKE)
+
+    def new_id(self) -> str:
+        return f"{uuid.uuid4()}{self._suffix}"
+
+    def mark(self, name: str) -> str:
+        return name + self._suffix
+
+    def absence(self, session_id: str) -> OpenEnvError | None:
+        place = place_of(session_id)
+        if place is None or place == self.place:
+            return None
+        if not 0 <= place.index < self.board.workers or place.generation > self.board.generation(place.index):
+            return None  # this server has never made such an id
+        if self.board.is_there(place):
+            text = (
+                f"Session '{session_id}' is held by worker {place.index} of this server, and this request has reached "
+                f"worker {self._index}. Send it on a connection of its own, and not behind an unanswered request."
+            )
+            return SessionElsewhere(session_id, text)
+        return SessionLost(WORKER_CRASHED)
+
+    async def ask(self, question: str) -> list[bytes]:
+        return await self.channel.ask(self.board.others(self._index), question)

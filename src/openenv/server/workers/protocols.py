@@ -1,0 +1,464 @@
+"""Connections that reach the worker they are for: uvicorn's protocol classes of a server with several workers.
+
+Whichever worker has accepted a connection reads its first request, and hands the connection over, with what was read,
+where another worker has the session (`SCM_RIGHTS`): the client notices nothing, and no byte passes a second process. A
+connection that stays open is handed over again whenever a request is for another worker, between two requests. A
+WebSocket of protocol v2 says in its first message whose it is, after the handshake.
+
+    accept --> RoutedFirstRead -- upgrade: v1, the page --> handed over, or RoutedUpgrade
+                    |              upgrade: v2 -----------> RoutedUpgrade -- first message --> handed over, or kept
+                    +-- HTTP --> RoutedHttp -- request ---> handed over before a byte of it is parsed, or answered
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any, Final, Protocol
+
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from ..asgi import MOST_HEAD_BYTES
+from ..fast.dispatch import DirectDispatch
+from ..fast.frame_socket import FrameSocket
+from ..fast.http import HEAD_TIMEOUT_S, FirstRead, LimitedHttpProtocol, is_plain_upgrade
+from ..fast.upgrade import UpgradeProtocol
+from ..sockets import SocketHandler
+from ..ws_v2 import V2Connection
+from .routing import MOST_BODY_BYTES, RequestHead, Router, is_request, read_head, sessions_of
+
+logger = logging.getLogger("uvicorn.error")
+
+WORKERS_HEADER: Final = b"x-openenv-workers"
+_MOST_HELD: Final = 256 * 1024  # bytes of requests that came ahead; then the connection is not read
+_UNFLUSHED_S: Final = 0.005  # how soon to look again whether a response has gone out
+_SETTLE_S: Final = 10.0  # a v2 connection that says nothing for so long stays where it is
+
+
+class Stage(IntEnum):
+    """How far a connection is when it is handed over."""
+
+    REQUEST = 1  # what follows is a request
+    MESSAGES = 2  # what follows is the handshake of a WebSocket, which was answered, and then its messages
+
+
+class ConnectionRouter(Protocol):
+    """What connections need of their worker."""
+
+    index: int
+    workers: int
+    router: Router
+
+    def hand_over(
+        self, transport: asyncio.Transport, index: int, stage: Stage, data: bytes, *, head: bytes = b"", placed: int
+    ) -> bool:
+        """Give a connection to another worker; False where that is not possible, and nothing has happened.
+
+        Args:
+            transport: The connection.
+            index: The worker.
+            stage: How far it is.
+            data: What was read and not answered.
+            head: The handshake that was answered.
+            placed: How many sessions it was placed for.
+        """
+        ...
+
+    def arrived(self, placed: int) -> None:
+        """Note that what was placed here has arrived."""
+        ...
+
+
+class RoutedFirstRead(FirstRead):
+    """A connection before its first bytes.
+
+    Args:
+        worker: This worker.
+        stage: How far another worker has come with it; None for one that was just accepted.
+        head: The handshake that was answered.
+        early: What was read already.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        worker: ConnectionRouter,
+        stage: Stage | None = None,
+        head: bytes = b"",
+        early: bytes = b"",
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._worker = worker
+        self._stage = stage
+        self._head = head
+        self._early = early
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Continue with what was read already. At once: the next read must come after it."""
+        super().connection_made(transport)
+        if self._stage is Stage.REQUEST:
+            self.data_received(self._early)
+        elif self._stage is Stage.MESSAGES:
+            upgrade = self._upgrade()
+            upgrade.adopt(self._early)
+            self._pass_on(upgrade, self._head)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass the connection on to the protocol that fits, or to another worker."""
+        is_adopted = self._stage is not None
+        if is_plain_upgrade(data):
+            index = self._worker.index if is_adopted else self._destination(data)
+            placed = 0 if is_adopted else self._worker.router.placed
+            if index != self._worker.index and self._hand_over(index, data, placed):
+                return
+            self._pass_on(self._upgrade(), data)
+            self._worker.arrived(placed)
+        else:
+            protocol = RoutedHttp(self._config, self._state, self._app_state, worker=self._worker)
+            protocol.app = DirectDispatch.of(self._config)
+            protocol.is_adopted = is_adopted
+            self._pass_on(protocol, data)
+
+    def _destination(self, data: bytes) -> int:
+        router, head = self._worker.router, read_head(data)
+        router.placed = 0
+        return self._worker.index if head is None else router.of_upgrade(head)
+
+    def _hand_over(self, index: int, data: bytes, placed: int) -> bool:
+        assert self._transport is not None
+        return self._worker.hand_over(self._transport, index, Stage.REQUEST, data, placed=placed)
+
+    def _upgrade(self) -> RoutedUpgrade:
+        return RoutedUpgrade(self._config, self._state, self._app_state, worker=self._worker)
+
+    def _pass_on(self, protocol: RoutedUpgrade | RoutedHttp, data: bytes) -> None:
+        assert self._transport is not None
+        assert self._timer is not None
+        self._timer.cancel()
+        self._state.connections.discard(self)
+        self._transport.set_protocol(protocol)
+        protocol.connection_made(self._transport)
+        protocol.data_received(data)
+
+
+class RoutedHttp(LimitedHttpProtocol):
+    """An HTTP connection whose requests may be for different workers.
+
+    Bytes are held until it is known whom a request is for; the parser gets one request at a time, and the next one when
+    the response is out. So a connection can be handed over between any two requests.
+    """
+
+    is_adopted = False  # whether another worker has sent the first request here
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        worker: ConnectionRouter,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._worker = worker
+        self._held = b""
+        self._rest = 0  # bytes of the present request's body that are still to come
+        self._is_open_ended = False  # whether only the parser knows where the present request ends
+        self._is_answering = False
+        self._is_first = True
+        self._is_given_away = False
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def data_received(self, data: bytes) -> None:
+        """Hold what comes, and pass on what may be."""
+        if self._is_given_away:
+            return
+        if self._rest and not self._held and len(data) <= self._rest:  # the usual rest of a large body
+            self._rest -= len(data)
+            super().data_received(data)
+            return
+        self._held = self._held + data if self._held else data
+        self._advance()
+
+    def _advance(self) -> None:
+        while self._held and not self._is_given_away and not self.transport.is_closing():
+            if self._rest:
+                part, self._held = self._held[: self._rest], self._held[self._rest :]
+                self._rest -= len(part)
+                super().data_received(part)
+            elif self._is_open_ended or self._is_refused:
+                data, self._held = self._held, b""
+                super().data_received(data)
+            elif self._is_answering:
+                if len(self._held) > _MOST_HELD:
+                    self.flow.pause_reading()  # until the response is complete
+                return
+            elif not self._next_request():
+                return
+
+    def _next_request(self) -> bool:
+        """Pass the next request to the parser, or to another worker; False where more of it has to come first."""
+        end = self._held.find(b"\r\n\r\n")
+        if end < 0:
+            if len(self._held) <= MOST_HEAD_BYTES and is_request(self._held):
+                self._await_head()
+                return False
+            head = None
+        else:
+            self._end_head_timer()
+            head = read_head(self._held[: end + 4]) if end <= MOST_HEAD_BYTES else None
+        if head is None:  # the parser says what is wrong with it
+            return self._parse(None)
+        placed = 0
+        if not self.is_adopted:
+            if self.transport.get_write_buffer_size():  # the client reads the response before, and slowly
+                self._await_head()
+                self.loop.call_later(_UNFLUSHED_S, self._advance)
+                return False
+            index = self._destination(head)
+            if index is None:
+                return False
+            placed = self._worker.router.placed
+            if index != self._worker.index and self._worker.hand_over(
+                self.transport, index, Stage.REQUEST, self._held, placed=placed
+            ):
+                self._is_given_away = True
+                self._held = b""
+                return False
+        self._parse(head)
+        self._worker.arrived(placed)
+        return True
+
+    def _destination(self, head: RequestHead) -> int | None:
+        """Return the worker that the next request is for; None while its body has to be read first."""
+        router, body = self._worker.router, b""
+        if head.body_bytes is not None and router.needs_body(head):
+            start = len(head.raw)
+            wanted = start + min(head.body_bytes, MOST_BODY_BYTES)
+            if len(self._held) < wanted:
+                self._await_head()
+                return None
+            body = self._held[start:wanted]
+        return router.of_request(head, body, is_first=self._is_first)
+
+    def _parse(self, head: RequestHead | None) -> bool:
+        self.is_adopted = self._is_first = False
+        self._end_head_timer()
+        if head is None or head.body_bytes is None:
+            self._is_open_ended = True
+            data, self._held = self._held, b""
+        else:
+            size = len(head.raw) + head.body_bytes
+            data = self._held
+            self._held = b""
+            if len(data) > size:
+                data, self._held = data[:size], data[size:]
+            self._rest = size - len(data)
+        self._is_answering = True
+        super().data_received(data)
+        return True
+
+    def _await_head(self) -> None:
+        """Give the rest of a request as long as a head has."""
+        if self._head_timer is None:
+            self._unset_keepalive_if_required()
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+
+    def _end_head_timer(self) -> None:
+        timer, self._head_timer = self._head_timer, None
+        if timer is not None:
+            timer.cancel()
+
+    def on_response_complete(self) -> None:
+        """Go on with the next request, which may have come already."""
+        super().on_response_complete()
+        self._is_answering = False
+        if self._is_open_ended and not self.pipeline and not (self.cycle is not None and self.cycle.more_body):
+            self._is_open_ended = False
+        if self._held:
+            self._unset_keepalive_if_required()
+            self.loop.call_soon(self._advance)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting for the rest of a request."""
+        self._end_head_timer()
+        self._held = b""
+        super().connection_lost(exc)
+
+
+class RoutedUpgrade(UpgradeProtocol):
+    """A WebSocket from its upgrade request on, which tells its client how many workers there are."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        worker: ConnectionRouter,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.worker = worker
+        self.head = b""
+        self.early: bytes | None = None  # messages that were read before there was a socket for them
+        self.is_adopted = False
+
+    def adopt(self, early: bytes) -> None:
+        """Continue with a WebSocket whose handshake another worker has answered."""
+        self.is_adopted = True
+        self.early = early
+
+    def data_received(self, data: bytes) -> None:
+        """Keep the handshake, and what comes before the socket is there."""
+        if not self.head:
+            self.head = data
+            super().data_received(data)
+        elif self.early is not None:
+            self.early += data
+        else:
+            super().data_received(data)
+
+    def _accept(self, message: dict[str, Any]) -> None:
+        if self.is_adopted:
+            self._phase = "accepted"
+            return
+        count = (WORKERS_HEADER, str(self.worker.workers).encode())
+        super()._accept({**message, "headers": [*message.get("headers", ()), count]})
+
+    def take_frames(self, max_size: int) -> FrameSocket | None:
+        """Hand the connection over to a socket that waits for the first message."""
+        assert self._transport is not None
+        if self._phase != "accepted" or self._socket is not None or self._transport.is_closing():
+            return None
+        self._phase = "taken"
+        self._socket = RoutedSocket(self._transport, self, max_size=max_size)
+        return self._socket
+
+    def taken_early(self) -> bytes:
+        """Return what was read already; from now on the socket reads."""
+        early, self.early = self.early or b"", None
+        return early
+
+
+class RoutedSocket(FrameSocket):
+    """A WebSocket that another worker may get with its first message, if it speaks protocol v2."""
+
+    def __init__(self, transport: asyncio.Transport, origin: RoutedUpgrade, *, max_size: int) -> None:
+        super().__init__(transport, origin, max_size=max_size)
+        self._upgrade = origin
+        self._raw: bytes | None = None
+        self._settling: asyncio.TimerHandle | None = None
+
+    def start(self, handler: SocketHandler) -> None:
+        """Begin to deliver messages."""
+        if isinstance(handler, V2Connection) and not self._upgrade.is_adopted:
+            self._raw = b""
+            super().start(FirstMessage(self, handler))
+            self._settling = self._loop.call_later(_SETTLE_S, self.settle)
+        else:
+            super().start(handler)
+            self._upgrade.head = b""
+        early = self._upgrade.taken_early()
+        if early:
+            self.data_received(early)
+
+    def data_received(self, data: bytes) -> None:
+        """Keep what comes until it is known whom it is for."""
+        if self._raw is not None:
+            self._raw += data
+        super().data_received(data)
+
+    def settle(self) -> None:
+        """Keep the connection here."""
+        handler = self._handler
+        if isinstance(handler, FirstMessage):
+            self._handler = handler.connection
+        self._forget()
+
+    def _forget(self) -> None:
+        self._raw = None
+        self._upgrade.head = b"\0"  # not empty: that would be a connection before its handshake
+        timer, self._settling = self._settling, None
+        if timer is not None:
+            timer.cancel()
+
+    def route(self, index: int) -> bool:
+        """Keep the connection, or give it to another worker; return whether it is kept."""
+        worker = self._upgrade.worker
+        raw, head, placed = self._raw or b"", self._upgrade.head, worker.router.placed
+        if index != worker.index and worker.hand_over(
+            self._transport, index, Stage.MESSAGES, raw, head=head, placed=placed
+        ):
+            self._closing = True  # drops what else was in this read
+            self._forget()
+            return False
+        self.settle()
+        worker.arrived(placed)
+        return True
+
+    def destination(self, payload: bytes, connection: V2Connection, *, binary: bool) -> int:
+        """Choose the worker by the first message."""
+        return self._upgrade.worker.router.of_first_message(
+            payload,
+            connection.codec,
+            binary=binary,
+            role=connection.role.value,
+            limit=connection.max_bytes,
+            sessions=sessions_of(self._upgrade.head),
+        )
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting for the first message."""
+        if self._settling is not None:
+            self._settling.cancel()
+        super().connection_lost(exc)
+
+
+class FirstMessage:
+    """The handler of a v2 connection until its first message says which worker it is for."""
+
+    def __init__(self, socket: RoutedSocket, connection: V2Connection) -> None:
+        self._socket = socket
+        self.connection = connection
+        self._is_routed = False
+
+    def _route(self, payload: bytes, *, binary: bool, deliver: Callable[[bytes], None]) -> None:
+        if not self._is_routed:
+            self._is_routed = True
+            if not self._socket.route(self._socket.destination(payload, self.connection, binary=binary)):
+                return
+        deliver(payload)  # of the same read, too
+
+    def on_message(self, payload: bytes) -> None:
+        """Route by a text message."""
+        self._route(payload, binary=False, deliver=self.connection.on_message)
+
+    def on_binary(self, payload: bytes) -> None:
+        """Route by a binary message."""
+        self._route(payload, binary=True, deliver=self.connection.on_binary)
+
+    def on_oversize(self, size: int) -> None:
+        """Keep a connection whose first message is refused."""
+        self._is_routed = True
+        self._socket.settle()
+        self.connection.on_oversize(size)
+
+    def on_writable(self) -> None:
+        """Pass it on."""
+        self.connection.on_writable()
+
+    def on_shutdown(self) -> None:
+        """Pass it on."""
+        self.connection.on_shutdown()
+
+    def on_lost(self) -> None:
+        """Pass it on."""
+        self.connection.on_lost()

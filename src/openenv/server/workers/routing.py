@@ -1,0 +1,272 @@
+"""Which worker a request is for, from its bytes: the one that has the session it names, or the least loaded one.
+
+Ids of sessions, MCP sessions and visitors end in `-wINDEX-GENERATION`, so a name is enough and no table is needed.
+Knows what requests of an environment's server look like; must not know connections.
+
+    names a session that a worker has       that worker
+    opens a session                         the least loaded; under a key, where the same key went before
+    the page                                the visitor's worker; what visitors share, the first one that serves
+    anything else, a name of no worker      here: whichever worker has the connection can answer
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qs, unquote
+
+from ...protocol.codec import Codec
+from ...protocol.json_values import ValueLimit, decode
+from ...protocol.jsonrpc import META_SESSION
+from ..http_routes import KEY_HEADER, SESSION_COOKIE, SESSION_HEADER
+from ..mcp.endpoint import COOKIE as MCP_COOKIE
+from .board import Board, WorkerPlace, place_of
+
+VISITOR_COOKIE: Final = "openenv_visitor"
+_GRADIO: Final = "/web/gradio"  # its page keeps its visitors in the process
+MOST_BODY_BYTES: Final = 256 * 1024  # that are read to find the session of a JSON-RPC request
+
+_CONTENT_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)[ \t]*\r\n", re.IGNORECASE)
+_CODING: Final = re.compile(rb"\r\n(?:transfer-encoding|expect|upgrade):", re.IGNORECASE)
+_SESSION: Final = re.compile(rb"\r\n(?:x-openenv-session|mcp-session-id):[ \t]*([^\r]*)", re.IGNORECASE)
+_KEY: Final = re.compile(rb"\r\n" + KEY_HEADER + rb":[ \t]*([^\r]*)", re.IGNORECASE)
+_COOKIES: Final = re.compile(rb"\r\ncookie:[ \t]*([^\r]*)", re.IGNORECASE)
+_OFFERS: Final = re.compile(rb"\r\nsec-websocket-protocol:[^\r]*openenv\.v2\.", re.IGNORECASE)
+_SESSIONS: Final = re.compile(rb"\r\nx-openenv-sessions:[ \t]*(\d{1,6})", re.IGNORECASE)
+_RPC_SESSION: Final = re.compile(rb'"(?:session_id|' + re.escape(META_SESSION).encode() + rb')"\s*:\s*"([^"\\]*)"')
+_RPC_OPENS: Final = re.compile(rb'"method"\s*:\s*"(?:initialize|openenv/session/create)"')
+_MODERN: Final = re.compile(rb"\r\nmcp-protocol-version:[ \t]*20(?:2[6-9]|[3-9]\d)-", re.IGNORECASE)
+
+_GYM: Final = frozenset({"/reset", "/step", "/state"})
+_PLAIN: Final = re.compile(rb"[A-Z]{3,7} ")
+
+assert SESSION_HEADER.lower() == "x-openenv-session"
+
+
+def sessions_of(head: bytes) -> int:
+    """Return how many sessions the client of a WebSocket is about to open, as its handshake says."""
+    count = _SESSIONS.search(head)
+    return 1 if count is None else max(1, int(count[1]))
+
+
+class RequestHead(NamedTuple):
+    """What routing needs of a request's head.
+
+    Args:
+        method: Its method.
+        path: Its path, decoded.
+        query: What follows the `?`.
+        raw: All of it.
+        body_bytes: The length of its body; None where only a parser can tell.
+    """
+
+    method: bytes
+    path: str
+    query: bytes
+    raw: bytes
+    body_bytes: int | None
+
+
+def is_request(data: bytes) -> bool:
+    """Say whether data may be the beginning of a request; if not, a parser should say what is wrong."""
+    return _PLAIN.match(data[:8]) is not None or (len(data) < 8 and data.isupper())
+
+
+def read_head(raw: bytes) -> RequestHead | None:
+    """Read a whole head, up to and with the empty line; None for one that a parser should look at."""
+    line, _, _ = raw.partition(b"\r\n")
+    parts = line.split(b" ")
+    if len(parts) != 3 or not parts[1].startswith(b"/"):
+        return None
+    target, _, query = parts[1].partition(b"?")
+    path = target.decode("latin-1")
+    if "%" in path:
+        path = unquote(path)
+    body_bytes: int | None = None
+    if _CODING.search(raw) is None:
+        lengths = _CONTENT_LENGTH.findall(raw)
+        if len(lengths) > 1 or (lengths and len(lengths[0]) > 15):
+            return None
+        body_bytes = int(lengths[0]) if lengths else 0
+    return RequestHead(parts[0], path, query, raw, body_bytes)
+
+
+class Router:
+    """Chooses workers.
+
+    Args:
+        board: Knows which workers serve, and their loads.
+        here: This worker.
+    """
+
+    def __init__(self, board: Board, here: WorkerPlace) -> None:
+        self._board = board
+        self._here = here.index
+        # How many sessions the last choice was made for: they count as the worker's load until they have arrived.
+        self.placed = 0
+
+    def _named(self, name: str) -> int | None:
+        """Return the worker that has the session of a name; None where this one can answer as well as any."""
+        place = place_of(name)
+        if place is None:
+            return None
+        return place.index if self._board.is_there(place) else self._here
+
+    def _placed(self, key: bytes | None = None, sessions: int = 1) -> int:
+        index, self.placed = self._board.place(self._here, key, sessions)
+        return index
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    def needs_body(self, head: RequestHead) -> bool:
+        """Say whether the body has to be read: a JSON-RPC request may name its session there."""
+        return head.path == "/mcp" and head.method == b"POST" and self._by_head(head) is None
+
+    def of_request(self, head: RequestHead, body: bytes, *, is_first: bool) -> int:
+        """Choose the worker of an HTTP request.
+
+        Args:
+            head: Its head.
+            body: Its body, where `needs_body` asks for it.
+            is_first: Whether it is the first of its connection: then what runs an environment goes where there is room.
+        """
+        self.placed = 0
+        index = self._by_head(head)
+        if index is not None:
+            return index
+        if head.path == "/mcp" and head.method == b"POST":
+            return self._of_rpc(head, body, is_first=is_first)
+        if is_first and head.path in _GYM:
+            return self._placed()
+        return self._here
+
+    def _by_head(self, head: RequestHead) -> int | None:
+        """Choose by the head alone; None where that does not decide."""
+        path, raw = head.path, head.raw
+        session = _SESSION.search(raw)
+        if session is not None:
+            name = session[1].decode("latin-1").strip()
+            if name.lower() != "new" or path != "/reset":
+                index = self._named(name)
+                return self._here if index is None else index
+            return self._opened(raw)
+        if path.startswith(("/sessions", "/web/sessions/")):
+            if path == "/sessions":
+                return self._opened(raw) if head.method == b"POST" else self._here
+            index = self._named(path.rpartition("/")[2])
+            return self._here if index is None else index
+        if path.startswith("/web"):
+            return self._of_page(head)
+        if head.query and (index := self._by_query(head.query)) is not None:
+            return index
+        if path in _GYM or path == "/mcp":
+            name = self._cookie(raw, MCP_COOKIE if path == "/mcp" else SESSION_COOKIE)
+            return None if name is None else self._named(name)
+        return None
+
+    def _opened(self, raw: bytes) -> int:
+        """WorkerPlace a request that opens a session; repeated under its key, it goes to the same worker."""
+        key = _KEY.search(raw)
+        return self._placed(None if key is None else b"http " + key[1].strip())
+
+    def _by_query(self, query: bytes) -> int | None:
+        names = parse_qs(query.decode("latin-1")).get("session_id") if b"session_id" in query else None
+        if not names:
+            return None
+        index = self._named(names[0])
+        return self._here if index is None else index
+
+    def _cookie(self, raw: bytes, name: str) -> str | None:
+        line = _COOKIES.search(raw)
+        for pair in line[1].decode("latin-1").split(";") if line is not None else ():
+            key, _, value = pair.partition("=")
+            if key.strip() == name:
+                return value.strip().strip('"')
+        return None
+
+    def _of_page(self, head: RequestHead) -> int:
+        if head.path.startswith("/web/static/"):
+            return self._here
+        if head.path.startswith(_GRADIO):
+            return self._board.first_serving(self._here)
+        visitor = self._cookie(head.raw, VISITOR_COOKIE)
+        if visitor:
+            return self._of_visitor(visitor)
+        if head.path == "/web/" and head.method == b"GET":
+            return self._placed()  # the visitor's worker: the response names it in a cookie
+        return self._board.first_serving(self._here)
+
+    def _of_visitor(self, visitor: str) -> int:
+        index = self._named(visitor)
+        if index is None:  # a cookie that a client has made itself
+            index = zlib.crc32(visitor.encode("latin-1", "replace")) % self._board.workers
+            index = index if index in self._board.others(self._here) else self._here
+        return index
+
+    def _of_rpc(self, head: RequestHead, body: bytes, *, is_first: bool) -> int:
+        places = [self._named(name.decode("utf-8", "replace")) for name in _RPC_SESSION.findall(body)]
+        places = [index for index in places if index is not None]
+        if places:
+            # An argument of a tool may be called so too: unless it makes no difference, the message itself decides.
+            own = None if set(places) == {self._here} else _rpc_session(body)
+            index = None if own is None else self._named(own)
+            return self._here if index is None else index
+        if _RPC_OPENS.search(body) or _MODERN.search(head.raw) or is_first:
+            return self._placed()
+        return self._here
+
+    # -- WebSockets -----------------------------------------------------------------------------------------------
+
+    def of_upgrade(self, head: RequestHead) -> int:
+        """Choose the worker of a WebSocket from its handshake; with protocol v2, its first message decides."""
+        self.placed = 0
+        if head.path == "/ws/ui":
+            visitor = self._cookie(head.raw, VISITOR_COOKIE)
+            return self._of_visitor(visitor) if visitor else self._board.first_serving(self._here)
+        if head.path.startswith(_GRADIO):
+            return self._board.first_serving(self._here)
+        if head.path not in ("/ws", "/mcp"):
+            return self._here
+        index = self._by_query(head.query) if head.query else None
+        if index is not None:
+            return index
+        if head.path == "/ws" and _OFFERS.search(head.raw):
+            return self._here
+        return self._placed()
+
+    def of_first_message(
+        self, payload: bytes, codec: Codec, *, binary: bool, role: str, limit: int, sessions: int
+    ) -> int:
+        """Choose the worker of a v2 connection from its first message: `open` names a session, or wants a new one."""
+        self.placed = 0
+        if len(payload) > MOST_BODY_BYTES or codec.is_compressed(payload, binary=binary):
+            return self._here
+        try:
+            message = codec.decode(payload, binary=binary, max_bytes=limit, limit=ValueLimit.within(MOST_BODY_BYTES))
+        except ValueError:
+            return self._here
+        if not isinstance(message, Mapping) or message.get("type") != "open":
+            return self._here
+        token, nonce = message.get("resume"), message.get("nonce")
+        if isinstance(token, str):
+            place = place_of(token.partition(".")[2].partition(".")[0])
+            if place is not None and self._board.is_there(place):
+                return place.index
+            nonce = None  # any worker can tell that the session is gone; a new one will follow on this connection
+        return self._placed(f"ws {role} {nonce}".encode() if isinstance(nonce, str) else None, sessions)
+
+
+def _rpc_session(body: bytes) -> str | None:
+    """Return the session that a JSON-RPC message names."""
+    try:
+        message: Any = decode(body)
+    except ValueError:
+        return None
+    params = message.get("params") if isinstance(message, dict) else None
+    if not isinstance(params, dict):
+        return None
+    meta = params.get("_meta")
+    names = (params.get("session_id"), meta.get(META_SESSION) if isinstance(meta, dict) else None)
+    return next((name for name in names if isinstance(name, str)), None)

@@ -1,0 +1,382 @@
+"""The supervisor of `openenv serve --workers N`: owns the port, starts the workers, replaces those that die.
+
+It takes no part in requests, so a client never waits for it. One thread, no event loop: it sleeps until a worker says
+something or ends, or a signal comes.
+
+    start N --> all are ready --> go: they listen --> a worker dies: its row is cleared, its messages go to others,
+                                                      another one starts
+    SIGTERM, SIGINT --> the workers drain --> all have ended --> exit; a second SIGINT, or time is up: they are killed
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import logging.config
+import os
+import secrets
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from ...backoff import Backoff
+from ...telemetry.prometheus import counters, merge
+from ..loading import TargetError
+from ..run import UNCLOSED_EXIT, ServeOptions, log_config
+from .board import MOST_WORKERS, STARTING, Board, WorkerPlace
+from .channel import PeerMessageKind, message_pair, receive
+from .worker import ServerWorkerSetup, receive_control, send_control
+
+logger = logging.getLogger("uvicorn.error")
+
+# With `-c`, `sys.path[0]` is the working folder, where a file may be named like one of our modules.
+_BOOT: Final = "import sys; sys.path[0] = sys.argv[1]; from openenv.server.workers.worker import main; main()"
+_SOURCES: Final = str(Path(__file__).resolve().parents[3])
+_PAUSES: Final = Backoff()
+_LIVED_S: Final = 10.0  # a worker that lived so long is replaced at once
+_PATIENCE_S: Final = 15.0  # how much longer than its own limit a drain may take
+_BACKLOG: Final = 2048  # that of uvicorn
+_LISTENED_S: Final = 0.2  # how often signals are looked at, whatever else happens
+
+
+class WorkerFailed(TargetError):
+    """What is served cannot be loaded, as its first worker has reported."""
+
+
+class WorkerHandle:
+    """One worker process, as the supervisor sees it."""
+
+    def __init__(self, place: WorkerPlace, process: subprocess.Popen[bytes], control: socket.socket) -> None:
+        self.place = place
+        self.process = process
+        self.control = control
+        self.began_at = time.monotonic()
+        self.is_ready = False
+        self.is_started = False
+        self.failure: WorkerFailed | None = None
+        self.report = ""
+
+    @property
+    def name(self) -> str:
+        return f"worker {self.place.index} (process {self.process.pid})"
+
+
+class Supervisor:
+    """Starts, watches and ends the workers of a server.
+
+    Args:
+        target: What to serve.
+        options: How.
+        on_started: Announces the server; it is pickled, and called in the first worker.
+    """
+
+    def __init__(self, target: str, options: ServeOptions, on_started: Callable[[Any, int], None]) -> None:
+        self._target = target
+        self._options = options
+        self._on_started = on_started
+        self._count = options.workers
+        self._boot = secrets.token_urlsafe(6).replace(".", "-")  # the dot separates the parts of a token
+        self._board = Board(self._count)
+        self._listening = [_listen(options)]
+        self._pairs = [message_pair() for _ in range(self._count)]
+        self._selector = selectors.DefaultSelector()
+        self._running: dict[int, WorkerHandle] = {}
+        self._deaths = [0] * self._count
+        self._due: dict[int, float] = {}  # when to start the worker that takes the place of one that died
+        self._signals: list[int] = []
+        self._is_serving = False
+        self._drain_until: float | None = None
+        self._status = 0
+        self.was_interrupted = False
+
+    def run(self) -> int:
+        """Serve until a signal comes; return the exit status.
+
+        Raises:
+            WorkerFailed: What is to be served cannot be loaded.
+        """
+        with self._hearing_signals():
+            try:
+                for index in range(self._count):
+                    self._start(index)
+                while self._running or (self._drain_until is None and not self._status):
+                    self._look()
+            finally:
+                self._kill()
+                self._close()
+        return self._status
+
+    # -- starting -------------------------------------------------------------------------------------------------
+
+    def _start(self, index: int) -> None:
+        generation = self._board.begin(index)
+        is_first = index == 0 and not self._is_serving
+        setup = ServerWorkerSetup(
+            target=self._target,
+            options=self._options,
+            place=WorkerPlace(index, generation),
+            workers=self._count,
+            boot=self._boot,
+            path=sys.path,
+            listening=[sock.fileno() for sock in self._listening],
+            board=self._board.fd,
+            reader=self._pairs[index][0].fileno(),
+            writers=[writer.fileno() for _, writer in self._pairs],
+            on_started=self._on_started if is_first else None,
+        )
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
+            command += ["-c", _BOOT, _SOURCES, str(theirs.fileno())]
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno(), *setup.descriptors]
+            )
+        self._running[index] = worker = WorkerHandle(setup.place, process, ours)
+        self._board.set_pid(index, process.pid)
+        with contextlib.suppress(OSError):  # it may have died already
+            send_control(ours, setup)
+        self._selector.register(ours, selectors.EVENT_READ, worker)
+
+    def _look(self) -> None:
+        """Wait for what comes next, and act on it."""
+        for key, _ in self._selector.select(self._wait_s()):
+            if isinstance(key.data, WorkerHandle):
+                self._hear(key.data)
+            else:
+                with contextlib.suppress(BlockingIOError):
+                    key.fileobj.recv(4096)  # type: ignore[union-attr]
+        while self._signals:
+            self._signalled(self._signals.pop(0))
+        for worker in list(self._running.values()):
+            if worker.process.poll() is not None:
+                self._ended(worker)
+        now = time.monotonic()
+        for index in [index for index, due in self._due.items() if due <= now]:
+            del self._due[index]
+            self._start(index)
+        if self._drain_until is not None and now > self._drain_until:
+            logger.error("Workers did not end in time, and are killed")
+            self._status = self._status or UNCLOSED_EXIT
+            self._kill()
+
+    def _wait_s(self) -> float | None:
+        times = [*self._due.values(), *([] if self._drain_until is None else [self._drain_until])]
+        if not times:
+            return None
+        return max(0.0, min(times) - time.monotonic()) + 0.001
+
+    def _hear(self, worker: WorkerHandle) -> None:
+        try:
+            word, *more = receive_control(worker.control)
+        except (EOFError, OSError):
+            self._selector.unregister(worker.control)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(_LISTENED_S)  # it has ended, or is about to
+            return
+        if word == "failed":
+            worker.failure, worker.report = WorkerFailed(more[0]), more[1]
+        elif word == "ready":
+            worker.is_ready = True
+            self._let_go()
+        elif word == "started":
+            worker.is_started = True
+
+    def _let_go(self) -> None:
+        """Let workers listen: all together at first, so that the first one does not get all sessions."""
+        if not self._is_serving and not all(worker.is_ready for worker in self._running.values()):
+            return
+        self._is_serving = True
+        for worker in self._running.values():
+            if worker.is_ready and not worker.is_started and self._board.state(worker.place.index) == STARTING:
+                with contextlib.suppress(OSError):
+                    send_control(worker.control, "go")
+
+    # -- the end of a worker --------------------------------------------------------------------------------------
+
+    def _ended(self, worker: WorkerHandle) -> None:
+        """Take a worker that has ended out of the server, and replace it."""
+        if worker.failure is None:
+            with contextlib.suppress(EOFError, OSError, ValueError):
+                worker.control.setblocking(False)
+                while True:
+                    word, *more = receive_control(worker.control)
+                    if word == "failed":
+                        worker.failure, worker.report = WorkerFailed(more[0]), more[1]
+        index, status = worker.place.index, worker.process.returncode
+        del self._running[index]
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(worker.control)
+        worker.control.close()
+        left = self._board.end(index)
+        self._keep_metrics(index, left.live)
+        if self._drain_until is not None:
+            # 128 + 15: before it could take the signal itself.
+            if status not in (0, -signal.SIGTERM):
+                self._status = self._status or (status if status > 0 else 1)
+            return
+        if not self._is_serving:
+            self._failed(worker)
+        how = f"was killed by signal {-status}" if status < 0 else f"has ended with exit code {status}"
+        logger.error("%s %s; %d session(s) are lost with it, and another one starts", worker.name, how, left.live)
+        self._forward(index)
+        self._wake_others()
+        lived_s = time.monotonic() - worker.began_at
+        self._deaths[index] = 0 if lived_s > _LIVED_S else self._deaths[index] + 1
+        pause_s = _PAUSES.pause_s(self._deaths[index] - 1) if self._deaths[index] > 1 else 0.0
+        self._due[index] = time.monotonic() + pause_s
+
+    def _failed(self, worker: WorkerHandle) -> None:
+        """End the start of a server whose worker cannot serve."""
+        if worker.report:
+            sys.stderr.write(f"{worker.report}\n")
+        if worker.failure is not None:
+            raise worker.failure
+        status = worker.process.returncode
+        how = f"signal {-status}" if status < 0 else f"exit code {status}"
+        raise WorkerFailed(f"{worker.name} has ended with {how} before it could serve")
+
+    def _forward(self, index: int) -> None:
+        """Give the connections that were on their way to a dead worker to others: they can answer for it."""
+        others = self._board.others(index)
+        reader, count = self._pairs[index][0], 0
+        while others:
+            try:
+                message = receive(reader)
+            except (BlockingIOError, OSError):
+                return
+            if message is None:
+                continue
+            if message.kind is PeerMessageKind.CONNECTION:
+                count += 1
+                self._send(others[count % len(others)], message.payload, message.descriptors)
+            for fd in message.descriptors:
+                os.close(fd)
+
+    def _send(self, index: int, payload: bytes, descriptors: list[int]) -> None:
+        from .channel import PeerChannel
+
+        channel = PeerChannel(self._count, self._pairs[index][0], [writer for _, writer in self._pairs], lambda _: b"")
+        with contextlib.suppress(OSError):
+            channel.send(index, PeerMessageKind.CONNECTION, payload, descriptors)
+
+    def _wake_others(self) -> None:
+        """Let clients that wait for a slot try again: those of the dead worker are free."""
+        for other in self._board.others(self._count):
+            self._pairs[other][1].send(bytes([PeerMessageKind.WAKE, 0, 0, 0, 0, 0, 0, 0]))
+
+    def _keep_metrics(self, index: int, lost: int) -> None:
+        """Add what a worker has counted to what all ended workers have: counters must never fall."""
+        text = counters(self._board.kept_text(index))
+        if lost:
+            name = "openenv_sessions_closed_total"
+            text += f"# HELP {name} Ended sessions, by reason.\n# TYPE {name} counter\n".encode()
+            text += f'{name}{{reason="worker crashed"}} {lost}\n'.encode()
+        self._board.keep_text(self._count, merge([self._board.kept_text(self._count), text]))
+        self._board.keep_text(index, b"")
+
+    # -- the end of the server ------------------------------------------------------------------------------------
+
+    def _signalled(self, signum: int) -> None:
+        if signum == signal.SIGINT and self.was_interrupted:  # the second Ctrl-C: at once
+            self._kill()
+            return
+        self.was_interrupted = self.was_interrupted or signum == signal.SIGINT
+        if self._drain_until is None:
+            logger.info("Shutting down: %d workers drain", len(self._running))
+            self._board.drain()
+            self._due.clear()
+            # Calls, connections and environments each have their time (`Server.shutdown`).
+            self._drain_until = time.monotonic() + 2 * self._options.drain_s + _PATIENCE_S
+        for worker in self._running.values():
+            with contextlib.suppress(ProcessLookupError):
+                worker.process.send_signal(signal.SIGTERM)
+
+    def _kill(self) -> None:
+        for worker in self._running.values():
+            with contextlib.suppress(ProcessLookupError):
+                worker.process.kill()
+        for worker in self._running.values():
+            worker.process.wait()
+
+    def _close(self) -> None:
+        for worker in self._running.values():
+            worker.control.close()
+        self._selector.close()
+        for pair in self._pairs:
+            for end in pair:
+                end.close()
+        for sock in self._listening:
+            sock.close()
+        self._board.close()
+
+    @contextlib.contextmanager
+    def _hearing_signals(self) -> Iterator[None]:
+        """Collect signals, and wake up for each."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        theirs.setblocking(False)
+
+        def note(signum: int, frame: FrameType | None) -> None:
+            if signum != signal.SIGCHLD:
+                self._signals.append(signum)
+
+        wakeup = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)}
+        self._selector.register(ours, selectors.EVENT_READ, None)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(wakeup)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            ours.close()
+            theirs.close()
+
+
+def _listen(options: ServeOptions) -> socket.socket:
+    """Take the port. It is listened to when the workers are ready: until then clients are refused, and try again."""
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((options.host, options.port))
+    except OSError as exc:  # another process was faster than `check_port`
+        sock.close()
+        raise TargetError(f"cannot listen on {options.host}:{options.port} ({exc.strerror})") from exc
+    sock.setblocking(False)
+    return sock
+
+
+def serve_workers(target: str, options: ServeOptions, on_started: Callable[[Any, int], None]) -> None:
+    """Serve with several processes until interrupted.
+
+    Args:
+        target: What to serve.
+        options: How.
+        on_started: Called with the application and its port, in the first worker.
+
+    Raises:
+        TargetError: There is nothing to serve, or workers are not possible here.
+        SystemExit: Some environment could not be closed.
+        KeyboardInterrupt: It was ended by Ctrl-C.
+    """
+    if sys.platform == "win32":
+        raise TargetError("workers hand connections over to each other, which Windows cannot; leave --workers out")
+    if options.workers > MOST_WORKERS:
+        raise TargetError(f"--workers {options.workers} is too many: {MOST_WORKERS} at most")
+    gc.enable()
+    logging.config.dictConfig(log_config(options))
+    supervisor = Supervisor(target, options, on_started)
+    status = supervisor.run()
+    if supervisor.was_interrupted:
+        raise KeyboardInterrupt
+    if status:
+        sys.exit(status)

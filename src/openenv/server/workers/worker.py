@@ -1,0 +1,392 @@
+"""A worker: one of the processes of `openenv serve --workers N`, from its start to its drain.
+
+Started by `supervisor`, which tells it what to serve over a socket and learns from it how that went. Nothing here is
+imported by a server with one process.
+
+    control socket:  setup -->   <-- failed | ready   go -->   <-- started        end of the socket: drain
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import gc
+import logging
+import pickle
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import uvicorn
+
+from ...runners import cores
+from ...sessions.manager import SessionManager
+from ...telemetry.prometheus import Family, merge, render
+from ...telemetry.server_metrics import MERGED_BY
+from ..app import HTTPEnvServer
+from ..loading import TargetError, TargetFailed
+from ..run import (
+    EnvironmentServer,
+    ServeOptions,
+    check_closed,
+    environment_server,
+    keep_freed_memory,
+    log_config,
+    mark_logs,
+    prepare,
+    tune_garbage_collection,
+    uvicorn_settings,
+)
+from .board import DOWN, LEAVING, QUIET, SERVING, Board, SharedPeers, WorkerPlace
+from .channel import PeerChannel, PeerMessage, PeerMessageKind
+from .protocols import RoutedFirstRead, RoutedUpgrade, Stage
+from .routing import Router
+
+logger = logging.getLogger(__name__)
+
+_SIZE: Final = struct.Struct("<I")
+_HEAD: Final = struct.Struct("<BII")  # a connection's stage, the sessions placed with it, the length of its handshake
+_ARRIVAL_S: Final = 1.0  # at most between the arrival of a request and the session that it opens
+_OPENING_S: Final = 0.01  # and more for each session of a connection that opens many
+_LOOK_S: Final = 0.02
+METRICS: Final = "metrics"
+
+OnStarted = Callable[[Any, int], None]
+
+
+@dataclass(frozen=True)
+class ServerWorkerSetup:
+    """What a worker has to know.
+
+    Args:
+        target: What to serve.
+        options: How; limits are those of the whole server.
+        place: Which worker it is.
+        workers: How many there are.
+        boot: The first part of every resume token.
+        path: Where the supervisor finds modules.
+        listening: Descriptors of the sockets that clients connect to.
+        board: That of the shared memory.
+        reader: That of the worker's messages.
+        writers: Those of everyone's messages.
+        on_started: Announces the server, once.
+    """
+
+    target: str
+    options: ServeOptions
+    place: WorkerPlace
+    workers: int
+    boot: str
+    path: list[str]
+    listening: list[int]
+    board: int
+    reader: int
+    writers: list[int]
+    on_started: OnStarted | None
+
+    @property
+    def descriptors(self) -> list[int]:
+        """What the worker inherits."""
+        return [*self.listening, self.board, self.reader, *self.writers]
+
+
+def send_control(control: socket.socket, *message: Any) -> None:
+    """Send a message over a control socket."""
+    payload = pickle.dumps(message)
+    control.sendall(_SIZE.pack(len(payload)) + payload)
+
+
+def receive_control(control: socket.socket) -> tuple[Any, ...]:
+    """Return the next message of a control socket.
+
+    Raises:
+        EOFError: The other side has gone.
+    """
+    size = _SIZE.unpack(_exactly(control, _SIZE.size))[0]
+    message: tuple[Any, ...] = pickle.loads(_exactly(control, size))
+    return message
+
+
+def _exactly(control: socket.socket, size: int) -> bytes:
+    chunks = b""
+    while len(chunks) < size:
+        chunk = control.recv(size - len(chunks))
+        if not chunk:
+            raise EOFError
+        chunks += chunk
+    return chunks
+
+
+class ServerWorker:
+    """What the connections and sessions of a worker share.
+
+    Args:
+        setup: Which worker it is.
+        server: The environment's server.
+    """
+
+    def __init__(self, setup: ServerWorkerSetup, server: HTTPEnvServer) -> None:
+        self.index = setup.place.index
+        self.workers = setup.workers
+        self.board = Board(setup.workers, setup.board)
+        self.router = Router(self.board, setup.place)
+        self._server = server
+        manager = server.manager
+        reader, *writers = (socket.socket(fileno=fd) for fd in (setup.reader, *setup.writers))
+        self.channel = PeerChannel(self.index, reader, writers, self._answer)
+        self.channel.handlers = {
+            PeerMessageKind.CONNECTION: self._adopt,
+            PeerMessageKind.WAKE: lambda _: manager.slots.wake(),
+            PeerMessageKind.EVICT: lambda message: manager.slots.evict_for_peer(for_soft=message.payload == b"\x01"),
+        }
+        self._peers = SharedPeers(self.board, self.channel, setup.place, setup.boot)
+        manager.share(self._peers)
+        manager.answers[METRICS] = self._keep_metrics
+        server.monitoring.collect = self.collect_metrics
+        self._make: Callable[..., RoutedFirstRead] | None = None
+        self._adoptions: set[asyncio.Task[Any]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, make: Callable[..., RoutedFirstRead]) -> None:
+        """Take part: read messages, get connections.
+
+        Args:
+            make: Makes the protocol of a connection.
+        """
+        self._make = make
+        self.channel.begin()
+        self.board.set_state(self.index, SERVING)
+
+    def leave(self) -> None:
+        """Get no more new sessions."""
+        if self.board.state(self.index) == SERVING:
+            self.board.set_state(self.index, LEAVING)
+
+    @property
+    def is_last_call_over(self) -> bool:
+        """Whether all workers that drain have finished their calls: the port closes for all together."""
+        self.board.set_state(self.index, QUIET)
+        return not self.board.is_draining or all(
+            self.board.state(other) == QUIET for other in self.board.others(self.index)
+        )
+
+    def end(self) -> None:
+        """Get no more connections either."""
+        self.board.set_state(self.index, DOWN)
+        self.channel.end()
+
+    # -- connections ----------------------------------------------------------------------------------------------
+
+    def hand_over(
+        self, transport: asyncio.Transport, index: int, stage: Stage, data: bytes, *, head: bytes = b"", placed: int
+    ) -> bool:
+        """Give a connection to another worker; False where that is not possible, and nothing has happened."""
+        sock = transport.get_extra_info("socket")
+        if sock is None or transport.is_closing():
+            return False
+        transport.pause_reading()
+        payload = _HEAD.pack(stage, placed, len(head)) + head + data
+        try:
+            self.channel.send(index, PeerMessageKind.CONNECTION, payload, [sock.fileno()])
+        except OSError:  # no descriptors or memory left: then it is served here
+            logger.exception("a connection could not be handed over")
+            with self.board:
+                self.board.settle(index, placed)
+            transport.resume_reading()
+            return False
+        transport.abort()  # closes this end only: the connection lives on in the message
+        return True
+
+    def _adopt(self, message: PeerMessage) -> None:
+        """Serve a connection that another worker has accepted."""
+        assert self._make is not None
+        stage, placed, size = _HEAD.unpack_from(message.payload)
+        start = _HEAD.size
+        head, early = message.payload[start : start + size], message.payload[start + size :]
+        sock = socket.socket(fileno=message.descriptors.pop())
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        make = functools.partial(self._make, stage=Stage(stage), head=head, early=early)
+        task = loop.create_task(loop.connect_accepted_socket(make, sock))
+        self._adoptions.add(task)
+        task.add_done_callback(functools.partial(self._adopted, sock))
+        self.arrived(placed)
+
+    def _adopted(self, sock: socket.socket, task: asyncio.Task[Any]) -> None:
+        self._adoptions.discard(task)
+        if task.cancelled() or task.exception() is not None:
+            sock.close()
+            if not task.cancelled():
+                logger.debug("a connection that was handed over could not be served", exc_info=task.exception())
+
+    def arrived(self, placed: int) -> None:
+        """Note that what was placed here has arrived; a moment later it has become sessions, or never will."""
+        if not placed:
+            return
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _ARRIVAL_S + placed * _OPENING_S
+        self._peers.arrived(placed, until)
+        if self._timer is None:  # one timer for many
+            self._timer = loop.call_at(until, self._expire_arrivals)
+
+    def _expire_arrivals(self) -> None:
+        loop = asyncio.get_running_loop()
+        until = self._peers.expire_arrivals(loop.time())
+        self._timer = None if until is None else loop.call_at(until, self._expire_arrivals)
+
+    # -- questions ------------------------------------------------------------------------------------------------
+
+    def _answer(self, question: str) -> bytes:
+        answer = self._server.manager.answers.get(question)
+        return b"" if answer is None else answer()
+
+    def _keep_metrics(self) -> bytes:
+        self.board.keep_text(self.index, self._server.monitoring.metrics.text())
+        return b""
+
+    async def collect_metrics(self) -> bytes:
+        """Return the metrics of the whole server, those of workers that have ended included."""
+        self._keep_metrics()
+        await self._server.manager.peers.ask(METRICS)
+        # From the board: one that is too busy to answer shows its last values.
+        serving = [index for index in range(self.workers) if index == self.index or self.board.pid(index)]
+        texts = [self.board.kept_text(index) for index in serving]
+        count = len(self.board.others(self.index)) + 1
+        own = Family("openenv_workers", "gauge", "Worker processes that serve.").add(count)
+        return merge([*texts, self.board.kept_text(self.workers), render([own])], MERGED_BY)
+
+
+class WorkerServer(EnvironmentServer):
+    """A uvicorn server that listens when the supervisor says so, and drains when that is gone."""
+
+    def __init__(
+        self, config: uvicorn.Config, worker: ServerWorker, setup: ServerWorkerSetup, control: socket.socket
+    ) -> None:
+        super().__init__(config, self._announce)
+        self._worker = worker
+        self._setup = setup
+        self._control = control
+        self._goes = False
+
+    def _announce(self, port: int) -> None:
+        if self._setup.on_started is not None:
+            self._setup.on_started(self.config.app, port)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await uvicorn.Server.startup(self, sockets=[])  # the lifespan; the port follows
+        if not self.started:
+            return
+        loop = asyncio.get_running_loop()
+        make = functools.partial(
+            RoutedFirstRead, self.config, self.server_state, self.lifespan.state, worker=self._worker
+        )
+        send_control(self._control, "ready")
+        self._control.setblocking(False)
+        loop.add_reader(self._control.fileno(), self._hear)
+        while not (self._goes or self.should_exit):  # noqa: ASYNC110 - a plain flag
+            await asyncio.sleep(_LOOK_S)
+        if self.should_exit:
+            return
+        self._worker.begin(make)
+        for sock in sockets or ():
+            self.servers.append(await loop.create_server(make, sock=sock, backlog=self.config.backlog))
+        self._on_started(self.servers[0].sockets[0].getsockname()[1])
+        self._control.setblocking(True)
+        send_control(self._control, "started")
+        self._control.setblocking(False)
+
+    def _hear(self) -> None:
+        """Take what the supervisor says: one word, or nothing more ever."""
+        try:
+            said = self._control.recv(1024)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            said = b""
+        if said:
+            self._goes = True
+        else:
+            asyncio.get_running_loop().remove_reader(self._control.fileno())
+            logger.error("The supervisor is gone; this worker shuts down")
+            self.handle_exit(signal.SIGTERM, None)
+
+    async def _finish_calls(self, manager: SessionManager) -> None:
+        await super()._finish_calls(manager)
+        self._worker.end()
+
+    def _is_quiet(self, manager: SessionManager) -> bool:
+        return super()._is_quiet(manager) and self._worker.is_last_call_over
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        self._worker.leave()
+        super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._worker.leave()
+        await super().shutdown(sockets=sockets)
+
+
+def share_of(total: int, workers: int, index: int) -> int:
+    """Return one worker's part of what the whole server may have: at least one."""
+    size, more = divmod(total, workers)
+    return max(1, size + (index < more))
+
+
+def worker_options(options: ServeOptions, server: HTTPEnvServer | None, setup: ServerWorkerSetup) -> dict[str, Any]:
+    """Return the options of an environment's server that differ in a worker: its part of processes and of memory."""
+    if server is None:
+        return {}
+    own = server.service.options
+    workers, index = setup.workers, setup.place.index
+    processes = own.processes.processes or cores()
+    return {
+        "max_unread_bytes": max(1, own.max_unread_bytes // workers),
+        "env_processes": share_of(processes, workers, index),
+    }
+
+
+def main() -> None:
+    """Serve, in a process that the supervisor has started; the argument is the control socket."""
+    control = socket.socket(fileno=int(sys.argv[2]))
+    (setup,) = receive_control(control)
+    assert isinstance(setup, ServerWorkerSetup)
+    sys.path[:] = setup.path
+    gc.disable()  # nothing is garbage while everything loads
+    try:
+        app = prepare(setup.target, setup.options)
+        server = environment_server(app)
+        if server is None:
+            raise TargetError(
+                f"{setup.target} was not made by create_app, so its sessions cannot be spread over workers"
+            )
+        if not server.service.options.fast:
+            raise TargetError("workers hand connections over, which needs openenv.server.fast: unset OPENENV_FAST")
+        server.reconfigure(**worker_options(setup.options, server, setup))
+    except TargetError as exc:
+        report = exc.report() if isinstance(exc, TargetFailed) else ""
+        with contextlib.suppress(OSError):
+            send_control(control, "failed", str(exc), report)
+        sys.exit(1)
+    _serve(app, server, setup, control)
+
+
+def _serve(app: Any, server: HTTPEnvServer, setup: ServerWorkerSetup, control: socket.socket) -> None:
+    keep_freed_memory()
+    mark_logs(app, setup.options)
+    tune_garbage_collection()
+    worker = ServerWorker(setup, server)
+    uses = uvicorn_settings(setup.options, server.service.options)
+    uses["ws"] = functools.partial(RoutedUpgrade, worker=worker)
+    config = uvicorn.Config(app, log_config=log_config(setup.options), **uses)
+    sockets = [socket.socket(fileno=fd) for fd in setup.listening]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises it once more after an orderly shutdown
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
+    try:
+        WorkerServer(config, worker, setup, control).run(sockets)
+    finally:
+        check_closed(server.manager)

@@ -1,0 +1,91 @@
+"""The environment of the tests of workers: it counts its steps, and says which process it is in."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from openenv import Action, Environment, Observation, State, create_app
+from openenv.env.tools.source import ToolOutcome, ToolRequest, ToolSource
+
+
+class Count(Action):
+    """Counts on, perhaps slowly."""
+
+    by: int = 1
+    sleep_s: float = 0.0
+
+
+class Counted(Observation):
+    """What has been counted, and where."""
+
+    total: int = 0
+    pid: int = 0
+
+
+class Adder(ToolSource):
+    """The tool `add` of one environment. Not FastMCP's, which takes seconds to load in each process."""
+
+    def __init__(self, env: Counting) -> None:
+        self._env = env
+
+    async def describe(self) -> list[dict[str, Any]]:
+        """List it."""
+        schema = {"type": "object", "properties": {"by": {"type": "integer"}}}
+        return [{"name": "add", "description": "Add a number.", "inputSchema": schema}]
+
+    async def call(self, request: ToolRequest) -> ToolOutcome:
+        """Add a number to what the environment has counted."""
+        return ToolOutcome.of_text(str(self._env.add(int(request.arguments["by"]))))
+
+    async def ask_server(self, work: Any) -> Any:
+        """There is none."""
+        raise NotImplementedError
+
+
+class Counting(Environment[Count, Counted, State]):
+    """Counts."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._total = 0
+        self._steps = 0
+        self.tools = Adder(self)
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Counted:
+        """Begin at 0."""
+        self._total = self._steps = 0
+        return self._counted()
+
+    def step(self, action: Count, timeout_s: float | None = None, **kwargs: Any) -> Counted:
+        """Count on."""
+        time.sleep(action.sleep_s)
+        self._steps += 1
+        self._total += action.by
+        return self._counted(reward=float(action.by))
+
+    def _counted(self, reward: float | None = None) -> Counted:
+        return Counted(total=self._total, pid=os.getpid(), reward=reward)
+
+    def add(self, by: int) -> int:
+        """Add a number."""
+        self._total += by
+        return self._total
+
+    @property
+    def state(self) -> State:
+        """Return the steps taken."""
+        return State(step_count=self._steps)
+
+    def close(self) -> None:
+        """Leave a trace of an orderly end."""
+        folder = os.environ.get("CLOSED_IN")
+        if folder:
+            (Path(folder) / f"{os.getpid()}-{id(self)}").touch()
+
+
+app = create_app(Counting, Count, Counted, env_name="counting", max_concurrent_envs=64)

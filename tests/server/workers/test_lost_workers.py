@@ -1,0 +1,214 @@
+"""The ends of workers: killed in the middle of steps, drained, stopped together; and starts that fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import http_calls
+from openenv import GenericEnvClient, VectorEnv
+from openenv.errors import SessionLost
+from worker_servers import APP, WorkersServer
+
+Start = Callable[..., WorkersServer]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_killed_worker_loses_its_sessions_with_a_typed_error_and_nobody_else_notices(start: Start) -> None:
+    server = start("--workers", "2", "--max-sessions", "16")
+    clients = [server.client() for _ in range(6)]
+    pids = [client.reset().observation["pid"] for client in clients]
+    assert len(set(pids)) == 2
+    for client in clients:
+        client.step({"by": 1})
+    named = http_calls.post(f"{server.url}/sessions", json={}).json()["session_id"]
+    doomed = pids[0]
+    with ThreadPoolExecutor(6) as pool:
+        steps = [pool.submit(client.step, {"by": 1, "sleep_s": 0.6}) for client in clients]
+        time.sleep(0.3)
+        os.kill(doomed, signal.SIGKILL)
+        for pid, step in zip(pids, steps, strict=True):
+            if pid == doomed:
+                with pytest.raises(SessionLost) as lost:
+                    step.result(60)
+                assert lost.value.reason == "worker crashed"
+            else:
+                assert step.result(60).observation["total"] == 2
+    for pid, client in zip(pids, clients, strict=True):  # only a reset begins anew
+        if pid == doomed:
+            with pytest.raises(SessionLost):
+                client.step({"by": 1})
+            assert client.reset().observation["total"] == 0
+        else:
+            assert client.step({"by": 1}).observation["total"] == 3
+    described = http_calls.get(f"{server.url}/sessions/{named}")
+    assert described.status_code == (410 if f"-w{_index(server, doomed)}-" in named else 200)
+    server.wait_for(lambda: server.metric("openenv_workers") == 2)
+    assert server.metric('openenv_sessions_closed_total{reason="worker crashed"}') in (3.0, 4.0)
+    with VectorEnv(server.url, 2) as _:
+        assert server.ready["active_sessions"] in (8, 9)
+    for client in clients:
+        client.close()
+    assert server.stop() == 0
+
+
+def _index(server: WorkersServer, pid: int) -> str:
+    """Return the number of the worker that has ended, as the log has it."""
+    lines = [line for line in server.output.splitlines() if f"(process {pid}) was killed by signal 9" in line]
+    return lines[0].split("worker ")[1].split(" ")[0]
+
+
+def test_a_drain_finishes_running_steps_in_all_workers_and_closes_every_environment(
+    start: Start, tmp_path: Path
+) -> None:
+    server = start("--workers", "2", CLOSED_IN=str(tmp_path))
+    clients = [server.client() for _ in range(4)]
+    pids = {client.reset().observation["pid"] for client in clients}
+    assert len(pids) == 2
+    url, statuses = server.url, []
+    with ThreadPoolExecutor(4) as pool:
+        steps = [pool.submit(client.step, {"by": 7, "sleep_s": 2.5}) for client in clients]
+        time.sleep(0.3)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        for _ in range(4):
+            statuses.append(http_calls.get(f"{url}/ready").status_code)
+        assert [step.result(60).observation["total"] for step in steps] == [7, 7, 7, 7]
+    assert statuses == [503] * 4
+    assert server.process.wait(60) == 0
+    assert len(list(tmp_path.iterdir())) == 4
+    assert not any(is_running(pid) for pid in pids)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runner", ["inline", "thread", "process"])
+def test_each_runner_serves_behind_workers(start: Start, runner: str) -> None:
+    server = start("--workers", "3", "--runner", runner, "--max-sessions", "12")
+    with VectorEnv[Any, Any](server.url, 12) as vector:
+        first = vector.reset()
+        assert len({name[-4:] for name in vector.sessions if name is not None}) == 3
+        pids = {seen["pid"] for seen in first.observations if seen is not None}
+        assert len(pids) >= 3
+        for turn in range(1, 4):
+            result = vector.step([{"by": 1}] * 12)
+            assert [seen["total"] for seen in result.observations if seen is not None] == [turn] * 12
+    assert server.stop() == 0
+    assert not any(is_running(pid) for pid in pids)
+
+
+@pytest.mark.slow
+def test_a_supervisor_that_is_killed_leaves_no_worker(start: Start) -> None:
+    server = start("--workers", "2")
+    pids = [server.client().reset().observation["pid"] for _ in range(2)]
+    server.process.kill()
+    server.process.wait(20)
+    server.wait_for(lambda: not any(is_running(pid) for pid in pids))
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_asked_to_stop_is_replaced_and_its_sessions_end_typed(start: Start) -> None:
+    server = start("--workers", "2")
+    client = server.client()
+    pid = client.reset().observation["pid"]
+    os.kill(pid, signal.SIGTERM)
+    server.wait_for(lambda: not is_running(pid))
+    with pytest.raises(SessionLost):
+        client.step({"by": 1})
+    server.wait_for(lambda: server.metric("openenv_workers") == 2)
+    assert client.reset().observation["pid"] != pid
+    client.close()
+
+
+@pytest.mark.slow
+def test_workers_that_die_again_and_again_never_stop_the_others(start: Start) -> None:
+    server = start("--workers", "3", "--max-sessions", "30")
+    stop = threading.Event()
+    kept = server.client()
+    own = kept.reset().observation["pid"]
+
+    def kill() -> None:
+        while not stop.wait(0.4):
+            with GenericEnvClient(server.url).sync() as victim:
+                try:
+                    pid = victim.reset().observation["pid"]
+                except SessionLost:
+                    continue
+                if pid != own:
+                    os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    turn, deadline = 0, time.monotonic() + 60
+    while server.output.count("was killed by signal 9") < 3 and time.monotonic() < deadline:
+        turn += 1
+        assert kept.step({"by": 1}).observation["total"] == turn
+        time.sleep(0.02)
+    stop.set()
+    killer.join()
+    assert server.output.count("was killed by signal 9") >= 3
+    server.wait_for(lambda: server.metric("openenv_workers") == 3)
+    kept.close()
+    assert server.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "expected"),
+    [
+        (["--workers", "0"], {}, "above 0, or auto"),
+        (["--workers", "many"], {}, "above 0, or auto"),
+        (["--workers", "2", "--reload"], {}, "--reload serves with one process"),
+        ([], {"OPENENV_WORKERS": "-3"}, "OPENENV_WORKERS"),
+        (["--workers", "1000"], {}, "too many"),
+    ],
+)
+def test_bad_values_are_refused_with_what_to_do(
+    start: Start, arguments: list[str], variables: dict[str, str], expected: str
+) -> None:
+    server = start(*arguments, **variables)
+    assert server.process.wait(60) != 0
+    server.wait_for(lambda: expected in " ".join(server.output.split()))
+
+
+@pytest.mark.slow
+def test_a_start_that_fails_is_reported_once_and_leaves_nothing(start: Start, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("raise ValueError('no such board')\n")
+    server = start("--workers", "2", target=str(broken))
+    assert server.process.wait(60) == 1
+    server.wait_for(lambda: "no such board" in server.output)
+    assert server.output.count("Traceback") == 1
+    plain = tmp_path / "plain.py"
+    plain.write_text("async def app(scope, receive, send): ...\n")
+    server = start("--workers", "2", target=f"{plain}:app")
+    assert server.process.wait(60) == 1
+    server.wait_for(lambda: "was not made by create_app" in " ".join(server.output.split()))
+    server = start("--workers", "2", target=f"{APP}:app", OPENENV_FAST="0")
+    assert server.process.wait(60) == 1
+    server.wait_for(lambda: "unset OPENENV_FAST" in " ".join(server.output.split()))
+
+
+@pytest.mark.slow
+def test_the_setting_and_auto_start_workers_and_ctrl_c_ends_them(start: Start) -> None:
+    server = start(OPENENV_WORKERS="2")
+    server.wait_for(lambda: "2 processes" in server.output)
+    assert server.stop(signal.SIGINT) == 130
+    server = start("--workers", "auto")
+    assert server.url
+    cores = len(os.sched_getaffinity(0))
+    assert ("processes, which share" in server.output) == (cores > 1)
+    assert server.stop(signal.SIGINT) == 130

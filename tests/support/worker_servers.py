@@ -1,0 +1,93 @@
+"""`openenv serve --workers N` in processes of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import http_calls
+import openenv
+from openenv import GenericEnvClient
+
+APP = Path(__file__).resolve().parents[1] / "server" / "workers" / "counting_app.py"
+PATIENCE_S = 60.0
+
+
+class WorkersServer:
+    """A running server with several workers."""
+
+    def __init__(self, *arguments: str, target: str = f"{APP}:app", **variables: str) -> None:
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("OPENENV_")}
+        self.output = ""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "openenv", "serve", target, "--port", "0", *arguments],
+            env={**kept, "PYTHONPATH": str(Path(openenv.__file__).parents[1]), "PYTHONUNBUFFERED": "1", **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.output += line
+
+    def wait_for(self, condition: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
+        """Wait until a condition holds, or fail with what the server has printed."""
+        deadline = time.monotonic() + patience_s
+        while not (value := condition()):
+            assert time.monotonic() < deadline, self.output
+            time.sleep(0.02)
+        return value
+
+    @property
+    def url(self) -> str:
+        """Where it serves, once it has said so."""
+        found = self.wait_for(lambda: re.search(r"http://127\.0\.0\.1:(\d+)", self.output))
+        return f"http://127.0.0.1:{found[1]}"
+
+    @property
+    def ready(self) -> dict[str, Any]:
+        """What `/ready` answers."""
+        answer: dict[str, Any] = http_calls.get(f"{self.url}/ready").json()
+        return answer
+
+    def metric(self, name: str) -> float | None:
+        """Return the value of a series in `/metrics`."""
+        text = http_calls.get(f"{self.url}/metrics").text
+        found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+        return None if found is None else float(found[1])
+
+    def client(self, **options: Any) -> Any:
+        """Return a blocking client."""
+        return GenericEnvClient(self.url, **options).sync()
+
+    def stop(self, sign: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal to the supervisor; return the exit code."""
+        self.process.send_signal(sign)
+        return self.process.wait(PATIENCE_S)
+
+    def end(self) -> None:
+        """Leave nothing behind."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                pass
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait(20)
