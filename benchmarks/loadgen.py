@@ -25,6 +25,7 @@ import os
 import resource
 import select
 import socket
+import sys
 import time
 from array import array
 from collections.abc import Sequence
@@ -299,15 +300,23 @@ class Load:
                     pending -= 1
         return Round(steps=len(latencies), errors=errors, seconds=now - start, received=received, polls=polls)
 
+    def in_step(self, word: str) -> None:
+        """With --in-step: say how far this is, and wait for a line, so that several generators begin together."""
+        if self.options.in_step:
+            print(word, flush=True)
+            sys.stdin.readline()
+
     def run(self) -> dict[str, Any]:
         """Open the sessions, load them, close them, and return the figures."""
         options = self.options
+        self.in_step("start")
         idle, start = process_stats(options.pid), clock()
         self.setup()
         setup_s, up = clock() - start, process_stats(options.pid)
         opened = len(self.connections)
         if not opened:
             raise SystemExit(f"no session could be opened: {self.lost[0]}")
+        self.in_step("ready")
         if options.warmup:
             self.steps(options.warmup, array("d"))
         for connection in self.connections.values():
@@ -318,6 +327,7 @@ class Load:
         after = Usage.now(options.pid)
         report = self.figures(done, latencies=sorted(latencies), before=before, after=after)
         report["setup_per_s"] = round(opened / setup_s, 1)
+        report["opened"], report["setup_s"] = opened, round(setup_s, 3)
         if options.pid:
             report["server_setup_cpu_us"] = round((up.cpu_s - idle.cpu_s) / opened * 1e6)
             report["rss_kb_per_session"] = round((after.server.rss_kb - idle.rss_kb) / opened, 1)
@@ -394,6 +404,7 @@ def main() -> None:
     p.add_argument("--setup-timeout", type=float, default=120)
     p.add_argument("--deflate", action="store_true", help="offer permessage-deflate (requests stay plain)")
     p.add_argument("--pid", type=int, default=0, help="server process")
+    p.add_argument("--in-step", action="store_true", help="wait for a line before the set-up, and before the load")
     p.add_argument("--label", default="")
     raise_file_limit()
     print(json.dumps(Load(p.parse_args()).run()))

@@ -52,9 +52,9 @@ def first_ready(env: Any, action: Any, options: argparse.Namespace) -> Iterator[
 
 
 def take(turns: Iterator[Any]) -> Any:
-    """Take the next result, and look at its rewards as a trainer does; the first look imports NumPy."""
+    """Take the next result, and look at its rewards as a trainer does."""
     result = next(turns)
-    if result.rewards.sum() != len(result):
+    if sum(result.rewards) != len(result):
         raise SystemExit("wrong rewards")
     return result
 
@@ -64,7 +64,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", required=True)
     parser.add_argument("--sessions", type=int, default=256)
-    parser.add_argument("--connections", type=int, default=4)
+    parser.add_argument("--connections", type=int, default=4, help="0: as many as the client thinks fit")
+    parser.add_argument("--in-step", action="store_true", help="wait for a line before the load")
     parser.add_argument("--codec", choices=["auto", "json", "msgpack"], default="auto")
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--warmup", type=float, default=0.5)
@@ -74,8 +75,12 @@ def main() -> None:
     parser.add_argument("--pid", type=int, default=0, help="server process")
     options = parser.parse_args()
     action = {} if options.pixels else {"message": "x" * options.payload}
-    with VectorEnv(options.url, options.sessions, connections=options.connections, codec=options.codec) as env:
+    connections = options.connections or None
+    with VectorEnv(options.url, options.sessions, connections=connections, codec=options.codec) as env:
         env.reset()
+        if options.in_step:
+            print("ready", flush=True)
+            sys.stdin.readline()
         turns = first_ready(env, action, options) if options.first else all_together(env, action, options)
         stop = clock() + options.warmup
         while clock() < stop:

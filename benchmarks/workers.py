@@ -1,0 +1,353 @@
+#!/usr/bin/env python3
+"""How a server grows with `--workers`: steps, connects, HTTP and MCP calls per second, beside the published package.
+
+Servers are pinned to the first cores, one for each worker, and several load generators to the others; they begin
+together. One server at a time, so figures of one run compare. Writes workers.json and workers.md.
+
+  python benchmarks/workers.py --out /tmp/figures
+  python benchmarks/workers.py --workers 1 2 --generators 1 --seconds 1 --held 500 --out /tmp/figures   # two cores
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from configurations import APPS, BENCHMARKS
+from interpreters import SOURCE, child_environment
+from procfs import process_stats, raise_file_limit
+
+from servers import free_port
+
+LOADGEN = [sys.executable, str(BENCHMARKS / "loadgen.py")]
+START_S = 120.0
+DONE_S = 120.0
+clock = time.perf_counter
+Row = dict[str, Any]
+
+
+class PinnedServer:
+    """A server with workers, pinned to cores."""
+
+    def __init__(self, options: argparse.Namespace, side: str, workers: int, app: str, runner: str = "auto") -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.workers = workers
+        count = str(workers)
+        if side == "ours":
+            command = [options.ours, "-m", "openenv.cli", "serve", f"{app}:app", "--port", str(self.port)]
+            command += ["--log-level", "error", "--no-web", "--workers", count, "--runner", runner]
+        else:
+            command = [options.published, "-m", "uvicorn", f"{app}:app", "--port", str(self.port)]
+            command += ["--log-level", "error", "--loop", "uvloop", "--http", "httptools", "--workers", count]
+        environment = child_environment(os.environ, source=SOURCE if side == "ours" else None)
+        if side != "ours" and options.stubs:
+            environment["PYTHONPATH"] = options.stubs
+        environment |= {"MAX_CONCURRENT_ENVS": "100000", "BENCH_SESSIONS": "100000"}
+        cores = server_cores(workers)
+        self.process = subprocess.Popen(
+            command,
+            cwd=APPS,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=partial(os.sched_setaffinity, 0, cores),
+        )
+        deadline = time.monotonic() + START_S
+        while not self._is_healthy():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                raise RuntimeError(f"{' '.join(command)} did not start")
+            time.sleep(0.1)
+        if side != "ours":
+            time.sleep(2.0 + 0.5 * workers)  # /health is answered by the first worker that is up
+
+    def _is_healthy(self) -> bool:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+        return False
+
+    def stop(self) -> None:
+        """End it."""
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, sign)
+            try:
+                self.process.wait(20)
+                return
+            except subprocess.TimeoutExpired:
+                continue
+
+    def __enter__(self) -> PinnedServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+ALL_CORES = sorted(os.sched_getaffinity(0))
+
+
+def server_cores(workers: int) -> set[int]:
+    """Return the cores of a server: one for each worker, as far as there are so many."""
+    return set(ALL_CORES[:workers])
+
+
+def generator_core(workers: int, number: int) -> set[int]:
+    """Return the core of a load generator: none of the server's, unless all are."""
+    others = ALL_CORES[workers:] or ALL_CORES
+    return {others[number % len(others)]}
+
+
+def parts(total: int, count: int) -> list[int]:
+    """Split a number of sessions among generators."""
+    size, more = divmod(total, count)
+    return [part for part in (size + (index < more) for index in range(count)) if part]
+
+
+def together(commands: Sequence[list[str]], workers: int, *, words: int, environment: dict[str, str]) -> list[Row]:
+    """Run load generators that begin together; return their reports.
+
+    Args:
+        commands: One for each.
+        workers: How many cores the server has.
+        words: How often each of them waits for the others.
+        environment: Their environment.
+    """
+    running = [
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            preexec_fn=partial(os.sched_setaffinity, 0, generator_core(workers, number)),
+        )
+        for number, command in enumerate(commands)
+    ]
+    try:
+        for _ in range(words):
+            for process in running:
+                assert process.stdout is not None
+                if not process.stdout.readline():
+                    raise RuntimeError("a load generator failed")
+            for process in running:
+                assert process.stdin is not None
+                process.stdin.write("\n")
+                process.stdin.flush()
+        outputs = [process.communicate(timeout=DONE_S)[0] for process in running]
+    finally:
+        for process in running:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    return [json.loads(output.splitlines()[-1]) for output in outputs]
+
+
+def load(server: PinnedServer, options: argparse.Namespace, mode: str, sessions: int, *extra: str) -> Row:
+    """Load a server from all generators; return the sums of what they report."""
+    shared = ["--url", server.url, "--in-step", "--seconds", str(options.seconds), "--warmup", "0.3"]
+    commands = [
+        [*LOADGEN, *shared, "--mode", mode, "--ramp", "24", *extra, "--sessions", str(part)]
+        for part in parts(sessions, options.generators)
+    ]
+    before = process_stats(server.process.pid)
+    reports = together(commands, server.workers, words=2, environment=dict(os.environ))
+    after = process_stats(server.process.pid)
+    opened = sum(report["opened"] for report in reports)
+    return {
+        "sessions": sessions,
+        "per_s": round(sum(report["steps_per_s"] for report in reports)),
+        "p50_ms": max(report["p50_ms"] for report in reports),
+        "p99_ms": max(report["p99_ms"] for report in reports),
+        "errors": sum(report["errors"] for report in reports),
+        "first_error": next((report["first_error"] for report in reports if report["first_error"]), ""),
+        "connects_per_s": round(opened / max(report["setup_s"] for report in reports)),
+        "generators_busy": max(report["loadgen_busy"] for report in reports),
+        "rss_mb": round(after.rss_kb / 1024),
+        "rss_before_mb": round(before.rss_kb / 1024),
+    }
+
+
+def vector(server: PinnedServer, options: argparse.Namespace, sessions: int) -> Row:
+    """Step with `VectorEnv` from all generators."""
+    shared = ["--url", server.url, "--in-step", "--seconds", str(options.seconds), "--warmup", "0.3"]
+    script = str(BENCHMARKS / "clients" / "vector_steps.py")
+    commands = [
+        [options.ours, script, *shared, "--connections", "0", "--codec", "json", "--sessions", str(part)]
+        for part in parts(sessions, options.generators)
+    ]
+    environment = child_environment(os.environ, source=SOURCE)
+    reports = together(commands, server.workers, words=1, environment=environment)
+    return {
+        "sessions": sessions,
+        "per_s": round(sum(report["steps_per_s"] for report in reports)),
+        "p50_ms": max(report["p50_ms"] for report in reports),
+        "p99_ms": max(report["p99_ms"] for report in reports),
+        "errors": sum(report["errors"] for report in reports),
+    }
+
+
+class Figures:
+    """What was measured so far; written after each figure, since a run may be cut short."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._out = Path(options.out)
+        self._out.mkdir(parents=True, exist_ok=True)
+        self._deadline = clock() + options.budget
+        self.rows: list[Row] = []
+        self.skipped: list[str] = []
+
+    def measure(self, side: str, workers: int, what: str, work: Callable[..., Row], *arguments: Any) -> None:
+        """Take one figure, if there is time."""
+        name = f"{side}, {workers} workers, {what}"
+        if self.is_over:
+            self.skipped.append(name)
+            return
+        try:
+            row = work(*arguments)
+        except Exception as exc:  # one figure that cannot be had must not cost the others
+            row = {"failed": f"{type(exc).__name__}: {exc}"[:300]}
+        self.rows.append({"side": side, "workers": workers, "what": what, **row})
+        print(f"{name}: {json.dumps(row)}", flush=True)
+        self.write()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is up."""
+        return bool(clock() > self._deadline)
+
+    def write(self) -> None:
+        """Write all of it."""
+        machine = {"cores": len(ALL_CORES), "python": platform.python_version(), "system": platform.platform()}
+        content = {"machine": machine, "rows": self.rows, "skipped": self.skipped}
+        (self._out / "workers.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+        (self._out / "workers.md").write_text(table(content), encoding="utf-8")
+
+
+def measure_ours(options: argparse.Namespace, figures: Figures, workers: int) -> None:
+    """Take our figures for a number of workers."""
+    for runner, note in (("auto", ""), ("inline", " (inline)")):
+        if figures.is_over:
+            return
+        with PinnedServer(options, "ours", workers, "echo_app", runner) as server:
+            take = partial(figures.measure, "ours", workers)
+            take(f"WebSocket steps{note}", load, server, options, "ws", options.sessions)
+            take(f"VectorEnv steps{note}", vector, server, options, options.sessions)
+            if runner == "auto":
+                take("HTTP steps", load, server, options, "http", 256, "--http-session")
+    if figures.is_over:
+        return
+    with PinnedServer(options, "ours", workers, "tool_app") as server:
+        figures.measure("ours", workers, "MCP calls", load, server, options, "mcp-http", 256, "--http-session")
+
+
+def measure_published(options: argparse.Namespace, figures: Figures, workers: int) -> None:
+    """Take the published package's figures; it has no sessions over HTTP, and with workers none over MCP."""
+    if figures.is_over:
+        return
+    take = partial(figures.measure, "published", workers)
+    with PinnedServer(options, "published", workers, "echo_app") as server:
+        take("WebSocket steps", load, server, options, "ws", options.sessions)
+        take("HTTP steps", load, server, options, "http", 256)
+    if figures.is_over:
+        return
+    with PinnedServer(options, "published", workers, "tool_app") as server:
+        take("MCP calls", load, server, options, "mcp-http", 256)
+
+
+def measure_uvicorn(options: argparse.Namespace, figures: Figures) -> None:
+    """Take our figures under plain uvicorn, as most Dockerfiles start it, beside `openenv serve`."""
+    plain = argparse.Namespace(**{**vars(options), "published": options.ours, "stubs": str(SOURCE)})
+    for workers in (1, 2):
+        if figures.is_over:
+            return
+        with PinnedServer(plain, "plain", workers, "echo_app") as server:
+            figures.measure("ours under uvicorn", workers, "WebSocket steps", load, server, options, "ws", 512)
+
+
+def hold(options: argparse.Namespace, figures: Figures) -> None:
+    """Hold many sessions at once and step them all."""
+    workers = max(options.workers)
+    if figures.is_over:
+        return
+    with PinnedServer(options, "ours", workers, "echo_app", "inline") as server:
+        what = f"{options.held} sessions held"
+        figures.measure("ours", workers, what, load, server, options, "ws", options.held)
+
+
+def table(content: Row) -> str:
+    """Write the figures as Markdown."""
+    rows = [row for row in content["rows"] if "per_s" in row]
+    ones = {(row["side"], row["what"]): row for row in rows if row["workers"] == 1}
+    lines = [
+        f"{content['machine']['cores']} cores, Python {content['machine']['python']}.",
+        "",
+        "| | workers | per second | of one worker x N | p50 ms | p99 ms | connects/s | errors | memory MB |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in sorted(rows, key=lambda row: (row["side"] != "ours", row["side"], row["what"], row["workers"])):
+        one = ones.get((row["side"], row["what"]))
+        share = "" if one is None or row["workers"] == 1 else f"{row['per_s'] / (one['per_s'] * row['workers']):.2f}"
+        cells = [
+            f"{row['side']}: {row['what']}",
+            row["workers"],
+            f"{row['per_s']:,}",
+            share,
+            row["p50_ms"],
+            row["p99_ms"],
+        ]
+        cells += [f"{row['connects_per_s']:,}" if "connects_per_s" in row else "", row["errors"], row.get("rss_mb", "")]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    failed = [row for row in content["rows"] if "failed" in row]
+    lines += [
+        "",
+        *(f"- failed: {row['side']}, {row['workers']} workers, {row['what']}: {row['failed']}" for row in failed),
+    ]
+    lines += [f"- no time for: {name}" for name in content["skipped"]]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 6, 8])
+    parser.add_argument("--published-workers", type=int, nargs="+", default=[1, 4, 8])
+    parser.add_argument("--sessions", type=int, default=1000)
+    parser.add_argument("--held", type=int, default=20_000, help="sessions held at once in the last figure; 0: none")
+    parser.add_argument("--generators", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--budget", type=float, default=480.0, help="begin no further figure after so many seconds")
+    parser.add_argument("--ours", default=sys.executable, help="an interpreter with our dependencies")
+    parser.add_argument("--published", default="", help="an interpreter with the published package; none: left out")
+    parser.add_argument("--stubs", default="", help="a folder for the published package's path")
+    parser.add_argument("--out", required=True, help="the folder for workers.json and workers.md")
+    options = parser.parse_args()
+    raise_file_limit()
+    figures = Figures(options)
+    for workers in sorted({*options.workers, *(options.published_workers if options.published else ())}):
+        if workers in options.workers:
+            measure_ours(options, figures, workers)
+        if options.published and workers in options.published_workers:
+            measure_published(options, figures, workers)
+        if workers == max(options.workers) and options.held:
+            hold(options, figures)
+    measure_uvicorn(options, figures)
+    figures.write()
+
+
+if __name__ == "__main__":
+    main()
