@@ -190,12 +190,13 @@ class Load:
                 except OSError as error:
                     self.lost.append(str(error))
             for fd, _ in self.epoll.poll(1):
+                was_ready = self.connections[fd].ready  # an idle connection may be closed while others are set up
                 try:
                     if self.advance(self.connections[fd], reset):
-                        busy -= 1
+                        busy -= not was_ready
                 except OSError as error:
                     self.drop(fd, error)
-                    busy -= 1
+                    busy -= not was_ready
 
     def abandon(self, todo: int) -> None:
         """Give up the sessions that were not opened in time."""
