@@ -69,7 +69,7 @@ logger = logging.getLogger("uvicorn.error")
 # opening one.
 _GARBAGE_THRESHOLD = 10_000
 _LOOK_S = 0.05
-_SAME_SIGNAL_S = 0.5
+SAME_SIGNAL_S = 0.5
 UNCLOSED_EXIT: Final = 3
 """The exit status of a server that could not close every environment."""
 
@@ -193,7 +193,7 @@ class EnvironmentServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Shut down; after a second signal, only the ends of environments are waited for, and not for long."""
         now = time.monotonic()
-        if self.should_exit and sig == signal.SIGTERM and now - self._signalled_at < _SAME_SIGNAL_S:
+        if self.should_exit and sig == signal.SIGTERM and now - self._signalled_at < SAME_SIGNAL_S:
             return  # under --reload it comes twice: from the reloader, and to the whole group
         self._signalled_at = now
         if self.should_exit:

@@ -65,6 +65,9 @@ class Peers:
     def publish(self, counts: SlotCounts) -> None:
         """Let the others know the counts of this process; the caller holds the lock."""
 
+    def leave(self) -> None:
+        """Let the others know that this process opens no more sessions."""
+
     def slot_freed(self, *, briefly: bool, once: bool) -> None:
         """Have the others look for clients that wait: in the admission queue, briefly, or for a single request."""
 

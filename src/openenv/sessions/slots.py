@@ -427,7 +427,7 @@ class Slots:
     def _try(self, kind: SessionKind, *, by_agent: bool, is_next: bool = False) -> SlotReservation:
         """Reserve if possible; else name a session to evict, and what to wait for. Clients in the queue come first."""
         # A client that comes now must not overtake those that wait. Single requests use no slot, so they may.
-        # Before the locks: the queue has one of its own, which other threads hold while they take that of all processes.
+        # Before the locks: the queue has one of its own, which threads hold while they take that of all processes.
         is_waited_for = not is_next and kind is not SessionKind.ONCE and self.queue.has_next
         with self._lock, self.peers as others:
             if by_agent and self._is_over_agents(kind, others):
@@ -583,6 +583,7 @@ class Slots:
     def close(self) -> None:
         """Give no more slots, and refuse the clients that wait for one."""
         self.is_closed = True
+        self.peers.leave()
         self.look_again()
 
     def look_again(self) -> None:

@@ -95,6 +95,43 @@ def test_a_drain_finishes_running_steps_in_all_workers_and_closes_every_environm
     assert not any(is_running(pid) for pid in pids)
 
 
+def test_sessions_of_all_workers_may_finish_after_sigterm(start: Start) -> None:
+    server = start("--workers", "2", "--drain-timeout", "60")
+    clients = [server.client() for _ in range(4)]
+    assert len({client.reset().observation["pid"] for client in clients}) == 2
+    url = server.url
+    server.process.send_signal(signal.SIGTERM)
+    server.wait_for(lambda: http_calls.get(f"{url}/ready").status_code == 503)
+    for turn in range(1, 4):
+        assert [client.step({"by": 1}).observation["total"] for client in clients] == [turn] * 4
+    for _ in range(4):  # whichever worker is asked
+        refused = http_calls.post(f"{url}/sessions", json={})
+        assert (refused.status_code, "shutting down" in refused.text) == (503, True)
+    assert server.process.poll() is None
+    for client in clients:
+        client.close()
+    assert server.process.wait(30) == 0
+
+
+@pytest.mark.slow
+def test_the_time_to_finish_ends_and_a_second_sigterm_ends_it_at_once(start: Start) -> None:
+    server = start("--workers", "2", "--drain-timeout", "1")
+    client = server.client()
+    client.reset()
+    assert server.stop() == 0
+    with pytest.raises(SessionLost):
+        client.step({"by": 1})
+    server = start("--workers", "2", "--drain-timeout", "300")
+    client = server.client()
+    client.reset()
+    server.process.send_signal(signal.SIGTERM)
+    server.wait_for(lambda: http_calls.get(f"{server.url}/ready").status_code == 503)
+    time.sleep(0.6)  # sooner, it is taken for the same signal
+    assert server.stop() == 0
+    with pytest.raises(SessionLost):
+        client.step({"by": 1})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("runner", ["inline", "thread", "process"])
 def test_each_runner_serves_behind_workers(start: Start, runner: str) -> None:

@@ -277,6 +277,40 @@ def test_a_vector_of_sessions_is_spread_over_the_workers(server: WorkersServer) 
         assert [one["total"] for one in seen] == [4 * index for index in range(8)]
 
 
+def test_copies_stay_with_the_worker_of_their_original(server: WorkersServer) -> None:
+    with http_calls.Client(base_url=server.url) as http:
+        sessions, copies, tokens = one_of_each(http), [], []
+        for name in sessions:
+            http.post("/step", json={"action": {"by": 3}}, headers={"X-OpenEnv-Session": name})
+            answer = http.post(f"/sessions/{name}/fork", json={"n": 1})
+            assert answer.status_code == 200, answer.text
+            copies.append(answer.json()["sessions"][0]["session_id"])
+            tokens.append(answer.json()["sessions"][0]["token"])
+        assert [worker_of(name) for name in copies] == [worker_of(name) for name in sessions]
+        for name, total in zip((*copies, *copies, *sessions), (4, 4, 5, 5, 4, 4), strict=True):
+            seen = http.post("/step", json={"action": {"by": 1}}, headers={"X-OpenEnv-Session": name}).json()
+            assert seen["observation"]["total"] == total
+        near = http.post(f"/sessions/{sessions[0]}/restore", json={"token": tokens[0]})
+        assert near.status_code == 200, near.text
+        far = http.post(f"/sessions/{sessions[0]}/restore", json={"token": tokens[1]})
+        assert (far.status_code, far.json()["code"]) == (421, "SESSION_ELSEWHERE")
+        assert "of its own worker" in far.text
+        seen = http.post("/step", json={"action": {"by": 1}}, headers={"X-OpenEnv-Session": sessions[0]}).json()
+        assert seen["observation"]["total"] == 6
+        close(http, *sessions, *copies)
+
+
+def test_copies_of_a_slot_of_a_vector_go_on_from_where_it_is(server: WorkersServer) -> None:
+    with VectorEnv[Any, Any](server.url, 2) as vector:
+        vector.reset()
+        vector.step([{"by": 1}, {"by": 10}])
+        for slot, total in ((0, 1), (1, 10)):
+            with vector.fork(slot, 3) as copies:
+                assert {worker_of(name) for name in copies.sessions if name} == {worker_of(vector.sessions[slot] or "")}
+                assert [seen["total"] for seen in seen_by(copies.step([{"by": 5}] * 3))] == [total + 5] * 3
+        assert [seen["total"] for seen in seen_by(vector.step([{"by": 1}, {"by": 10}]))] == [2, 20]
+
+
 def test_metrics_are_those_of_the_whole_server(server: WorkersServer) -> None:
     before = server.metric("openenv_steps_total") or 0
     clients = [server.client() for _ in range(2)]

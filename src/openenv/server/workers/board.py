@@ -394,6 +394,10 @@ class SharedPeers(Peers):
         opened, self._opened = counts.live + counts.once - self._opened, counts.live + counts.once
         self._settle(opened)
 
+    def leave(self) -> None:
+        if self.board.state(self._index) == SERVING:
+            self.board.set_state(self._index, LEAVING)
+
     def slot_freed(self, *, briefly: bool, once: bool) -> None:
         # The admission queue wakes its own: see `CapacityQueue.call_next`.
         for other in self.board.others(self._index):
@@ -457,7 +461,8 @@ class SharedPeers(Peers):
         if self.board.is_there(place):
             text = (
                 f"Session '{session_id}' is held by worker {place.index} of this server, and this request has reached "
-                f"worker {self._index}. Send it on a connection of its own, and not behind an unanswered request."
+                f"worker {self._index}. Send it on a connection of its own, and not behind an unanswered request; a "
+                "session can be restored from one of its own worker, such as a fork of it."
             )
             return SessionElsewhere(session_id, text)
         return SessionLost(WORKER_CRASHED)

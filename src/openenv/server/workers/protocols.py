@@ -21,12 +21,14 @@ from typing import Any, Final, Protocol
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
+from ...runners import loop_local
 from ..asgi import MOST_HEAD_BYTES
 from ..fast.dispatch import DirectDispatch
 from ..fast.frame_socket import FrameSocket
 from ..fast.http import HEAD_TIMEOUT_S, FirstRead, LimitedHttpProtocol, is_plain_upgrade
 from ..fast.upgrade import UpgradeProtocol
 from ..sockets import SocketHandler
+from ..unread import PartialRequests
 from ..ws_v2 import V2Connection
 from .routing import MOST_BODY_BYTES, RequestHead, Router, is_request, read_head, sessions_of
 
@@ -156,6 +158,7 @@ class RoutedHttp(LimitedHttpProtocol):
     """
 
     is_adopted = False  # whether another worker has sent the first request here
+    can_be_heard = True  # it is read as fast as it comes
 
     def __init__(
         self,
@@ -175,6 +178,7 @@ class RoutedHttp(LimitedHttpProtocol):
         self._is_first = True
         self._is_given_away = False
         self._head_timer: asyncio.TimerHandle | None = None
+        self._partial = loop_local(self.loop, PartialRequests)
 
     def data_received(self, data: bytes) -> None:
         """Hold what comes, and pass on what may be."""
@@ -267,6 +271,7 @@ class RoutedHttp(LimitedHttpProtocol):
 
     def _await_head(self) -> None:
         """Give the rest of a request as long as a head has."""
+        self._partial.hold(self, len(self._held))
         if self._head_timer is None:
             self._unset_keepalive_if_required()
             self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
@@ -275,6 +280,12 @@ class RoutedHttp(LimitedHttpProtocol):
         timer, self._head_timer = self._head_timer, None
         if timer is not None:
             timer.cancel()
+            self._partial.discard(self)
+
+    def drop_request(self, reason: str) -> None:
+        """Free what is held of a request, and end the connection."""
+        self._held = b""
+        self.transport.abort()
 
     def on_response_complete(self) -> None:
         """Go on with the next request, which may have come already."""
@@ -374,6 +385,8 @@ class RoutedSocket(FrameSocket):
         """Keep what comes until it is known whom it is for."""
         if self._raw is not None:
             self._raw += data
+            if len(self._raw) > MOST_BODY_BYTES:  # no `open` is as long
+                self.settle()
         super().data_received(data)
 
     def settle(self) -> None:

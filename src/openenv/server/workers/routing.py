@@ -152,10 +152,10 @@ class Router:
                 index = self._named(name)
                 return self._here if index is None else index
             return self._opened(raw)
-        if path.startswith(("/sessions", "/web/sessions/")):
-            if path == "/sessions":
-                return self._opened(raw) if head.method == b"POST" else self._here
-            index = self._named(path.rpartition("/")[2])
+        if path == "/sessions":
+            return self._opened(raw) if head.method == b"POST" else self._here
+        if path.startswith(("/sessions/", "/web/sessions/")):
+            index = self._named(path.removeprefix("/web").split("/")[2])  # what follows is done to the session
             return self._here if index is None else index
         if path.startswith("/web"):
             return self._of_page(head)
@@ -167,7 +167,7 @@ class Router:
         return None
 
     def _opened(self, raw: bytes) -> int:
-        """WorkerPlace a request that opens a session; repeated under its key, it goes to the same worker."""
+        """Place a request that opens a session; repeated under its key, it goes to the same worker."""
         key = _KEY.search(raw)
         return self._placed(None if key is None else b"http " + key[1].strip())
 

@@ -5,7 +5,8 @@ something or ends, or a signal comes.
 
     start N --> all are ready --> go: they listen --> a worker dies: its row is cleared, its messages go to others,
                                                       another one starts
-    SIGTERM, SIGINT --> the workers drain --> all have ended --> exit; a second SIGINT, or time is up: they are killed
+    SIGTERM, SIGINT --> the workers drain --> all have ended --> exit; a third signal, or time is up: they are killed
+                        (a second one hurries them, as it hurries a server with one process)
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from typing import Any, Final
 from ...backoff import Backoff
 from ...telemetry.prometheus import counters, merge
 from ..loading import TargetError
-from ..run import UNCLOSED_EXIT, ServeOptions, log_config
+from ..run import SAME_SIGNAL_S, UNCLOSED_EXIT, ServeOptions, log_config
 from .board import MOST_WORKERS, STARTING, Board, WorkerPlace
-from .channel import PeerMessageKind, message_pair, receive
+from .channel import PeerChannel, PeerMessageKind, message_pair, receive
 from .worker import ServerWorkerSetup, receive_control, send_control
 
 logger = logging.getLogger("uvicorn.error")
@@ -94,6 +95,9 @@ class Supervisor:
         self._signals: list[int] = []
         self._is_serving = False
         self._drain_until: float | None = None
+        self._finish_s = 0.0  # how long sessions may go on after SIGTERM
+        self._shutdowns = 0  # signals to shut down
+        self._signalled_at = 0.0
         self._status = 0
         self.was_interrupted = False
 
@@ -185,6 +189,7 @@ class Supervisor:
             worker.failure, worker.report = WorkerFailed(more[0]), more[1]
         elif word == "ready":
             worker.is_ready = True
+            self._finish_s = more[0]
             self._let_go()
         elif word == "started":
             worker.is_started = True
@@ -218,8 +223,8 @@ class Supervisor:
         left = self._board.end(index)
         self._keep_metrics(index, left.live)
         if self._drain_until is not None:
-            # 128 + 15: before it could take the signal itself.
-            if status not in (0, -signal.SIGTERM):
+            # Killed by the signal itself, before it could take it.
+            if status not in (0, -signal.SIGTERM, -signal.SIGINT):
                 self._status = self._status or (status if status > 0 else 1)
             return
         if not self._is_serving:
@@ -261,8 +266,6 @@ class Supervisor:
                 os.close(fd)
 
     def _send(self, index: int, payload: bytes, descriptors: list[int]) -> None:
-        from .channel import PeerChannel
-
         channel = PeerChannel(self._count, self._pairs[index][0], [writer for _, writer in self._pairs], lambda _: b"")
         with contextlib.suppress(OSError):
             channel.send(index, PeerMessageKind.CONNECTION, payload, descriptors)
@@ -285,19 +288,28 @@ class Supervisor:
     # -- the end of the server ------------------------------------------------------------------------------------
 
     def _signalled(self, signum: int) -> None:
-        if signum == signal.SIGINT and self.was_interrupted:  # the second Ctrl-C: at once
+        self.was_interrupted = self.was_interrupted or signum == signal.SIGINT
+        now = time.monotonic()
+        if self._shutdowns and now - self._signalled_at < SAME_SIGNAL_S:
+            return  # it comes twice where the whole group gets it
+        self._shutdowns, self._signalled_at = self._shutdowns + 1, now
+        # With a time to finish in, the first SIGTERM waits for sessions: the second one is what the first is without.
+        waits = signum == signal.SIGTERM and self._finish_s > 0
+        if self._shutdowns > (3 if waits else 2):
             self._kill()
             return
-        self.was_interrupted = self.was_interrupted or signum == signal.SIGINT
         if self._drain_until is None:
             logger.info("Shutting down: %d workers drain", len(self._running))
             self._board.drain()
             self._due.clear()
-            # Calls, connections and environments each have their time (`Server.shutdown`).
-            self._drain_until = time.monotonic() + 2 * self._options.drain_s + _PATIENCE_S
+        # Calls, connections and environments each have their time (`EnvironmentServer.shutdown`).
+        drain_until = now + 2 * self._options.drain_s + _PATIENCE_S
+        if self._shutdowns == 1 and waits:
+            drain_until += self._finish_s
+        self._drain_until = drain_until if self._drain_until is None else min(self._drain_until, drain_until)
         for worker in self._running.values():
             with contextlib.suppress(ProcessLookupError):
-                worker.process.send_signal(signal.SIGTERM)
+                worker.process.send_signal(signum)
 
     def _kill(self) -> None:
         for worker in self._running.values():

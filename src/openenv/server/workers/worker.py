@@ -4,6 +4,8 @@ Started by `supervisor`, which tells it what to serve over a socket and learns f
 imported by a server with one process.
 
     control socket:  setup -->   <-- failed | ready   go -->   <-- started        end of the socket: drain
+
+`ready` says how long sessions may go on after SIGTERM, so that the supervisor waits as long.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -31,6 +34,7 @@ from ...telemetry.server_metrics import MERGED_BY
 from ..app import HTTPEnvServer
 from ..loading import TargetError, TargetFailed
 from ..run import (
+    SAME_SIGNAL_S,
     EnvironmentServer,
     ServeOptions,
     check_closed,
@@ -42,7 +46,7 @@ from ..run import (
     tune_garbage_collection,
     uvicorn_settings,
 )
-from .board import DOWN, LEAVING, QUIET, SERVING, Board, SharedPeers, WorkerPlace
+from .board import DOWN, QUIET, SERVING, Board, SharedPeers, WorkerPlace
 from .channel import PeerChannel, PeerMessage, PeerMessageKind
 from .protocols import RoutedFirstRead, RoutedUpgrade, Stage
 from .routing import Router
@@ -162,10 +166,10 @@ class ServerWorker:
         self.channel.begin()
         self.board.set_state(self.index, SERVING)
 
-    def leave(self) -> None:
-        """Get no more new sessions."""
-        if self.board.state(self.index) == SERVING:
-            self.board.set_state(self.index, LEAVING)
+    @property
+    def finish_s(self) -> float:
+        """How long sessions may go on after SIGTERM."""
+        return self._server.manager.limits.finish_s
 
     @property
     def is_last_call_over(self) -> bool:
@@ -285,7 +289,7 @@ class WorkerServer(EnvironmentServer):
         make = functools.partial(
             RoutedFirstRead, self.config, self.server_state, self.lifespan.state, worker=self._worker
         )
-        send_control(self._control, "ready")
+        send_control(self._control, "ready", self._worker.finish_s)
         self._control.setblocking(False)
         loop.add_reader(self._control.fileno(), self._hear)
         while not (self._goes or self.should_exit):  # noqa: ASYNC110 - a plain flag
@@ -323,12 +327,9 @@ class WorkerServer(EnvironmentServer):
         return super()._is_quiet(manager) and self._worker.is_last_call_over
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        self._worker.leave()
-        super().handle_exit(sig, frame)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._worker.leave()
-        await super().shutdown(sockets=sockets)
+        # Ctrl-C comes twice: from the terminal, to the whole group, and from the supervisor.
+        if not (self.should_exit and sig == signal.SIGINT and time.monotonic() - self._signalled_at < SAME_SIGNAL_S):
+            super().handle_exit(sig, frame)
 
 
 def share_of(total: int, workers: int, index: int) -> int:
