@@ -1,4 +1,4 @@
-"""`openenv serve --workers N` in processes of its own."""
+"""`openenv serve --workers N`, and plain uvicorn, in processes of their own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,26 @@ APP = Path(__file__).resolve().parents[1] / "server" / "workers" / "counting_app
 PATIENCE_S = 60.0
 
 
-class WorkersServer:
-    """A running server with several workers."""
+OURS = ("openenv", "serve")
 
-    def __init__(self, *arguments: str, target: str = f"{APP}:app", **variables: str) -> None:
+
+class WorkersServer:
+    """A running server with several workers.
+
+    Args:
+        arguments: Options of the command line.
+        target: What is served.
+        command: The module that serves, and its first arguments.
+        variables: Environment variables.
+    """
+
+    def __init__(
+        self, *arguments: str, target: str = f"{APP}:app", command: Sequence[str] = OURS, **variables: str
+    ) -> None:
         kept = {key: value for key, value in os.environ.items() if not key.startswith("OPENENV_")}
         self.output = ""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "openenv", "serve", target, "--port", "0", *arguments],
+            [sys.executable, "-m", *command, target, "--port", "0", *arguments],
             env={**kept, "PYTHONPATH": str(Path(openenv.__file__).parents[1]), "PYTHONUNBUFFERED": "1", **variables},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

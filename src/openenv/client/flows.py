@@ -21,6 +21,7 @@ from ..errors import (
     ProtocolError,
     RequestTimeout,
     SessionCapacityError,
+    SessionElsewhere,
     SessionError,
     SessionLost,
     StaleRequest,
@@ -592,8 +593,14 @@ def _open(driver: Driver, session: ResumableSession, call: ClientRequest, outage
         try:
             if session.opened(raw):
                 return
-        except (SessionLost, ProtocolError, SessionError) as exc:
-            if not may_start_over or isinstance(exc, ContinuedElsewhere) or not isinstance(exc, SessionLost):
+        except (SessionLost, SessionElsewhere, ProtocolError, SessionError) as exc:
+            is_elsewhere = isinstance(exc, SessionElsewhere)
+            if is_elsewhere and not may_start_over:  # another connection may reach the process that has it
+                driver.websocket.close_message = None
+                yield HangUp()
+                raise _Dropped(str(exc)) from None
+            is_gone = is_elsewhere or (isinstance(exc, SessionLost) and not isinstance(exc, ContinuedElsewhere))
+            if not may_start_over or not is_gone:
                 yield from _end(driver, session, exc)
                 raise
             may_start_over = False

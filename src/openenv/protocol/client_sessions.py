@@ -28,6 +28,7 @@ from ..errors import (
     ServerError,
     SessionCapacityError,
     SessionClosedError,
+    SessionElsewhere,
     SessionError,
     SessionLost,
     SessionNotFoundError,
@@ -134,6 +135,8 @@ def error_from_frame(data: Mapping[str, Any]) -> OpenEnvError:
         return EnvironmentFactoryError(name, text, reason=None if reason is None else str(reason))
     if code in _GONE_CODES:
         return SessionLost(str(details.get("reason", "unknown to the server")), text)
+    if code == SessionElsewhere.code:
+        return SessionElsewhere(str(details.get("session_id", "")), text)
     if code == StaleRequest.code:
         return StaleRequest(_int(details.get("request_id")), _int(details.get("last_id")), text)
     if code == RequestCancelled.code:

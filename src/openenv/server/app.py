@@ -27,6 +27,7 @@ from ..env.environment import Environment
 from ..runners import loop_local
 from ..sessions.events import SessionEvent
 from ..sessions.manager import SessionManager
+from ..sessions.peers import peers_of_process
 from ..types import ConcurrencyConfig, ServerCapacityStatus, ServerMode, SessionInfo, State
 from .access import AccessGate, AccessPolicy, OriginPolicy
 from .http_routes import GymRoutes
@@ -218,6 +219,8 @@ class HTTPEnvServer:
         async def lifespan(application: Any) -> AsyncIterator[Any]:
             self._stop_warning()
             self.manager.resume()
+            if not self.manager.peers.is_shared:
+                self.manager.share(peers_of_process())
             loop, options = asyncio.get_running_loop(), self.service.options
             loop_local(loop, UnreadReplies).limit = options.max_unread_bytes
             # A request of the largest size must pass, whatever its chunks cost.

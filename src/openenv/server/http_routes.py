@@ -254,7 +254,8 @@ class GymRoutes:
                 await respond(send, 200, await call.run(soft))
                 return
         except OpenEnvError as exc:
-            await refuse(send, self._service.errors.shown(exc), forget_cookie=named is None)
+            is_gone = named is None and not isinstance(exc, SessionElsewhere)
+            await refuse(send, self._service.errors.shown(exc), forget_cookie=is_gone)
             return
         await self._run_plain(call, send)
 

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import Forbidden, OpenEnvError, SessionClosedError, SessionLost, SessionNotFoundError
+from ..errors import Forbidden, OpenEnvError, SessionClosedError, SessionElsewhere, SessionLost, SessionNotFoundError
 from ..protocol.json_values import TooManyValues
 from ..protocol.server_v1 import Malformed, error_frame, exception_frame, frame_type, rpc_frame
 from ..runners import Dispatcher
@@ -106,6 +106,9 @@ class V1Connection:
     def _attach(self, session_id: str) -> None:
         try:
             session = self._service.manager.find(session_id)
+        except SessionElsewhere as exc:
+            self._fail(exc.code, str(exc), exc.details)
+            return
         except (SessionNotFoundError, SessionLost):
             self._fail(WSErrorCode.SESSION_ERROR, f"Unknown session_id: {session_id}")
             return

@@ -1,16 +1,22 @@
 """What the sessions of one process know of the other processes of their server: by default, that there are none.
 
-`openenv serve --workers N` gives each process the `SharedPeers` of `server.workers.board`. Must not know how processes
-talk to each other.
+`openenv serve --workers N` gives each process the `SharedPeers` of `server.workers.board`; the workers of plain uvicorn
+get `SeparatePeers`, which share nothing. Must not know how processes talk to each other.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import os
+import re
+import sys
 import uuid
 from collections.abc import Callable
+from multiprocessing import current_process, parent_process
 from typing import Final, NamedTuple
 
-from ..errors import OpenEnvError, SessionNotFoundError
+from ..errors import OpenEnvError, SessionElsewhere, SessionNotFoundError
 
 
 class SlotCounts(NamedTuple):
@@ -127,6 +133,66 @@ class Peers:
     async def ask(self, question: str) -> list[bytes]:
         """Return the answers of the other processes (`SessionManager.answers`)."""
         return []
+
+
+_SEPARATE: Final = re.compile(r"-p([0-9a-f]{1,7})-([0-9a-f]{12})$")
+
+
+class SeparatePeers(Peers):
+    """Processes that serve one port and share nothing, such as the workers of `uvicorn --workers N`.
+
+    Connections go to any of them, so a request may reach a process that does not have its session. Ids name the process
+    that has made them (`-pPID-TAG`), and the tag shows that this was a process of the same parent: then the answer can
+    be more than "not found".
+
+    Args:
+        family: A secret that the processes have from their parent.
+        pid: This process.
+    """
+
+    def __init__(self, family: bytes, pid: int) -> None:
+        self._family = family
+        self._pid = pid
+        self._suffix = f"-p{pid:x}-{self._tag(pid)}"
+
+    def _tag(self, pid: int) -> str:
+        return hashlib.blake2b(str(pid).encode(), key=self._family[:64], digest_size=6).hexdigest()
+
+    def new_id(self) -> str:
+        return f"{uuid.uuid4()}{self._suffix}"
+
+    def absence(self, session_id: str) -> OpenEnvError | None:
+        match = _SEPARATE.search(session_id)
+        if match is None:
+            return None
+        pid = int(match[1], 16)
+        if pid == self._pid or not hmac.compare_digest(match[2], self._tag(pid)) or not _is_running(pid):
+            return None
+        return SessionElsewhere(
+            session_id,
+            f"Session '{session_id}' is held by another process of this server, and this request has reached one that "
+            "does not have it: worker processes of uvicorn share no sessions. Serve with `openenv serve --workers N`, "
+            "where each request reaches the process of its session, or with one process.",
+        )
+
+
+def _is_running(pid: int) -> bool:
+    if sys.platform == "win32":  # where looking would end it
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def peers_of_process() -> Peers:
+    """Return what this process knows of others: those that `multiprocessing` has started beside it, as uvicorn does."""
+    if parent_process() is None:
+        return Peers()
+    return SeparatePeers(bytes(current_process().authkey), os.getpid())
 
 
 def not_found(peers: Peers, session_id: str) -> OpenEnvError:

@@ -64,14 +64,16 @@ class Attachments:
         """
         boot, _, rest = token.partition(".")
         session_id, _, secret = rest.partition(".")
-        if boot != (
-            self._peers().boot or self._boot
-        ):  # a token of three parts is that of another process; anything else is none
-            raise SessionLost(RESTARTED if secret else UNKNOWN)
+        peers = self._peers()
+        if boot != (peers.boot or self._boot):
+            # Where a server is one process, the token of a process beside it names one that is still there.
+            absence = peers.absence(session_id) if peers.boot is None else None
+            # A token of three parts is that of another server, or of an earlier start; anything else is none.
+            raise absence or SessionLost(RESTARTED if secret else UNKNOWN)
         session, ended = self._lookup(session_id)
         # Compared in constant time. A session without a secret has given out no token.
         if session is None or not session.secret or not hmac.compare_digest(session.secret.encode(), secret.encode()):
-            absence = self._peers().absence(session_id) if session is None and ended is None else None
+            absence = peers.absence(session_id) if session is None and ended is None else None
             raise absence or SessionLost(client_reason(ended) if ended is not None else UNKNOWN)
         if session.is_ending:
             raise SessionLost(client_reason(session.close_reason))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ def start() -> Iterator[Callable[..., WorkersServer]]:
     """Start servers; all are ended with the test."""
     running: list[WorkersServer] = []
 
-    def begin(*arguments: str, **options: str) -> WorkersServer:
+    def begin(*arguments: str, **options: Any) -> WorkersServer:
         running.append(WorkersServer(*arguments, **options))
         return running[-1]
 

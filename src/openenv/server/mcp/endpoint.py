@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qs
 
-from ...errors import OpenEnvError, SessionLost, SessionNotFoundError, StaleRequest
+from ...errors import OpenEnvError, SessionElsewhere, SessionLost, SessionNotFoundError, StaleRequest
 from ...protocol.json_values import decode, encode
 from ...protocol.jsonrpc import (
     META_SESSION,
@@ -314,6 +314,9 @@ class McpEndpoint:
             return None
         try:
             return self.sessions.find(session_id)
+        except SessionElsewhere as exc:  # not 404, which makes clients begin again without a word
+            await respond_json(send, 421, error_message(request_id, invalid_params(str(exc), {"code": exc.code})))
+            return None
         except (SessionNotFoundError, SessionLost) as exc:
             await respond_json(send, 404, error_message(request_id, invalid_request(f"Session not found: {exc}")))
             return None
@@ -404,8 +407,10 @@ class McpEndpoint:
         """Report that an episode is gone; the call never runs in a fresh environment instead."""
         reason = lost.reason if isinstance(lost, SessionLost) else "unknown"
         by_cookie = _handle(scope, message) is None
-        extra: HeaderList = [set_cookie(COOKIE, None)] if by_cookie else ()
         text = _LOST.format(reason=reason) if by_cookie else f"No such session: {reason}"
+        if isinstance(lost, SessionElsewhere):
+            text, by_cookie = str(lost), False
+        extra: HeaderList = [set_cookie(COOKIE, None)] if by_cookie else ()
         if message.method == "tools/call":
             result = {"resultType": "complete", **failure(text)}
             await respond_json(send, 200, result_message(message.id, result), extra)

@@ -18,6 +18,7 @@ from ...errors import (
     EnvironmentFactoryError,
     OpenEnvError,
     SessionCapacityError,
+    SessionElsewhere,
     SessionLost,
     SessionNotFoundError,
     ToolCallError,
@@ -143,6 +144,8 @@ class OpenEnvRpc:
             return None
         try:
             session = self._manager.find(str(name))
+        except SessionElsewhere as exc:
+            raise invalid_params(str(exc), {"code": exc.code}) from exc
         except (SessionNotFoundError, SessionLost) as exc:
             reason = "" if isinstance(exc, SessionNotFoundError) else f" ({exc.reason})"
             raise invalid_params(f"Unknown session_id: {name}{reason}") from exc

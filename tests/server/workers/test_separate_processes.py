@@ -1,0 +1,140 @@
+"""Plain `uvicorn --workers 2`: a request for a session of the other process says so, and what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import pytest
+from websockets.sync.client import connect
+
+import http_calls
+from openenv import GenericEnvClient, HTTPEnvClient, StepResult
+from openenv.errors import SessionElsewhere, SessionLost, SessionNotFoundError
+from openenv.protocol.client_sessions import error_from_frame
+from openenv.sessions.peers import Peers, SeparatePeers, peers_of_process
+from worker_servers import APP, WorkersServer
+
+Start = Callable[..., WorkersServer]
+TRIES = 400
+ADVICE = "openenv serve --workers N"
+
+
+@pytest.fixture
+def server(start: Start) -> WorkersServer:
+    """Two processes of uvicorn, which share nothing but their port."""
+    served = start(
+        "--workers",
+        "2",
+        "--app-dir",
+        str(APP.parent),
+        target="counting_app:app",
+        command=("uvicorn",),
+    )
+    served.wait_for(lambda: served.output.count("Application startup complete") == 2)
+    return served
+
+
+def until(send: Callable[[], httpx2.Response], status: int) -> httpx2.Response:
+    """Send a request over new connections until it reaches a process that answers so."""
+    for _ in range(TRIES):
+        answer = send()
+        if answer.status_code == status:
+            return answer
+        assert answer.status_code in (200, 400, 421), answer.text
+    raise AssertionError(f"no answer with status {status}")
+
+
+def test_requests_for_a_session_of_the_other_process_get_a_typed_error(server: WorkersServer) -> None:
+    url = server.url
+    opened = http_calls.post(f"{url}/reset", json={}, headers={"X-OpenEnv-Session": "new"})
+    name = opened.headers["x-openenv-session"]
+    headers = {"X-OpenEnv-Session": name}
+    lost = until(lambda: http_calls.post(f"{url}/step", json={"action": {}}, headers=headers), 421)
+    assert lost.json()["code"] == "SESSION_ELSEWHERE"
+    assert ADVICE in lost.json()["detail"]
+    assert until(lambda: http_calls.get(f"{url}/sessions/{name}"), 421).json()["code"] == "SESSION_ELSEWHERE"
+    kept = until(lambda: http_calls.get(f"{url}/state", headers={"cookie": f"openenv_session={name}"}), 421)
+    assert "set-cookie" not in kept.headers  # the session is there
+
+    def call() -> httpx2.Response:
+        params = {"name": "add", "arguments": {"by": 1}, "session_id": name}
+        message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+        answer = http_calls.post(f"{url}/mcp", json=message)
+        return httpx2.Response(421 if "error" in answer.json() else 200, content=answer.content)
+
+    error = until(call, 421).json()["error"]
+    assert (error["data"], ADVICE in error["message"]) == ({"code": "SESSION_ELSEWHERE"}, True)
+    mcp = until(lambda: http_calls.delete(f"{url}/mcp", headers={"mcp-session-id": name}), 421)
+    assert ADVICE in mcp.text
+    for _ in range(TRIES):
+        with connect(f"{url.replace('http', 'ws')}/ws?session_id={name}", proxy=None) as peer:
+            peer.send('{"type":"state"}')
+            reply = json.loads(peer.recv(timeout=60))
+        if reply["type"] == "error":
+            break
+    assert (reply["data"]["code"], ADVICE in reply["data"]["message"]) == ("SESSION_ELSEWHERE", True)
+    unknown = http_calls.post(f"{url}/step", json={"action": {}}, headers={"X-OpenEnv-Session": name[:-1] + "z"})
+    assert (unknown.status_code, unknown.json()["code"]) == (404, "SESSION_NOT_FOUND")
+
+
+class PlainClient(HTTPEnvClient[Any, Any]):
+    """Sends and returns dicts."""
+
+    def _step_payload(self, action: Any) -> dict[str, Any]:
+        return dict(action)
+
+    def _parse_result(self, payload: dict[str, Any]) -> StepResult[Any]:
+        return StepResult(observation=payload["observation"], reward=payload["reward"], done=payload["done"])
+
+    def _parse_state(self, payload: dict[str, Any]) -> Any:
+        return payload
+
+
+def test_clients_raise_it_and_a_websocket_finds_its_session_again(server: WorkersServer) -> None:
+    with PlainClient(server.url) as client:
+        assert client.reset().observation["total"] == 0
+        taken = 0
+        with pytest.raises(SessionElsewhere) as elsewhere:
+            for _ in range(TRIES):
+                client._http.close()
+                client._http = client._new_http()
+                taken += 1
+                assert client.step({"by": 1}).observation["total"] == taken
+        assert elsewhere.value.session_id == client.session_id
+        assert ADVICE in str(elsewhere.value)
+    resumed = GenericEnvClient(server.url, reconnect_timeout_s=60.0).sync()
+    with resumed:
+        pid = resumed.reset().observation["pid"]
+        for turn in range(1, 9):
+            resumed._driver._connection._socket.shutdown(2)
+            seen = resumed.step({"by": 1}).observation
+            assert (seen["total"], seen["pid"]) == (turn, pid)
+
+
+def test_only_processes_of_one_family_know_each_others_ids() -> None:
+    family, pid = os.urandom(32), os.getpid()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        here, beside = SeparatePeers(family, pid), SeparatePeers(family, other.pid)
+        name = beside.new_id()
+        assert isinstance(here.absence(name), SessionElsewhere)
+        assert beside.absence(name) is None  # it has ended there
+        assert SeparatePeers(os.urandom(32), pid).absence(name) is None
+        for wrong in (name[:-1], name.replace("-p", "-p1"), "x-p0-000000000000", f"x-p{'f' * 7}-{'0' * 12}"):
+            assert here.absence(wrong) is None
+        other.communicate(b"\n")
+    assert here.absence(name) is None  # the process is gone, and the session with it
+    assert type(peers_of_process()) is Peers  # a process of its own
+
+
+def test_the_code_is_an_exception_of_its_own_and_no_loss() -> None:
+    error = error_from_frame({"code": "SESSION_ELSEWHERE", "message": "there", "session_id": "s1"})
+    assert isinstance(error, SessionElsewhere)
+    assert isinstance(error, SessionNotFoundError)
+    assert not isinstance(error, SessionLost)
+    assert (error.session_id, error.code) == ("s1", "SESSION_ELSEWHERE")
