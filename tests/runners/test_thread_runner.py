@@ -75,6 +75,17 @@ def test_unproven_sessions_are_spread_over_threads(runner: ThreadRunner) -> None
     assert runner.threads == SPREAD
 
 
+def test_processes_of_one_server_spread_their_sessions_over_as_many_threads_as_one_does() -> None:
+    for processes, threads in ((1, SPREAD), (8, SPREAD // 8), (100, 1)):
+        runner = make_runner("thread", max_threads=64, server_processes=processes)
+        assert isinstance(runner, ThreadRunner)
+        lanes = [runner.lane() for _ in range(SPREAD)]
+        assert runner.threads == threads
+        for lane in lanes:
+            lane.release()
+        runner.close()
+
+
 def test_new_sessions_share_a_thread_once_steps_have_shown_to_be_fast(runner: ThreadRunner) -> None:
     first = [runner.lane() for _ in range(3)]
     before = [thread_of(lane) for lane in first]

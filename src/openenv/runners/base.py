@@ -144,6 +144,7 @@ def make_runner(
     *,
     max_threads: int,
     single_thread: bool = False,
+    server_processes: int = 1,
     factory: Callable[[], Any] | None = None,
     processes: ProcessOptions | None = None,
 ) -> Runner:
@@ -153,6 +154,7 @@ def make_runner(
         name: Which.
         max_threads: For `thread`: how many there may be.
         single_thread: Whether all sessions need one and the same thread.
+        server_processes: For `thread`: how many processes share the sessions of the server.
         factory: For `process`: what makes environments.
         processes: For `process`: how many, and more.
 
@@ -161,10 +163,11 @@ def make_runner(
         NotSendable: The factory cannot be sent to another process.
     """
     from .inline import InlineRunner
-    from .thread import ThreadRunner
+    from .thread import SPREAD, ThreadRunner
 
     if name in ("auto", "thread"):
-        return ThreadRunner(max_threads=max_threads, single_thread=single_thread)
+        spread = max(1, SPREAD // server_processes)
+        return ThreadRunner(max_threads=max_threads, spread=spread, single_thread=single_thread)
     if name == "inline":
         return InlineRunner(closes_apart=not single_thread)
     if name == "process" and factory is not None:

@@ -2,7 +2,7 @@
 
 A new session is placed by what its environment's calls have shown so far, and never changes its thread:
 
-    nothing known yet     up to `SPREAD` threads, the emptiest first
+    nothing known yet     up to `SPREAD` threads, the emptiest first; less where several processes serve together
     steps are fast        one shared thread: few hand-overs, and the interpreter lock changes hands rarely
     some calls are slow   a thread of its own, up to `max_threads`
     in between            spread: a millisecond spent waiting for a disk or an engine would add up on one thread
@@ -167,13 +167,15 @@ class ThreadRunner:
 
     Args:
         max_threads: How many threads slow sessions may take; beyond that they share, the emptiest first.
+        spread: How many threads sessions take before it is known what their calls are like.
         single_thread: Put every session on one and the same thread.
     """
 
     name = "thread"
 
-    def __init__(self, *, max_threads: int = 1024, single_thread: bool = False) -> None:
+    def __init__(self, *, max_threads: int = 1024, spread: int = SPREAD, single_thread: bool = False) -> None:
         self.profile = CallProfile()
+        self._spread = spread
         self._max_threads = max(1, max_threads)
         self._single: WorkerThread | None = None
         self._single_wanted = single_thread
@@ -220,7 +222,7 @@ class ThreadRunner:
                 free = [worker for worker in self._workers if not worker.is_stuck]
                 self._shared = self._emptiest(free) or self._new_worker()
             return self._shared
-        limit = self._max_threads if self.profile.is_slow else min(SPREAD, self._max_threads)
+        limit = self._max_threads if self.profile.is_slow else min(self._spread, self._max_threads)
         if len(self._workers) < limit:
             return self._new_worker()
         return self._emptiest(self._workers) or self._new_worker()

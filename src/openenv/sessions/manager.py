@@ -155,6 +155,8 @@ class SessionManager:
     def share(self, peers: Peers) -> None:
         """Share limits and names with other processes; only before the first session."""
         self.slots.share(peers)
+        if peers.processes > 1:
+            self.runner = self._make_runner()
 
     def _make_runner(self) -> Runner:
         if not isinstance(self._runner_spec, str):
@@ -162,6 +164,7 @@ class SessionManager:
         return make_runner(
             self._runner_spec,
             max_threads=min(1024, max(64, self.limits.sessions)),
+            server_processes=self.peers.processes,
             single_thread=bool(getattr(self.env_cls, "REQUIRES_SINGLE_THREAD_EXECUTOR", False)),
             factory=self.factory,
             processes=self._processes,

@@ -55,6 +55,8 @@ class Peers:
 
     is_shared = False
     is_draining = False
+    processes = 1
+    """How many processes the server has."""
     boot: str | None = None
     """The first part of every resume token of the server; None where the process is the whole server."""
 
@@ -69,7 +71,7 @@ class Peers:
         return NO_SLOTS
 
     def publish(self, counts: SlotCounts) -> None:
-        """Let the others know the counts of this process; the caller holds the lock."""
+        """Let the others know the counts of this process; where a slot is taken, the caller holds the lock."""
 
     def leave(self) -> None:
         """Let the others know that this process opens no more sessions."""

@@ -288,7 +288,7 @@ class Slots:
                 self._publish_counts()
 
     def _publish_counts(self) -> None:
-        """Let other processes know what is used here; the caller holds both locks."""
+        """Let other processes know what is used here; the caller holds the lock, and to take a slot that of all."""
         if self.peers.is_shared:
             self.peers.publish(
                 SlotCounts(
@@ -306,7 +306,7 @@ class Slots:
     def note_closing(self, session: Session) -> None:
         """Note that a session is about to end, so that clients of other processes wait for its slot; any thread."""
         if self.peers.is_shared:
-            with self._lock, self.peers:
+            with self._lock:
                 if self._live.get(session.id) is session:
                     self._closing.add(session.id)
                     self._publish_counts()
@@ -429,6 +429,16 @@ class Slots:
         # A client that comes now must not overtake those that wait. Single requests use no slot, so they may.
         # Before the locks: the queue has one of its own, which threads hold while they take that of all processes.
         is_waited_for = not is_next and kind is not SessionKind.ONCE and self.queue.has_next
+        # All processes wait for one that holds their lock: what is likely to be needed is made before.
+        ready = self._make(kind) if self.peers.is_shared and not is_waited_for and self.used < self.count else None
+        reservation = self._decide(kind, ready, by_agent=by_agent, is_waited_for=is_waited_for)
+        if ready is not None and reservation.session is not ready:
+            ready.lane.release()
+        return reservation
+
+    def _decide(
+        self, kind: SessionKind, ready: Session | None, *, by_agent: bool, is_waited_for: bool
+    ) -> SlotReservation:
         with self._lock, self.peers as others:
             if by_agent and self._is_over_agents(kind, others):
                 return SlotReservation(None)
@@ -447,7 +457,7 @@ class Slots:
             is_once = kind is SessionKind.ONCE
             held = len(self._once) + others.once if is_once else len(self._live) + others.live
             if held < count:
-                session = self._insert(kind, by_agent=by_agent)
+                session = self._insert(ready or self._make(kind), by_agent=by_agent)
                 self._publish_counts()
                 return SlotReservation(session)
             if is_once:
@@ -476,15 +486,14 @@ class Slots:
             return held >= self._limits.agents
         return kind is not SessionKind.ONCE and held >= self.count - 1 > 0
 
-    def _insert(self, kind: SessionKind, *, by_agent: bool) -> Session:
-        session = self._make(kind)
+    def _insert(self, session: Session, *, by_agent: bool) -> Session:
         session.by_agent = by_agent
-        if kind is SessionKind.ONCE:
+        if session.kind is SessionKind.ONCE:
             self._once.add(session)
         else:
             self._live[session.id] = session
             self._of_agents += by_agent
-            self._soft += kind is SessionKind.SOFT
+            self._soft += session.kind is SessionKind.SOFT
         return session
 
     # -- refusing -------------------------------------------------------------------------------------------------

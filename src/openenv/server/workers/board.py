@@ -1,11 +1,12 @@
 """The board: memory that all processes of a server share, and what their sessions have to know of each other.
 
-A row for each worker (state, counts, the clients that wait there), a table of recent opening keys, and for metrics the
-last values of each worker and those of workers that have ended. A worker writes its own row; the supervisor clears the
-row of a worker that has died. Decisions are made under one lock of the operating system, which a killed process gives
-back, so that no process can leave the others waiting or the counts wrong.
+A row for each worker (state, counts, the clients that wait there), what each has sent to each, a table of recent
+opening keys, and for metrics the last values of each worker and those of workers that have ended. A cell has one
+writer; the supervisor clears the row of a worker that has died. What takes a slot, or remembers a key, is decided under
+one lock of the operating system, which a killed process gives back, so that no process can leave the others waiting or
+the counts wrong. Nothing else takes it: all workers wait for one that holds it.
 
-    cells of 8 bytes: | head | row 0 | row 1 | ... | keys |      then bytes: | metrics of 0 | ... | of the ended |
+    cells of 8 bytes: | head | row 0 | row 1 | ... | sent | keys |    then bytes: | metrics of 0 | ... | of the ended |
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ MOST_WORKERS: Final = 255  # an index takes one byte of a key's cell
 _TICKET, _CLASS, _DRAINING, _HEAD = 0, 1, 2, 8
 _UNKNOWN, _CONCURRENT, _SINGLE = 0, 1, 2
 
-# A row: what the worker is, its `SlotCounts`, connections sent there, and its tickets in the admission queue.
-_GENERATION, _STATE, _PID, _COUNTS, _PLACED, _SETTLED, _FIRST, _TICKETS, _NUMBERS = 0, 1, 2, 3, 11, 12, 13, 14, 16
+# A row: what the worker is, its `SlotCounts`, how much of what was sent there has settled, and its tickets in the
+# admission queue.
+_GENERATION, _STATE, _PID, _COUNTS, _SETTLED, _FIRST, _TICKETS, _NUMBERS = 0, 1, 2, 3, 11, 12, 13, 16
 DOWN, STARTING, SERVING, LEAVING, QUIET = 0, 1, 2, 3, 4
 _TAKES_CONNECTIONS: Final = (SERVING, LEAVING, QUIET)
+_SPINS: Final = 16  # tries to get the lock, about 2 us each, before sleeping for it: that takes longer than to wait
 _MOST_TICKETS: Final = 10_000  # whose places are known exactly; the queue's own limit by default
 
 _BUCKETS, _WAYS = 8192, 4  # recent opening keys: 32,768
@@ -72,7 +75,8 @@ class Board:
     def __init__(self, workers: int, fd: int | None = None) -> None:
         self.workers = workers
         self._row = _NUMBERS + _MOST_TICKETS
-        self._keys = _HEAD + workers * self._row
+        self._sent = _HEAD + workers * self._row  # what each has sent to worker 0, to worker 1, ...
+        self._keys = self._sent + workers * workers
         cells = self._keys + 2 * _BUCKETS * _WAYS
         size = 8 * cells + (workers + 1) * (_TEXT_BYTES + 8)
         if fd is None:
@@ -96,7 +100,17 @@ class Board:
     def __enter__(self) -> Board:
         self._here.acquire()
         # Of the process, not of the file: the descriptor is inherited, so `flock` would let everyone in.
-        fcntl.lockf(self.fd, fcntl.LOCK_EX)
+        for _ in range(_SPINS):
+            try:
+                fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:  # another process holds it
+                continue
+            return self
+        try:
+            fcntl.lockf(self.fd, fcntl.LOCK_EX)
+        except BaseException:
+            self._here.release()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -133,19 +147,22 @@ class Board:
         with self:
             start = self._at(index, 0)
             generation = self._cells[start] + 1
-            for field in range(1, _NUMBERS):
-                self._cells[start + field] = 0
+            self._clear(index)
             self._cells[start] = generation
             self._cells[start + _STATE] = STARTING
             return generation
+
+    def _clear(self, index: int) -> None:
+        start = self._at(index, 0)
+        for field in range(1, _NUMBERS):
+            self._cells[start + field] = 0
+        self._cells[start + _SETTLED] = self._sent_to(index)  # what was on its way to the one before
 
     def end(self, index: int) -> SlotCounts:
         """Clear the row of a worker that has ended; return the counts that it has left."""
         with self:
             left = self.counts_of(index)
-            start = self._at(index, 0)
-            for field in range(1, _NUMBERS):
-                self._cells[start + field] = 0
+            self._clear(index)
         return left
 
     def is_there(self, place: WorkerPlace) -> bool:
@@ -196,7 +213,11 @@ class Board:
         """Return the sessions of a worker, and what is on its way there and may become some."""
         start = self._at(index, 0)
         live, once = self._cells[start + _COUNTS], self._cells[start + _COUNTS + 1]
-        return live + once + max(0, self._cells[start + _PLACED] - self._cells[start + _SETTLED])
+        return live + once + max(0, self._sent_to(index) - self._cells[start + _SETTLED])
+
+    def _sent_to(self, index: int) -> int:
+        start = self._sent + index * self.workers
+        return sum(self._cells[start : start + self.workers])
 
     def place(self, here: int, key: bytes | None = None, sessions: int = 1) -> tuple[int, int]:
         """Choose the worker for a new session: the least loaded one; this one where several are.
@@ -209,15 +230,21 @@ class Board:
         Returns:
             The worker, and how many sessions count as its load until they are there: none for a repeated request.
         """
-        with self:
-            known = None if key is None else self._known(key)
-            if known is not None:
-                return known, 0
+        if key is None:
             chosen = self._least_loaded(here)
-            if key is not None:
+        else:
+            with self:
+                known = self._known(key)
+                if known is not None:
+                    return known, 0
+                chosen = self._least_loaded(here)
                 self._remember(key, chosen)
-            self._cells[self._at(chosen, _PLACED)] += sessions
-            return chosen, sessions
+        self.send(here, chosen, sessions)
+        return chosen, sessions
+
+    def send(self, here: int, index: int, sessions: int) -> None:
+        """Count sessions as the load of another worker; negative for those that do not go there after all."""
+        self._cells[self._sent + index * self.workers + here] += sessions
 
     def _least_loaded(self, here: int) -> int:
         best, least = here, self.load(here) if self.state(here) == SERVING else None
@@ -229,9 +256,9 @@ class Board:
         return best
 
     def settle(self, index: int, count: int) -> None:
-        """Note that so much of what was placed has become sessions, or never will; the caller holds the lock."""
+        """Note that so much of what was sent to this worker has become sessions, or never will."""
         at = self._at(index, _SETTLED)
-        self._cells[at] = min(self._cells[at] + count, self._cells[self._at(index, _PLACED)])
+        self._cells[at] = min(self._cells[at] + count, self._sent_to(index))
 
     def first_serving(self, here: int) -> int:
         """Return the worker for what all requests without a name share."""
@@ -347,32 +374,37 @@ class SharedPeers(Peers):
         self.place = place
         self._index = place.index
         self._suffix = f"-w{place.index}-{place.generation}"
+        self.processes = board.workers
         self._opened = 0  # sessions and single requests, as published
+        self._lock = threading.Lock()  # of the arrivals
         self._arrivals: deque[tuple[float, int]] = deque()  # sessions that are about to be opened, and until when
 
     # -- what was placed here: it counts as load until it has become sessions -------------------------------------
 
     def arrived(self, placed: int, until: float) -> None:
         """Note that requests for sessions have arrived; at that time, what has not become one never will."""
-        with self.board:
+        with self._lock:
             self._arrivals.append((until, placed))
 
     def expire_arrivals(self, now: float) -> float | None:
         """Forget arrivals that have become nothing; return when to look again."""
-        with self.board:
+        with self._lock:
             while self._arrivals and self._arrivals[0][0] <= now:
                 self.board.settle(self._index, self._arrivals.popleft()[1])
             return self._arrivals[0][0] if self._arrivals else None
 
     def _settle(self, opened: int) -> None:
-        """Take the oldest arrivals for the sessions that were opened; the caller holds the lock."""
-        while opened > 0 and self._arrivals:
-            until, placed = self._arrivals.popleft()
-            used = min(opened, placed)
-            opened -= used
-            self.board.settle(self._index, used)
-            if used < placed:
-                self._arrivals.appendleft((until, placed - used))
+        """Take the oldest arrivals for the sessions that were opened."""
+        if opened <= 0 or not self._arrivals:
+            return
+        with self._lock:
+            while opened > 0 and self._arrivals:
+                until, placed = self._arrivals.popleft()
+                used = min(opened, placed)
+                opened -= used
+                self.board.settle(self._index, used)
+                if used < placed:
+                    self._arrivals.appendleft((until, placed - used))
 
     @property
     def is_draining(self) -> bool:  # type: ignore[override]

@@ -199,8 +199,7 @@ class ServerWorker:
             self.channel.send(index, PeerMessageKind.CONNECTION, payload, [sock.fileno()])
         except OSError:  # no descriptors or memory left: then it is served here
             logger.exception("a connection could not be handed over")
-            with self.board:
-                self.board.settle(index, placed)
+            self.board.send(self.index, index, -placed)
             transport.resume_reading()
             return False
         transport.abort()  # closes this end only: the connection lives on in the message
