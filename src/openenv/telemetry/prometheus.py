@@ -143,7 +143,7 @@ def merge(texts: Iterable[bytes], merged_by: Mapping[str, Combine] | None = None
     values: dict[str, dict[str, float]] = {}
     for text in texts:
         family = ""
-        for line in text.decode().splitlines():
+        for line in _lines(text):
             if line.startswith("# "):
                 family = line.split(" ", 3)[2]
                 known = heads.setdefault(family, [])
@@ -169,7 +169,7 @@ def counters(text: bytes) -> bytes:
     kept: list[str] = []
     is_kept = False
     held: list[str] = []
-    for line in text.decode().splitlines():
+    for line in _lines(text):
         if line.startswith("# HELP "):
             held, is_kept = [line], False
         elif line.startswith("# TYPE "):
@@ -179,6 +179,10 @@ def counters(text: bytes) -> bytes:
         elif is_kept:
             kept.append(line)
     return ("\n".join(kept) + "\n").encode() if kept else b""
+
+
+def _lines(text: bytes) -> list[str]:
+    return [line for line in text.decode().split("\n") if line]  # not `splitlines`: labels may have other line ends
 
 
 def _number(value: float) -> str:
