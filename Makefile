@@ -110,7 +110,7 @@ test-gradio: $(CLIENTS)/gradio/ready ## the tests of pages that are made with Gr
 conformance: $(VENV)/ready ## run the MCP conformance suite (needs npm); writes docs/topics/mcp_conformance.md
 	@$(BIN)/python scripts/mcp_conformance.py
 
-chaos: $(VENV)/ready ## 1,000 episodes through broken connections, beside the published package; writes benchmarks/CHAOS.md
+chaos: $(VENV)/ready ## 1,000 episodes through broken connections, beside the published package; writes benchmarks/CHAOS.md (CHAOS="--only server-workers --write FILE": one kind)
 	@PYTHONPATH=tests/chaos $(BIN)/python -m storm --beside --write benchmarks/CHAOS.md $(CHAOS)
 
 format: $(VENV)/ready ## let ruff rewrite what it can

@@ -50,7 +50,7 @@ def _options() -> argparse.Namespace:
         prog="python -m storm",
         description=__doc__,
         epilog="what can be put through it, and how many episodes that is by default:\n"
-        + "\n".join(f"  {name:<10} {EPISODES[name]:>5}  {what}" for name, what in NAMES.items()),
+        + "\n".join(f"  {name:<14} {EPISODES[name]:>5}  {what}" for name, what in NAMES.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(

@@ -31,6 +31,10 @@ def player_of(use: str, url: str, seed: int) -> Any:
         from .mcp_http import McpPlayer
 
         return McpPlayer(url, seed)
+    if use == "server-workers":
+        from .server_workers import worker_player
+
+        return worker_player(url, seed)
     if use == "restarts":
         from .restarts import patient_client
 

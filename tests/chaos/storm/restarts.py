@@ -181,7 +181,7 @@ class Generations(Mishaps):
 @contextlib.contextmanager
 def restarting() -> Iterator[Server]:
     """Serve the counting environment from processes that follow each other."""
-    with tempfile.TemporaryDirectory(prefix="storm") as folder, _free_port() as port:
+    with tempfile.TemporaryDirectory(prefix="storm") as folder, free_port() as port:
         generations = Generations(Path(folder), port)
         server = Server(port, generations.book.deeds, lambda: 0, generations.unclosed, generations)
         try:
@@ -194,7 +194,8 @@ def restarting() -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def _free_port() -> Iterator[int]:
+def free_port() -> Iterator[int]:
+    """Choose a port that nothing listens on."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         port = holder.getsockname()[1]

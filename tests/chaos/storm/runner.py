@@ -211,6 +211,10 @@ def _serve(package: str, stack: contextlib.ExitStack) -> tuple[list[Server], lis
 
         served = [stack.enter_context(running_in_processes(coroutine=flag)) for flag in (False, True)]
         return served, [stack.enter_context(running("ours", coroutine=False))]
+    if package == "server-workers":
+        from .server_workers import running_with_workers
+
+        return [stack.enter_context(running_with_workers())], [stack.enter_context(running("ours", coroutine=False))]
     if package == "restarts":
         from .restarts import restarting
 

@@ -93,9 +93,9 @@ def running_in_processes(*, coroutine: bool) -> Iterator[Server]:
         runner = prepared[0].state.openenv_server.manager.runner
         killer = Killer(book, lambda: [worker.pid for worker in runner.workers])
         with serving(*prepared) as (port, sessions):
-            yield Server(port, book.deeds, sessions, lambda: _unclosed(book, killer), killer)
+            yield Server(port, book.deeds, sessions, lambda: unclosed(book, killer), killer)
 
 
-def _unclosed(book: FileBook, killer: Killer) -> int:
+def unclosed(book: FileBook, killer: Killer) -> int:
     """Count environments that should have been closed: what was killed could not close its own."""
     return sum(pid not in killer.killed for pid in book.unclosed())
