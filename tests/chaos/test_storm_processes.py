@@ -48,7 +48,7 @@ def test_the_episodes_of_a_killed_worker_end_as_that_and_nothing_is_left_of_it()
 
 @pytest.mark.slow
 def test_workers_of_a_server_that_are_killed_lose_their_own_episodes_with_a_typed_error_and_no_others() -> None:
-    result = Run(Storm("server-workers", 24, at_once=8), lambda _: None).run()
+    result = Run(Storm("server-workers", 24, first_seed=84, at_once=8), lambda _: None).run()
     check(result, 24)
     assert result.faults[KILLED]
     assert result.errors["SessionLost: worker crashed"]

@@ -24,6 +24,7 @@ from .workers import Killer, unclosed
 
 WORKERS = 3
 PATIENCE_S = 30.0  # all workers may be dead at once, and need a while to start
+_KILLS_OF_SEEDS = 0.08  # each takes a third of the episodes under way with it
 _HERE = Path(__file__).resolve().parent
 
 
@@ -54,7 +55,7 @@ def running_with_workers() -> Iterator[Server]:
         try:
             if not wait_until(lambda: _active(port) is not None, START_S):
                 raise RuntimeError(f"the server did not start: {(place / 'log').read_text('utf-8')[-2000:]}")
-            killer = Killer(book, lambda: children_of(process.pid))
+            killer = Killer(book, lambda: children_of(process.pid), _KILLS_OF_SEEDS)
             yield Server(port, book.deeds, lambda: _active(port) or 0, lambda: unclosed(book, killer), killer)
         finally:
             workers = children_of(process.pid)
@@ -66,7 +67,8 @@ def running_with_workers() -> Iterator[Server]:
 
 def _start(place: Path, port: int) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "openenv", "serve", f"{_HERE / 'served.py'}:app", "--port", str(port)]
-    command += ["--workers", str(WORKERS), "--grace", str(GRACE_S), "--log-level", "warning", "--no-web"]
+    command += ["--workers", str(WORKERS), "--grace", str(GRACE_S), "--session-timeout", str(4 * GRACE_S)]
+    command += ["--log-level", "warning", "--no-web"]
     path = os.pathsep.join([str(_HERE.parent), *(entry for entry in sys.path if entry)])
     with (place / "log").open("ab") as log:
         return subprocess.Popen(

@@ -28,11 +28,13 @@ class Killer(Mishaps):
     Args:
         book: Tells which process holds whose environment.
         workers: Tells which processes are workers.
+        share: How many of the episodes kill theirs.
     """
 
-    def __init__(self, book: FileBook, workers: Callable[[], list[int]]) -> None:
+    def __init__(self, book: FileBook, workers: Callable[[], list[int]], share: float = _KILLS_OF_SEEDS) -> None:
         self._book = book
         self._workers = workers
+        self._share = share
         self._lock = threading.Lock()
         self.killed: set[int] = set()
         self._hit: dict[int, int] = {}  # how many were killed when an episode began
@@ -40,7 +42,7 @@ class Killer(Mishaps):
     def player(self, player: Any, seed: int, owner: int) -> Any:
         """Return one that kills its own worker in a step that the seed decides, or never."""
         dice = random.Random(f"kills {seed}")
-        if dice.random() > _KILLS_OF_SEEDS:
+        if dice.random() > self._share:
             return player
         return _Doomed(player, dice.randint(1, 8), dice.random() * _LONGEST_DELAY_S, lambda: self._kill(owner))
 
