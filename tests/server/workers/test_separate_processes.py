@@ -112,7 +112,7 @@ def test_clients_raise_it_and_a_websocket_finds_its_session_again(server: Worker
                 assert client.step({"by": 1}).observation["total"] == taken
         assert elsewhere.value.session_id == client.session_id
         assert ADVICE in str(elsewhere.value)
-    resumed = GenericEnvClient(server.url, reconnect_timeout_s=60.0).sync()
+    resumed: Any = GenericEnvClient(server.url, reconnect_timeout_s=60.0).sync()
     with resumed:
         pid = resumed.reset().observation["pid"]
         for turn in range(1, 9):

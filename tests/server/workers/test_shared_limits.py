@@ -42,7 +42,8 @@ def rpc(server: WorkersServer, method: str, params: dict[str, Any], headers: dic
 
 
 def opened(server: WorkersServer) -> httpx2.Response:
-    return http_calls.post(f"{server.url}/sessions", json={}, headers=TRAINER)
+    answer: httpx2.Response = http_calls.post(f"{server.url}/sessions", json={}, headers=TRAINER)
+    return answer
 
 
 def close(server: WorkersServer, *names: str) -> None:
