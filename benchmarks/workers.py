@@ -182,6 +182,13 @@ def load(server: PinnedServer, options: argparse.Namespace, mode: str, sessions:
     }
 
 
+def connects(server: PinnedServer, options: argparse.Namespace) -> Row:
+    """Open sessions on a server that has served before: the first ones of each worker are slower than all others."""
+    brief = argparse.Namespace(**{**vars(options), "seconds": 0.2})
+    row = load(server, brief, "ws", 4 * options.sessions)
+    return {**row, "per_s": row["connects_per_s"], "p50_ms": "", "p99_ms": ""}
+
+
 def vector(server: PinnedServer, options: argparse.Namespace, sessions: int) -> Row:
     """Step with `VectorEnv` from all generators."""
     shared = ["--url", server.url, "--in-step", "--seconds", str(options.seconds), "--warmup", "0.3"]
@@ -246,6 +253,7 @@ def measure_ours(options: argparse.Namespace, figures: Figures, workers: int) ->
         with PinnedServer(options, "ours", workers, "echo_app", runner) as server:
             take = partial(figures.measure, "ours", workers)
             take(f"WebSocket steps{note}", load, server, options, "ws", options.sessions)
+            take(f"connects, warm{note}", connects, server, options)
             take(f"VectorEnv steps{note}", vector, server, options, options.sessions)
             if runner == "auto":
                 take("HTTP steps", load, server, options, "http", 256, "--http-session")

@@ -6,7 +6,8 @@ writer; the supervisor clears the row of a worker that has died. What takes a sl
 one lock of the operating system, which a killed process gives back, so that no process can leave the others waiting or
 the counts wrong. Nothing else takes it: all workers wait for one that holds it.
 
-    cells of 8 bytes: | head | row 0 | row 1 | ... | sent | keys |    then bytes: | metrics of 0 | ... | of the ended |
+    cells of 8 bytes: | head | row 0 | row 1 | ... | counts | sent | keys |
+    then bytes:       | metrics of worker 0 | of worker 1 | ... | of those that have ended |
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ import re
 import tempfile
 import threading
 import uuid
+from array import array
 from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
-from operator import add
 from typing import Final
 
 from ...errors import OpenEnvError, SessionElsewhere, SessionLost
@@ -36,9 +37,9 @@ MOST_WORKERS: Final = 255  # an index takes one byte of a key's cell
 _TICKET, _CLASS, _DRAINING, _HEAD = 0, 1, 2, 8
 _UNKNOWN, _CONCURRENT, _SINGLE = 0, 1, 2
 
-# A row: what the worker is, its `SlotCounts`, how much of what was sent there has settled, and its tickets in the
-# admission queue.
-_GENERATION, _STATE, _PID, _COUNTS, _SETTLED, _FIRST, _TICKETS, _NUMBERS = 0, 1, 2, 3, 11, 12, 13, 16
+# A row: what the worker is, how much of what was sent there has settled, and its tickets in the admission queue.
+_GENERATION, _STATE, _PID, _SETTLED, _FIRST, _TICKETS, _NUMBERS = 0, 1, 2, 3, 4, 5, 8
+_WIDTH: Final = len(SlotCounts._fields)
 DOWN, STARTING, SERVING, LEAVING, QUIET = 0, 1, 2, 3, 4
 _TAKES_CONNECTIONS: Final = (SERVING, LEAVING, QUIET)
 _SPINS: Final = 16  # tries to get the lock, about 2 us each, before sleeping for it: that takes longer than to wait
@@ -75,7 +76,8 @@ class Board:
     def __init__(self, workers: int, fd: int | None = None) -> None:
         self.workers = workers
         self._row = _NUMBERS + _MOST_TICKETS
-        self._sent = _HEAD + workers * self._row  # what each has sent to worker 0, to worker 1, ...
+        self._counts = _HEAD + workers * self._row  # side by side: they are read together, under the lock
+        self._sent = self._counts + workers * _WIDTH  # what each has sent to worker 0, to worker 1, ...
         self._keys = self._sent + workers * workers
         cells = self._keys + 2 * _BUCKETS * _WAYS
         size = 8 * cells + (workers + 1) * (_TEXT_BYTES + 8)
@@ -156,6 +158,7 @@ class Board:
         start = self._at(index, 0)
         for field in range(1, _NUMBERS):
             self._cells[start + field] = 0
+        self.publish(index, NO_SLOTS)
         self._cells[start + _SETTLED] = self._sent_to(index)  # what was on its way to the one before
 
     def end(self, index: int) -> SlotCounts:
@@ -189,30 +192,28 @@ class Board:
 
     def counts_of(self, index: int) -> SlotCounts:
         """Return what the slots of a worker are used for."""
-        start = self._at(index, _COUNTS)
-        return SlotCounts(*self._cells[start : start + len(SlotCounts._fields)])
+        start = self._counts + index * _WIDTH
+        return SlotCounts(*self._cells[start : start + _WIDTH])
 
     def publish(self, index: int, counts: SlotCounts) -> None:
         """Set it."""
-        start = self._at(index, _COUNTS)
-        for field, count in enumerate(counts):
-            self._cells[start + field] = count
+        start = self._counts + index * _WIDTH
+        self._cells[start : start + _WIDTH] = array("Q", counts)
 
     def counts_beside(self, index: int) -> SlotCounts:
         """Return the sums of all other workers."""
-        width, total = len(SlotCounts._fields), list(NO_SLOTS)
-        for other in range(self.workers):
-            if other != index:
-                start = self._at(other, _COUNTS)
-                total = list(map(add, total, self._cells[start : start + width].tolist()))
-        return SlotCounts(*total)
+        counts = self._cells[self._counts : self._sent].tolist()
+        if 0 <= index < self.workers:
+            del counts[index * _WIDTH : (index + 1) * _WIDTH]
+        return SlotCounts._make(sum(counts[field::_WIDTH]) for field in range(_WIDTH))
 
     # -- placing --------------------------------------------------------------------------------------------------
 
     def load(self, index: int) -> int:
         """Return the sessions of a worker, and what is on its way there and may become some."""
         start = self._at(index, 0)
-        live, once = self._cells[start + _COUNTS], self._cells[start + _COUNTS + 1]
+        at = self._counts + index * _WIDTH
+        live, once = self._cells[at], self._cells[at + 1]
         return live + once + max(0, self._sent_to(index) - self._cells[start + _SETTLED])
 
     def _sent_to(self, index: int) -> int:

@@ -120,8 +120,8 @@ class RoutedFirstRead(FirstRead):
             placed = 0 if is_adopted else self._worker.router.placed
             if index != self._worker.index and self._hand_over(index, data, placed):
                 return
+            self._worker.arrived(placed)  # before the session that it opens, which may be there at once
             self._pass_on(self._upgrade(), data)
-            self._worker.arrived(placed)
         else:
             protocol = RoutedHttp(self._config, self._state, self._app_state, worker=self._worker)
             protocol.app = DirectDispatch.of(self._config)
@@ -236,8 +236,8 @@ class RoutedHttp(LimitedHttpProtocol):
                 self._is_given_away = True
                 self._held = b""
                 return False
+        self._worker.arrived(placed)  # before the session that it opens, which may be there at once
         self._parse(head)
-        self._worker.arrived(placed)
         return True
 
     def _destination(self, head: RequestHead) -> int | None:
