@@ -76,6 +76,9 @@ class Peers:
     def leave(self) -> None:
         """Let the others know that this process opens no more sessions."""
 
+    def refused(self) -> None:
+        """Note that a client that came for a session gets none."""
+
     def slot_freed(self, *, briefly: bool, once: bool) -> None:
         """Have the others look for clients that wait: in the admission queue, briefly, or for a single request."""
 

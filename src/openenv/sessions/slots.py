@@ -510,6 +510,7 @@ class Slots:
         elif by_agent and self._is_over_agents(kind, self.peers.counts()):
             text = "The server holds as many sessions for agents as it may."
         self._report(SessionCapacityError.code)
+        self.peers.refused()
         return SessionCapacityError(self.used, self.count, text)
 
     # -- making room ----------------------------------------------------------------------------------------------

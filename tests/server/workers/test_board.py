@@ -228,5 +228,7 @@ def test_arrivals_are_load_until_they_are_sessions_or_their_time_is_over(board: 
     assert board.load(1) == 6
     assert peers.expire_arrivals(1.5) == 2.0
     assert board.load(1) == 5
+    peers.refused()
+    assert board.load(1) == 4
     assert peers.expire_arrivals(3.0) is None
     assert board.load(1) == 2

@@ -431,6 +431,9 @@ class SharedPeers(Peers):
         if self.board.state(self._index) == SERVING:
             self.board.set_state(self._index, LEAVING)
 
+    def refused(self) -> None:
+        self._settle(1)  # or it would count as load for a while, which keeps other sessions away
+
     def slot_freed(self, *, briefly: bool, once: bool) -> None:
         # The admission queue wakes its own: see `CapacityQueue.call_next`.
         for other in self.board.others(self._index):
