@@ -58,6 +58,32 @@ def closed(server: WorkersServer, reason: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
+def active(server: WorkersServer) -> int:
+    """Return how many slots are taken."""
+    return int(http_calls.get(f"{server.url}/ready").json()["active_sessions"])
+
+
+# The first: requests that are refused count as load of a worker for a moment, and would decide where sessions go.
+def test_a_client_of_one_worker_gets_the_slot_of_a_visitor_of_the_other(server: WorkersServer) -> None:
+    server.wait_for(lambda: active(server) == 0)
+    before = closed(server, "evicted")
+    with http_calls.Client(base_url=server.url, headers=TRAINER) as http:
+        visitors = set()
+        for _ in range(SLOTS):  # on one connection, so all in the worker that has it
+            assert http.post("/reset", json={}).status_code == 200
+            visitors.add(http.cookies["openenv_session"])
+            http.cookies.clear()
+    assert len(visitors) == active(server) == SLOTS
+    assert len({worker_of(name) for name in visitors}) == 1
+    answers = [opened(server) for _ in range(SLOTS)]
+    assert [answer.status_code for answer in answers] == [201] * SLOTS
+    names = [answer.json()["session_id"] for answer in answers]
+    assert worker_of(names[0]) not in {worker_of(name) for name in visitors}
+    assert closed(server, "evicted") - before == SLOTS
+    assert opened(server).status_code == 503  # an explicit session is not evicted
+    close(server, *names)
+
+
 def test_every_worker_asks_for_the_token_and_knows_the_roles(server: WorkersServer) -> None:
     for _ in range(4):
         assert http_calls.post(f"{server.url}/sessions", json={}).status_code == 401
@@ -83,28 +109,3 @@ def test_agents_of_all_workers_together_leave_a_slot_to_the_orchestrator(server:
     server.wait_for(lambda: active(server) == SLOTS - 1)
     names[0] = rpc(server, "openenv/session/create", {}, AGENT)["result"]["session_id"]
     close(server, own.json()["session_id"], *names)
-
-
-def active(server: WorkersServer) -> int:
-    """Return how many slots are taken."""
-    return int(http_calls.get(f"{server.url}/ready").json()["active_sessions"])
-
-
-def test_a_client_of_one_worker_gets_the_slot_of_a_visitor_of_the_other(server: WorkersServer) -> None:
-    server.wait_for(lambda: active(server) == 0)
-    before = closed(server, "evicted")
-    with http_calls.Client(base_url=server.url, headers=TRAINER) as http:
-        visitors = set()
-        for _ in range(SLOTS):  # on one connection, so all in the worker that has it
-            assert http.post("/reset", json={}).status_code == 200
-            visitors.add(http.cookies["openenv_session"])
-            http.cookies.clear()
-    assert len(visitors) == active(server) == SLOTS
-    assert len({worker_of(name) for name in visitors}) == 1
-    answers = [opened(server) for _ in range(SLOTS)]
-    assert [answer.status_code for answer in answers] == [201] * SLOTS
-    names = [answer.json()["session_id"] for answer in answers]
-    assert worker_of(names[0]) not in {worker_of(name) for name in visitors}
-    assert closed(server, "evicted") - before == SLOTS
-    assert opened(server).status_code == 503  # an explicit session is not evicted
-    close(server, *names)
