@@ -24,7 +24,7 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from ...errors import OpenEnvError, SessionElsewhere, SessionLost
 from ...sessions.lifetime import WORKER_CRASHED
@@ -59,6 +59,18 @@ class WorkerPlace:
     generation: int
 
 
+class WorkerChoice(NamedTuple):
+    """The worker that a request goes to.
+
+    Args:
+        index: Which one.
+        sessions: How many sessions the request opens there: they count as the worker's load until they are there.
+    """
+
+    index: int
+    sessions: int = 0
+
+
 def place_of(name: str) -> WorkerPlace | None:
     """Return the worker that has made a session's id, or the cookie of a visitor."""
     match = _NAME.search(name)
@@ -82,15 +94,13 @@ class Board:
         cells = self._keys + 2 * _BUCKETS * _WAYS
         size = 8 * cells + (workers + 1) * (_TEXT_BYTES + 8)
         if fd is None:
-            with tempfile.TemporaryFile(prefix="openenv-workers-") as file:
-                file.truncate(size)
-                fd = os.dup(file.fileno())
+            fd = _memory(size)
         self.fd = fd
         self._map = mmap.mmap(fd, size)
         self._bytes = memoryview(self._map)
         self._cells = self._bytes[: 8 * cells].cast("Q")
         self._texts = 8 * cells
-        self._here = threading.Lock()
+        self._threads = threading.Lock()  # of this process
 
     def close(self) -> None:
         """Give the memory back."""
@@ -100,8 +110,8 @@ class Board:
         os.close(self.fd)
 
     def __enter__(self) -> Board:
-        self._here.acquire()
-        # Of the process, not of the file: the descriptor is inherited, so `flock` would let everyone in.
+        self._threads.acquire()
+        # `lockf` locks for a process; `flock` for an open file, which all processes have inherited.
         for _ in range(_SPINS):
             try:
                 fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -111,13 +121,13 @@ class Board:
         try:
             fcntl.lockf(self.fd, fcntl.LOCK_EX)
         except BaseException:
-            self._here.release()
+            self._threads.release()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
         fcntl.lockf(self.fd, fcntl.LOCK_UN)
-        self._here.release()
+        self._threads.release()
 
     def _at(self, index: int, field: int) -> int:
         return _HEAD + index * self._row + field
@@ -220,28 +230,27 @@ class Board:
         start = self._sent + index * self.workers
         return sum(self._cells[start : start + self.workers])
 
-    def place(self, here: int, key: bytes | None = None, sessions: int = 1) -> tuple[int, int]:
-        """Choose the worker for a new session: the least loaded one; this one where several are.
+    def place(self, here: int, key: bytes | None = None, sessions: int = 1) -> WorkerChoice:
+        """Choose the worker for new sessions: the least loaded one; this one where several are.
+
+        A repeated request goes where the first has gone, and opens nothing.
 
         Args:
             here: This worker.
-            key: What the client calls its request: a repeated one goes where the first has gone.
+            key: What the client calls its request, so that a repeated one is known.
             sessions: How many sessions will be opened.
-
-        Returns:
-            The worker, and how many sessions count as its load until they are there: none for a repeated request.
         """
         if key is None:
-            chosen = self._least_loaded(here)
+            index = self._least_loaded(here)
         else:
             with self:
-                known = self._known(key)
-                if known is not None:
-                    return known, 0
-                chosen = self._least_loaded(here)
-                self._remember(key, chosen)
-        self.send(here, chosen, sessions)
-        return chosen, sessions
+                first = self._worker_of_key(key)
+                if first is not None:
+                    return WorkerChoice(first)
+                index = self._least_loaded(here)
+                self._remember(key, index)
+        self.send(here, index, sessions)
+        return WorkerChoice(index, sessions)
 
     def send(self, here: int, index: int, sessions: int) -> None:
         """Count sessions as the load of another worker; negative for those that do not go there after all."""
@@ -271,7 +280,7 @@ class Board:
         digest = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") or 1
         return self._keys + 2 * _WAYS * (digest % _BUCKETS), digest
 
-    def _known(self, key: bytes) -> int | None:
+    def _worker_of_key(self, key: bytes) -> int | None:
         start, digest = self._bucket(key)
         for at in range(start, start + 2 * _WAYS, 2):
             if self._cells[at] == digest:
@@ -331,8 +340,8 @@ class Board:
     @property
     def allows_concurrency(self) -> bool | None:
         """Whether the class allows concurrent sessions; None while no worker knows."""
-        known = self._cells[_CLASS]
-        return None if known == _UNKNOWN else known == _CONCURRENT
+        state = self._cells[_CLASS]
+        return None if state == _UNKNOWN else state == _CONCURRENT
 
     def learned_class(self, *, is_concurrent: bool) -> None:
         """Set it."""
@@ -354,6 +363,17 @@ class Board:
         with self:
             size = int.from_bytes(self._bytes[start : start + 8], "little")
             return bytes(self._bytes[start + 8 : start + 8 + min(size, _TEXT_BYTES)])
+
+
+def _memory(size: int) -> int:
+    """Make a file that processes can map; return its descriptor."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("openenv-workers")
+    else:
+        with tempfile.TemporaryFile(prefix="openenv-workers-") as file:
+            fd = os.dup(file.fileno())
+    os.ftruncate(fd, size)
+    return fd
 
 
 class SharedPeers(Peers):
@@ -380,19 +400,19 @@ class SharedPeers(Peers):
         self._lock = threading.Lock()  # of the arrivals
         self._arrivals: deque[tuple[float, int]] = deque()  # sessions that are about to be opened, and until when
 
-    # -- what was placed here: it counts as load until it has become sessions -------------------------------------
+    # -- arrivals: they count as load until they have become sessions --------------------------------------------
 
-    def arrived(self, placed: int, until: float) -> None:
+    def arrived(self, sessions: int, until: float) -> None:
         """Note that requests for sessions have arrived; at that time, what has not become one never will."""
         with self._lock:
-            self._arrivals.append((until, placed))
+            self._arrivals.append((until, sessions))
 
     def expire_arrivals(self, now: float) -> float | None:
         """Forget arrivals that have become nothing; return when to look again."""
         with self._lock:
-            while self._arrivals and self._arrivals[0][0] <= now:
-                self.board.settle(self._index, self._arrivals.popleft()[1])
-            return self._arrivals[0][0] if self._arrivals else None
+            self.board.settle(self._index, sum(sessions for until, sessions in self._arrivals if until <= now))
+            self._arrivals = deque(arrival for arrival in self._arrivals if arrival[0] > now)
+            return min((until for until, _ in self._arrivals), default=None)
 
     def _settle(self, opened: int) -> None:
         """Take the oldest arrivals for the sessions that were opened."""
@@ -400,12 +420,12 @@ class SharedPeers(Peers):
             return
         with self._lock:
             while opened > 0 and self._arrivals:
-                until, placed = self._arrivals.popleft()
-                used = min(opened, placed)
+                until, sessions = self._arrivals.popleft()
+                used = min(opened, sessions)
                 opened -= used
                 self.board.settle(self._index, used)
-                if used < placed:
-                    self._arrivals.appendleft((until, placed - used))
+                if used < sessions:
+                    self._arrivals.appendleft((until, sessions - used))
 
     @property
     def is_draining(self) -> bool:  # type: ignore[override]

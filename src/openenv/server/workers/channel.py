@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -181,7 +182,7 @@ class PeerChannel:
         except (BlockingIOError, InterruptedError):
             return False
         except OSError as exc:
-            if exc.errno not in (11, 105):  # EAGAIN, ENOBUFS
+            if exc.errno not in (errno.EAGAIN, errno.ENOBUFS):
                 raise
             return False
         return True

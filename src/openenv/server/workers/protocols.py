@@ -16,7 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
@@ -30,7 +30,11 @@ from ..fast.upgrade import UpgradeProtocol
 from ..sockets import SocketHandler
 from ..unread import PartialRequests
 from ..ws_v2 import V2Connection
-from .routing import MOST_BODY_BYTES, RequestHead, Router, is_request, read_head, sessions_of
+from .board import WorkerChoice
+from .routing import MOST_BODY_BYTES, RequestHead, is_request, read_head, sessions_of
+
+if TYPE_CHECKING:
+    from .worker import ServerWorker
 
 logger = logging.getLogger("uvicorn.error")
 
@@ -45,33 +49,6 @@ class Stage(IntEnum):
 
     REQUEST = 1  # what follows is a request
     MESSAGES = 2  # what follows is the handshake of a WebSocket, which was answered, and then its messages
-
-
-class ConnectionRouter(Protocol):
-    """What connections need of their worker."""
-
-    index: int
-    workers: int
-    router: Router
-
-    def hand_over(
-        self, transport: asyncio.Transport, index: int, stage: Stage, data: bytes, *, head: bytes = b"", placed: int
-    ) -> bool:
-        """Give a connection to another worker; False where that is not possible, and nothing has happened.
-
-        Args:
-            transport: The connection.
-            index: The worker.
-            stage: How far it is.
-            data: What was read and not answered.
-            head: The handshake that was answered.
-            placed: How many sessions it was placed for.
-        """
-        ...
-
-    def arrived(self, placed: int) -> None:
-        """Note that what was placed here has arrived."""
-        ...
 
 
 class RoutedFirstRead(FirstRead):
@@ -91,7 +68,7 @@ class RoutedFirstRead(FirstRead):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
-        worker: ConnectionRouter,
+        worker: ServerWorker,
         stage: Stage | None = None,
         head: bytes = b"",
         early: bytes = b"",
@@ -116,11 +93,11 @@ class RoutedFirstRead(FirstRead):
         """Pass the connection on to the protocol that fits, or to another worker."""
         is_adopted = self._stage is not None
         if is_plain_upgrade(data):
-            index = self._worker.index if is_adopted else self._destination(data)
-            placed = 0 if is_adopted else self._worker.router.placed
-            if index != self._worker.index and self._hand_over(index, data, placed):
-                return
-            self._worker.arrived(placed)  # before the session that it opens, which may be there at once
+            if not is_adopted:
+                choice = self._choose(data)
+                if choice.index != self._worker.index and self._hand_over(choice, data):
+                    return
+                self._worker.arrived(choice.sessions)  # before the session that it opens, which may be there at once
             self._pass_on(self._upgrade(), data)
         else:
             protocol = RoutedHttp(self._config, self._state, self._app_state, worker=self._worker)
@@ -128,14 +105,13 @@ class RoutedFirstRead(FirstRead):
             protocol.is_adopted = is_adopted
             self._pass_on(protocol, data)
 
-    def _destination(self, data: bytes) -> int:
-        router, head = self._worker.router, read_head(data)
-        router.placed = 0
-        return self._worker.index if head is None else router.of_upgrade(head)
+    def _choose(self, data: bytes) -> WorkerChoice:
+        head = read_head(data)
+        return WorkerChoice(self._worker.index) if head is None else self._worker.router.of_upgrade(head)
 
-    def _hand_over(self, index: int, data: bytes, placed: int) -> bool:
+    def _hand_over(self, choice: WorkerChoice, data: bytes) -> bool:
         assert self._transport is not None
-        return self._worker.hand_over(self._transport, index, Stage.REQUEST, data, placed=placed)
+        return self._worker.hand_over(self._transport, choice, Stage.REQUEST, data)
 
     def _upgrade(self) -> RoutedUpgrade:
         return RoutedUpgrade(self._config, self._state, self._app_state, worker=self._worker)
@@ -167,7 +143,7 @@ class RoutedHttp(LimitedHttpProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
-        worker: ConnectionRouter,
+        worker: ServerWorker,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._worker = worker
@@ -220,27 +196,25 @@ class RoutedHttp(LimitedHttpProtocol):
             head = read_head(self._held[: end + 4]) if end <= MOST_HEAD_BYTES else None
         if head is None:  # the parser says what is wrong with it
             return self._parse(None)
-        placed = 0
         if not self.is_adopted:
             if self.transport.get_write_buffer_size():  # the client reads the response before, and slowly
                 self._await_head()
                 self.loop.call_later(_UNFLUSHED_S, self._advance)
                 return False
-            index = self._destination(head)
-            if index is None:
+            choice = self._choose(head)
+            if choice is None:
                 return False
-            placed = self._worker.router.placed
-            if index != self._worker.index and self._worker.hand_over(
-                self.transport, index, Stage.REQUEST, self._held, placed=placed
+            if choice.index != self._worker.index and self._worker.hand_over(
+                self.transport, choice, Stage.REQUEST, self._held
             ):
                 self._is_given_away = True
                 self._held = b""
                 return False
-        self._worker.arrived(placed)  # before the session that it opens, which may be there at once
+            self._worker.arrived(choice.sessions)  # before the session that it opens, which may be there at once
         self._parse(head)
         return True
 
-    def _destination(self, head: RequestHead) -> int | None:
+    def _choose(self, head: RequestHead) -> WorkerChoice | None:
         """Return the worker that the next request is for; None while its body has to be read first."""
         router, body = self._worker.router, b""
         if head.body_bytes is not None and router.needs_body(head):
@@ -314,7 +288,7 @@ class RoutedUpgrade(UpgradeProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
-        worker: ConnectionRouter,
+        worker: ServerWorker,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.worker = worker
@@ -403,21 +377,19 @@ class RoutedSocket(FrameSocket):
         if timer is not None:
             timer.cancel()
 
-    def route(self, index: int) -> bool:
+    def route(self, choice: WorkerChoice) -> bool:
         """Keep the connection, or give it to another worker; return whether it is kept."""
         worker = self._upgrade.worker
-        raw, head, placed = self._raw or b"", self._upgrade.head, worker.router.placed
-        if index != worker.index and worker.hand_over(
-            self._transport, index, Stage.MESSAGES, raw, head=head, placed=placed
-        ):
+        raw, head = self._raw or b"", self._upgrade.head
+        if choice.index != worker.index and worker.hand_over(self._transport, choice, Stage.MESSAGES, raw, head=head):
             self._closing = True  # drops what else was in this read
             self._forget()
             return False
         self.settle()
-        worker.arrived(placed)
+        worker.arrived(choice.sessions)
         return True
 
-    def destination(self, payload: bytes, connection: V2Connection, *, binary: bool) -> int:
+    def choose(self, payload: bytes, connection: V2Connection, *, binary: bool) -> WorkerChoice:
         """Choose the worker by the first message."""
         return self._upgrade.worker.router.of_first_message(
             payload,
@@ -446,7 +418,7 @@ class FirstMessage:
     def _route(self, payload: bytes, *, binary: bool, deliver: Callable[[bytes], None]) -> None:
         if not self._is_routed:
             self._is_routed = True
-            if not self._socket.route(self._socket.destination(payload, self.connection, binary=binary)):
+            if not self._socket.route(self._socket.choose(payload, self.connection, binary=binary)):
                 return
         deliver(payload)  # of the same read, too
 

@@ -22,14 +22,15 @@ from ...protocol.json_values import ValueLimit, decode
 from ...protocol.jsonrpc import META_SESSION
 from ..http_routes import KEY_HEADER, SESSION_COOKIE, SESSION_HEADER
 from ..mcp.endpoint import COOKIE as MCP_COOKIE
-from .board import Board, WorkerPlace, place_of
+from .board import Board, WorkerChoice, WorkerPlace, place_of
 
 VISITOR_COOKIE: Final = "openenv_visitor"
 _GRADIO: Final = "/web/gradio"  # its page keeps its visitors in the process
 MOST_BODY_BYTES: Final = 256 * 1024  # that are read to find the session of a JSON-RPC request
 
-_CONTENT_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)[ \t]*\r\n", re.IGNORECASE)
-_CODING: Final = re.compile(rb"\r\n(?:transfer-encoding|expect|upgrade):", re.IGNORECASE)
+_MOST_SESSIONS: Final = 10_000  # that a client may announce: what it announces keeps other sessions away for a while
+_CONTENT_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,15})[ \t]*(?=\r\n)")
+_CODING: Final = re.compile(rb"transfer-encoding|\n(?:expect|upgrade):")
 _SESSION: Final = re.compile(rb"\r\n(?:x-openenv-session|mcp-session-id):[ \t]*([^\r]*)", re.IGNORECASE)
 _KEY: Final = re.compile(rb"\r\n" + KEY_HEADER + rb":[ \t]*([^\r]*)", re.IGNORECASE)
 _COOKIES: Final = re.compile(rb"\r\ncookie:[ \t]*([^\r]*)", re.IGNORECASE)
@@ -48,7 +49,7 @@ assert SESSION_HEADER.lower() == "x-openenv-session"
 def sessions_of(head: bytes) -> int:
     """Return how many sessions the client of a WebSocket is about to open, as its handshake says."""
     count = _SESSIONS.search(head)
-    return 1 if count is None else max(1, int(count[1]))
+    return 1 if count is None else min(max(1, int(count[1])), _MOST_SESSIONS)
 
 
 class RequestHead(NamedTuple):
@@ -85,9 +86,11 @@ def read_head(raw: bytes) -> RequestHead | None:
     if "%" in path:
         path = unquote(path)
     body_bytes: int | None = None
-    if _CODING.search(raw) is None:
-        lengths = _CONTENT_LENGTH.findall(raw)
-        if len(lengths) > 1 or (lengths and len(lengths[0]) > 15):
+    lower = raw.lower()
+    if _CODING.search(lower) is None:
+        lengths = _CONTENT_LENGTH.findall(lower)
+        # In any other form the parser may see a body where this sees the next request.
+        if len(lengths) > 1 or lower.count(b"content-length") != len(lengths):
             return None
         body_bytes = int(lengths[0]) if lengths else 0
     return RequestHead(parts[0], path, query, raw, body_bytes)
@@ -104,19 +107,17 @@ class Router:
     def __init__(self, board: Board, here: WorkerPlace) -> None:
         self._board = board
         self._here = here.index
-        # How many sessions the last choice was made for: they count as the worker's load until they have arrived.
-        self.placed = 0
+        self._stay = WorkerChoice(here.index)
 
-    def _named(self, name: str) -> int | None:
+    def _of_name(self, name: str) -> WorkerChoice | None:
         """Return the worker that has the session of a name; None where this one can answer as well as any."""
         place = place_of(name)
         if place is None:
             return None
-        return place.index if self._board.is_there(place) else self._here
+        return WorkerChoice(place.index) if self._board.is_there(place) else self._stay
 
-    def _placed(self, key: bytes | None = None, sessions: int = 1) -> int:
-        index, self.placed = self._board.place(self._here, key, sessions)
-        return index
+    def _first_serving(self) -> WorkerChoice:
+        return WorkerChoice(self._board.first_serving(self._here))
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -124,7 +125,7 @@ class Router:
         """Say whether the body has to be read: a JSON-RPC request may name its session there."""
         return head.path == "/mcp" and head.method == b"POST" and self._by_head(head) is None
 
-    def of_request(self, head: RequestHead, body: bytes, *, is_first: bool) -> int:
+    def of_request(self, head: RequestHead, body: bytes, *, is_first: bool) -> WorkerChoice:
         """Choose the worker of an HTTP request.
 
         Args:
@@ -132,51 +133,46 @@ class Router:
             body: Its body, where `needs_body` asks for it.
             is_first: Whether it is the first of its connection: then what runs an environment goes where there is room.
         """
-        self.placed = 0
-        index = self._by_head(head)
-        if index is not None:
-            return index
+        choice = self._by_head(head)
+        if choice is not None:
+            return choice
         if head.path == "/mcp" and head.method == b"POST":
             return self._of_rpc(head, body, is_first=is_first)
         if is_first and head.path in _GYM:
-            return self._placed()
-        return self._here
+            return self._board.place(self._here)
+        return self._stay
 
-    def _by_head(self, head: RequestHead) -> int | None:
+    def _by_head(self, head: RequestHead) -> WorkerChoice | None:
         """Choose by the head alone; None where that does not decide."""
         path, raw = head.path, head.raw
         session = _SESSION.search(raw)
         if session is not None:
             name = session[1].decode("latin-1").strip()
             if name.lower() != "new" or path != "/reset":
-                index = self._named(name)
-                return self._here if index is None else index
-            return self._opened(raw)
+                return self._of_name(name) or self._stay
+            return self._of_opening(raw)
         if path == "/sessions":
-            return self._opened(raw) if head.method == b"POST" else self._here
+            return self._of_opening(raw) if head.method == b"POST" else self._stay
         if path.startswith(("/sessions/", "/web/sessions/")):
-            index = self._named(path.removeprefix("/web").split("/")[2])  # what follows is done to the session
-            return self._here if index is None else index
+            name = path.removeprefix("/web").split("/")[2]  # what follows is done to the session
+            return self._of_name(name) or self._stay
         if path.startswith("/web"):
             return self._of_page(head)
-        if head.query and (index := self._by_query(head.query)) is not None:
-            return index
+        if head.query and (choice := self._by_query(head.query)) is not None:
+            return choice
         if path in _GYM or path == "/mcp":
-            name = self._cookie(raw, MCP_COOKIE if path == "/mcp" else SESSION_COOKIE)
-            return None if name is None else self._named(name)
+            cookie = self._cookie(raw, MCP_COOKIE if path == "/mcp" else SESSION_COOKIE)
+            return None if cookie is None else self._of_name(cookie)
         return None
 
-    def _opened(self, raw: bytes) -> int:
+    def _of_opening(self, raw: bytes) -> WorkerChoice:
         """Place a request that opens a session; repeated under its key, it goes to the same worker."""
         key = _KEY.search(raw)
-        return self._placed(None if key is None else b"http " + key[1].strip())
+        return self._board.place(self._here, None if key is None else b"http " + key[1].strip())
 
-    def _by_query(self, query: bytes) -> int | None:
+    def _by_query(self, query: bytes) -> WorkerChoice | None:
         names = parse_qs(query.decode("latin-1")).get("session_id") if b"session_id" in query else None
-        if not names:
-            return None
-        index = self._named(names[0])
-        return self._here if index is None else index
+        return self._of_name(names[0]) or self._stay if names else None
 
     def _cookie(self, raw: bytes, name: str) -> str | None:
         line = _COOKIES.search(raw)
@@ -186,76 +182,73 @@ class Router:
                 return value.strip().strip('"')
         return None
 
-    def _of_page(self, head: RequestHead) -> int:
+    def _of_page(self, head: RequestHead) -> WorkerChoice:
         if head.path.startswith("/web/static/"):
-            return self._here
+            return self._stay
         if head.path.startswith(_GRADIO):
-            return self._board.first_serving(self._here)
+            return self._first_serving()
         visitor = self._cookie(head.raw, VISITOR_COOKIE)
         if visitor:
             return self._of_visitor(visitor)
         if head.path == "/web/" and head.method == b"GET":
-            return self._placed()  # the visitor's worker: the response names it in a cookie
-        return self._board.first_serving(self._here)
+            return self._board.place(self._here)  # the visitor's worker: the response names it in a cookie
+        return self._first_serving()
 
-    def _of_visitor(self, visitor: str) -> int:
-        index = self._named(visitor)
-        if index is None:  # a cookie that a client has made itself
+    def _of_visitor(self, visitor: str) -> WorkerChoice:
+        choice = self._of_name(visitor)
+        if choice is None:  # a cookie that a client has made itself
             index = zlib.crc32(visitor.encode("latin-1", "replace")) % self._board.workers
-            index = index if index in self._board.others(self._here) else self._here
-        return index
+            choice = WorkerChoice(index) if index in self._board.others(self._here) else self._stay
+        return choice
 
-    def _of_rpc(self, head: RequestHead, body: bytes, *, is_first: bool) -> int:
-        places = [self._named(name.decode("utf-8", "replace")) for name in _RPC_SESSION.findall(body)]
-        places = [index for index in places if index is not None]
-        if places:
-            # An argument of a tool may be called so too: unless it makes no difference, the message itself decides.
-            own = None if set(places) == {self._here} else _rpc_session(body)
-            index = None if own is None else self._named(own)
-            return self._here if index is None else index
+    def _of_rpc(self, head: RequestHead, body: bytes, *, is_first: bool) -> WorkerChoice:
+        choices = {self._of_name(name.decode("utf-8", "replace")) for name in _RPC_SESSION.findall(body)} - {None}
+        if choices:
+            # An argument of a tool may have that name too: unless it makes no difference, the message itself decides.
+            own = None if choices == {self._stay} else _rpc_session(body)
+            return (None if own is None else self._of_name(own)) or self._stay
         if _RPC_OPENS.search(body) or _MODERN.search(head.raw) or is_first:
-            return self._placed()
-        return self._here
+            return self._board.place(self._here)
+        return self._stay
 
     # -- WebSockets -----------------------------------------------------------------------------------------------
 
-    def of_upgrade(self, head: RequestHead) -> int:
+    def of_upgrade(self, head: RequestHead) -> WorkerChoice:
         """Choose the worker of a WebSocket from its handshake; with protocol v2, its first message decides."""
-        self.placed = 0
         if head.path == "/ws/ui":
             visitor = self._cookie(head.raw, VISITOR_COOKIE)
-            return self._of_visitor(visitor) if visitor else self._board.first_serving(self._here)
+            return self._of_visitor(visitor) if visitor else self._first_serving()
         if head.path.startswith(_GRADIO):
-            return self._board.first_serving(self._here)
+            return self._first_serving()
         if head.path not in ("/ws", "/mcp"):
-            return self._here
-        index = self._by_query(head.query) if head.query else None
-        if index is not None:
-            return index
+            return self._stay
+        choice = self._by_query(head.query) if head.query else None
+        if choice is not None:
+            return choice
         if head.path == "/ws" and _OFFERS.search(head.raw):
-            return self._here
-        return self._placed()
+            return self._stay
+        return self._board.place(self._here)
 
     def of_first_message(
         self, payload: bytes, codec: Codec, *, binary: bool, role: str, limit: int, sessions: int
-    ) -> int:
+    ) -> WorkerChoice:
         """Choose the worker of a v2 connection from its first message: `open` names a session, or wants a new one."""
-        self.placed = 0
         if len(payload) > MOST_BODY_BYTES or codec.is_compressed(payload, binary=binary):
-            return self._here
+            return self._stay
         try:
             message = codec.decode(payload, binary=binary, max_bytes=limit, limit=ValueLimit.within(MOST_BODY_BYTES))
         except ValueError:
-            return self._here
+            return self._stay
         if not isinstance(message, Mapping) or message.get("type") != "open":
-            return self._here
+            return self._stay
         token, nonce = message.get("resume"), message.get("nonce")
         if isinstance(token, str):
             place = place_of(token.partition(".")[2].partition(".")[0])
             if place is not None and self._board.is_there(place):
-                return place.index
+                return WorkerChoice(place.index)
             nonce = None  # any worker can tell that the session is gone; a new one will follow on this connection
-        return self._placed(f"ws {role} {nonce}".encode() if isinstance(nonce, str) else None, sessions)
+        key = f"ws {role} {nonce}".encode() if isinstance(nonce, str) else None
+        return self._board.place(self._here, key, sessions)
 
 
 def _rpc_session(body: bytes) -> str | None:

@@ -23,7 +23,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -45,7 +45,7 @@ _PAUSES: Final = Backoff()
 _LIVED_S: Final = 10.0  # a worker that lived so long is replaced at once
 _PATIENCE_S: Final = 15.0  # how much longer than its own limit a drain may take
 _BACKLOG: Final = 2048  # that of uvicorn
-_LISTENED_S: Final = 0.2  # how often signals are looked at, whatever else happens
+_EXIT_S: Final = 0.2  # how long a worker may take to exit after its control socket has closed
 
 
 class WorkerFailed(TargetError):
@@ -107,12 +107,12 @@ class Supervisor:
         Raises:
             WorkerFailed: What is to be served cannot be loaded.
         """
-        with self._hearing_signals():
+        with self._signal_handlers():
             try:
                 for index in range(self._count):
                     self._start(index)
                 while self._running or (self._drain_until is None and not self._status):
-                    self._look()
+                    self._run_once()
             finally:
                 self._kill()
                 self._close()
@@ -149,11 +149,11 @@ class Supervisor:
             send_control(ours, setup)
         self._selector.register(ours, selectors.EVENT_READ, worker)
 
-    def _look(self) -> None:
+    def _run_once(self) -> None:
         """Wait for what comes next, and act on it."""
         for key, _ in self._selector.select(self._wait_s()):
             if isinstance(key.data, WorkerHandle):
-                self._hear(key.data)
+                self._read_control(key.data)
             else:
                 with contextlib.suppress(BlockingIOError):
                     key.fileobj.recv(4096)  # type: ignore[union-attr]
@@ -177,24 +177,24 @@ class Supervisor:
             return None
         return max(0.0, min(times) - time.monotonic()) + 0.001
 
-    def _hear(self, worker: WorkerHandle) -> None:
+    def _read_control(self, worker: WorkerHandle) -> None:
         try:
             word, *more = receive_control(worker.control)
         except (EOFError, OSError):
             self._selector.unregister(worker.control)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.process.wait(_LISTENED_S)  # it has ended, or is about to
+                worker.process.wait(_EXIT_S)
             return
         if word == "failed":
             worker.failure, worker.report = WorkerFailed(more[0]), more[1]
         elif word == "ready":
             worker.is_ready = True
             self._finish_s = more[0]
-            self._let_go()
+            self._allow_listening()
         elif word == "started":
             worker.is_started = True
 
-    def _let_go(self) -> None:
+    def _allow_listening(self) -> None:
         """Let workers listen: all together at first, so that the first one does not get all sessions."""
         if not self._is_serving and not all(worker.is_ready for worker in self._running.values()):
             return
@@ -261,19 +261,22 @@ class Supervisor:
                 continue
             if message.kind is PeerMessageKind.CONNECTION:
                 count += 1
-                self._send(others[count % len(others)], message.payload, message.descriptors)
+                self._send(
+                    others[count % len(others)], PeerMessageKind.CONNECTION, message.payload, message.descriptors
+                )
             for fd in message.descriptors:
                 os.close(fd)
 
-    def _send(self, index: int, payload: bytes, descriptors: list[int]) -> None:
+    def _send(self, index: int, kind: PeerMessageKind, payload: bytes = b"", descriptors: Sequence[int] = ()) -> None:
+        """Send a message to a worker, or drop it where the worker reads none: the supervisor never waits."""
         channel = PeerChannel(self._count, self._pairs[index][0], [writer for _, writer in self._pairs], lambda _: b"")
         with contextlib.suppress(OSError):
-            channel.send(index, PeerMessageKind.CONNECTION, payload, descriptors)
+            channel.send(index, kind, payload, descriptors)
 
     def _wake_others(self) -> None:
         """Let clients that wait for a slot try again: those of the dead worker are free."""
         for other in self._board.others(self._count):
-            self._pairs[other][1].send(bytes([PeerMessageKind.WAKE, 0, 0, 0, 0, 0, 0, 0]))
+            self._send(other, PeerMessageKind.WAKE)
 
     def _keep_metrics(self, index: int, lost: int) -> None:
         """Add what a worker has counted to what all ended workers have: counters must never fall."""
@@ -330,7 +333,7 @@ class Supervisor:
         self._board.close()
 
     @contextlib.contextmanager
-    def _hearing_signals(self) -> Iterator[None]:
+    def _signal_handlers(self) -> Iterator[None]:
         """Collect signals, and wake up for each."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)

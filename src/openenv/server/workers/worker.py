@@ -15,6 +15,7 @@ import contextlib
 import functools
 import gc
 import logging
+import os
 import pickle
 import signal
 import socket
@@ -46,7 +47,7 @@ from ..run import (
     tune_garbage_collection,
     uvicorn_settings,
 )
-from .board import DOWN, QUIET, SERVING, Board, SharedPeers, WorkerPlace
+from .board import DOWN, QUIET, SERVING, Board, SharedPeers, WorkerChoice, WorkerPlace
 from .channel import PeerChannel, PeerMessage, PeerMessageKind
 from .protocols import RoutedFirstRead, RoutedUpgrade, Stage
 from .routing import Router
@@ -54,9 +55,10 @@ from .routing import Router
 logger = logging.getLogger(__name__)
 
 _SIZE: Final = struct.Struct("<I")
-_HEAD: Final = struct.Struct("<BII")  # a connection's stage, the sessions placed with it, the length of its handshake
+_HEAD: Final = struct.Struct("<BII")  # a connection's stage, the sessions that it opens, the length of its handshake
 _ARRIVAL_S: Final = 1.0  # at most between the arrival of a request and the session that it opens
-_OPENING_S: Final = 0.01  # and more for each session of a connection that opens many
+_OPENING_S: Final = 0.01  # and more for each session of a connection that opens many,
+_LONGEST_OPENING_S: Final = 30.0  # but not more than this
 _LOOK_S: Final = 0.02
 METRICS: Final = "metrics"
 
@@ -77,7 +79,7 @@ class ServerWorkerSetup:
         listening: Descriptors of the sockets that clients connect to.
         board: That of the shared memory.
         reader: That of the worker's messages.
-        writers: Those of everyone's messages.
+        writers: Those of the messages of each worker.
         on_started: Announces the server, once.
     """
 
@@ -187,19 +189,27 @@ class ServerWorker:
     # -- connections ----------------------------------------------------------------------------------------------
 
     def hand_over(
-        self, transport: asyncio.Transport, index: int, stage: Stage, data: bytes, *, head: bytes = b"", placed: int
+        self, transport: asyncio.Transport, choice: WorkerChoice, stage: Stage, data: bytes, *, head: bytes = b""
     ) -> bool:
-        """Give a connection to another worker; False where that is not possible, and nothing has happened."""
+        """Give a connection to another worker; False where that is not possible, and nothing has happened.
+
+        Args:
+            transport: The connection.
+            choice: The worker.
+            stage: How far it is.
+            data: What was read and not answered.
+            head: The handshake that was answered.
+        """
         sock = transport.get_extra_info("socket")
         if sock is None or transport.is_closing():
             return False
         transport.pause_reading()
-        payload = _HEAD.pack(stage, placed, len(head)) + head + data
+        payload = _HEAD.pack(stage, choice.sessions, len(head)) + head + data
         try:
-            self.channel.send(index, PeerMessageKind.CONNECTION, payload, [sock.fileno()])
+            self.channel.send(choice.index, PeerMessageKind.CONNECTION, payload, [sock.fileno()])
         except OSError:  # no descriptors or memory left: then it is served here
             logger.exception("a connection could not be handed over")
-            self.board.send(self.index, index, -placed)
+            self.board.send(self.index, choice.index, -choice.sessions)
             transport.resume_reading()
             return False
         transport.abort()  # closes this end only: the connection lives on in the message
@@ -208,7 +218,7 @@ class ServerWorker:
     def _adopt(self, message: PeerMessage) -> None:
         """Serve a connection that another worker has accepted."""
         assert self._make is not None
-        stage, placed, size = _HEAD.unpack_from(message.payload)
+        stage, sessions, size = _HEAD.unpack_from(message.payload)
         start = _HEAD.size
         head, early = message.payload[start : start + size], message.payload[start + size :]
         sock = socket.socket(fileno=message.descriptors.pop())
@@ -218,7 +228,7 @@ class ServerWorker:
         task = loop.create_task(loop.connect_accepted_socket(make, sock))
         self._adoptions.add(task)
         task.add_done_callback(functools.partial(self._adopted, sock))
-        self.arrived(placed)
+        self.arrived(sessions)
 
     def _adopted(self, sock: socket.socket, task: asyncio.Task[Any]) -> None:
         self._adoptions.discard(task)
@@ -227,14 +237,16 @@ class ServerWorker:
             if not task.cancelled():
                 logger.debug("a connection that was handed over could not be served", exc_info=task.exception())
 
-    def arrived(self, placed: int) -> None:
-        """Note that what was placed here has arrived; a moment later it has become sessions, or never will."""
-        if not placed:
+    def arrived(self, sessions: int) -> None:
+        """Note that a request has arrived that opens sessions; a moment later they are there, or never will be."""
+        if not sessions:
             return
         loop = asyncio.get_running_loop()
-        until = loop.time() + _ARRIVAL_S + placed * _OPENING_S
-        self._peers.arrived(placed, until)
-        if self._timer is None:  # one timer for many
+        until = loop.time() + _ARRIVAL_S + min(sessions * _OPENING_S, _LONGEST_OPENING_S)
+        self._peers.arrived(sessions, until)
+        if self._timer is None or until < self._timer.when():  # one timer for many
+            if self._timer is not None:
+                self._timer.cancel()
             self._timer = loop.call_at(until, self._expire_arrivals)
 
     def _expire_arrivals(self) -> None:
@@ -274,7 +286,7 @@ class WorkerServer(EnvironmentServer):
         self._worker = worker
         self._setup = setup
         self._control = control
-        self._goes = False
+        self._may_listen = False
 
     def _announce(self, port: int) -> None:
         if self._setup.on_started is not None:
@@ -290,8 +302,8 @@ class WorkerServer(EnvironmentServer):
         )
         send_control(self._control, "ready", self._worker.finish_s)
         self._control.setblocking(False)
-        loop.add_reader(self._control.fileno(), self._hear)
-        while not (self._goes or self.should_exit):  # noqa: ASYNC110 - a plain flag
+        loop.add_reader(self._control.fileno(), self._read_control)
+        while not (self._may_listen or self.should_exit):  # noqa: ASYNC110 - a plain flag
             await asyncio.sleep(_LOOK_S)
         if self.should_exit:
             return
@@ -303,16 +315,16 @@ class WorkerServer(EnvironmentServer):
         send_control(self._control, "started")
         self._control.setblocking(False)
 
-    def _hear(self) -> None:
-        """Take what the supervisor says: one word, or nothing more ever."""
+    def _read_control(self) -> None:
+        """Begin when the supervisor sends `go`, and drain when it has ended."""
         try:
-            said = self._control.recv(1024)
+            data = self._control.recv(1024)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            said = b""
-        if said:
-            self._goes = True
+            data = b""
+        if data:
+            self._may_listen = True
         else:
             asyncio.get_running_loop().remove_reader(self._control.fileno())
             logger.error("The supervisor is gone; this worker shuts down")
@@ -355,6 +367,8 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[2]))
     (setup,) = receive_control(control)
     assert isinstance(setup, ServerWorkerSetup)
+    for fd in (control.fileno(), *setup.descriptors):  # programs that an environment starts must not keep the port
+        os.set_inheritable(fd, False)
     sys.path[:] = setup.path
     gc.disable()  # nothing is garbage while everything loads
     try:
