@@ -60,6 +60,25 @@ def test_a_mistake_is_a_plain_line_that_names_the_option() -> None:
     assert "Error: Invalid value for --runner: 'warp' is not one of auto, thread, inline, process" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "variable", "status", "expected"),
+    [
+        (["--workers", "0"], "", 2, "--workers: expected a number of processes above 0, or auto, not '0'"),
+        (["--workers", "many"], "", 2, "or auto, not 'many'"),
+        (["--workers", "2", "--reload"], "", 2, "--reload serves with one process"),
+        ([], "-3", 2, "OPENENV_WORKERS: expected a number"),
+        (["--workers", "1000"], "", 1, "--workers 1000 is too many: 255 at most"),
+    ],
+)
+def test_wrong_numbers_of_workers_are_refused_with_what_to_do(
+    arguments: list[str], variable: str, status: int, expected: str
+) -> None:
+    variables = {"OPENENV_WORKERS": variable or None, "COLUMNS": "200"}
+    done = CliRunner().invoke(build(["serve"]), ["serve", "x.py", "--port", "0", *arguments], env=variables)
+    assert done.exit_code == status
+    assert expected in done.stderr
+
+
 @pytest.mark.parametrize(("option", "choices"), [("--mode", "production"), ("--log-level", "warning")])
 def test_a_wrong_choice_for_mcp_is_a_wrong_option(option: str, choices: str) -> None:
     done = CliRunner().invoke(build(["mcp"]), ["mcp", "nowhere.py", option, "nonsense"], env={"COLUMNS": "200"})

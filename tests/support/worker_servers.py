@@ -17,7 +17,7 @@ import http_calls
 import openenv
 from openenv import GenericEnvClient
 
-APP = Path(__file__).resolve().parents[1] / "server" / "workers" / "counting_app.py"
+APP = Path(__file__).resolve().parent / "counting_app.py"
 PATIENCE_S = 60.0
 
 
@@ -66,8 +66,8 @@ class WorkersServer:
     @property
     def url(self) -> str:
         """Where it serves, once it has said so."""
-        found = self.wait_for(lambda: re.search(r"http://127\.0\.0\.1:(\d+)", self.output))
-        return f"http://127.0.0.1:{found[1]}"
+        match = self.wait_for(lambda: re.search(r"http://127\.0\.0\.1:(\d+)", self.output))
+        return f"http://127.0.0.1:{match[1]}"
 
     @property
     def ready(self) -> dict[str, Any]:
@@ -78,8 +78,8 @@ class WorkersServer:
     def metric(self, name: str) -> float | None:
         """Return the value of a series in `/metrics`."""
         text = http_calls.get(f"{self.url}/metrics").text
-        found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
-        return None if found is None else float(found[1])
+        match = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+        return None if match is None else float(match[1])
 
     def client(self, **options: Any) -> Any:
         """Return a blocking client."""

@@ -25,15 +25,19 @@ def start() -> Iterator[Callable[..., WorkersServer]]:
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[WorkersServer]:
-    """A server with two workers and eight slots."""
-    server = WorkersServer("--workers", "2", "--max-sessions", "8", "--grace", "30")
-    yield server
-    server.end()
+def shared() -> Iterator[list[WorkersServer]]:
+    """The server that tests share, if one has been started."""
+    servers: list[WorkersServer] = []
+    yield servers
+    for server in servers:
+        server.end()
 
 
 @pytest.fixture
-def server(shared: WorkersServer) -> Iterator[WorkersServer]:
-    """The shared one, with all slots free again after the test."""
-    yield shared
-    shared.wait_for(lambda: shared.ready["active_sessions"] == 0)
+def server(shared: list[WorkersServer]) -> Iterator[WorkersServer]:
+    """A server with two workers and eight slots, all free again after the test, unless that has ended the server."""
+    if not shared or shared[-1].process.poll() is not None:
+        shared.append(WorkersServer("--workers", "2", "--max-sessions", "8", "--grace", "30"))
+    yield shared[-1]
+    if shared[-1].process.poll() is None:
+        shared[-1].wait_for(lambda: shared[-1].ready["active_sessions"] == 0)

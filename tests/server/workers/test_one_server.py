@@ -1,13 +1,20 @@
-"""Two workers behave as one server: whichever has accepted a connection, requests reach the one with the session."""
+"""Two workers behave as one server: whichever has accepted a connection, requests reach the one with the session.
+
+All tests share one server; the last two kill a worker, and end it.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import socket
 import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -234,7 +241,7 @@ def test_limits_and_the_queue_are_those_of_the_whole_server(server: WorkersServe
     with http_calls.Client(base_url=server.url) as http:
         names = [opened(http) for _ in range(8)]
         assert server.ready == {"status": "ready", "active_sessions": 8, "max_sessions": 8}
-        for _ in range(4):  # whichever worker is asked
+        for _ in range(4):  # in any worker
             refused = http_calls.post(f"{server.url}/sessions", json={})
             assert (refused.status_code, refused.json()["active_sessions"]) == (503, 8)
         with pytest.raises(SessionCapacityError):
@@ -401,3 +408,62 @@ def test_a_session_that_is_lost_says_so_and_never_resets_silently(server: Worker
         with pytest.raises(SessionLost):
             client.step({"by": 1})
         assert client.reset().observation["total"] == 0
+
+
+def test_programs_that_an_environment_starts_inherit_nothing_of_the_server(server: WorkersServer) -> None:
+    with server.client() as client:
+        pid = client.reset().observation["pid"]
+        for entry in Path(f"/proc/{pid}/fdinfo").iterdir():
+            if int(entry.name) > 2:
+                flags = int(re.search(r"flags:\s+(\d+)", entry.read_text())[1], 8)  # type: ignore[index]
+                assert flags & os.O_CLOEXEC, os.readlink(f"/proc/{pid}/fd/{entry.name}")
+
+
+def is_running(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_a_killed_worker_loses_its_sessions_with_a_typed_error_and_no_others(server: WorkersServer) -> None:
+    clients = [server.client() for _ in range(4)]
+    pids = [client.reset().observation["pid"] for client in clients]
+    assert Counter(Counter(pids).values()) == {2: 2}
+    for client in clients:
+        client.step({"by": 1})
+    killed = pids[0]
+    lost_before = server.metric('openenv_sessions_closed_total{reason="worker crashed"}') or 0
+    steps_before = server.metric("openenv_steps_total") or 0
+    with ThreadPoolExecutor(4) as pool:
+        steps = [pool.submit(client.step, {"by": 1, "sleep_s": 0.6}) for client in clients]
+        time.sleep(0.3)
+        os.kill(killed, signal.SIGKILL)
+        for pid, step in zip(pids, steps, strict=True):
+            if pid == killed:
+                with pytest.raises(SessionLost) as lost:
+                    step.result(60)
+                assert lost.value.reason == "worker crashed"
+            else:
+                assert step.result(60).observation["total"] == 2
+    for pid, client in zip(pids, clients, strict=True):
+        if pid == killed:
+            with pytest.raises(SessionLost):  # only a reset begins another episode
+                client.step({"by": 1})
+            assert client.reset().observation["total"] == 0
+        else:
+            assert client.step({"by": 1}).observation["total"] == 3
+    server.wait_for(lambda: server.metric("openenv_workers") == 2)
+    assert server.metric('openenv_sessions_closed_total{reason="worker crashed"}') == lost_before + 2
+    assert (server.metric("openenv_steps_total") or 0) >= steps_before  # counters never fall
+    for client in clients:
+        client.close()
+
+
+def test_a_drain_finishes_running_steps_in_all_workers(server: WorkersServer) -> None:
+    clients = [server.client() for _ in range(2)]
+    pids = {client.reset().observation["pid"] for client in clients}
+    assert len(pids) == 2
+    with ThreadPoolExecutor(2) as pool:
+        steps = [pool.submit(client.step, {"by": 7, "sleep_s": 1.0}) for client in clients]
+        time.sleep(0.3)
+        assert server.stop() == 0
+        assert [step.result(60).observation["total"] for step in steps] == [7, 7]
+    assert not any(is_running(pid) for pid in pids)

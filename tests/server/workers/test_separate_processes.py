@@ -1,4 +1,4 @@
-"""Plain `uvicorn --workers 2`: a request for a session of the other process says so, and what to do."""
+"""Processes of plain uvicorn: a request for a session of another one gets an error that says so, and what to do."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 import http_calls
+from counting_app import app
 from openenv import GenericEnvClient, HTTPEnvClient, StepResult
 from openenv.errors import SessionElsewhere, SessionLost, SessionNotFoundError
 from openenv.protocol.client_sessions import error_from_frame
 from openenv.sessions.peers import Peers, SeparatePeers, peers_of_process
+from servers import RunningServer
 from worker_servers import APP, WorkersServer
 
 TRIES = 400
@@ -42,6 +44,45 @@ def server() -> Iterator[WorkersServer]:
     served.end()
 
 
+@pytest.fixture
+def neighbour() -> Iterator[int]:
+    """Another process; its id."""
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as other:
+        yield other.pid
+        other.communicate(b"\n")
+
+
+def test_every_surface_answers_for_a_session_of_another_process(
+    serve: Callable[..., RunningServer], neighbour: int
+) -> None:
+    server, family = serve(app), os.urandom(32)
+    server.manager.share(SeparatePeers(family, os.getpid()))
+    url, name = server.url, SeparatePeers(family, neighbour).new_id()
+    headers = {"X-OpenEnv-Session": name}
+    answers = [
+        http_calls.post(f"{url}/step", json={"action": {}}, headers=headers),
+        http_calls.get(f"{url}/state", headers={"cookie": f"openenv_session={name}"}),
+        http_calls.get(f"{url}/sessions/{name}"),
+    ]
+    for answer in answers:
+        assert (answer.status_code, answer.json()["code"]) == (421, "SESSION_ELSEWHERE")
+        assert ADVICE in answer.json()["detail"]
+        assert "set-cookie" not in answer.headers  # the session is there
+    params = {"name": "add", "arguments": {"by": 1}, "session_id": name}
+    message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+    error = http_calls.post(f"{url}/mcp", json=message).json()["error"]
+    assert (error["data"], ADVICE in error["message"]) == ({"code": "SESSION_ELSEWHERE"}, True)
+    mcp = http_calls.delete(f"{url}/mcp", headers={"mcp-session-id": name})
+    assert (mcp.status_code, ADVICE in mcp.text) == (421, True)
+    with connect(f"{url.replace('http', 'ws')}/ws?session_id={name}", proxy=None) as peer:
+        assert json.loads(peer.recv(timeout=60))["data"]["code"] == "SESSION_ELSEWHERE"
+    with connect(f"{url.replace('http', 'ws')}/ws", subprotocols=["openenv.v2.json"], proxy=None) as peer:  # type: ignore[list-item]
+        peer.send(json.dumps({"type": "open", "id": 1, "resume": f"boot.{name}.secret"}))
+        assert json.loads(peer.recv(timeout=60))["data"]["code"] == "SESSION_ELSEWHERE"
+    unknown = http_calls.post(f"{url}/step", json={"action": {}}, headers={"X-OpenEnv-Session": name[:-1] + "z"})
+    assert (unknown.status_code, unknown.json()["code"]) == (404, "SESSION_NOT_FOUND")
+
+
 def until(send: Callable[[], httpx2.Response], status: int) -> httpx2.Response:
     """Send a request over new connections until it reaches a process that answers so."""
     for _ in range(TRIES):
@@ -52,6 +93,7 @@ def until(send: Callable[[], httpx2.Response], status: int) -> httpx2.Response:
     raise AssertionError(f"no answer with status {status}")
 
 
+@pytest.mark.slow
 def test_requests_for_a_session_of_the_other_process_get_a_typed_error(server: WorkersServer) -> None:
     url = server.url
     opened = http_calls.post(f"{url}/reset", json={}, headers={"X-OpenEnv-Session": "new"})
@@ -123,7 +165,7 @@ def test_clients_raise_it_and_a_websocket_finds_its_session_again(server: Worker
 
 def test_only_processes_of_one_family_know_each_others_ids() -> None:
     family, pid = os.urandom(32), os.getpid()
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as other:
         here, beside = SeparatePeers(family, pid), SeparatePeers(family, other.pid)
         name = beside.new_id()
         assert isinstance(here.absence(name), SessionElsewhere)
