@@ -4,6 +4,9 @@
 Servers are pinned to the first cores, one for each worker, and several load generators to the others; they begin
 together. One server at a time, so figures of one run compare. Writes workers.json and workers.md.
 
+Why workers hand connections over: `behind a proxy` is one server process behind another one that copies bytes, the
+least that a proxy costs; `2 workers` has as many processes. On few cores, compare the CPU and not the rates.
+
   python benchmarks/workers.py --out /tmp/figures
   python benchmarks/workers.py --workers 1 2 --generators 1 --seconds 1 --held 500 --out /tmp/figures   # two cores
 """
@@ -39,9 +42,27 @@ Row = dict[str, Any]
 
 
 class PinnedServer:
-    """A server with workers, pinned to cores."""
+    """A server with workers, pinned to cores.
 
-    def __init__(self, options: argparse.Namespace, side: str, workers: int, app: str, runner: str = "auto") -> None:
+    Args:
+        options: Those of the command line.
+        side: Whose server it is.
+        workers: How many processes it has.
+        app: What is served.
+        runner: What runs the environments.
+        behind_proxy: Whether clients reach it through another process that copies bytes.
+    """
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        side: str,
+        workers: int,
+        app: str,
+        runner: str = "auto",
+        *,
+        behind_proxy: bool = False,
+    ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.workers = workers
@@ -56,7 +77,12 @@ class PinnedServer:
         if side != "ours" and options.stubs:
             environment["PYTHONPATH"] = options.stubs
         environment |= {"MAX_CONCURRENT_ENVS": "100000", "BENCH_SESSIONS": "100000"}
-        cores = server_cores(workers)
+        if behind_proxy:
+            front = free_port()
+            command = [options.ours, str(BENCHMARKS / "byte_proxy.py"), str(front), str(self.port), *command]
+            self.port, self.url = front, f"http://127.0.0.1:{front}"
+            self.workers = workers + 1
+        cores = server_cores(self.workers)
         self.process = subprocess.Popen(
             command,
             cwd=APPS,
@@ -160,6 +186,7 @@ def together(commands: Sequence[list[str]], workers: int, *, words: int, environ
 def load(server: PinnedServer, options: argparse.Namespace, mode: str, sessions: int, *extra: str) -> Row:
     """Load a server from all generators; return the sums of what they report."""
     shared = ["--url", server.url, "--in-step", "--seconds", str(options.seconds), "--warmup", "0.3"]
+    shared += ["--pid", str(server.process.pid)]
     commands = [
         [*LOADGEN, *shared, "--mode", mode, "--ramp", "24", *extra, "--sessions", str(part)]
         for part in parts(sessions, options.generators)
@@ -168,6 +195,9 @@ def load(server: PinnedServer, options: argparse.Namespace, mode: str, sessions:
     reports = together(commands, server.workers, words=2, environment=dict(os.environ))
     after = process_stats(server.process.pid)
     opened = sum(report["opened"] for report in reports)
+    # Each generator has read the CPU of the whole server, and divided it by what it did itself.
+    first = reports[0]
+    steps = max(1, sum(report["steps"] for report in reports))
     return {
         "sessions": sessions,
         "per_s": round(sum(report["steps_per_s"] for report in reports)),
@@ -176,6 +206,8 @@ def load(server: PinnedServer, options: argparse.Namespace, mode: str, sessions:
         "errors": sum(report["errors"] for report in reports),
         "first_error": next((report["first_error"] for report in reports if report["first_error"]), ""),
         "connects_per_s": round(opened / max(report["setup_s"] for report in reports)),
+        "cpu_us": round(first["server_cpu_us_per_step"] * first["steps"] / steps, 1),
+        "connect_cpu_us": round(first["server_setup_cpu_us"] * first["opened"] / opened),
         "generators_busy": max(report["loadgen_busy"] for report in reports),
         "rss_mb": round(after.rss_kb / 1024),
         "rss_before_mb": round(before.rss_kb / 1024),
@@ -186,7 +218,7 @@ def connects(server: PinnedServer, options: argparse.Namespace) -> Row:
     """Open sessions on a server that has served before: the first ones of each worker are slower than all others."""
     brief = argparse.Namespace(**{**vars(options), "seconds": 0.2})
     row = load(server, brief, "ws", 4 * options.sessions)
-    return {**row, "per_s": row["connects_per_s"], "p50_ms": "", "p99_ms": ""}
+    return {**row, "per_s": row["connects_per_s"], "cpu_us": "", "p50_ms": "", "p99_ms": ""}
 
 
 def vector(server: PinnedServer, options: argparse.Namespace, sessions: int) -> Row:
@@ -263,6 +295,22 @@ def measure_ours(options: argparse.Namespace, figures: Figures, workers: int) ->
         figures.measure("ours", workers, "MCP calls", load, server, options, "mcp-http", 256, "--http-session")
 
 
+def measure_proxy(options: argparse.Namespace, figures: Figures) -> None:
+    """Compare what workers do, hand connections over, with a proxy in front of a server."""
+    ways: tuple[tuple[str, int, bool], ...] = (
+        ("1 worker", 1, False),
+        ("behind a proxy", 1, True),
+        ("2 workers", 2, False),
+    )
+    for name, workers, behind_proxy in ways:
+        if figures.is_over:
+            return
+        with PinnedServer(options, "ours", workers, "echo_app", "inline", behind_proxy=behind_proxy) as server:
+            for sessions in (1, 64):
+                take = partial(figures.measure, f"ours, {name}", workers)
+                take(f"steps of {sessions} sessions (inline)", load, server, options, "ws", sessions)
+
+
 def measure_published(options: argparse.Namespace, figures: Figures, workers: int) -> None:
     """Take the published package's figures; it has no sessions over HTTP, and with workers none over MCP."""
     if figures.is_over:
@@ -304,8 +352,9 @@ def table(content: Row) -> str:
     lines = [
         f"{content['machine']['cores']} cores, Python {content['machine']['python']}.",
         "",
-        "| | workers | per second | of one worker x N | p50 ms | p99 ms | connects/s | errors | memory MB |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| | workers | per second | of one worker x N | CPU us | p50 ms | p99 ms | connects/s | its CPU us | errors "
+        "| memory MB |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in sorted(rows, key=lambda row: (row["side"] != "ours", row["side"], row["what"], row["workers"])):
         one = ones.get((row["side"], row["what"]))
@@ -315,10 +364,12 @@ def table(content: Row) -> str:
             row["workers"],
             f"{row['per_s']:,}",
             share,
+            row.get("cpu_us", ""),
             row["p50_ms"],
             row["p99_ms"],
         ]
-        cells += [f"{row['connects_per_s']:,}" if "connects_per_s" in row else "", row["errors"], row.get("rss_mb", "")]
+        cells += [f"{row['connects_per_s']:,}" if "connects_per_s" in row else "", row.get("connect_cpu_us", "")]
+        cells += [row["errors"], row.get("rss_mb", "")]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     failed = [row for row in content["rows"] if "failed" in row]
     lines += [
@@ -334,6 +385,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 6, 8])
     parser.add_argument("--published-workers", type=int, nargs="+", default=[1, 4, 8])
+    parser.add_argument("--only-proxy", action="store_true", help="only compare workers with a proxy")
     parser.add_argument("--sessions", type=int, default=1000)
     parser.add_argument("--held", type=int, default=20_000, help="sessions held at once in the last figure; 0: none")
     parser.add_argument("--generators", type=int, default=8)
@@ -346,6 +398,9 @@ def main() -> None:
     options = parser.parse_args()
     raise_file_limit()
     figures = Figures(options)
+    measure_proxy(options, figures)
+    if options.only_proxy:
+        return
     for workers in sorted({*options.workers, *(options.published_workers if options.published else ())}):
         if workers in options.workers:
             measure_ours(options, figures, workers)
