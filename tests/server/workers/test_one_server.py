@@ -5,6 +5,7 @@ All tests share one server; the last two kill a worker, and end it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -75,7 +76,7 @@ def test_new_sessions_go_to_the_least_loaded_worker(server: WorkersServer) -> No
 def test_one_connection_carries_requests_of_sessions_in_both_workers(server: WorkersServer) -> None:
     with http_calls.Client(base_url=server.url) as http:
         sessions = one_of_each(http)
-        pids = {}
+        pids: dict[str, int] = {}
         for turn in range(1, 6):
             for name in sessions:
                 headers = {"X-OpenEnv-Session": name}
@@ -117,6 +118,7 @@ def test_requests_sent_ahead_on_one_connection_are_answered_in_order_by_their_ow
         close(http, *sessions)
 
 
+@pytest.mark.slow
 def test_a_body_in_chunks_and_one_that_comes_late_reach_the_session(server: WorkersServer) -> None:
     with http_calls.Client(base_url=server.url) as http:
         sessions = one_of_each(http)
@@ -207,6 +209,7 @@ def test_mcp_sessions_of_both_eras_and_json_rpc_reach_their_worker(server: Worke
             assert call("openenv/session/close", {"session_id": name}).json()["result"]["closed"]
 
 
+@pytest.mark.slow
 def test_each_visitor_of_the_page_keeps_its_worker_and_an_operator_sees_and_ends_all_sessions(
     server: WorkersServer,
 ) -> None:
@@ -273,7 +276,7 @@ def seen_by(result: VectorResult[Any]) -> list[Any]:
 
 
 def test_a_vector_of_sessions_is_spread_over_the_workers(server: WorkersServer) -> None:
-    with VectorEnv(server.url, 8) as vector:
+    with VectorEnv[Any, Any](server.url, 8) as vector:
         assert Counter(Counter(seen["pid"] for seen in seen_by(vector.reset())).values()) == {4: 2}
         for turn in range(1, 4):
             seen = seen_by(vector.step([{"by": index} for index in range(8)]))
@@ -307,6 +310,7 @@ def test_copies_stay_with_the_worker_of_their_original(server: WorkersServer) ->
         close(http, *sessions, *copies)
 
 
+@pytest.mark.slow
 def test_copies_of_a_slot_of_a_vector_go_on_from_where_it_is(server: WorkersServer) -> None:
     with VectorEnv[Any, Any](server.url, 2) as vector:
         vector.reset()
@@ -336,29 +340,33 @@ def test_metrics_are_those_of_the_whole_server(server: WorkersServer) -> None:
 
 def test_a_cancelled_request_and_a_client_that_hangs_up_free_what_they_took(server: WorkersServer) -> None:
     url = server.url.replace("http", "ws") + "/ws"
-    peers = [connect(url, subprotocols=["openenv.v2.json"], proxy=None) for _ in range(2)]  # type: ignore[list-item]
-    for peer in peers:
-        peer.send('{"type":"open","id":1}')
-        json.loads(peer.recv(timeout=60))
-        peer.send('{"type":"reset","id":1,"data":{}}')
-        json.loads(peer.recv(timeout=60))
-        peer.send('{"type":"step","id":2,"data":{"sleep_s":0.3}}')
-        peer.send('{"type":"step","id":3,"data":{"by":100}}')
-        peer.send('{"type":"cancel","id":4,"request":3}')
-    for peer in peers:
-        replies: dict[int, Any] = {}
-        while not {2, 3} <= replies.keys():
-            reply = json.loads(peer.recv(timeout=60))
-            replies[reply.get("id")] = reply
-        assert replies[3]["data"]["code"] == "CANCELLED"
-        peer.send('{"type":"close","id":5}')
-        peer.close()
+    with contextlib.ExitStack() as stack:
+        peers = [
+            stack.enter_context(connect(url, subprotocols=["openenv.v2.json"], proxy=None))  # type: ignore[list-item]
+            for _ in range(2)
+        ]
+        for peer in peers:
+            peer.send('{"type":"open","id":1}')
+            json.loads(peer.recv(timeout=60))
+            peer.send('{"type":"reset","id":1,"data":{}}')
+            json.loads(peer.recv(timeout=60))
+            peer.send('{"type":"step","id":2,"data":{"sleep_s":0.3}}')
+            peer.send('{"type":"step","id":3,"data":{"by":100}}')
+            peer.send('{"type":"cancel","id":4,"request":3}')
+        for peer in peers:
+            replies: dict[int, Any] = {}
+            while not {2, 3} <= replies.keys():
+                reply = json.loads(peer.recv(timeout=60))
+                replies[reply.get("id")] = reply
+            assert replies[3]["data"]["code"] == "CANCELLED"
+            peer.send('{"type":"close","id":5}')
 
 
 def test_a_name_that_no_worker_has_made_is_unknown(server: WorkersServer) -> None:
-    for name in ("no-such-session", "9b0e-w7-1", "9b0e-w1-9", "9b0e-w0-1"):
-        answer = http_calls.post(f"{server.url}/step", json={"action": {}}, headers={"X-OpenEnv-Session": name})
-        assert (answer.status_code, answer.json()["code"]) == (404, "SESSION_NOT_FOUND")
+    with http_calls.Client(base_url=server.url) as http:
+        for name in ("no-such-session", "9b0e-w7-1", "9b0e-w1-9", "9b0e-w0-1"):
+            answer = http.post("/step", json={"action": {}}, headers={"X-OpenEnv-Session": name})
+            assert (answer.status_code, answer.json()["code"]) == (404, "SESSION_NOT_FOUND")
 
 
 class PlainClient(HTTPEnvClient[Any, Any]):
@@ -374,6 +382,7 @@ class PlainClient(HTTPEnvClient[Any, Any]):
         return payload
 
 
+@pytest.mark.slow
 def test_the_http_client_plays_two_episodes_at_once(server: WorkersServer) -> None:
     with PlainClient(server.url) as one, PlainClient(server.url) as other:
         assert one.reset().observation["pid"] != other.reset().observation["pid"]
@@ -382,6 +391,7 @@ def test_the_http_client_plays_two_episodes_at_once(server: WorkersServer) -> No
             assert other.step({"by": 2}).observation["total"] == 2 * turn
 
 
+@pytest.mark.slow
 def test_many_clients_at_once_lose_nothing(server: WorkersServer) -> None:
     def play(number: int) -> list[int]:
         with GenericEnvClient(server.url).sync() as client:
@@ -398,6 +408,7 @@ def test_many_clients_at_once_lose_nothing(server: WorkersServer) -> None:
         assert list(pool.map(together, range(8))) == [[number * turn for turn in range(1, 21)] for number in range(8)]
 
 
+@pytest.mark.slow
 def test_a_session_that_is_lost_says_so_and_never_resets_silently(server: WorkersServer) -> None:
     with server.client() as client:
         client.reset()

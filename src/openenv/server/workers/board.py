@@ -63,11 +63,11 @@ class WorkerChoice(NamedTuple):
     """The worker that a request goes to.
 
     Args:
-        index: Which one.
+        worker: Its index.
         sessions: How many sessions the request opens there: they count as the worker's load until they are there.
     """
 
-    index: int
+    worker: int
     sessions: int = 0
 
 
