@@ -1,0 +1,179 @@
+"""Samples of one start, and batches of them as lists or tensors.
+
+    samples ──advantages──> one number per sample ──collate──> rows of one length (padded) or one long row (packed)
+
+Every row is a captured sequence: ids that the engine named, a mask of those that it sampled, their log-probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from openenv.rollout import capture
+from openenv.rollout.outcome import Outcome
+
+from .baselines import Method, advantages
+
+Layout = Literal["padded", "packed"]
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSample:
+    """One episode: how it ended, and the token sequences to train on."""
+
+    outcome: Outcome
+    """`reward` is None where the episode failed for reasons that are not the policy's (`status` and `reason`)."""
+    sequences: list[capture.Sequence] = field(default_factory=list)
+
+    @property
+    def reward(self) -> float | None:
+        """The reward of the episode."""
+        return self.outcome.reward
+
+    @property
+    def trainable(self) -> list[capture.Sequence]:
+        """The sequences that may be trained on; none where there is no reward."""
+        return [] if self.reward is None else [one for one in self.sequences if one.trainable]
+
+    @property
+    def policy_versions(self) -> set[str]:
+        """The versions of the policy that sampled it, as far as the endpoint names them."""
+        return {version for one in self.sequences for version in one.policy_versions if version is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class SampleGroup:
+    """Episodes that began alike."""
+
+    name: str
+    start: Mapping[str, Any]
+    """The arguments of `reset`."""
+    samples: list[EpisodeSample]
+    failed: list[EpisodeSample] = field(default_factory=list)
+    """Episodes that failed for reasons that are not the policy's and were played again; in no baseline."""
+
+    @property
+    def rewards(self) -> list[float | None]:
+        """The rewards of the samples."""
+        return [sample.reward for sample in self.samples]
+
+    def advantages(self, method: Method = "grpo") -> list[float | None]:
+        """Return the advantages of the samples within this group."""
+        return advantages([self.rewards], method)[0]
+
+    def collate(self, method: Method = "grpo", *, layout: Layout = "padded", pad_id: int = 0) -> TrainingBatch:
+        """Return the group as one batch."""
+        return collate([self], method, layout=layout, pad_id=pad_id)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingBatch:
+    """Rows to train on, as lists; `torch()` makes tensors of them.
+
+    Padded, each sequence is a row and `attention_mask` has 0 where a row is filled up. Packed, all are one row:
+    `position_ids` begin at 0 with each sequence, whose ends are in `sequence_ends`.
+    """
+
+    input_ids: list[list[int]]
+    loss_mask: list[list[int]]
+    """1 for tokens that the policy sampled; the first token of a sequence is never one."""
+    old_logprobs: list[list[float]]
+    """Log-probabilities by the engine where `loss_mask` is 1, else 0."""
+    advantages: list[list[float]]
+    attention_mask: list[list[int]]
+    position_ids: list[list[int]]
+    sequence_ends: list[int]
+    """The length of each sequence if padded; where it ends in the row if packed."""
+
+    def __len__(self) -> int:
+        """The number of sequences."""
+        return len(self.sequence_ends)
+
+    @property
+    def n_tokens(self) -> int:
+        """The number of tokens that are trained on."""
+        return sum(map(sum, self.loss_mask))
+
+    def torch(self, device: Any = None) -> dict[str, Any]:
+        """Return tensors by the names of the fields.
+
+        Raises:
+            ImportError: PyTorch is not installed.
+        """
+        try:
+            import torch  # type: ignore[import-not-found,unused-ignore]
+        except ImportError as exc:
+            raise ImportError("Tensors need PyTorch: pip install torch") from exc
+        kinds = {"old_logprobs": torch.float32, "advantages": torch.float32}
+        return {
+            name: torch.tensor(getattr(self, name), dtype=kinds.get(name, torch.long), device=device)
+            for name in self.__dataclass_fields__
+        }
+
+
+def collate(
+    groups: Iterable[SampleGroup], method: Method = "grpo", *, layout: Layout = "padded", pad_id: int = 0
+) -> TrainingBatch:
+    """Put the trainable sequences of groups into a batch, each with the advantage of its sample.
+
+    Args:
+        groups: Groups of one or several starts.
+        method: How advantages follow from rewards.
+        layout: `padded` for a row per sequence, `packed` for one row of all.
+        pad_id: The token that fills rows up.
+
+    Raises:
+        ValueError: nothing of the groups may be trained on, or an argument is none of its values.
+    """
+    groups = list(groups)
+    values = advantages([group.rewards for group in groups], method)
+    rows = [
+        (sequence, value)
+        for group, of_group in zip(groups, values, strict=True)
+        for sample, value in zip(group.samples, of_group, strict=True)
+        if value is not None
+        for sequence in sample.trainable
+    ]
+    if not rows:
+        raise ValueError("no sample of these groups has a reward and a sequence that may be trained on")
+    if layout == "packed":
+        return _packed(rows)
+    if layout != "padded":
+        raise ValueError(f"there is no layout {layout!r}: take 'padded' or 'packed'")
+    width = max(len(sequence.input_ids) for sequence, _ in rows)
+    lengths = [len(sequence.input_ids) for sequence, _ in rows]
+
+    def filled(row: Sequence[Any], value: Any) -> list[Any]:
+        return [*row, *[value] * (width - len(row))]
+
+    return TrainingBatch(
+        input_ids=[filled(sequence.input_ids, pad_id) for sequence, _ in rows],
+        loss_mask=[filled(_mask(sequence), 0) for sequence, _ in rows],
+        old_logprobs=[filled(sequence.logprobs, 0.0) for sequence, _ in rows],
+        advantages=[filled([value] * len(sequence.input_ids), 0.0) for sequence, value in rows],
+        attention_mask=[filled([1] * length, 0) for length in lengths],
+        position_ids=[filled(range(length), 0) for length in lengths],
+        sequence_ends=lengths,
+    )
+
+
+def _packed(rows: list[tuple[capture.Sequence, float]]) -> TrainingBatch:
+    ends: list[int] = []
+    for sequence, _ in rows:
+        ends.append((ends[-1] if ends else 0) + len(sequence.input_ids))
+    return TrainingBatch(
+        input_ids=[[token for sequence, _ in rows for token in sequence.input_ids]],
+        loss_mask=[[bit for sequence, _ in rows for bit in _mask(sequence)]],
+        old_logprobs=[[value for sequence, _ in rows for value in sequence.logprobs]],
+        advantages=[[value for sequence, value in rows for _ in sequence.input_ids]],
+        attention_mask=[[1] * ends[-1]],
+        position_ids=[[place for sequence, _ in rows for place in range(len(sequence.input_ids))]],
+        sequence_ends=ends,
+    )
+
+
+def _mask(sequence: capture.Sequence) -> list[int]:
+    """Return the mask without the first token, which nothing predicts."""
+    return [0, *sequence.loss_mask[1:]]

@@ -1,0 +1,170 @@
+"""A model plays served environments: rewards, exact tokens, and failures that never become rewards."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from environments import Idle
+from openenv import create_app
+from openenv.errors import RolloutError
+from openenv.rollout import Model
+from openenv.rollout.store import RolloutStore
+from openenv.testing import Script, ScriptedCall, ScriptedModel, StatusFailure, Turn, serve
+from openenv.train import SampleGroup, play
+from openenv.types import Action, Observation
+
+
+class Word(Action):
+    text: str
+
+
+class Hint(Observation):
+    hint: str = ""
+
+
+class Guess(Idle):
+    """Ends with the word `yes`; each other word costs. The word `crash` fails, in the first `crashes` episodes."""
+
+    crashes: ClassVar[int] = 0
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Hint:
+        return Hint(hint=f"Begin {seed}.")
+
+    def step(self, action: Word, timeout_s: float | None = None, **kwargs: Any) -> Hint:
+        if action.text == "crash" and type(self).crashes > 0:
+            type(self).crashes -= 1
+            raise RuntimeError("the environment is broken")
+        is_right = action.text == "yes"
+        return Hint(hint=f"{action.text} is wrong.", reward=1.0 if is_right else -0.25, done=is_right)
+
+
+def model_of(*turns: Turn) -> ScriptedModel:
+    return ScriptedModel(Script(name="player", turns=turns, ending="yes"))
+
+
+@pytest.fixture
+def guess() -> Iterator[str]:
+    with serve(create_app(Guess, Word, Hint, max_concurrent_envs=64)) as served:
+        yield served.url
+
+
+def groups_of(url: str, server: ScriptedModel, starts: Any = (1, 2), **options: Any) -> list[SampleGroup]:
+    async def collect() -> list[SampleGroup]:
+        async with play(url, Model(**server.model()), starts, **{"samples": 2, "concurrency": 4, **options}) as stream:
+            return [group async for group in stream]
+
+    return asyncio.run(asyncio.wait_for(collect(), 60))
+
+
+def test_groups_have_rewards_and_the_tokens_that_were_sampled(guess: str, tmp_path: Path) -> None:
+    with model_of(Turn(text="no"), Turn(text="maybe")) as server, RolloutStore(tmp_path) as store:
+        groups = sorted(groups_of(guess, server, system="Guess.", store=store), key=lambda group: group.name)
+        played = server.played()
+        stored = list(store.find())
+    assert [(group.name, group.start, group.rewards) for group in groups] == [
+        ("seed-1", {"seed": 1}, [0.5, 0.5]),
+        ("seed-2", {"seed": 2}, [0.5, 0.5]),
+    ]
+    assert len(stored) == 4
+    sent = {tuple(one.prompt_ids): (one.token_ids, one.logprobs) for one in played}
+    for sample in (sample for group in groups for sample in group.samples):
+        assert sample.outcome.status == "ok"
+        assert sample.outcome.metadata["start"] == groups[0].start or sample.outcome.task_id == "seed-2"
+        assert sum(one.n_turns for one in sample.trainable) == 3
+        for one in sample.trainable:
+            ids, values = sent[tuple(one.input_ids[: -one.turn_lengths[-1]])]
+            assert one.input_ids[-one.turn_lengths[-1] :] == ids
+            assert one.logprobs[-len(ids) :] == pytest.approx(values)
+            assert sum(one.loss_mask) == sum(one.turn_lengths)
+    assert len(groups[0].collate().input_ids) == sum(len(sample.trainable) for sample in groups[0].samples)
+
+
+def test_an_episode_that_does_not_end_counts_with_its_reward_so_far(guess: str) -> None:
+    with model_of(*[Turn(text="no")] * 9) as server:
+        (group,) = groups_of(guess, server, [1], max_turns=3)
+    assert [sample.outcome.status for sample in group.samples] == ["truncated", "truncated"]
+    assert group.rewards == [-0.75, -0.75]
+
+
+def test_a_failure_of_the_environment_is_played_again_and_never_a_reward(guess: str) -> None:
+    Guess.crashes = 3
+    with model_of(Turn(text="crash")) as server:
+        (group,) = groups_of(guess, server, [1], concurrency=1, retries=2)
+    # The first sample failed three times: it has no reward. The second one is right at its second answer.
+    assert group.rewards == [None, 0.75]
+    assert group.advantages() == [None, 0.0]
+    assert [sample.outcome.status for sample in group.failed] == ["env_failed"] * 2
+    assert "the environment is broken" in str(group.samples[0].outcome.reason)
+
+
+def test_a_broken_environment_ends_the_run(guess: str) -> None:
+    Guess.crashes = 1000
+    try:
+        with model_of(Turn(text="crash")) as server, pytest.raises(RolloutError, match="the environment is broken"):
+            groups_of(guess, server, range(100), retries=0)
+    finally:
+        Guess.crashes = 0
+
+
+def test_an_endpoint_that_fails_is_no_reward_either(guess: str) -> None:
+    failing = Turn(text="no", failures=(StatusFailure(status=500, attempts=None),))
+    with model_of(failing) as server, pytest.raises(RolloutError, match="the model endpoint answered 5"):
+        groups_of(guess, server, range(100), retries=0, concurrency=2)
+
+
+def test_without_a_server_it_says_so() -> None:
+    with model_of() as server, pytest.raises(RolloutError, match="Is a server there"):
+        groups_of("http://127.0.0.1:9", server)
+
+
+def test_groups_that_are_not_wanted_or_stale_are_counted(guess: str) -> None:
+    async def counts() -> tuple[int, int]:
+        with model_of(Turn(text="no")) as server:
+            model = Model(**server.model())
+            async with play(guess, model, [1, 2], samples=1, keep=lambda group: group.name == "seed-1") as stream:
+                names = [group.name async for group in stream]
+                assert names == ["seed-1"]
+                filtered = stream.counts.filtered_groups
+            async with play(guess, model, [1], samples=1, max_staleness=0) as stream:
+                stream.policy_version = 5  # the scripted model names no version, so nothing is known to be fresh
+                assert [group async for group in stream] == []
+                return filtered, stream.counts.stale_groups
+
+    assert asyncio.run(counts()) == (1, 1)
+
+
+def test_while_paused_no_call_is_made(guess: str) -> None:
+    async def calls() -> tuple[int, int]:
+        with model_of() as server:
+            model = Model(**server.model())
+            async with play(guess, model, [1], samples=1) as stream:
+                stream.pause()
+                await asyncio.sleep(0.2)
+                before = len(server.played())
+                stream.resume()
+                assert [group.rewards async for group in stream] == [[1.0]]
+                return before, len(server.played())
+
+    assert asyncio.run(calls()) == (0, 1)
+
+
+def test_tools_are_called_until_the_model_answers_without_one() -> None:
+    from echo_env.server.app import app
+
+    call = ScriptedCall(name="echo_message", arguments={"message": "hello"})
+    with model_of(Turn(calls=(call,)), Turn(text="Done.")) as server, serve(app) as served:
+        (group,) = groups_of(served.url, server, [{}], samples=1)
+    (sample,) = group.samples
+    assert sample.outcome.status == "ok"
+    assert len(sample.outcome.turns) == 2
+
+
+@pytest.mark.parametrize(("options", "text"), [({"samples": 0}, "at least 1"), ({"reward": "mean"}, "'sum' or 'last'")])
+def test_arguments_are_checked(guess: str, options: dict[str, Any], text: str) -> None:
+    with model_of() as server, pytest.raises(ValueError, match=text):
+        groups_of(guess, server, **options)
