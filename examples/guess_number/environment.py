@@ -5,6 +5,7 @@ python -m openenv serve examples/guess_number/environment.py:app --max-sessions 
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from typing import Any
@@ -25,7 +26,7 @@ class Hint(Observation):
 
 
 class GuessNumber(Environment[Answer, Hint, State]):
-    """A number is to be found; fewer guesses earn more, and none after the last earn nothing."""
+    """A number is to be found; fewer guesses earn more. If it is not found, what was learned of it earns up to 0.3."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -43,8 +44,8 @@ class GuessNumber(Environment[Answer, Hint, State]):
 
     def step(self, action: Answer, timeout_s: float | None = None, **kwargs: Any) -> Hint:
         self._state.step_count += 1
-        found = re.fullmatch(r"\s*(\d{1,3})\.?\s*", action.text)
-        guess = int(found[1]) if found else None
+        found = re.search(r"\d{1,3}", action.text)
+        guess = int(found[0]) if found else None
         if guess == self._secret:
             return Hint(text="Right!", reward=1.0 - 0.1 * (self._state.step_count - 1), done=True)
         if guess is None:
@@ -56,7 +57,13 @@ class GuessNumber(Environment[Answer, Hint, State]):
             self._high = min(self._high, guess - 1)
             text = f"{guess} is too high."
         text += f" The number is between {self._low} and {self._high}."
-        return Hint(text=text, reward=0.0, done=self._state.step_count >= GUESSES)
+        if self._state.step_count < GUESSES:
+            return Hint(text=text, reward=0.0)
+        return Hint(text=text, reward=0.3 * self._narrowed(), done=True)
+
+    def _narrowed(self) -> float:
+        """Return how far the number is narrowed down: 0 at the beginning, 1 where one is left."""
+        return 1.0 - math.log(self._high - self._low + 1) / math.log(HIGHEST)
 
     @property
     def state(self) -> State:

@@ -110,7 +110,7 @@ class Policy:
         (file,) = folder.glob("*.gguf")
         self.tokens = ChatTokens(AutoTokenizer.from_pretrained(folder, gguf_file=file.name))
         # In 32 bits: what is sampled and what is trained on agree to the fifth digit, and 135M parameters cost little.
-        self.model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file.name, torch_dtype=torch.float32)
+        self.model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file.name, dtype=torch.float32)
         self.model.to(device)
         self.device = device
         self.version = 0

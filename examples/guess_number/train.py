@@ -88,7 +88,7 @@ def summary(groups: list[SampleGroup], update: dict[str, Any], stream: Any) -> d
         **update,
         "update_s": update["seconds"],
         "reward": sum(rewards) / len(rewards),
-        "solved": sum(reward > 0 for reward in rewards) / len(rewards),
+        "solved": sum(reward > 0.3 - 1e-9 for reward in rewards) / len(rewards),
         "turns": sum(len(sample.outcome.turns) for sample in samples) / len(samples),
         "episodes": len(samples),
         "sequences": len(sequences),
