@@ -56,7 +56,7 @@ class Sampled:
 
 
 class ChatTokens:
-    """Conversations as ids. What was sampled stays the ids that were sampled, so that each prompt begins with the last."""
+    """Conversations as ids. What was sampled keeps its ids, so that each prompt begins with the last one."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
