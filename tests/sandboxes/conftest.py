@@ -105,9 +105,7 @@ def serving(app: Any) -> Iterator[str]:
     """Serve an application on a free loopback port."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    # An idle connection is kept for as long as real services keep theirs: the SDK's pool uses one again after seconds.
-    limits = {"timeout_graceful_shutdown": 2, "timeout_keep_alive": 75}
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", **limits))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=2))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
     thread.start()
     while not server.started:
